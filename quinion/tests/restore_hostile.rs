@@ -387,6 +387,110 @@ fn thousands_of_connections_are_borne() {
     });
 }
 
+/// A TCP socket whose close waits a minute, and what keeps it waiting.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    while ours.write(&[0; 1 << 16]).is_ok() {}
+    ours.set_nonblocking(false).unwrap();
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(60))).unwrap();
+    (ours.into(), theirs)
+}
+
+/// Descriptors that cannot be closed without waiting, from many connections: in messages that are bad, in ones that are
+/// never whole, too many for one message, and behind a message that was not read. Each costs its own connection, and
+/// neither a VM nor the end of the server waits.
+#[test]
+fn hostile_descriptor() {
+    if !vmm::has("hostile_descriptor", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new();
+    // All processes are begun now: a child that is begun later closes its copies of our descriptors, and waits.
+    let mut honest = Monitor::idle();
+    let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let hung = match vmm::hung::Hung::mount(folder.path()) {
+        Ok(hung) => Some(hung),
+        Err(error) => {
+            vmm::skipped(
+                "hostile_descriptor, its hung file system",
+                &format!("FUSE is not to be had: {error}"),
+            );
+            None
+        }
+    };
+    let options = options(|o| {
+        o.on_failure = OnFailure::Leave;
+        o.greeting = Duration::from_secs(1);
+        o.vms_max = 300;
+    });
+    let server = stage.serve(options);
+    honest.does(&Plan::new(stage.socket(), stage.image).command());
+    honest.does("touch 0 10 1");
+    const EACH: usize = 12;
+    let message = format!("[{}]", good());
+    let (mut streams, mut keeps, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    // What is sent, how many descriptors with it.
+    for (text, count) in [("nonsense", 1), (&message[..], 1), ("[", 1), ("nonsense", 4), ("nonsense", 40)] {
+        for _ in 0..EACH {
+            let mut kinds: Vec<Vec<OwnedFd>> = Vec::new();
+            let (reader, writer) = std::io::pipe().unwrap();
+            keeps.push(reader.try_clone().unwrap());
+            kinds.push(
+                (0..count)
+                    .map(|n| {
+                        if n % 2 == 0 {
+                            reader.try_clone().unwrap().into()
+                        } else {
+                            writer.try_clone().unwrap().into()
+                        }
+                    })
+                    .collect(),
+            );
+            let lingers: Vec<_> = (0..count.min(6)).map(|_| lingering()).collect();
+            let (sent, theirs): (Vec<_>, Vec<_>) = lingers.into_iter().unzip();
+            files.push(theirs);
+            kinds.push(sent);
+            if let Some(hung) = &hung {
+                let file = std::fs::File::open(hung.path()).unwrap();
+                let borrowed = vec![file.as_fd(); count];
+                let stream = stage.connect();
+                kernel::send(&stream, text.as_bytes(), &borrowed).unwrap();
+                streams.push(stream);
+                // Our own close would wait, too.
+                std::mem::forget(file);
+            }
+            for kind in kinds {
+                let stream = stage.connect();
+                let borrowed: Vec<BorrowedFd<'_>> = kind.iter().map(AsFd::as_fd).collect();
+                kernel::send(&stream, b" ", &borrowed).unwrap();
+                // The server has the last of it when it finds that the message is bad; unless there were too many.
+                let dropped = std::thread::spawn(move || drop(kind));
+                if count == 1 {
+                    dropped.join().unwrap();
+                }
+                let _ = kernel::send(&stream, text.as_bytes(), &[]);
+                streams.push(stream);
+            }
+        }
+        let began = std::time::Instant::now();
+        let next = later.last_mut().unwrap();
+        next.does(&Plan::new(stage.socket(), stage.image).command());
+        next.does(&format!("touch 0 {PAGES} 2"));
+        later.pop();
+        honest.does(&format!("touch 0 {PAGES} 2"));
+        assert!(began.elapsed() < Duration::from_secs(20), "others waited: {:?}", began.elapsed());
+    }
+    let began = std::time::Instant::now();
+    let stats = server.stop();
+    assert!(began.elapsed() < Duration::from_secs(20), "the end waited: {:?}", began.elapsed());
+    assert_eq!(stats.vms_total, 6);
+    drop((streams, keeps, hung));
+}
+
 /// Waits for something that is sure to come.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();

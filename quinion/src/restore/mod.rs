@@ -64,7 +64,8 @@
 //! **Another process.** A process that is served by a server of its own must not fork by the C library while it is: the
 //! kernel keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
 //!
-//! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, a
+//! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
+//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`), a
 //! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory
 //! for each VM by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is
 //! pinned by a run for each worker.

@@ -6,6 +6,12 @@
 //!   given up           SIGKILL by the process descriptor, so that no other process is ever meant
 //! ```
 //!
+//! **Whoever receives may wait.** A descriptor that comes may be of anything: a file of a file system that hangs, a
+//! socket that lingers. Its close may wait for as long as its maker likes; so may `recvmsg`, which drops in the calling
+//! thread what finds no room, and so may the close of a socket in which one lies unread. Therefore only the thread of
+//! that connection receives, drains and closes here; see [`server`](super::server). What a descriptor is, `/proc` says,
+//! which asks no file system.
+//!
 //! The process is the one that **connected**. A VMM that is connected by somebody else on its behalf is known by that
 //! one, and its end is noticed when the kernel says so in answer to a fault.
 //!
@@ -26,6 +32,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::PeerError;
 use crate::sys::peer as sys;
+use crate::sys::uffd::Uffd;
 
 use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
 
@@ -72,12 +79,23 @@ impl Peer {
         }
     }
 
-    /// Waits until it is no more, so many milliseconds at most.
-    pub(super) fn wait_for_its_end(&self, milliseconds: u16) {
+    /// Waits until it is no more, or until then.
+    pub(super) fn wait_for_its_end(&self, until: Instant) {
         if let Some(alive) = self.alive() {
-            let nanoseconds = i64::from(milliseconds % 1000) * 1_000_000;
-            let at_most = Timespec { tv_sec: i64::from(milliseconds / 1000), tv_nsec: nanoseconds };
-            let _ = poll(&mut [PollFd::new(&alive, PollFlags::IN)], Some(&at_most));
+            let _ = wait_for(alive, PollFlags::IN, until);
+        }
+    }
+}
+
+/// Whether one of `what` is so of `fd` before `until`.
+pub(super) fn wait_for(fd: BorrowedFd<'_>, what: PollFlags, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let seconds = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+        let at_most = Timespec { tv_sec: seconds, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::from_borrowed_fd(fd, what)], Some(&at_most)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
         }
     }
 }
@@ -86,7 +104,8 @@ impl Peer {
 pub(super) fn has_one_ended<'a>(peers: impl Iterator<Item = (&'a Peer, BorrowedFd<'a>)>) -> bool {
     let ends = peers.map(|(peer, socket)| match peer.alive() {
         Some(alive) => PollFd::from_borrowed_fd(alive, PollFlags::IN),
-        None => PollFd::from_borrowed_fd(socket, PollFlags::RDHUP),
+        // `HUP` is always told. (`RDHUP` is also said of a socket whose reading end we have shut.)
+        None => PollFd::from_borrowed_fd(socket, PollFlags::empty()),
     });
     let mut fds: Vec<PollFd<'a>> = ends.collect();
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -106,22 +125,16 @@ pub(super) struct Greeting {
     fds: Vec<OwnedFd>,
     /// Pieces that came: each costs a look at all of them.
     pieces: usize,
-    since: Instant,
     /// Whether it was given the image, and is to send its regions now.
     pub(super) has_image: bool,
 }
 
 impl Greeting {
     pub(super) fn new() -> Self {
-        Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, since: Instant::now(), has_image: false }
+        Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, has_image: false }
     }
 
-    /// When its first byte might have come.
-    pub(super) fn since(&self) -> Instant {
-        self.since
-    }
-
-    /// Takes what has come; waits for nothing.
+    /// Takes what has come; does not wait for more.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Said, PeerError> {
         loop {
             let before = self.fds.len();
@@ -152,7 +165,7 @@ impl Greeting {
     }
 
     /// Takes the descriptors that have come and were not read, and lets nothing more come: whoever is told that he is
-    /// not served either has handed over what is found here, or finds that he cannot. Waits for nothing.
+    /// not served either has handed over what is found here, or finds that he cannot.
     pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
         // One that is gone has nothing more to say.
         let _ = rustix::net::shutdown(socket, Shutdown::Read);
@@ -192,9 +205,37 @@ impl Greeting {
         Ok(received.bytes)
     }
 
-    /// The descriptors that came, which are the caller's then.
-    pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.fds)
+    /// The userfaultfds among the descriptors that came, so many at most, which are the caller's then. Nothing is done
+    /// with the others; they stay.
+    pub(super) fn take_userfaultfds(&mut self, at_most: usize) -> Vec<Uffd> {
+        let (mut uffds, mut others) = (Vec::new(), Vec::new());
+        for fd in std::mem::take(&mut self.fds) {
+            match if uffds.len() < at_most { Uffd::accept(fd) } else { Err(fd) } {
+                Ok(uffd) => uffds.push(uffd),
+                Err(fd) => others.push(fd),
+            }
+        }
+        self.fds = others;
+        uffds
+    }
+}
+
+/// Lets nothing more come, and closes what has come and was not read, so that the close of the socket itself waits for
+/// nobody. This may wait for as long as the peer likes.
+pub(super) fn drain(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::shutdown(socket, Shutdown::Read);
+    let mut rest = Greeting::new();
+    // Behind the shutdown nothing is added, so this ends.
+    loop {
+        rest.bytes.clear();
+        match rest.receive_piece(socket) {
+            Ok(0) if rest.fds.is_empty() => return,
+            // A descriptor for which there was no room is an error of ours, and has no number.
+            Err(error) if error.raw_os_error().is_some() && error.kind() != io::ErrorKind::Interrupted => {
+                return;
+            }
+            _ => rest.fds.clear(),
+        }
     }
 }
 
@@ -243,7 +284,7 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Regions(regions)) if regions.len() == 1));
-        assert_eq!(greeting.take_descriptors().len(), 1);
+        assert_eq!(greeting.fds.len(), 1);
     }
 
     #[test]
@@ -281,8 +322,23 @@ mod tests {
         say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         let mut greeting = Greeting::new();
         greeting.receive_rest(ours.as_fd());
-        assert_eq!(greeting.take_descriptors().len(), 1);
+        assert_eq!(greeting.fds.len(), 1);
         assert!(say(theirs.as_fd(), " ", Some(file.as_fd())).is_err(), "nobody would read it");
+        assert!(greeting.take_userfaultfds(DESCRIPTORS_MAX).is_empty());
+        assert_eq!(greeting.fds.len(), 1, "what is none stays open");
+    }
+
+    #[test]
+    fn a_drained_socket_holds_no_descriptor_and_gets_none() {
+        let (theirs, ours) = UnixStream::pair().expect("a pair");
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        for _ in 0..20 {
+            say(theirs.as_fd(), " ", Some(writer.as_fd())).expect("it fits");
+        }
+        drop(writer);
+        drain(ours.as_fd());
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).expect("an end"), 0, "a writer is left");
+        assert!(say(theirs.as_fd(), " ", Some(reader.as_fd())).is_err(), "nobody would read it");
     }
 
     #[test]

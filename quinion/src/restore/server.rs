@@ -1,12 +1,14 @@
 //! Server: many VMs, few workers: connections, whose turn it is, and the end of things.
 //!
 //! ```text
-//!   epoll   listener --------> accept: Greeting                     each of them one-shot: whoever is told of it
-//!           socket   --------> receive; regions and uffd: Vm        has it, and arms it again when he is done
-//!           userfaultfd -----> a turn of that VM
+//!   epoll   listener --------> a thread for who comes               each of them one-shot: whoever is told of it
+//!           userfaultfd -----> a turn of that VM                    has it, and arms it again when he is done
 //!           process ended ---> gone, or, if it was killed, let go at last
 //!           bell     --------> look around
 //!           clock    --------> somebody of `soon` is due
+//!
+//!   a thread of each who greets    accept; receive; regions and uffd: Vm, the workers' then
+//!                                  what else came is closed; the end, however late
 //!
 //!   queues  ahead    VMs that have a trace to be supplied: a turn when nothing else is to be done
 //!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
@@ -15,6 +17,18 @@
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
 //! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
 //! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
+//!
+//! **No worker touches what a stranger sent.** The close of a stranger's descriptor may wait for ever; so may a receive
+//! (the kernel drops, in the thread that receives, what finds no room), and the close of a socket in which one lies
+//! unread. So each peer is accepted, heard, and rid of what it sent on a thread of its own, and the workers get a
+//! connection only when its descriptor was found to be a userfaultfd. Before that thread lets the socket go, nothing
+//! more can come by it, and nothing is in it; from then on it can be closed anywhere. The thread tells and frees the
+//! place first, and closes last. While it may wait in a receive it keeps nothing of the server's alive, and if it does
+//! so at the time when the message is late, somebody else frees the place (`sweep`). The listener, in whose backlog
+//! there may be such sockets, is closed on a thread, too.
+//!
+//! Threads that wait in a close are bounded by the descriptors that this process may have. If there are that many the
+//! next peer waits at the door, which is told. (Nothing better is left: the kernel has no close that does not wait.)
 //!
 //! Peers are met one at a time. Epoll tells what happened in its order, and a listener that is armed again stands
 //! behind all that was ready before: so who had hung up has left his place when the next is met, and a crowd that
@@ -37,7 +51,7 @@
 //! A panic while something is done for one peer is that peer's end and nobody else's.
 //!
 //! Invariants:
-//!  1. A connection has one stage, and one worker at most has it.
+//!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
 //!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
 //!     [`REFUSED_MAX`] that were refused for want of a place, and are dying.
 //!  3. When somebody of `soon` is due, a worker that waits hears of it, however busy the one is who put him there.
@@ -53,19 +67,18 @@ use std::io;
 use std::iter;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -79,7 +92,7 @@ use crate::sys::{descriptors_max, signal};
 use crate::units::PAGE_SIZE;
 
 use super::message::{BadMessage, DESCRIPTORS_MAX, Region, Said, check, offer, ready};
-use super::peer::{Greeting, Peer, has_one_ended, refusal, say};
+use super::peer::{Greeting, Peer, drain, has_one_ended, refusal, say, wait_for};
 use super::snapshot::Snapshot;
 use super::stats::{Numbers, RestoreStats};
 use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
@@ -87,10 +100,14 @@ use super::vm::{Common, Next, SPACES_MAX, Source, Space, Vm};
 use super::{Event, OnFailure, PeerError, RestoreOptions};
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
-/// when that is whole.)
+/// when that is whole, or counts among those of the threads that wait.)
 const DESCRIPTORS_EACH: usize = 3;
 /// Descriptors of one that was refused: of what came, unread, all may be userfaultfds.
 const DESCRIPTORS_REFUSED: usize = 2 + DESCRIPTORS_MAX;
+/// Descriptors of a thread that waits in the close of one: its socket, its process, and what came.
+const DESCRIPTORS_STUCK: usize = 2 + DESCRIPTORS_MAX + 1;
+/// The least and the most threads that may wait in a close, beside those whose connection has a place.
+const STUCK: std::ops::RangeInclusive<usize> = 4..=512;
 /// Descriptors beside those of `vms_max` connections.
 const DESCRIPTORS_SPARE: usize = 64;
 /// Of these, so many are left to others.
@@ -103,10 +120,12 @@ const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
 const DYING: Duration = Duration::from_millis(50);
 /// How often somebody looks for greetings that are late.
 const SWEEP: Duration = Duration::from_millis(200);
+/// How much later than late a greeting is when its thread is taken for one that waits in the kernel.
+const GRACE: Duration = Duration::from_secs(1);
 /// How long a worker sleeps if nothing is to be done.
 const IDLE: Duration = Duration::from_secs(3600);
-/// How long the end of a killed process is waited for when the server ends.
-const DYING_MILLISECONDS: u16 = 2000;
+/// How long the ends of killed processes, and those of greetings, are waited for when the server ends.
+const ENDING: Duration = Duration::from_secs(2);
 /// The longest path of a socket, in bytes (`sun_path`, and a zero behind it).
 const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
@@ -142,12 +161,46 @@ struct Shared {
     image: Option<Image>,
     recorder: Option<Mutex<Recorder>>,
     epoll: OwnedFd,
-    listener: OwnedFd,
+    listener: ClosedApart,
     bell: OwnedFd,
     /// It strikes when the first of `soon` is due.
     clock: OwnedFd,
     is_ending: AtomicBool,
+    /// The most threads of peers.
+    threads_max: usize,
     table: Mutex<Table>,
+}
+
+/// A descriptor whose close may wait for a stranger: that is done by a thread of its own.
+struct ClosedApart(Option<OwnedFd>);
+
+impl AsFd for ClosedApart {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is taken when it is dropped").as_fd()
+    }
+}
+
+impl Drop for ClosedApart {
+    fn drop(&mut self) {
+        let cell = Arc::new(Mutex::new(self.0.take()));
+        let theirs = Arc::clone(&cell);
+        let close = move || drop(theirs.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if std::thread::Builder::new().name("quinion-close".to_owned()).spawn(close).is_err() {
+            // Rather one that stays open than one that is waited for.
+            std::mem::forget(cell);
+        }
+    }
+}
+
+/// A thread of a peer, as the table counts it.
+struct PeerThread(Weak<Shared>);
+
+impl Drop for PeerThread {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.table().threads -= 1;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -157,7 +210,9 @@ struct Table {
     refused: HashSet<u64>,
     /// Of the others, those that are a VM's: their message has come, or their memory did.
     vms: HashSet<u64>,
-    /// It was told that nobody can be refused either.
+    /// Threads of peers: of those who greet, and of those whose descriptors do not let themselves be closed.
+    threads: usize,
+    /// It was told that nobody can be refused either, or that no more threads may wait.
     is_crowd_told: bool,
     last: u64,
     ahead: VecDeque<u64>,
@@ -187,8 +242,8 @@ enum Door {
     Open,
     /// He waits: a place becomes free by itself.
     Soon,
-    /// He waits: there is no room, not even for one more who is refused.
-    Crowded,
+    /// He waits: there is no room, not even for one more who is refused; why.
+    Crowded(&'static str),
 }
 
 /// One connection.
@@ -210,13 +265,15 @@ struct Place {
 
 /// What a connection is.
 enum Stage {
-    /// Its message is to come.
-    Greeting(Greeting),
+    /// Its message is to come; its thread waits for that.
+    Greeting { since: Instant },
     /// It is served.
     Serving(Box<Vm>),
     /// It was given up, and its process is to be no more before its descriptor is let go.
     Dying { _kept: Kept },
-    /// A worker has it.
+    /// It handed over its memory when the server was about to end.
+    Unserved(Kept),
+    /// A worker has it, or its thread, which has heard all.
     Taken,
     /// It is no more.
     Over,
@@ -225,7 +282,7 @@ enum Stage {
 /// Userfaultfds that must not be closed yet.
 enum Kept {
     Vm { _vm: Box<Vm> },
-    Descriptors { _descriptors: Vec<OwnedFd> },
+    Descriptors { _uffds: Vec<Uffd> },
 }
 
 /// What a token of epoll is of.
@@ -311,15 +368,18 @@ impl Server {
         }
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
+        let spare = descriptors_max().saturating_sub(descriptors_wanted(options.vms_max));
+        let stuck_max = (spare / DESCRIPTORS_STUCK).clamp(*STUCK.start(), *STUCK.end());
         let shared = Shared {
             recorder: options.record.then(|| Mutex::new(Recorder::new(identity))),
+            threads_max: options.vms_max + REFUSED_MAX + stuck_max,
             options,
             cache: cache.clone(),
             device_bytes_before,
             snapshot,
             image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
-            listener,
+            listener: ClosedApart(Some(listener)),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "a bell: ", e))?,
             clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
@@ -420,7 +480,7 @@ fn check_options(options: &RestoreOptions) -> Result<()> {
 
 /// There is room for the descriptors of so many VMs.
 fn check_descriptors(vms_max: usize) -> Result<()> {
-    let (wanted, has) = (vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE, descriptors_max());
+    let (wanted, has) = (descriptors_wanted(vms_max), descriptors_max());
     if wanted <= has {
         return Ok(());
     }
@@ -429,6 +489,21 @@ fn check_descriptors(vms_max: usize) -> Result<()> {
          raise that by `ulimit -n {wanted}`, or serve fewer VMs"
     );
     Err(Repr::InvalidInput(text).into())
+}
+
+fn descriptors_wanted(vms_max: usize) -> usize {
+    vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE
+}
+
+/// Whether somebody listens at `path`. One who does not accept is not waited for.
+fn listens(path: &Path) -> rustix::io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// A socket at `path` that listens, and the number of its file.
@@ -443,14 +518,12 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
         if !metadata.file_type().is_socket() {
             return Err(failed(&"something else is there; name another place, or remove it"));
         }
-        match UnixStream::connect(path) {
-            Ok(_) => {
+        match listens(path) {
+            Ok(true) => {
                 let text = "somebody listens there already; name another place, or end that server";
                 return Err(failed(&text));
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path).map_err(|e| failed(&e))?;
-            }
+            Ok(false) => fs::remove_file(path).map_err(|e| failed(&e))?,
             Err(error) => return Err(failed(&error)),
         }
     }
@@ -484,7 +557,7 @@ impl Shared {
     }
 
     /// A worker's life.
-    fn work(&self) {
+    fn work(self: &Arc<Self>) {
         let mut events = Vec::with_capacity(1);
         while !self.is_ending.load(Ordering::Relaxed) {
             events.clear();
@@ -565,30 +638,31 @@ impl Shared {
 
     // Connections.
 
-    /// Accepts one who waits, and goes to the end of the row; see the head of this file.
-    fn accept(&self) {
+    /// Lets one in who waits, on a thread of his own; see the head of this file.
+    fn accept(self: &Arc<Self>) {
         match self.door() {
             Door::Open => {}
             Door::Soon => return self.want_after(LISTENER, SOON),
-            Door::Crowded => {
+            Door::Crowded(why) => {
                 let was_told = std::mem::replace(&mut self.table().is_crowd_told, true);
                 if !was_told {
-                    let text =
-                        "processes that were refused, and killed, have not ended yet; see why they cannot";
-                    self.tell(&Event::CannotAccept(io::Error::other(format!("{REFUSED_MAX} {text}"))));
+                    self.tell(&Event::CannotAccept(io::Error::other(why)));
                 }
                 return self.want_after(LISTENER, DYING);
             }
         }
-        match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => self.meet(socket),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(error) => {
-                self.tell(&Event::CannotAccept(error.into()));
-                return self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
-            }
+        self.table().threads += 1;
+        let counted = PeerThread(Arc::downgrade(self));
+        let thread = std::thread::Builder::new().name("quinion-peer".to_owned());
+        let started = thread.spawn(move || {
+            signal::block_all();
+            greet_next(&counted.0);
+            drop(counted);
+        });
+        if let Err(error) = started {
+            self.tell(&Event::CannotAccept(error));
+            self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
         }
-        self.arm(self.listener.as_fd(), 0, Kind::Listener);
     }
 
     fn door(&self) -> Door {
@@ -596,7 +670,13 @@ impl Shared {
         let taken = table.connections.len() - table.refused.len();
         let is_full = taken >= self.options.vms_max;
         let is_crowded = is_full && table.refused.len() >= REFUSED_MAX;
-        table.is_crowd_told &= is_crowded;
+        let is_stuck = table.threads >= self.threads_max;
+        table.is_crowd_told &= is_crowded || is_stuck;
+        if is_stuck {
+            return Door::Crowded(
+                "the closes of hundreds of descriptors that peers sent do not end; end those peers",
+            );
+        }
         if !is_full {
             return Door::Open;
         }
@@ -608,26 +688,45 @@ impl Shared {
         drop(table);
         match () {
             () if has_one_ended(vms.iter().map(|vm| vm.end())) => Door::Soon,
-            () if is_crowded => Door::Crowded,
+            () if is_crowded => Door::Crowded(
+                "4 processes that were refused, and killed, have not ended yet; see why they cannot",
+            ),
             () => Door::Open,
         }
     }
 
-    /// Gets to know a peer.
-    fn meet(&self, socket: OwnedFd) {
+    /// Accepts a peer and gets to know it, on its thread, and goes to the end of the row. What is wrong, if it cannot
+    /// be heard.
+    fn meet(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let met = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => self.get_to_know(socket),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
+            Err(error) => {
+                self.tell(&Event::CannotAccept(error.into()));
+                self.want_after(LISTENER, SHORT_OF_DESCRIPTORS);
+                return None;
+            }
+        };
+        self.arm(self.listener.as_fd(), 0, Kind::Listener);
+        met
+    }
+
+    fn get_to_know(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
+        // Under the table's lock: who ends the server sees to all that are in it.
+        if self.is_ending.load(Ordering::Relaxed) {
+            return None;
+        }
         let has_room = table.connections.len() - table.refused.len() < vms_max;
         table.last += 1;
-        let (number, greeting) = (table.last, Stage::Greeting(Greeting::new()));
-        if has_room {
-            table.greets_until = Some(Instant::now() + self.options.greeting + SWEEP);
-        } else {
+        let (number, since) = (table.last, Instant::now());
+        table.greets_until = Some(since + self.options.greeting + GRACE + SWEEP);
+        if !has_room {
             table.refused.insert(number);
         }
-        // For whom there is no room it is ours until he is refused.
-        let (stage, refused) = if has_room { (greeting, None) } else { (Stage::Taken, Some(greeting)) };
-        let place = Place { stage, wanted: None, is_given_up: false };
+        let place = Place { stage: Stage::Greeting { since }, wanted: None, is_given_up: false };
         let connection =
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
@@ -637,20 +736,43 @@ impl Shared {
         } else {
             Some(PeerError::TooMany(vms_max))
         };
-        let Some(wrong) = wrong else { return };
-        // Whoever else has it lets it go.
-        let Some(stage) = refused.or_else(|| connection.take(Kind::Socket)) else { return };
-        let stage = self.fail(&connection, stage, wrong);
-        self.settle(&connection, stage);
+        Some((connection, wrong))
     }
 
-    /// Has it told what a peer says, and its end.
+    /// Has the end of a peer's process told.
     fn watch_peer(&self, connection: &Connection) -> rustix::io::Result<()> {
-        if let Some(alive) = connection.peer.alive() {
-            epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)?;
+        let Some(alive) = connection.peer.alive() else { return Ok(()) };
+        epoll::add(&self.epoll, alive, token(connection.number, Kind::Process), ONCE)
+    }
+
+    /// A peer has said all, or something is wrong with it: it becomes the workers', or is refused. On its thread.
+    fn end_greeting(
+        &self,
+        connection: &Connection,
+        greeting: &mut Greeting,
+        heard: std::result::Result<Box<Vm>, PeerError>,
+    ) {
+        if !connection.begin() {
+            // It ended meanwhile, or was too late.
+            return;
         }
-        let token = token(connection.number, Kind::Socket);
-        epoll::add(&self.epoll, &connection.socket, token, ONCE | EventFlags::RDHUP)
+        let is_ending = self.is_ending.load(Ordering::Relaxed);
+        match heard {
+            Ok(vm) if !is_ending => self.work_on(connection, Stage::Serving(vm), Kind::Beginning),
+            Err(why) if !is_ending => {
+                let stage = self.refuse(connection, greeting, why);
+                self.settle(connection, stage);
+            }
+            // Who ends the server tells of it.
+            Ok(vm) => self.settle(connection, Stage::Unserved(Kept::Vm { _vm: vm })),
+            Err(_) => match memory_of(greeting) {
+                Some(kept) => self.settle(connection, Stage::Unserved(kept)),
+                None => {
+                    self.forget(connection);
+                    self.settle(connection, Stage::Over);
+                }
+            },
+        }
     }
 
     /// Something happened to a connection.
@@ -695,12 +817,6 @@ impl Shared {
         kind: Kind,
     ) -> std::result::Result<(), PeerError> {
         match stage {
-            Stage::Greeting(greeting) => {
-                if let Some(vm) = self.greet(connection, greeting)? {
-                    *stage = Stage::Serving(vm);
-                    return self.step(connection, stage, Kind::Beginning);
-                }
-            }
             // It says nothing any more that we want to hear. Without a process, its end is the VM's.
             Stage::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
                 *stage = Stage::Over;
@@ -717,32 +833,21 @@ impl Shared {
                 }
             }
             Stage::Dying { .. } => self.await_end(connection),
-            Stage::Taken | Stage::Over => {}
+            Stage::Greeting { .. } | Stage::Unserved(_) | Stage::Taken | Stage::Over => {}
         }
         Ok(())
     }
 
-    /// Takes what a peer says; a VM when it has said all.
-    fn greet(
+    /// Hands out the image.
+    fn give_image(
         &self,
         connection: &Connection,
         greeting: &mut Greeting,
-    ) -> std::result::Result<Option<Box<Vm>>, PeerError> {
-        match greeting.receive(connection.socket.as_fd())? {
-            Said::Unfinished => {
-                self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
-                Ok(None)
-            }
-            Said::WantsImage => {
-                let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
-                greeting.has_image = true;
-                let offer = offer(image.len());
-                say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)?;
-                self.arm(connection.socket.as_fd(), connection.number, Kind::Socket);
-                Ok(None)
-            }
-            Said::Regions(regions) => self.make_vm(connection, greeting, &regions).map(Some),
-        }
+    ) -> std::result::Result<(), PeerError> {
+        let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
+        greeting.has_image = true;
+        let offer = offer(image.len());
+        say(connection.socket.as_fd(), &offer, Some(image.fd())).map_err(PeerError::Socket)
     }
 
     fn make_vm(
@@ -757,7 +862,7 @@ impl Shared {
             // The image is no file of hugetlbfs.
             return Err(BadMessage::PageSize { region: 0, bytes: pages.unit() }.into());
         }
-        let uffd = take_userfaultfd(greeting).ok_or(PeerError::NoUserfaultfd)?;
+        let uffd = greeting.take_userfaultfds(1).pop().ok_or(PeerError::NoUserfaultfd)?;
         let numbers = Arc::clone(&connection.numbers);
         let source = match &self.image {
             Some(image) if greeting.has_image => Source::Mapped(image.clone()),
@@ -780,13 +885,10 @@ impl Shared {
             let _ = say(connection.socket.as_fd(), &ready(), None);
         }
         self.watch(connection, vm.spaces())?;
-        if connection.peer.alive().is_some() {
-            // Its process tells of its end; that it closes the connection means nothing.
-            let _ = epoll::delete(&self.epoll, &connection.socket);
-        } else {
-            let _ = epoll::modify(&self.epoll, &connection.socket, token(number, Kind::Socket), {
-                EventFlags::RDHUP | EventFlags::ONESHOT
-            });
+        // Its process tells of its end; that it closes the connection means nothing then. (`HUP` is told unasked.)
+        if connection.peer.alive().is_none() {
+            epoll::add(&self.epoll, &connection.socket, token(number, Kind::Socket), EventFlags::ONESHOT)
+                .map_err(|error| PeerError::Socket(error.into()))?;
         }
         if self.options.replay.is_some() {
             self.want_ahead(number);
@@ -864,7 +966,7 @@ impl Shared {
         let was_known = self.forget(connection);
         let (vm, process) = (connection.number, connection.peer.process());
         match stage {
-            Stage::Greeting(_) if was_known => {
+            Stage::Greeting { .. } if was_known => {
                 self.table().peers_refused += 1;
                 self.tell(&Event::Refused { process, why: PeerError::HungUp });
             }
@@ -896,24 +998,30 @@ impl Shared {
         was_known
     }
 
-    /// Something is wrong with a peer: it is told and closed, or, if it is a VM, given up.
+    /// Something is wrong with a VM: it is given up.
     fn fail(&self, connection: &Connection, stage: Stage, why: PeerError) -> Stage {
-        let kept = match stage {
+        match stage {
             Stage::Serving(mut vm) => {
                 self.unwatch(vm.spaces());
-                Kept::Vm { _vm: vm }
+                self.give_up(connection, Kept::Vm { _vm: vm }, why)
             }
-            Stage::Greeting(mut greeting) => {
-                greeting.receive_rest(connection.socket.as_fd());
-                let Some(kept) = memory_of(&mut greeting) else {
-                    self.end_greeting(connection, why);
-                    return Stage::Over;
-                };
-                // It handed over its memory, so it is a VM, and will wait for us.
-                kept
+            other => other,
+        }
+    }
+
+    /// Something is wrong with a peer that greets: it is told and forgotten; or given up, if it handed over its memory.
+    fn refuse(&self, connection: &Connection, greeting: &mut Greeting, why: PeerError) -> Stage {
+        match memory_of(greeting) {
+            // It is a VM, and will wait for us.
+            Some(kept) => self.give_up(connection, kept, why),
+            None => {
+                self.refused(connection, why);
+                Stage::Over
             }
-            other => return other,
-        };
+        }
+    }
+
+    fn give_up(&self, connection: &Connection, kept: Kept, why: PeerError) -> Stage {
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
         // Its end is not one of its own then, whoever hears of it first.
         connection.place().is_given_up = true;
@@ -944,15 +1052,15 @@ impl Shared {
         }
     }
 
-    /// A peer that is no VM is told what is wrong, and closed.
-    fn end_greeting(&self, connection: &Connection, why: PeerError) {
+    /// A peer that is no VM is told what is wrong, and has its place no more.
+    fn refused(&self, connection: &Connection, why: PeerError) {
         self.forget(connection);
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
         self.table().peers_refused += 1;
         self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
-    /// Ends greetings that are late; now and then, by whoever comes by.
+    /// Ends greetings that are so late that their threads must be waiting in the kernel; now and then, by whoever comes by.
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
@@ -966,15 +1074,15 @@ impl Shared {
         let mut may_greet_still = now < until;
         for connection in all {
             let is_late = |stage: &Stage| match stage {
-                Stage::Greeting(greeting) => now >= greeting.since() + self.options.greeting,
+                Stage::Greeting { since } => now >= *since + self.options.greeting + GRACE,
                 _ => false,
             };
-            let Some(stage) = connection.take_if(is_late) else {
+            if connection.take_if(is_late).is_none() {
                 may_greet_still |= connection.may_greet();
                 continue;
-            };
-            let stage = self.fail(&connection, stage, PeerError::Late(self.options.greeting));
-            self.settle(&connection, stage);
+            }
+            self.refused(&connection, PeerError::Late(self.options.greeting));
+            self.settle(&connection, Stage::Over);
         }
         let mut table = self.table();
         if !may_greet_still && table.greets_until == Some(until) {
@@ -985,19 +1093,25 @@ impl Shared {
     /// Ends all connections, when no worker is left.
     fn drop_all(&self) {
         let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
+        // What has come, and nobody has read, may hand over memory, too: their threads look.
+        for connection in all.iter().filter(|connection| connection.may_greet()) {
+            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Read);
+        }
+        let until = Instant::now() + ENDING;
+        while all.iter().any(|connection| connection.is_busy()) && Instant::now() < until {
+            std::thread::sleep(SOON);
+        }
         let mut kept = Vec::new();
         for connection in all {
-            let Some(stage) = connection.take(Kind::Faults) else { continue };
+            let Some(stage) = connection.take(Kind::Faults) else {
+                // Its thread waits in the kernel, or had nothing to keep.
+                connection.place().stage = Stage::Over;
+                self.forget(&connection);
+                continue;
+            };
             let (is_vm, stage) = match stage {
                 Stage::Serving(_) => (true, stage),
-                Stage::Greeting(mut greeting) => {
-                    // What has come, and nobody has read, may hand over memory, too.
-                    greeting.receive_rest(connection.socket.as_fd());
-                    match memory_of(&mut greeting) {
-                        Some(kept) => (true, Stage::Dying { _kept: kept }),
-                        None => (false, Stage::Over),
-                    }
-                }
+                Stage::Unserved(kept) => (true, Stage::Dying { _kept: kept }),
                 other => (false, other),
             };
             let mut killed = matches!(stage, Stage::Dying { .. });
@@ -1009,9 +1123,10 @@ impl Shared {
             self.forget(&connection);
             kept.push((killed, stage, connection));
         }
+        let until = Instant::now() + ENDING;
         for (killed, stage, connection) in kept {
             if killed {
-                connection.peer.wait_for_its_end(DYING_MILLISECONDS);
+                connection.peer.wait_for_its_end(until);
             }
             drop(stage);
         }
@@ -1038,17 +1153,58 @@ impl Shared {
     }
 }
 
-/// The userfaultfds among what came, to be kept, if there are any; the rest is closed, and so is what is more than may
-/// come.
+/// The userfaultfds among what came, to be kept, if there are any.
 fn memory_of(greeting: &mut Greeting) -> Option<Kept> {
-    let uffds = greeting.take_descriptors().into_iter().filter_map(|fd| Uffd::accept(fd).ok());
-    let descriptors: Vec<OwnedFd> = uffds.map(OwnedFd::from).take(DESCRIPTORS_MAX).collect();
-    (!descriptors.is_empty()).then_some(Kept::Descriptors { _descriptors: descriptors })
+    let uffds = greeting.take_userfaultfds(DESCRIPTORS_MAX);
+    (!uffds.is_empty()).then_some(Kept::Descriptors { _uffds: uffds })
 }
 
-/// The userfaultfd among what came; the rest is closed.
-fn take_userfaultfd(greeting: &mut Greeting) -> Option<Uffd> {
-    greeting.take_descriptors().into_iter().find_map(|fd| Uffd::accept(fd).ok())
+/// A peer's thread, from its accept until nothing is left of what it sent; see the head of this file.
+fn greet_next(server: &Weak<Shared>) {
+    let Some(shared) = server.upgrade() else { return };
+    let Some((connection, wrong)) = shared.meet() else { return };
+    let at_most = shared.options.greeting;
+    drop(shared);
+    let mut greeting = Greeting::new();
+    let heard = match wrong {
+        Some(wrong) => Err(wrong),
+        None => {
+            let hear = AssertUnwindSafe(|| hear(server, &connection, &mut greeting, at_most));
+            catch_unwind(hear).unwrap_or(Err(PeerError::Panicked))
+        }
+    };
+    if heard.is_err() {
+        greeting.receive_rest(connection.socket.as_fd());
+    }
+    if let Some(shared) = server.upgrade() {
+        shared.end_greeting(&connection, &mut greeting, heard);
+    }
+    // From here on nobody waits for this thread.
+    drain(connection.socket.as_fd());
+    drop(connection);
+    drop(greeting);
+}
+
+/// Takes what a peer says until it has said all. While it waits nothing of the server's is kept alive.
+fn hear(
+    server: &Weak<Shared>,
+    connection: &Connection,
+    greeting: &mut Greeting,
+    at_most: Duration,
+) -> std::result::Result<Box<Vm>, PeerError> {
+    let (socket, until) = (connection.socket.as_fd(), Instant::now() + at_most);
+    loop {
+        if !wait_for(socket, PollFlags::IN | PollFlags::RDHUP, until) {
+            return Err(PeerError::Late(at_most));
+        }
+        let said = greeting.receive(socket)?;
+        let shared = server.upgrade().ok_or(PeerError::HungUp)?;
+        match said {
+            Said::Unfinished => {}
+            Said::WantsImage => shared.give_image(connection, greeting)?,
+            Said::Regions(regions) => return shared.make_vm(connection, greeting, &regions),
+        }
+    }
 }
 
 impl Connection {
@@ -1080,13 +1236,28 @@ impl Connection {
                 place.stage = Stage::Over;
                 None
             }
+            // Its thread's.
+            greeting @ Stage::Greeting { .. } => {
+                place.stage = greeting;
+                None
+            }
             stage => Some(stage),
         }
     }
 
-    /// Whether it greets, or may do so again when he puts it back who has it.
+    /// Whether it greets.
     fn may_greet(&self) -> bool {
-        matches!(self.place().stage, Stage::Greeting(_) | Stage::Taken)
+        matches!(self.place().stage, Stage::Greeting { .. })
+    }
+
+    /// Whether its thread has it.
+    fn is_busy(&self) -> bool {
+        matches!(self.place().stage, Stage::Greeting { .. } | Stage::Taken)
+    }
+
+    /// It has greeted, and is the caller's; or not, if it is over.
+    fn begin(&self) -> bool {
+        self.take_if(|stage| matches!(stage, Stage::Greeting { .. })).is_some()
     }
 
     /// As [`Connection::take`], if nobody has it and it is so.

@@ -19,6 +19,7 @@
 //!   memory.rs    the monitor's memory and its model
 //!   monitor.rs   the process: commands in, answers out; and the test's handle of it
 //!   machine.rs   a guest of a few instructions under KVM, in the monitor
+//!   hung.rs      a file system whose files cannot be closed
 //!   naive.rs     a page-fault server of a few lines, page by page; and ways in which one may be wrong
 //! ```
 //!
@@ -31,6 +32,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+pub mod hung;
 pub mod kernel;
 pub mod machine;
 pub mod memory;

@@ -232,7 +232,11 @@ impl Round {
                 continue;
             }
             let action = random.below(10);
-            for owner in self.owners(first).into_iter().filter(|_| !killed) {
+            if action > 6 {
+                also(&mut random);
+            }
+            let owners = if killed { Vec::new() } else { self.owners(first) };
+            for owner in owners {
                 match action {
                     0..=4 => {
                         signal(owner, libc::SIGSTOP);
@@ -243,7 +247,7 @@ impl Round {
                         signal(owner, libc::SIGKILL);
                         killed = self.life == Life::Own;
                     }
-                    _ => also(&mut random),
+                    _ => (),
                 }
             }
             if self.life == Life::Kept && random.below(3) == 0 && !is_over() {
@@ -283,11 +287,9 @@ impl Round {
 
     fn go_twin(&self) -> Result<u64, Failure> {
         let mut words = self.twin("without");
-        let without = Started::new({
-            let mut command = plain(&words[0]);
-            command.args(&words[1..]);
-            command
-        });
+        let mut beside = plain(&words[0]);
+        beside.args(&words[1..]);
+        let without = Started::new(beside);
         words = self.twin("with");
         words[5] = self.lie.to_string();
         let with = Started::new(self.run(&words));

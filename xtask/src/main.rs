@@ -1,10 +1,11 @@
-//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `record`, `package` and `setup`.
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `suites`, `record`, `package` and `setup`.
 //!
 //! ```text
 //!   main           what was asked for
 //!   plan           which steps that is; each is a command line that can be typed by hand
 //!   step           runs steps, counts, prints the summary
 //!   instructions   what the hot paths take, beside what is recorded
+//!   suites         other people's tests, with the cache and without
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
 //! ```
 //!
@@ -17,6 +18,7 @@ mod package;
 mod page;
 mod plan;
 mod step;
+mod suites;
 
 use std::process::ExitCode;
 
@@ -25,6 +27,8 @@ use step::{Failure, OnFailure};
 const USAGE: &str = "\
 cargo xtask test [--keep-going] [STEP...]      all that must pass before a change is merged
 cargo xtask nightly [--keep-going] [STEP...]   the longer runs
+cargo xtask suites [--json] [--quick] [SUITE...]
+                                               other people's tests, with the cache and without
 cargo xtask record                             counts the hot paths' instructions anew, and records them
 cargo xtask package                            builds target/package/quinion.deb, and tries it
 cargo xtask setup                              installs the system packages the tests use
@@ -41,6 +45,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Request::Setup) => exit_code(plan::setup()),
+        Ok(Request::Suites(words)) => exit_code(suites::run(&words)),
         Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
@@ -90,6 +95,7 @@ enum Request {
     Setup,
     Record,
     Package,
+    Suites(Vec<String>),
     Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
 }
 
@@ -101,6 +107,7 @@ impl Request {
             "setup" => return Ok(Self::Setup),
             "record" => return Ok(Self::Record),
             "package" => return Ok(Self::Package),
+            "suites" => return Ok(Self::Suites(rest.to_vec())),
             "test" => Plan::Test,
             "nightly" => Plan::Nightly,
             other => return Err(format!("`{other}` is not a task of this project")),
@@ -132,6 +139,7 @@ mod tests {
         assert_eq!(parse("setup"), Ok(Request::Setup));
         assert_eq!(parse("record"), Ok(Request::Record));
         assert_eq!(parse("package"), Ok(Request::Package));
+        assert_eq!(parse("suites git"), Ok(Request::Suites(vec!["git".to_owned()])));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
-use crate::{instructions, package, page};
+use crate::{instructions, package, page, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -29,6 +29,7 @@ const DUCKDB: &str = "tools/duckdb-2.0.0/complete";
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
+const CHAOS_SECONDS_NIGHTLY: &str = "3600";
 const FUZZ_SECONDS: u32 = 60;
 const FUZZ_SECONDS_NIGHTLY: u32 = 3600;
 
@@ -93,6 +94,15 @@ pub fn nightly() -> Vec<Step> {
             Action::Run(with("PROPTEST_CASES", NIGHTLY_CASES, cargo("test --workspace --release"))),
         ),
         Step::new("soak", Action::Run(with("QUINION_SOAK", "1", cargo("test --workspace --release")))),
+        Step::new(
+            "chaos",
+            Action::Run(with(
+                "QUINION_CHAOS_SECONDS",
+                CHAOS_SECONDS_NIGHTLY,
+                cargo("test --release -p quinion-cli --test chaos -- --nocapture"),
+            )),
+        ),
+        suites::step(),
         fuzz("fuzz-hour", "xarray_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),

@@ -1,0 +1,461 @@
+//! Suites: other people's tests, with the cache and without; none may differ.
+//!
+//! ```text
+//!   a command of a suite --alone------------------> results by name --.
+//!                        --run------------------->  results by name ---+--> what differs, run twice more
+//!                        --run --attach at-once-->  results by name --'         `-- differs each time: a failure
+//! ```
+//!
+//! That a test passes is not asked: some fail here without the cache, for what this machine is. That it does the same
+//! is. A command's own end is a result, too, by the name `exit`. What fails in one of three runs without anybody's
+//! doing is not told from what the cache makes rarer: so what differs is run twice more, each way, and named if it
+//! differed each time.
+//!
+//! Each command runs in an empty folder of its own below `target/suites`. `scripts/setup --suites` installs what is in
+//! packages; what is missing is skipped with words. LTP is in no package of Debian 12: `LTP_ROOT` names a folder where
+//! it was installed. SQLite's own tests are in its source only: `SQLITE_TESTFIXTURE` names the program that it builds,
+//! and `SQLITE_SOURCE` its tree.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::plan::{cargo, repository};
+use crate::step::{Action, Failure, Step};
+
+const FOLDER: &str = "target/suites";
+const REPEATS: u32 = 2;
+/// After which a command is ended, which is a result: what hangs only with the cache differs.
+const COMMAND_SECONDS: u32 = 1800;
+const PYTHON: &str = "/usr/bin/python3.11";
+const POSTGRES: &str = "/usr/lib/postgresql/15/bin";
+
+const PYTHON_MODULES: &str = "test_io test_os test_subprocess test_mmap test_asyncio test_zipfile test_tarfile \
+    test_sqlite3 test_socket test_threading test_file test_fileio test_fcntl test_shutil test_tempfile test_posix \
+    test_pathlib test_dbm test_shelve test_multiprocessing_fork test_selectors test_largefile";
+/// Those that look at what they wrote, by file operations.
+const STRESSORS: &str = "aiol copy-file dup fallocate fcntl file-ioctl fpunch hdd iomix io-uring lockf lockofd mmap \
+    mmapfork msync readahead rename seek sendfile splice sync-file tee vm-splice zero";
+const LTP_FAMILIES: [&str; 16] = [
+    "read",
+    "pread",
+    "preadv",
+    "readv",
+    "write",
+    "pwrite",
+    "dup",
+    "fcntl",
+    "lseek",
+    "llseek",
+    "mmap",
+    "fork",
+    "vfork",
+    "exec",
+    "sendfile",
+    "copy_file_range",
+];
+const SQLITE_FILES: [&str; 10] =
+    ["pager1", "pager2", "lock", "lock2", "lock3", "wal", "wal2", "walcksum", "backup", "backup2"];
+
+/// One command of a suite.
+struct Case {
+    name: String,
+    /// For a shell in an empty folder; `SOURCE` is this repository.
+    script: String,
+}
+
+/// A suite, or why it cannot be run here.
+struct Suite {
+    name: &'static str,
+    cases: Result<Vec<Case>, String>,
+}
+
+/// How a command runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Alone,
+    Default,
+    AtOnce,
+}
+
+const WITH: [Way; 2] = [Way::Default, Way::AtOnce];
+
+/// What a command's tests said, by name.
+type Results = BTreeMap<String, String>;
+
+/// What a suite came to.
+#[derive(Default)]
+struct Row {
+    tests: usize,
+    passed: [usize; 3],
+    bytes: [u64; 3],
+    differing: BTreeSet<String>,
+}
+
+/// The step of the nightly run: all suites.
+pub fn step() -> Step {
+    Step::new("suites", Action::Call(|| run(&[])))
+}
+
+/// Runs the suites that `words` name, or all; `--json` prints rows for programs, `--quick` takes one command of each
+/// eight.
+pub fn run(words: &[String]) -> Result<(), Failure> {
+    let (options, names): (Vec<&String>, Vec<&String>) =
+        words.iter().partition(|word| word.starts_with("--"));
+    let has = |option: &str| options.iter().any(|word| *word == option);
+    if let Some(unknown) = options.iter().find(|word| !matches!(word.as_str(), "--json" | "--quick")) {
+        return Err(Failure::new(format!("`{unknown}` is not an option of `suites`")));
+    }
+    let all = suites();
+    if let Some(unknown) = names.iter().find(|name| all.iter().all(|suite| suite.name != name.as_str())) {
+        let known: Vec<&str> = all.iter().map(|suite| suite.name).collect();
+        return Err(Failure::new(format!("there is no suite `{unknown}`; there are {}", known.join(", "))));
+    }
+    let quinion = build()?;
+    let mut differing = 0;
+    for suite in
+        all.into_iter().filter(|suite| names.is_empty() || names.iter().any(|name| *name == suite.name))
+    {
+        let cases = match suite.cases {
+            Ok(cases) => cases,
+            Err(why) => {
+                println!("SKIPPED {}: {why}", suite.name);
+                continue;
+            }
+        };
+        let step = if has("--quick") { 8 } else { 1 };
+        let row = run_suite(suite.name, cases.iter().step_by(step), &quinion)?;
+        println!("{}", if has("--json") { row.json(suite.name) } else { row.text(suite.name) });
+        differing += row.differing.len();
+    }
+    if differing == 0 {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("{differing} tests differ with the cache; see above")))
+    }
+}
+
+fn build() -> Result<PathBuf, Failure> {
+    let status = cargo("build --release -p quinion-cli").status();
+    if !status.is_ok_and(|status| status.success()) {
+        return Err(Failure::new("`cargo build --release -p quinion-cli` failed".to_owned()));
+    }
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
+    Ok(target.join("release/quinion"))
+}
+
+fn run_suite<'a>(name: &str, cases: impl Iterator<Item = &'a Case>, quinion: &Path) -> Result<Row, Failure> {
+    let mut row = Row::default();
+    for case in cases {
+        let mut run = |way: Way| -> Result<Results, Failure> {
+            let (results, bytes) = run_case(name, case, way, quinion)?;
+            row.bytes[way as usize] += bytes;
+            Ok(results)
+        };
+        let alone = run(Way::Alone)?;
+        let with = [run(Way::Default)?, run(Way::AtOnce)?];
+        let mut differ: Vec<BTreeSet<String>> = with.iter().map(|with| differing(&alone, with)).collect();
+        for _ in 0..REPEATS {
+            if differ.iter().all(BTreeSet::is_empty) {
+                break;
+            }
+            let alone = run(Way::Alone)?;
+            for (differ, way) in differ.iter_mut().zip(WITH).filter(|(differ, _)| !differ.is_empty()) {
+                let now = differing(&alone, &run(way)?);
+                differ.retain(|test| now.contains(test));
+            }
+        }
+        for (differ, (way, with)) in differ.iter().zip(WITH.iter().zip(&with)) {
+            for test in differ {
+                let said =
+                    |results: &Results| results.get(test).map_or("(not there)".to_owned(), String::clone);
+                println!(
+                    "DIFFERS {name} {} {test}: {way:?} {}, alone {}",
+                    case.name,
+                    said(with),
+                    said(&alone)
+                );
+                row.differing.insert(format!("{} {test} ({way:?})", case.name));
+            }
+        }
+        row.tests += alone.len();
+        for (passed, results) in row.passed.iter_mut().zip([&alone, &with[0], &with[1]]) {
+            *passed += results.values().filter(|result| is_good(result)).count();
+        }
+    }
+    Ok(row)
+}
+
+fn is_good(result: &str) -> bool {
+    matches!(result, "ok" | "0" | "TPASS" | "Ok")
+}
+
+/// The tests that ended otherwise, or are there one way only.
+fn differing(alone: &Results, with: &Results) -> BTreeSet<String> {
+    let names: BTreeSet<&String> = alone.keys().chain(with.keys()).collect();
+    names.into_iter().filter(|name| alone.get(*name) != with.get(*name)).cloned().collect()
+}
+
+/// Runs a command one way: its results, and what was served.
+fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Results, u64), Failure> {
+    let folder = repository().join(FOLDER).join(suite);
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", folder.display()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("work")).map_err(failed)?;
+    let (report, shell) = (folder.join("report"), ["sh", "-c", &case.script]);
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=20", &COMMAND_SECONDS.to_string()]);
+    if way != Way::Alone {
+        command.arg(quinion).args(["run", "--report", "json", "--report-file"]).arg(&report);
+        command.args(if way == Way::AtOnce { &["--attach", "at-once", "--"][..] } else { &["--"] });
+    }
+    command.args(shell).current_dir(folder.join("work")).env("SOURCE", repository()).env("LC_ALL", "C");
+    command.stdin(Stdio::null());
+    // Each in a file: a pipe would be read to the end of the last who has it, and some leave others behind.
+    let said = folder.join("said");
+    let file = fs::File::create(&said).map_err(failed)?;
+    let status = command.stdout(file.try_clone().map_err(failed)?).stderr(file).status().map_err(failed)?;
+    let said = fs::read(&said).map_err(failed)?;
+    let mut results = results(&String::from_utf8_lossy(&said));
+    results
+        .insert("exit".to_owned(), status.code().map_or_else(|| status.to_string(), |code| code.to_string()));
+    let bytes = fs::read_to_string(&report).ok().and_then(|report| served(&report)).unwrap_or(0);
+    println!(
+        "   {suite} {} {way:?}: {} tests, ended with {status}, {bytes} bytes served",
+        case.name,
+        results.len()
+    );
+    Ok((results, bytes))
+}
+
+/// The lines that are results, of each of the suites: unittest's `name (class) ... ok`, LTP's `file.c:1: TPASS: words`,
+/// SQLite's `name... Ok`, and our own `result name: words`.
+fn results(said: &str) -> Results {
+    let mut results = Results::new();
+    for (number, line) in said.lines().enumerate() {
+        let (name, result) =
+            if let Some((name, result)) = line.strip_prefix("result ").and_then(|l| l.split_once(": ")) {
+                (name.to_owned(), result.to_owned())
+            } else if let Some((name, result)) = line.rsplit_once(" ... ") {
+                (name.to_owned(), result.split_whitespace().next().unwrap_or_default().to_owned())
+            } else if let Some((name, "Ok")) = line.rsplit_once("... ") {
+                (name.to_owned(), "Ok".to_owned())
+            } else if let Some(result) =
+                ["TPASS", "TFAIL", "TBROK", "TCONF"].iter().find(|word| line.contains(*word))
+            {
+                let place = line.split(": ").next().unwrap_or_default();
+                (format!("{place} {}", results.len()), (*result).to_owned())
+            } else {
+                continue;
+            };
+        // Of those that have one name, each is a test.
+        let name = if results.contains_key(&name) { format!("{name} (line {number})") } else { name };
+        results.insert(name, result);
+    }
+    results
+}
+
+/// The bytes that a report says were served.
+fn served(report: &str) -> Option<u64> {
+    let bytes = report.split_once("\"served\":{")?.1.split_once("\"bytes\":")?.1;
+    bytes[..bytes.find(|c: char| !c.is_ascii_digit())?].parse().ok()
+}
+
+impl Row {
+    fn text(&self, name: &str) -> String {
+        let Self { tests, passed: [alone, default, at_once], bytes, differing } = self;
+        format!(
+            "| {name} | {tests} | {alone} | {default} | {at_once} | {} | {} | {} |",
+            differing.len(),
+            bytes[1],
+            bytes[2]
+        )
+    }
+    fn json(&self, name: &str) -> String {
+        let Self { tests, passed: [alone, default, at_once], bytes, differing } = self;
+        let quoted = |test: &String| format!("\"{}\"", test.replace('\\', "\\\\").replace('"', "\\\""));
+        let names: Vec<String> = differing.iter().map(quoted).collect();
+        format!(
+            "{{\"suite\":\"{name}\",\"tests\":{tests},\"without\":{alone},\"with\":{default},\"at_once\":{at_once},\
+             \"differing\":[{}],\"served_bytes\":{},\"served_bytes_at_once\":{}}}",
+            names.join(","),
+            bytes[1],
+            bytes[2]
+        )
+    }
+}
+
+// The suites.
+
+fn suites() -> Vec<Suite> {
+    let suite = |name, cases| Suite { name, cases };
+    vec![
+        suite("cpython", cpython()),
+        suite("stress-ng", stress_ng()),
+        suite("git", git()),
+        suite("build", Ok(vec![case("check", BUILD)])),
+        suite("postgres", postgres()),
+        suite("sqlite", sqlite()),
+        suite("ltp", ltp()),
+    ]
+}
+
+fn case(name: &str, script: &str) -> Case {
+    Case { name: name.to_owned(), script: script.to_owned() }
+}
+
+fn there(path: impl AsRef<Path>, why: &str) -> Result<(), String> {
+    let path = path.as_ref();
+    if path.exists() { Ok(()) } else { Err(format!("there is no {}: {why}", path.display())) }
+}
+
+const SETUP: &str = "scripts/setup --suites installs it";
+
+fn cpython() -> Result<Vec<Case>, String> {
+    there(PYTHON, SETUP)?;
+    there("/usr/lib/python3.11/test/test_io.py", SETUP)?;
+    // The tests take a terminal and a network away, if they are there; both runs are without.
+    let script =
+        |module: &str| case(module, &format!("HOME=$PWD TMPDIR=$PWD exec {PYTHON} -m test -v {module}"));
+    let module = |name: &&str| {
+        ["", ".py"]
+            .iter()
+            .any(|end| Path::new("/usr/lib/python3.11/test").join(format!("{name}{end}")).exists())
+    };
+    Ok(PYTHON_MODULES.split_whitespace().filter(module).map(script).collect())
+}
+
+fn stress_ng() -> Result<Vec<Case>, String> {
+    there("/usr/bin/stress-ng", SETUP)?;
+    // So many operations, not so much time: what is slower is no other result.
+    let script = |name: &str| {
+        let command = "stress-ng --verify --temp-path . --timeout 20 --metrics-brief --oomable";
+        case(name, &format!("{command} --{name} 2 --{name}-ops 200"))
+    };
+    Ok(STRESSORS.split_whitespace().map(script).collect())
+}
+
+fn git() -> Result<Vec<Case>, String> {
+    there(repository().join(".git"), "this is no clone")?;
+    let clone = "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 HOME=$PWD; \
+                 git clone -q --no-local \"$SOURCE\" c && cd c || exit 90; ";
+    let with = |name: &str, rest: &str| case(name, &format!("{clone}{rest}"));
+    Ok(vec![
+        with("fsck", "git fsck --full --strict; echo result fsck: $?"),
+        with(
+            "gc",
+            "git gc -q --aggressive --prune=now; echo result gc: $?; git fsck --full; echo result after: $?",
+        ),
+        with(
+            "repack",
+            "git repack -adfq --depth=50 && git verify-pack .git/objects/pack/*.idx; echo result pack: $?",
+        ),
+        with(
+            "log",
+            "echo result log: $(git log -p --stat | sha256sum); echo result clean: \"$(git status --short)\"",
+        ),
+        with(
+            "bundle",
+            "git bundle create -q b --all && git clone -q b d && git -C d fsck; echo result bundle: $?",
+        ),
+    ])
+}
+
+/// Into an empty folder: each file of the compiler, of the crates and of ours is read, and many are written.
+const BUILD: &str = "CARGO_TARGET_DIR=$PWD/target cargo check --quiet --offline --workspace \
+    --manifest-path \"$SOURCE/Cargo.toml\"; echo result check: $?";
+
+fn postgres() -> Result<Vec<Case>, String> {
+    there(format!("{POSTGRES}/pgbench"), SETUP)?;
+    // It does not run as root; the folder is then another's, whom the package makes.
+    let script = format!(
+        "PATH={POSTGRES}:$PATH; export PATH PGHOST=$PWD PGDATABASE=postgres PGDATA=$PWD/d; as= \n\
+         [ $(id -u) -ne 0 ] || {{ chown postgres . && as='setpriv --reuid=postgres --regid=postgres --clear-groups'; }}\n\
+         $as initdb -k -A trust -U postgres >/dev/null || exit 90; export PGUSER=postgres\n\
+         at() {{ $as pg_ctl -w -t 120 -l log -o \"-k $PWD -h '' -c shared_buffers=2MB -c fsync=off\" \"$@\" >/dev/null; }}\n\
+         at start; echo result start: $?\n\
+         $as pgbench -i -s 5 -q 2>/dev/null; echo result fill: $?\n\
+         $as pgbench -n -c 4 -j 2 -t 500 --random-seed=1 2>/dev/null | grep -i processed; echo result transactions: $?\n\
+         $as pgbench -n -S -c 4 -j 2 -t 2000 --random-seed=1 >/dev/null 2>&1; echo result reads: $?\n\
+         q() {{ psql -Atc \"$1\"; }}\n\
+         echo result accounts: $(q 'select count(*) from pgbench_accounts')\n\
+         echo result balances: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)')\n\
+         at restart -m immediate; echo result recovery: $?\n\
+         echo result after: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)')\n\
+         $as pg_amcheck -a --heapallindexed >/dev/null 2>&1; echo result amcheck: $?\n\
+         at stop -m fast; $as pg_checksums --check | grep -E 'Bad checksums'; echo result checksums: $?"
+    );
+    Ok(vec![case("checksums", &script)])
+}
+
+fn sqlite() -> Result<Vec<Case>, String> {
+    let (Some(fixture), Some(source)) = (env::var_os("SQLITE_TESTFIXTURE"), env::var_os("SQLITE_SOURCE"))
+    else {
+        let why = "no package has SQLite's own tests; SQLITE_TESTFIXTURE and SQLITE_SOURCE name a built tree";
+        return Err(why.to_owned());
+    };
+    let (fixture, source) = (PathBuf::from(fixture), PathBuf::from(source));
+    there(&fixture, "SQLITE_TESTFIXTURE names it")?;
+    let script = |name: &&str| {
+        case(name, &format!("exec {} {}/test/{name}.test", fixture.display(), source.display()))
+    };
+    Ok(SQLITE_FILES.iter().map(script).collect())
+}
+
+fn ltp() -> Result<Vec<Case>, String> {
+    let Some(root) = env::var_os("LTP_ROOT").map(PathBuf::from) else {
+        return Err(
+            "LTP is in no package of Debian 12; LTP_ROOT names a folder where it was installed".to_owned()
+        );
+    };
+    let folder = root.join("testcases/bin");
+    let found = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let is_ours = |name: &str| {
+        let family = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+        let rest = |of: &str| family.strip_prefix(of).is_some_and(|rest| rest.len() <= 2);
+        name.ends_with(|c: char| c.is_ascii_digit()) && LTP_FAMILIES.iter().any(|of| rest(of))
+    };
+    let names = found.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let names: BTreeSet<String> = names.filter(|name| is_ours(name)).collect();
+    let script = |name: &String| {
+        let path = format!("PATH={0}:$PATH LTPROOT={1} TMPDIR=$PWD", folder.display(), root.display());
+        case(name, &format!("{path} exec timeout 300 {name} 2>&1"))
+    };
+    Ok(names.iter().map(script).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_each_suite_are_read() {
+        let said = "test_read (test.test_io.CIOTest) ... ok\ntest_x (a.B) ... skipped 'no'\npager1-1.1... Ok\n\
+                    read01.c:45: TPASS: it reads\nread01.c:45: TFAIL: no\nresult fsck: 0\nanything else";
+        let results = results(said);
+        assert_eq!(results.len(), 6, "{results:?}");
+        assert_eq!(results["test_read (test.test_io.CIOTest)"], "ok");
+        assert_eq!(results["test_x (a.B)"], "skipped");
+        assert_eq!(results["pager1-1.1"], "Ok");
+        assert_eq!(results["fsck"], "0");
+        assert_eq!(results.values().filter(|result| is_good(result)).count(), 4);
+    }
+
+    #[test]
+    fn what_is_there_one_way_only_differs() {
+        let of = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect::<Results>()
+        };
+        let alone = of(&[("a", "ok"), ("b", "ok"), ("c", "ok")]);
+        assert!(differing(&alone, &alone).is_empty());
+        assert_eq!(differing(&alone, &of(&[("a", "ok"), ("b", "FAIL"), ("d", "ok")])).len(), 3);
+    }
+
+    #[test]
+    fn served_bytes_are_read() {
+        assert_eq!(served("{\"schema\":1,\"served\":{\"reads\":3,\"bytes\":4096,\"hits\":2}}"), Some(4096));
+        assert_eq!(served("{}"), None);
+    }
+}

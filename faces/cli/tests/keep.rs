@@ -524,7 +524,7 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     let home = Home::new();
     home.ran(&[], &["true"]);
     for question in [
-        r#"{"ask":"join","protocol":1,"version":"0.0.0","layout":4,"object":1}"#,
+        r#"{"ask":"join","protocol":2,"version":"0.0.0","layout":4,"object":1}"#,
         r#"{"ask":"join","protocol":99,"version":"99.0.0","layout":99,"object":99,"new":"word"}"#,
         r#"{"ask":"join"}"#,
     ] {
@@ -546,16 +546,24 @@ fn another_version_is_refused_and_can_still_be_stopped() {
 fn a_plan_is_kept_once_and_found_by_its_number() {
     let home = Home::new();
     home.ran(&[], &["true"]);
-    let number = |line: &str| after(&said(&home, "default", line), "\"descriptor\":");
+    let number = |line: &str| after(&said(&home, "default", line), "\"number\":");
     let long: String = (0..20_000).map(|byte| format!("{:02x}", byte % 251)).collect();
     let first = number(r#"{"ask":"plan","plan":"00ff10"}"#);
     let second = number(&format!("{{\"ask\":\"plan\",\"plan\":\"{long}\"}}"));
     assert_ne!(first, second);
     assert_eq!(number(r#"{"ask":"plan","plan":"00FF10"}"#), first);
-    let read = |number| fs::read(format!("/proc/{}/fd/{number}", home.owner())).expect("it is there");
-    assert_eq!(read(first), [0, 255, 16]);
-    assert_eq!(read(second), (0..20_000).map(|byte| (byte % 251) as u8).collect::<Vec<u8>>());
-    assert!(fs::write(format!("/proc/{}/fd/{first}", home.owner()), "changed").is_err(), "nobody changes it");
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", home.owner())).expect("it is there");
+    let is_plan = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|name| name.to_string_lossy().contains("quinion-plan"))
+    };
+    let plans: Vec<PathBuf> =
+        descriptors.filter_map(|entry| Some(entry.ok()?.path())).filter(is_plan).collect();
+    let bytes: Vec<Vec<u8>> = plans.iter().map(|path| fs::read(path).expect("it is there")).collect();
+    let long: Vec<u8> = (0..20_000).map(|byte| (byte % 251) as u8).collect();
+    for plan in [vec![0, 255, 16], long] {
+        assert_eq!(bytes.iter().filter(|bytes| **bytes == plan).count(), 1);
+    }
+    assert!(plans.iter().all(|path| fs::write(path, "changed").is_err()), "nobody changes it");
     for wrong in [r#"{"ask":"plan"}"#, r#"{"ask":"plan","plan":"0"}"#, r#"{"ask":"plan","plan":"xx"}"#] {
         assert!(said(&home, "default", wrong).contains("refused"), "{wrong}");
     }
@@ -596,7 +604,7 @@ fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
             owner
                 .join()
                 .expect("it has answered")
-                .starts_with("{\"ask\":\"join\",\"protocol\":1,\"version\":")
+                .starts_with("{\"ask\":\"join\",\"protocol\":2,\"version\":")
         );
     }
     assert!(home.owners().is_empty());
@@ -775,7 +783,7 @@ fn one_that_nobody_can_find_any_more_ends() {
     }
     home.ran(&["--idle", "1h"], &["true"]);
     until(|| is_gone(first));
-    assert_eq!(home.left().len(), 2);
+    assert_eq!(home.left().len(), 3, "its lock and its two sockets");
     let second = home.owner();
     home.ran(&["--idle", "1h"], &["true"]);
     assert_eq!(home.owner(), second);

@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
 use quinion::serve::ViewerTotals;
-use quinion::{Cache, CacheOwner, Outside};
+use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
 
@@ -73,7 +73,7 @@ enum Attach {
 fn session(attach: Attach, is_patched: bool) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-    let mut owner = CacheOwner::new(cache).with_outside(Outside::Lease);
+    let mut owner = CacheOwner::new(cache);
     if attach == Attach::Default {
         owner = owner.polite();
     }

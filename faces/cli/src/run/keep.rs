@@ -345,6 +345,7 @@ enum Tidied {
 
 /// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is nobody either.
 fn tidy(folder: &Folder, name: &Name) -> io::Result<Tidied> {
+    super::socket::remove_left(folder.path());
     if !folder.has(name)? {
         return Ok(Tidied::All);
     }

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use quinion::serve::listen;
 use rustix::io::Errno;
@@ -34,7 +35,9 @@ impl Socket {
 
     pub(super) fn listen_in(folder: &Path) -> io::Result<(Self, OwnedFd)> {
         remove_left(folder);
-        let path = folder.join(format!("{PREFIX}{}{SUFFIX}", std::process::id()));
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{PREFIX}{}-{number}{SUFFIX}", std::process::id()));
         let listener = listen(&path).or_else(|_| {
             // A process of our number was killed here.
             let _ = std::fs::remove_file(&path);
@@ -63,7 +66,7 @@ impl Drop for Socket {
 }
 
 /// Removes sockets at which nobody listens.
-fn remove_left(folder: &Path) {
+pub(super) fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -584,7 +584,7 @@ fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
             "it is too late; come earlier",
         ),
         (
-            "{\"answer\":\"joined\",\"run\":1,\"process\":1,\"object\":1,\"arena\":1,\"control\":1,\"token\":1}\n",
+            "{\"answer\":\"joined\",\"run\":1,\"process\":1,\"object\":1,\"token\":1,\"socket\":\"2f\"}\n",
             "name space",
         ),
     ] {

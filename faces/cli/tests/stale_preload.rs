@@ -143,6 +143,22 @@ fn stale_preload() {
     assert_eq!(rest, format!("{object}\ntwo\n{}", "\nthree\n".repeat(others.len())));
 }
 
+/// 1. The object that programs have loaded is removed, or something else has its name.
+/// 2. The next program is told to load it, and its linker complains, or loads what is there.
+#[test]
+fn an_object_that_is_gone_or_another_is_not_handed_on() {
+    let (user, folder) = (User::new(), scratch());
+    fs::write(folder.path().join("text"), "one\n").expect("the disk has room");
+    for change in
+        ["rm $o", "mv $o $o.old; echo x >$o", "rm -r ${o%/*}", "chmod 755 ${o%/*}; rm $o; mkfifo $o"]
+    {
+        let script = format!("o=$LD_PRELOAD; {change}; cat text; (exec cat text); env cat text");
+        let output = user.run(&["sh", "-c", &script]).current_dir(folder.path()).output().expect("it starts");
+        assert_eq!(said(&output), "one\none\none\n", "{change}");
+        let _ = fs::remove_dir_all(user.runtime.path().join("quinion"));
+    }
+}
+
 /// Whatever lies under the object's name is looked at before it is used.
 #[test]
 fn what_is_planted_is_not_loaded() {

@@ -111,9 +111,9 @@ A cache that stays (--keep):
   quinion run --keep=db --memory 2G --idle never -- PROGRAM        another one, with its own memory
   quinion keeps                          which there are, and what they hold
   quinion stop [NAME...] [--all]         end them; programs that use them go on without
-There is one of each name for each user, a process of its own, found in $XDG_RUNTIME_DIR/quinion or
-/tmp/quinion-UID. It has no terminal and no files of the run that started it; it has that run's mounts, limits
-and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+There is one of each name for each user, a process of its own, found in the user's folder, which
+`quinion man run` names. It has no terminal and no files of the run that started it; it has that run's mounts,
+limits and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
 --memory and --idle are said when it is started; a run that says others than it has is refused.";
 
 /// Run a program, unmodified, with its file reads served from a cache.

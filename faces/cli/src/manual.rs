@@ -122,14 +122,19 @@ That of the program. If a signal ended it, that signal ends quinion, too (a shel
         "\
 PATH             where the program is looked for
 QUINION_IO       `threads` reads without io_uring, `ring` with it where the system lets us
-XDG_RUNTIME_DIR  where the folder of caches that stay is, if it is a folder of yours
+XDG_RUNTIME_DIR, XDG_CACHE_HOME, HOME
+                 where the folder for what programs load and for caches is; see FILES
 The program gets all of the environment. LD_PRELOAD and ASAN_OPTIONS, of which all stays that is there, and
 QUINION_VIEW and QUINION_RUN are set for it; --intercept off sets none.",
     ),
     (
         "FILES",
         "\
-$XDG_RUNTIME_DIR/quinion, or /tmp/quinion-UID
+$XDG_RUNTIME_DIR/quinion, $XDG_CACHE_HOME/quinion or $HOME/.cache/quinion, /var/cache/quinion (root),
+/tmp/quinion-UID: the first that is yours, that nobody else can enter or replace, that is not mounted
+noexec, and whose path is short and has no blanks or colons
+     libquinion-*.so          what programs load; they look for it for as long as they run
+     view-*.socket            where they find their cache
      NAME.lock, NAME.socket   a cache that stays (--keep)
      plan-*, objects-*        what runs found out about the files of programs; may be removed at any time",
     ),

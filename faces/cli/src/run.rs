@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   quinion run -- grep -c the FILE
-//!     |  owner: arena, device, threads that answer      LD_PRELOAD=/proc/US/fd/N     the embedded object
+//!     |  owner: arena, device, threads that answer      LD_PRELOAD=FILE     the embedded object
 //!     |  plan of the C library's functions              QUINION_VIEW=TOKEN:PLAN:SOCKET
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
@@ -10,7 +10,7 @@
 //! We are the program's parent and nothing else to it: it has our terminal,
 //! our descriptors and our process group, gets the signals that are meant for
 //! it, and its status becomes ours. Nothing of the program is changed on a disk: the
-//! object lies in a sealed memory file that the programs load by way of `/proc`.
+//! object is a file in a folder of the user's that nobody else can write (`run/object.rs`, `run/user_folder.rs`).
 //! What was found out about files is kept for the next run (`run/remembered.rs`).
 //!
 //! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
@@ -19,10 +19,10 @@
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io::{self, Write as _};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,7 @@ pub mod examine;
 pub mod foreign;
 pub mod keep;
 mod live;
+mod object;
 pub mod open_files;
 pub mod plan;
 mod planned;
@@ -49,7 +50,9 @@ mod remembered;
 mod report;
 mod signals;
 mod socket;
+mod user_folder;
 
+use keep::folder::Folder;
 use keep::{Kept, Message, Wanted};
 pub use live::{Hot, MEND, mend};
 use live::{Live, Look};
@@ -364,9 +367,10 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
 /// Where a cache is, as the object in a program is told.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The owner's process, and the descriptor of the object there.
+    /// The owner's process.
     process: u32,
-    object: u32,
+    /// The file that programs load.
+    object: PathBuf,
     /// Where its owner listens.
     socket: PathBuf,
     token: u64,
@@ -381,13 +385,8 @@ impl Place {
         if PRELOAD.is_empty() {
             return;
         }
-        let Self { process, object, socket, token, plan } = self;
-        let mut preload = OsString::from(format!("/proc/{process}/fd/{object}"));
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
-        command.env("LD_PRELOAD", preload);
+        let Self { process: _, object, socket, token, plan } = self;
+        command.env("LD_PRELOAD", preload(object, std::env::var_os("LD_PRELOAD")));
         command.env("ASAN_OPTIONS", asan_options(std::env::var_os("ASAN_OPTIONS")));
         let plan = plan.map_or_else(|| "-".to_owned(), |plan| plan.to_string());
         let mut view = OsString::from(format!("{token:x}:{plan}:"));
@@ -405,16 +404,32 @@ impl Place {
     }
 
     fn put(&self, message: Message) -> Message {
-        let message = message.number("process", self.process.into()).number("object", self.object.into());
-        message.number("token", self.token).bytes("socket", self.socket.as_os_str().as_bytes())
+        let message = message.number("process", self.process.into()).number("token", self.token);
+        message.bytes("socket", self.socket.as_os_str().as_bytes())
     }
 
-    fn of(message: &Message) -> Option<Self> {
-        let number = |name| u32::try_from(message.number_of(name)?).ok();
+    /// Where the owner says it is, for programs that load `object`.
+    fn of(message: &Message, object: &Path) -> Option<Self> {
+        let process = u32::try_from(message.number_of("process")?).ok()?;
         let socket = OsString::from_vec(message.bytes_of("socket")?);
-        let (process, object) = (number("process")?, number("object")?);
-        Some(Self { process, object, socket: socket.into(), token: message.number_of("token")?, plan: None })
+        let (object, token) = (object.to_owned(), message.number_of("token")?);
+        Some(Self { process, object, socket: socket.into(), token, plan: None })
     }
+}
+
+/// What a program is to load: our object, and behind it what its user wants. In a run in a run that may be ours
+/// already.
+fn preload(object: &Path, others: Option<OsString>) -> OsString {
+    let mut all = object.as_os_str().to_owned();
+    let others = others.unwrap_or_default();
+    let is_separator = |byte: &u8| matches!(byte, b':' | b' ');
+    for other in others.as_bytes().split(is_separator).filter(|other| !other.is_empty()) {
+        if other != object.as_os_str().as_bytes() {
+            all.push(":");
+            all.push(OsStr::from_bytes(other));
+        }
+    }
+    all
 }
 
 /// What a program that was built with AddressSanitizer is to be told besides its user's `options`. Its runtime ends it
@@ -435,7 +450,7 @@ pub struct Session {
     /// Answers viewers, and tells runs apart.
     service: Service,
     socket: Socket,
-    object: OwnedFd,
+    object: PathBuf,
     plan: Option<u32>,
     owner: Arc<dyn Owner>,
 }
@@ -443,17 +458,15 @@ pub struct Session {
 impl Session {
     /// Starts to answer viewers of `owner`'s cache.
     pub fn start(owner: Arc<dyn Owner>) -> io::Result<Self> {
-        Self::remembering(owner, Remembered::of_user(), Socket::listen()?)
+        Self::start_in(owner, Folder::of_user()?)
     }
 
-    /// The same with what is `remembered` of earlier runs, at that socket.
-    fn remembering(
-        owner: Arc<dyn Owner>,
-        remembered: Option<Remembered>,
-        (socket, listener): (Socket, OwnedFd),
-    ) -> io::Result<Self> {
-        let object = sealed_file("quinion-preload", PRELOAD)?;
-        let examiner = examine::Examiner::new(&object, PRELOAD, remembered)?;
+    /// The same in `folder`, the user's: what programs load lies there, they connect there, and it has what is
+    /// remembered of earlier runs.
+    fn start_in(owner: Arc<dyn Owner>, folder: Folder) -> io::Result<Self> {
+        let (socket, listener) = Socket::listen_in(folder.path())?;
+        let object = object::place(&folder)?;
+        let examiner = examine::Examiner::new(object.clone(), PRELOAD, Remembered::of(folder));
         let examiner: Examiner = Box::new(move |process| examiner.examine(process));
         let options = ServiceOptions { workers: WORKERS, examiner: Some(examiner), listener: Some(listener) };
         let service = Service::start_with(Arc::clone(&owner), options)?;
@@ -475,7 +488,7 @@ impl Session {
     pub fn place(&self) -> Place {
         Place {
             process: std::process::id(),
-            object: self.object.as_raw_fd().unsigned_abs(),
+            object: self.object.clone(),
             socket: self.socket.path().to_owned(),
             token: self.owner.arena().token(),
             plan: self.plan,
@@ -560,6 +573,15 @@ fn wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn our_object_is_preloaded_once_and_first() {
+        let with = |others: &str| preload(Path::new("/a/ours.so"), Some(others.into()));
+        assert_eq!(preload(Path::new("/a/ours.so"), None), "/a/ours.so");
+        assert_eq!(with(""), "/a/ours.so");
+        assert_eq!(with("one.so /two.so"), "/a/ours.so:one.so:/two.so");
+        assert_eq!(with("/one.so::/a/ours.so"), "/a/ours.so:/one.so");
+    }
 
     #[test]
     fn a_plan_that_panics_is_no_plan() {

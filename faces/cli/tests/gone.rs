@@ -65,7 +65,7 @@ os.waitpid(os.posix_spawnp('cat', ['cat', 'text'], os.environ), 0)
     assert_eq!(std::fs::read_to_string(&said).expect("it is there"), "");
 }
 
-/// The same for who may not open the object, or does not see it: another user, and another root.
+/// The same for who may not open the object, or sees other processes than the owner.
 #[test]
 fn programs_that_cannot_reach_the_cache_say_nothing() {
     if !rustix::process::geteuid().is_root() {

@@ -693,7 +693,8 @@ fn the_objects_imports() {
     let imports: Vec<&str> =
         names.iter().filter_map(|name| name.strip_prefix(['U', 'w'])?.trim().split('@').next()).collect();
     let bytes = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
-    let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "fileno"];
+    // `environ` is a variable: what `execv` and its like hand on.
+    let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "environ", "fileno"];
     // What linkers put into every object, to be called if it is there.
     let start =
         ["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"];

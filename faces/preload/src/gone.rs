@@ -1,19 +1,22 @@
 //! Gone: programs that are started where our object cannot be reached any more.
 //!
-//! The dynamic linker is told of the object by `LD_PRELOAD`, as `/proc/PROCESS/fd/NUMBER`. Programs inherit that, and
-//! may be started when it leads nowhere: the owner has ended and they have not, somebody has become another user, or
-//! has another root or sees other processes. The linker would say on the program's standard error that it cannot
-//! load it, for each of them. So whoever is about to become another program looks whether he could open the object
-//! himself, and if not, takes its name out of the environment that he hands on.
+//! The dynamic linker is told of the object by `LD_PRELOAD`, as a file in a folder that its user alone may enter.
+//! Programs inherit that for as long as they like, and load the object also when its owner has ended; then it does
+//! nothing. But a program may become another user, or have another root, or the folder may be gone: what the name leads
+//! to then is nothing, or is not ours. The linker would say on the program's standard error that it cannot load it, for
+//! each such program, or would load what lies there. So whoever is about to become another program looks whether the
+//! name still leads to the very file that it has loaded itself, as the same user, and if not, takes the name out of the
+//! environment that it hands on.
 //!
 //! ```text
-//!   LD_PRELOAD=/proc/4711/fd/7:/usr/lib/other.so   becomes   LD_PRELOAD=::::::::::::::::/usr/lib/other.so
+//!   LD_PRELOAD=/run/user/7/quinion/libquinion-HASH.so:/usr/lib/other.so
+//!   LD_PRELOAD=:::::::::::::::::::::::::::::::::::::::::/usr/lib/other.so
 //! ```
 //!
 //! The name is overwritten where it stands, since nothing here allocates: by a call of the kernel that fails, and does
 //! not end us, if those bytes may not be written. Then the linker says what it says. In a child that runs in its
-//! parent's memory the parent hands it on no more either; that is right if the owner has ended, and else costs the
-//! parent's later children the cache.
+//! parent's memory the parent hands it on no more either; that costs the parent's
+//! later children the cache.
 //!
 //! The environment may be anything, and the process a child in its parent's memory that has put the signals' handlers
 //! back: so it is read as it is written, by a call of the kernel. Where that is forbidden, nothing is taken out.
@@ -22,12 +25,16 @@
 //! is not patched.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::{kernel, start};
+use crate::kernel;
 
-/// The longest name: `/proc/`, ten digits, `/fd/`, ten digits.
-const NAME_MAX: usize = 30;
+/// How the name of the file begins and ends.
+const PREFIX: &[u8] = b"libquinion-";
+const SUFFIX: &[u8] = b".so";
+
+/// The longest name: of a folder that has room for sockets, a hash, and what is before and behind that.
+const NAME_MAX: usize = 80 + 1 + PREFIX.len() + 32 + SUFFIX.len();
 
 /// What stands where it stood.
 const NOTHING: [u8; NAME_MAX] = [b':'; NAME_MAX];
@@ -46,14 +53,18 @@ static PLACE: AtomicUsize = AtomicUsize::new(0);
 /// By whose rights this process could load it.
 static USER: AtomicU32 = AtomicU32::new(0);
 
-/// Notes our object's name: the one in the value of `LD_PRELOAD` that is a descriptor of some process. Called
-/// once, at the start.
+/// The device and inode of the file; zeros if that was not there.
+static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Notes our object's name: the first in the value of `LD_PRELOAD` that is one of ours. Called once, at the start.
 pub fn remember(preload: Option<&[u8]>) {
-    let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && start::is_descriptor(name);
+    let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && is_object(name);
     let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).find(is_ours));
     let Some(first) = first else { return };
     // SAFETY: nobody reads it before the length is there.
     unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
+    let file = kernel::stat(NAME.0.get() as usize).map_or([0; 2], |file| [file.device, file.inode]);
+    FILE.iter().zip(file).for_each(|(to, value)| to.store(value, Ordering::Relaxed)); // the length orders it
     USER.store(kernel::effective_user(), Ordering::Relaxed);
     PLACE.store(first.as_ptr() as usize, Ordering::Relaxed); // read with the length, which orders it
     LENGTH.store(first.len(), Ordering::Release); // partner: the Acquire in `name`
@@ -84,12 +95,19 @@ fn name() -> Option<&'static [u8]> {
     (length > 0).then(|| unsafe { &(&(*NAME.0.get()))[..=length] })
 }
 
+/// Whether a path is one that an object of ours may have.
+fn is_object(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    path.first() == Some(&b'/') && name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
 fn is_separator(byte: u8) -> bool {
     byte == b':' || byte == b' '
 }
 
 const PAGE: usize = 4096;
-const PREFIX: [u8; 11] = *b"LD_PRELOAD=";
+/// The variable, with its `=`.
+const VARIABLE: [u8; 11] = *b"LD_PRELOAD=";
 /// So many strings are looked at in one step.
 const STRINGS: usize = 64;
 
@@ -128,7 +146,7 @@ fn find_value(environment: usize) -> Option<usize> {
         }
         let end = strings[..count].iter().position(|&string| string == 0);
         if let Some(found) = find_among(&strings[..end.unwrap_or(count)]) {
-            return Some(found + PREFIX.len());
+            return Some(found + VARIABLE.len());
         }
         if end.is_some() {
             return None;
@@ -142,20 +160,20 @@ fn find_among(strings: &[usize]) -> Option<usize> {
     while at < strings.len() {
         let mut parts = [[0; 2]; STRINGS];
         for (part, &string) in parts.iter_mut().zip(&strings[at..]) {
-            *part = [string, PREFIX.len()];
+            *part = [string, VARIABLE.len()];
         }
-        let mut bytes = [0u8; STRINGS * PREFIX.len()];
+        let mut bytes = [0u8; STRINGS * VARIABLE.len()];
         let left = strings.len() - at;
-        let read = kernel::read_memory(&parts[..left], &mut bytes) / PREFIX.len();
-        let is_it = |string: &[u8]| string == PREFIX;
-        if let Some(found) = bytes[..read * PREFIX.len()].chunks(PREFIX.len()).position(is_it) {
+        let read = kernel::read_memory(&parts[..left], &mut bytes) / VARIABLE.len();
+        let is_it = |string: &[u8]| string == VARIABLE;
+        if let Some(found) = bytes[..read * VARIABLE.len()].chunks(VARIABLE.len()).position(is_it) {
             return Some(strings[at + found]);
         }
         at += read;
         // One that is shorter, with nothing behind it, or is not there.
         if read < left {
-            let mut one = [0; PREFIX.len()];
-            if read_string(strings[at], &mut one) == PREFIX {
+            let mut one = [0; VARIABLE.len()];
+            if read_string(strings[at], &mut one) == VARIABLE {
                 return Some(strings[at]);
             }
             at += 1;
@@ -180,22 +198,20 @@ pub fn forget_in(environment: usize) {
     }
 }
 
-/// Whether a program that is started now could load the object: it is there, it may be read, and it is a file without a
-/// name that nobody can change, as ours is, and not what another process has by that number. Where that cannot be
-/// told it is taken to be so. Who has become another user may have kept rights to open it that the program will not
-/// have.
+/// Whether a program that is started now would load the object: the user is the same, and the name leads to the same
+/// file, which may be read. Where that cannot be told it is taken to be so. Another user may have kept rights to open
+/// it that the program will not have; and is not to load what this user can write, not even as root.
 fn is_reachable(name: &[u8]) -> bool {
-    const ROOT: u32 = 0;
-    let user = kernel::effective_user();
-    if user != USER.load(Ordering::Relaxed) && user != ROOT {
+    if kernel::effective_user() != USER.load(Ordering::Relaxed) {
         return false;
     }
     // If it is something else by now that is opened for nothing, that is not to wait, and gives nobody a terminal.
     match kernel::open(name, kernel::O_NONBLOCK | kernel::O_NOCTTY) {
         Ok(fd) => {
-            let is_sealed = kernel::fcntl(fd, kernel::F_GET_SEALS).is_ok();
+            let known = [0, 1].map(|part: usize| FILE[part].load(Ordering::Relaxed)); // ordered by the length's Acquire
+            let file = kernel::fstat(fd).filter(|file| file.is_regular());
             kernel::close(fd);
-            is_sealed
+            file.is_some_and(|file| [file.device, file.inode] == known)
         }
         Err(error) => error.0 == kernel::EMFILE || error.0 == kernel::ENFILE,
     }

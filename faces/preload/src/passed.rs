@@ -95,15 +95,15 @@ before! {
     /// The new program inherits what is not closed.
     execve = execve => inherited_by;
     /// As `execve`.
-    execv = execv => inherited;
+    execv = execv => inherited_with_ours;
     /// As `execve`.
-    execvp = execvp => inherited;
+    execvp = execvp => inherited_with_ours;
     /// As `execve`.
     execvpe = execvpe => inherited_by;
     /// As `execve`.
-    execl = execl => inherited;
+    execl = execl => inherited_with_ours;
     /// As `execve`.
-    execlp = execlp => inherited;
+    execlp = execlp => inherited_with_ours;
     /// As `execve`.
     execle = execle => inherited;
     /// As `execve`.
@@ -324,6 +324,13 @@ extern "C" fn inherited() {
     if process::is_on() {
         table::share_all(Reason::Forked);
     }
+}
+
+/// The new program has the environment that the C library says is this one's. Where that is not patched, as in a
+/// program that was started when the owner had ended, `execve` is called inside of it and does not come by here.
+extern "C" fn inherited_with_ours() {
+    inherited();
+    gone::forget_in(real::environment() as usize);
 }
 
 /// The new program has this environment.

@@ -22,6 +22,13 @@ use crate::loaded;
 unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
     fn fileno(stream: *mut c_void) -> c_int;
+    static environ: *const *const c_char;
+}
+
+/// The environment that this process hands on if it does not say another.
+pub fn environment() -> *const *const c_char {
+    // SAFETY: the C library's variable, which is there from the start; the program may set it, to a list or null.
+    unsafe { core::ptr::read_volatile(&raw const environ) }
 }
 
 type Dlsym = unsafe extern "C" fn(handle: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -218,16 +218,6 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 
-/// Whether `path` is `/proc/PROCESS/fd/` and a number.
-pub fn is_descriptor(path: &[u8]) -> bool {
-    let Some(rest) = path.strip_prefix(b"/proc/") else { return false };
-    let mut parts = rest.split(|&byte| byte == b'/');
-    parts.next().and_then(|part| number(part, 10)).is_some()
-        && parts.next() == Some(b"fd")
-        && parts.next().and_then(|part| number(part, 10)).is_some()
-        && parts.next().is_none()
-}
-
 /// Descriptors the program was born with: somebody else may have them too, and the files of those that may write
 /// are not served.
 fn adopt_inherited() {

@@ -22,14 +22,14 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use quinion::arena::control::Conduct;
 
-use super::foreign;
 use super::remembered::{Identity, OBJECTS, Remembered, sum};
+use super::{foreign, object};
 use crate::elf::Elf;
 
 /// Names by which the parts of the C library are loaded.
@@ -54,7 +54,8 @@ pub struct Examiner {
     known: Mutex<HashMap<Identity, Object>>,
     /// Where that is kept for the next run.
     remembered: Option<Remembered>,
-    ours: u64,
+    /// Where the file lies that programs load of us.
+    ours: PathBuf,
     /// The memory that our object takes, in bytes from its beginning.
     ours_bytes: u64,
 }
@@ -63,20 +64,13 @@ pub struct Examiner {
 type Copied = (&'static str, u64, Range<u64>);
 
 impl Examiner {
-    /// One that passes `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
+    /// One that passes the file `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
     /// `remembered` of earlier runs.
-    ///
-    /// # Errors
-    /// If that object cannot be looked at.
-    pub(super) fn new(
-        ours: impl AsFd,
-        bytes: &[u8],
-        remembered: Option<Remembered>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<Remembered>) -> Self {
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
         let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
         let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
-        Ok(Self { known: Mutex::new(known), remembered, ours: rustix::fs::fstat(ours)?.st_ino, ours_bytes })
+        Self { known: Mutex::new(known), remembered, ours, ours_bytes }
     }
 
     /// What the code of `process` does.
@@ -118,7 +112,7 @@ impl Examiner {
     }
 
     fn is_ours(&self, part: &Part<'_>) -> bool {
-        part.inode == self.ours && part.path.starts_with("/memfd:")
+        object::is_at(&self.ours, part.path, part.inode)
     }
 
     /// What the file behind a part comes to; `None` if it is not there any more.
@@ -264,7 +258,7 @@ mod tests {
     use crate::run::remembered;
 
     fn examiner() -> Examiner {
-        Examiner::new(File::open("/dev/null").unwrap(), &[], None).unwrap()
+        Examiner::new("/dev/null".into(), &[], None)
     }
 
     #[test]
@@ -285,7 +279,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let next = || {
             let ours = remembered::in_folder(&folder.path().join("ours"));
-            Examiner::new(File::open("/dev/null").unwrap(), &[], Some(ours)).unwrap()
+            Examiner::new("/dev/null".into(), &[], Some(ours))
         };
         let (first, us) = (next(), std::process::id());
         assert!(first.known.lock().unwrap().is_empty());

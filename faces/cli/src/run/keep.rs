@@ -12,10 +12,10 @@
 //! ```
 //!
 //! There is one such cache for each user and name. Its `memory` is one bound, however many runs it serves. A run
-//! **joins**: it says which version it is of and what it was asked for, and is told where the arena, the control
-//! file and the object are, all of them descriptors of the owner's. The object is the owner's own, so it and the
-//! arena are always of one make; and a command whose object is another's does not join at all. The connection lives
-//! as long as the run; the owner knows by it who is there.
+//! **joins**: it says which version it is of and what it was asked for, and is told where the owner waits for programs.
+//! What these load is the runner's own object, in the folder that both have; a command whose object is another than
+//! the owner's does not join at all, so the object and the arena are always of one make. The connection lives as long
+//! as the run; the owner knows by it who is there.
 //!
 //! Files stay cached when nobody has them open: the cache keeps them until there are too many, or their place is
 //! wanted. Each open looks at the file again, so one that was changed between two runs is read anew.
@@ -41,6 +41,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 use std::process::Command;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::Place;
+use super::{Place, object, socket};
 use folder::Folder;
 use line::{Line, PATIENCE};
 
@@ -198,10 +199,11 @@ impl Kept {
     /// It is of another version, or was started with other options; it cannot be started, or does not answer.
     pub fn join(wanted: &Wanted) -> io::Result<Self> {
         let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
+        let object = object::place(&folder)?;
         loop {
             // 1 somebody is there: join
             if let Some(line) = Line::to(&folder, &wanted.name)?
-                && let Some(kept) = Self::ask_to_join(line, wanted)?
+                && let Some(kept) = Self::ask_to_join(line, wanted, &object)?
             {
                 return Ok(kept);
             }
@@ -216,13 +218,13 @@ impl Kept {
     }
 
     /// `None` if the owner ended before it answered.
-    fn ask_to_join(mut line: Line, wanted: &Wanted) -> io::Result<Option<Self>> {
+    fn ask_to_join(mut line: Line, wanted: &Wanted, object: &Path) -> io::Result<Option<Self>> {
         let Some(answer) = line.ask(&owner::question(wanted))? else { return Ok(None) };
         if answer.answers("refused") {
             let why = answer.text_of("why").ok_or_else(|| line.not_understood())?;
             return Err(io::Error::other(why.to_owned()));
         }
-        let joined = answer.answers("joined").then(|| Place::of(&answer)).flatten();
+        let joined = answer.answers("joined").then(|| Place::of(&answer, object)).flatten();
         let (Some(place), Some(run)) = (joined, answer.number_of("run")) else {
             return Err(line.not_understood());
         };
@@ -350,7 +352,10 @@ fn tidy(folder: &Folder, name: &Name) -> io::Result<Tidied> {
         return Ok(Tidied::All);
     }
     let tidied = match folder.try_lock(name) {
-        Ok(Some(lock)) => folder.remove_all(lock, name).map(|()| Tidied::All),
+        Ok(Some(lock)) => {
+            socket::remove_left(folder.path());
+            folder.remove_all(lock, name).map(|()| Tidied::All)
+        }
         Ok(None) => Ok(Tidied::Locked),
         Err(error) => Err(error),
     };

@@ -94,7 +94,7 @@ impl Remembered {
 
     /// Puts `bytes` there as a whole: who reads meanwhile finds what was there before.
     pub fn replace(&self, what: &str, key: impl Hash, bytes: &[u8]) -> io::Result<()> {
-        self.forget_old();
+        self.folder.remove_old(is_of_us);
         let name = self.name(what, key);
         let new = format!("{name}.{}", std::process::id());
         let (from, to) = (self.folder.within(&new), self.folder.within(&name));
@@ -112,7 +112,7 @@ impl Remembered {
         let name = self.name(what, key);
         let mut file = self.open(&name, File::options().append(true).create(true))?;
         match file.metadata()?.len() {
-            0 => self.forget_old(),
+            0 => self.folder.remove_old(is_of_us),
             bytes if bytes + line.len() as u64 >= BYTES_MAX => {
                 return fs::remove_file(self.folder.within(&name));
             }
@@ -127,22 +127,11 @@ impl Remembered {
         let file = options.open(self.folder.within(name))?;
         if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
+}
 
-    /// Removes what nobody has written for a month: of commands that are no more, and of who was killed.
-    fn forget_old(&self) {
-        const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
-        let Ok(entries) = fs::read_dir(self.folder.within("")) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let is_of_us = WHATS.iter().any(|what| name.to_string_lossy().starts_with(&format!("{what}-")));
-            let written = entry.metadata().and_then(|data| data.modified());
-            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
-            if is_of_us && is_old {
-                // Somebody else may have done it.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-    }
+/// Whether a file of this name is one of those that are kept here.
+fn is_of_us(name: &str) -> bool {
+    WHATS.iter().any(|what| name.strip_prefix(what).is_some_and(|rest| rest.starts_with('-')))
 }
 
 /// A number that two different things hardly share.

@@ -1,18 +1,16 @@
 //! Socket: where programs of a run find its cache's owner.
 //!
-//! It lies in the user's folder ([`Folder`]), which nobody else can enter or change, under a name of its own, and is
-//! removed with its owner. One that a killed owner left is removed by the next that comes: nobody listens there.
+//! It lies in the user's folder (`user_folder.rs`), which nobody else can enter or change, under a name of its own, and
+//! is removed with its owner. One that a killed owner left is removed by the next that comes: nobody listens there.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use quinion::serve::listen;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-
-use super::keep::folder::Folder;
 
 /// How names of sockets begin and end.
 const PREFIX: &str = "view-";
@@ -25,19 +23,15 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Listens in the user's folder.
-    ///
-    /// # Errors
-    /// There is no folder that is the user's alone, or its path is too long for a socket.
-    pub(super) fn listen() -> io::Result<(Self, OwnedFd)> {
-        Self::listen_in(Folder::of_user()?.path())
-    }
-
+    /// Listens in that folder, the user's.
     pub(super) fn listen_in(folder: &Path) -> io::Result<(Self, OwnedFd)> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
         remove_left(folder);
-        static LAST: AtomicU32 = AtomicU32::new(0);
-        let number = LAST.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{PREFIX}{}-{number}{SUFFIX}", std::process::id()));
+        let path = folder.join(format!(
+            "{PREFIX}{}.{}{SUFFIX}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        ));
         let listener = listen(&path).or_else(|_| {
             // A process of our number was killed here.
             let _ = std::fs::remove_file(&path);

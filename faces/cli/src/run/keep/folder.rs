@@ -1,9 +1,11 @@
-//! Folder: where a user's kept caches are found, and the lock that says whether one is there.
+//! Folder: the user's folder, open; kept caches are found in it, and the lock that says whether one is there.
 //!
 //! ```text
-//!   $XDG_RUNTIME_DIR/quinion/        if that is a folder of ours, else /tmp/quinion-UID/      0700
+//!   the user's folder/        where that is: see `user_folder`      0700
 //!     NAME.lock      locked by the owner for as long as it lives, and by who starts it before that
 //!     NAME.socket    where it listens
+//!     view-PID.N.socket        where an owner waits for programs: see `socket`
+//!     libquinion-HASH.so       what programs load: see `object`
 //!     plan-KEY, objects-KEY    what runs found out about files of programs: see `remembered`
 //! ```
 //!
@@ -17,14 +19,16 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::Name;
+use crate::run::user_folder;
 
 const LOCK: &str = ".lock";
 const SOCKET: &str = ".socket";
@@ -40,45 +44,28 @@ impl Folder {
     /// The user's folder, made if it is not there.
     ///
     /// # Errors
-    /// It cannot be made, or is not the user's alone.
+    /// There is no place for it.
     pub fn of_user() -> io::Result<Self> {
-        let path = place();
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        match made {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(wrong(
-                &path,
-                &format!("cannot be made: {error}; set XDG_RUNTIME_DIR to a folder of your own"),
-            )),
-            _ => Self::open(&path),
-        }
+        user_folder::find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// The user's folder, if it is there: for who only looks.
     ///
     /// # Errors
-    /// It is not the user's alone.
+    /// There is no place for it.
     pub fn of_user_if_any() -> io::Result<Option<Self>> {
-        let path = place();
-        match path.symlink_metadata() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            _ => Self::open(&path).map(Some),
-        }
+        user_folder::find(false)
     }
 
-    /// The folder at `path`, if it is one that nobody else can change.
+    /// The folder at `path`, if it is one that nobody else can enter, or change, or put another in its place.
     pub fn open(path: &Path) -> io::Result<Self> {
+        let path = user_folder::resolve(path)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let descriptor = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|error| wrong(path, &format!("cannot be opened: {error}; remove what is there")))?;
-        let stat = rustix::fs::fstat(&descriptor)?;
-        if !is_ours_alone(&stat) {
-            return Err(wrong(
-                path,
-                "belongs to another user, or others may enter it, and who can write there decides what \
-                 programs read; remove it, or set XDG_RUNTIME_DIR to a folder of your own",
-            ));
+        let descriptor = rustix::fs::open(&path, flags, Mode::empty())?;
+        if !is_ours_alone(&rustix::fs::fstat(&descriptor)?) {
+            return Err(io::Error::other("it belongs to another user, or others may enter it"));
         }
-        Ok(Self { descriptor, path: path.to_owned() })
+        Ok(Self { descriptor, path })
     }
 
     /// Its path.
@@ -155,6 +142,21 @@ impl Folder {
         }
     }
 
+    /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
+    /// more, and of who was killed.
+    pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
+        const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
+        let Ok(entries) = std::fs::read_dir(self.within("")) else { return };
+        for entry in entries.flatten() {
+            let written = entry.metadata().and_then(|data| data.modified());
+            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
+            if is_old && ours(&entry.file_name().to_string_lossy()) {
+                // Somebody else may have done it.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// The names of which there is something here, in order.
     pub fn names(&self) -> io::Result<Vec<Name>> {
         let mut names: Vec<Name> = std::fs::read_dir(self.within(""))?
@@ -162,6 +164,12 @@ impl Folder {
             .collect();
         names.sort();
         Ok(names)
+    }
+}
+
+impl AsFd for Folder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 
@@ -180,25 +188,9 @@ impl Lock {
     }
 }
 
-fn wrong(path: &Path, what: &str) -> io::Error {
-    io::Error::other(format!("the folder of kept caches, {}, {what}", path.display()))
-}
-
 fn is_ours_alone(stat: &Stat) -> bool {
     stat.st_uid == rustix::process::geteuid().as_raw()
         && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
-}
-
-/// Where the folder is, or is to be.
-fn place() -> PathBuf {
-    let user = rustix::process::geteuid().as_raw();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // It may be another user's after `su`, or gone.
-    let is_ours =
-        |path: &PathBuf| path.is_absolute() && rustix::fs::stat(path).is_ok_and(|stat| stat.st_uid == user);
-    runtime
-        .filter(is_ours)
-        .map_or_else(|| PathBuf::from(format!("/tmp/quinion-{user}")), |path| path.join("quinion"))
 }
 
 #[cfg(test)]
@@ -249,7 +241,7 @@ mod tests {
         for mode in [0o750, 0o701, 0o777] {
             std::fs::set_permissions(outer.path(), Permissions::from_mode(mode)).unwrap();
             let error = Folder::open(outer.path()).unwrap_err().to_string();
-            assert!(error.contains("XDG_RUNTIME_DIR"), "{error}");
+            assert!(error.contains("others may enter it"), "{error}");
         }
         let link = outer.path().join("link");
         std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();

@@ -45,10 +45,8 @@ use super::numbers::{self, Numbers};
 use super::start::READY;
 use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
 use crate::run::open_files;
-use crate::run::remembered::Remembered;
 use crate::run::signals::Signals;
-use crate::run::socket::Socket;
-use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, PRELOAD, Session};
+use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
 use crate::size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
@@ -144,9 +142,7 @@ fn begin(
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
     }
     let Cache { owner, numbers, tidy } = build()?;
-    let remembered = Folder::open(folder.path()).ok().and_then(Remembered::of);
-    let socket = Socket::listen_in(folder.path()).map_err(said)?;
-    let session = Session::remembering(owner, remembered, socket).map_err(said)?;
+    let session = Session::start_in(owner, Folder::open(folder.path()).map_err(said)?).map_err(said)?;
     let signals = Signals::catch().map_err(said)?;
     folder.remove_socket(&lock, &name).map_err(said)?;
     let listener = UnixListener::bind(folder.socket(&name)).map_err(said)?;
@@ -177,7 +173,7 @@ pub fn question(wanted: &Wanted) -> Message {
         .number("protocol", PROTOCOL)
         .text("version", env!("CARGO_PKG_VERSION"))
         .number("layout", u64::from(LAYOUT_VERSION))
-        .number("object", fingerprint(PRELOAD))
+        .text("object", object::HASH)
         .text("rules", &said_as_one(&wanted.rules));
     let message = match wanted.memory {
         Some(memory) => message.number("memory", memory),
@@ -196,12 +192,6 @@ pub fn question(wanted: &Wanted) -> Message {
 /// Rules in one text: the options as they would be typed.
 fn said_as_one(rules: &[String]) -> String {
     if rules.is_empty() { "the default rules".to_owned() } else { rules.join(" ") }
-}
-
-/// A number that tells two objects apart: FNV-1a, by Fowler, Noll and Vo.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    let mix = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// Since when, and by whom, the cache is used.
@@ -490,9 +480,9 @@ impl Attendant {
     /// Why a run may not join, if so.
     fn objection(&self, question: &Message) -> Option<String> {
         let (name, ours) = (&self.name, question_of_ours());
-        let is_ours = ["protocol", "layout", "object"]
-            .iter()
-            .all(|&what| question.number_of(what) == ours.number_of(what));
+        let is_ours =
+            ["protocol", "layout"].iter().all(|&what| question.number_of(what) == ours.number_of(what))
+                && question.text_of("object") == ours.text_of("object");
         let version = question.text_of("version").unwrap_or("?");
         if !is_ours || question.text_of("version") != ours.text_of("version") {
             let built = if version == env!("CARGO_PKG_VERSION") { ", built another time" } else { "" };

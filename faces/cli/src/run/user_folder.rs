@@ -1,0 +1,294 @@
+//! User folder: the one place for what programs load and for where caches listen.
+//!
+//! ```text
+//!   $XDG_RUNTIME_DIR/quinion                              the first that is safe and usable
+//!   $XDG_CACHE_HOME/quinion, or $HOME/.cache/quinion
+//!   /var/cache/quinion                                    root's alone
+//!   /tmp/quinion-UID
+//! ```
+//!
+//! **Safe**: nobody but root and the user can change what its path leads to. Each folder above it, from the root on and
+//! with links resolved, belongs to one of the two, and others cannot write there; but in a sticky folder, such as
+//! `/tmp`, they may, since they cannot rename what is not theirs. The folder itself belongs to the user, and nobody
+//! else may enter it.
+//!
+//! **Usable**: the dynamic linker can load from it, and a socket in it has an address. So it is not mounted `noexec`,
+//! has no letter that separates or replaces names in `LD_PRELOAD`, and its path is short.
+//!
+//! Whoever looks for the folder looks in the same order and by the same rules, and so finds the same one: `run` makes
+//! it, `keeps` and `stop` do not. One that another user has made, in `/tmp` before the user came, is passed over.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+
+use super::keep::folder::Folder;
+
+/// Bytes of the longest path. An address of a socket has 108, and a name in it up to 24.
+pub(super) const PATH_MAX: usize = 80;
+
+/// Others may write there.
+const WRITTEN_BY_OTHERS: u32 = 0o022;
+/// Nobody renames or removes there what is another's.
+const STICKY: u32 = 0o1000;
+
+/// The user's folder. If it is not there it is made, or `None` without `make`.
+///
+/// # Errors
+/// There is no place for it: which were looked at, what is wrong with each, and what to do.
+pub(super) fn find(make: bool) -> io::Result<Option<Folder>> {
+    let user = rustix::process::geteuid().as_raw();
+    find_among(&candidates(|name| std::env::var_os(name), user), make)
+}
+
+fn find_among(candidates: &[Candidate], make: bool) -> io::Result<Option<Folder>> {
+    let mut wrong = String::new();
+    for candidate in candidates {
+        match candidate.find(make) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => {
+                let _ = write!(wrong, "{}: {error}; ", candidate.path.display());
+            }
+        }
+    }
+    Err(io::Error::other(format!(
+        "there is no folder for what programs load and where caches listen ({}); set XDG_RUNTIME_DIR to a folder of \
+         your own that others cannot write to, with a short path and not mounted noexec",
+        wrong.trim_end_matches("; ")
+    )))
+}
+
+/// A place where the folder may be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Candidate {
+    path: PathBuf,
+    /// How many folders above it may be made if they are not there.
+    makes: usize,
+}
+
+/// The places for a user with these variables, in order.
+fn candidates(variable: impl Fn(&str) -> Option<OsString>, user: u32) -> Vec<Candidate> {
+    const ROOT: u32 = 0;
+    let folder = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let within = |path: PathBuf, makes| Candidate { path: path.join("quinion"), makes };
+    let runtime = folder("XDG_RUNTIME_DIR").map(|path| within(path, 0));
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|path| path.join(".cache")));
+    let cache = cache.map(|path| within(path, 1));
+    let roots = (user == ROOT).then(|| within("/var/cache".into(), 0));
+    let temporary = Candidate { path: format!("/tmp/quinion-{user}").into(), makes: 0 };
+    runtime.into_iter().chain(cache).chain(roots).chain([temporary]).collect()
+}
+
+impl Candidate {
+    /// The folder here, or `None` if it is not there and was not to be made, but could be.
+    fn find(&self, make: bool) -> io::Result<Option<Folder>> {
+        if let Err(error) = self.path.symlink_metadata() {
+            if error.kind() != io::ErrorKind::NotFound {
+                return Err(error);
+            }
+            let missing = self.look_above()?;
+            if !make {
+                return Ok(None);
+            }
+            for path in missing {
+                // Somebody else may have made it meanwhile; whose it is is looked at when it is opened.
+                let made = DirBuilder::new().mode(0o700).create(path);
+                made.or_else(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => Ok(()),
+                    _ => Err(error),
+                })?;
+            }
+        }
+        Folder::open(&self.path).map(Some)
+    }
+
+    /// Looks whether the folder could be made, and be safe and usable: which are missing, the uppermost first.
+    fn look_above(&self) -> io::Result<Vec<&Path>> {
+        let mut missing = vec![self.path.as_path()];
+        let above = self.path.ancestors().skip(1).take(self.makes + 1);
+        for path in above {
+            match path.canonicalize() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => missing.push(path),
+                Err(error) => return Err(error),
+                Ok(above) => {
+                    missing.reverse();
+                    let rest = missing.last().and_then(|last| last.strip_prefix(path).ok());
+                    check_above(&above)?;
+                    check_use(&above.join(rest.unwrap_or(Path::new(""))), &above)?;
+                    rustix::fs::accessat(CWD, &above, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
+                    return Ok(missing);
+                }
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+/// The path of the folder at `path` with all links above it resolved, if nobody else can change what that leads to, and
+/// it can be used. The folder itself is looked at by who opens it.
+///
+/// # Errors
+/// It is not such a path: the error says why.
+pub(super) fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::other("it is no folder of its own"));
+    };
+    let above = above.canonicalize()?;
+    check_above(&above)?;
+    let path = above.join(name);
+    check_use(&path, &path)?;
+    Ok(path)
+}
+
+/// Whether nobody but root and us can change what `path`, which has no links, leads to.
+fn check_above(path: &Path) -> io::Result<()> {
+    let us = rustix::process::geteuid().as_raw();
+    for path in path.ancestors() {
+        if let Some(why) = fault(&path.symlink_metadata()?, us) {
+            return Err(io::Error::other(format!("{} {why}", path.display())));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a folder above ours.
+fn fault(data: &Metadata, us: u32) -> Option<&'static str> {
+    const ROOT: u32 = 0;
+    if !data.is_dir() {
+        Some("is no folder")
+    } else if ![ROOT, us].contains(&data.uid()) {
+        Some("belongs to another user")
+    } else if data.mode() & WRITTEN_BY_OTHERS != 0 && data.mode() & STICKY == 0 {
+        Some("can be written by others")
+    } else {
+        None
+    }
+}
+
+/// Whether programs can load from the folder `path`, and sockets in it have addresses. It lies, or is to lie, in the
+/// file system of `there`.
+fn check_use(path: &Path, there: &Path) -> io::Result<()> {
+    // The dynamic linker replaces what begins with a `$`, and separates names by colons and blanks. What is no text
+    // could not be found again in the list of what a process has mapped.
+    let is_plain = |letter: char| !letter.is_control() && !matches!(letter, ' ' | ':' | '$' | '\\');
+    match path.to_str() {
+        Some(text) if !text.chars().all(is_plain) => {
+            return Err(io::Error::other("its path has a blank, a colon or a letter of that kind"));
+        }
+        Some(text) if text.len() > PATH_MAX => return Err(io::Error::other("its path is too long")),
+        Some(_) => {}
+        None => return Err(io::Error::other("its path is no text")),
+    }
+    if rustix::fs::statvfs(there)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return Err(io::Error::other("it is mounted noexec"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// A folder of ours that nobody else may enter.
+    fn private() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        set_mode(folder.path(), 0o700);
+        folder
+    }
+
+    #[test]
+    fn places_are_looked_at_in_one_order() {
+        let paths = |variables: &[(&str, &str)], user| -> Vec<String> {
+            let variable = |name: &str| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+            };
+            let found = candidates(variable, user);
+            found.iter().map(|candidate| candidate.path.display().to_string()).collect()
+        };
+        let all = [("XDG_RUNTIME_DIR", "/run/user/7"), ("XDG_CACHE_HOME", "/c"), ("HOME", "/h/7")];
+        assert_eq!(paths(&all, 7), ["/run/user/7/quinion", "/c/quinion", "/tmp/quinion-7"]);
+        assert_eq!(paths(&all[2..], 7), ["/h/7/.cache/quinion", "/tmp/quinion-7"]);
+        assert_eq!(paths(&[], 0), ["/var/cache/quinion", "/tmp/quinion-0"]);
+        assert_eq!(
+            paths(&[("XDG_RUNTIME_DIR", "run"), ("XDG_CACHE_HOME", ""), ("HOME", "/")], 7),
+            ["/.cache/quinion", "/tmp/quinion-7"],
+            "what does not begin at the root is nowhere"
+        );
+    }
+
+    #[test]
+    fn who_only_looks_finds_what_another_makes_and_makes_nothing() {
+        let (outer, other) = (private(), private());
+        let candidates = [
+            Candidate { path: outer.path().join("none/quinion"), makes: 0 },
+            Candidate { path: outer.path().join(".cache/quinion"), makes: 1 },
+            Candidate { path: other.path().join("quinion"), makes: 0 },
+        ];
+        assert!(find_among(&candidates, false).unwrap().is_none());
+        assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0);
+        let made = find_among(&candidates, true).unwrap().expect("it is made");
+        assert!(made.path().ends_with(".cache/quinion"));
+        for path in [made.path(), made.path().parent().unwrap()] {
+            assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        }
+        assert_eq!(find_among(&candidates, false).unwrap().expect("it is found").path(), made.path());
+        set_mode(made.path(), 0o770);
+        let next = find_among(&candidates, true).unwrap().expect("the next is made");
+        assert!(next.path().starts_with(other.path()));
+        let error = find_among(&candidates[..2], false).unwrap_err().to_string();
+        assert!(error.contains("XDG_RUNTIME_DIR") && error.contains(".cache/quinion: "), "{error}");
+    }
+
+    #[test]
+    fn what_others_can_change_above_it_is_refused() {
+        let outer = private();
+        let middle = outer.path().join("middle");
+        fs::create_dir_all(middle.join("quinion")).unwrap();
+        set_mode(&middle.join("quinion"), 0o700);
+        for (mode, is_safe) in [(0o755, true), (0o775, false), (0o757, false), (0o1777, true), (0o700, true)]
+        {
+            set_mode(&middle, mode);
+            assert_eq!(Folder::open(&middle.join("quinion")).is_ok(), is_safe, "{mode:o}");
+            assert_eq!(resolve(&middle.join("quinion")).is_ok(), is_safe, "{mode:o}");
+            let absent = Candidate { path: middle.join("absent"), makes: 0 };
+            assert_eq!(absent.find(false).is_ok(), is_safe, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn links_above_it_are_resolved() {
+        let outer = private();
+        fs::create_dir(outer.path().join("real")).unwrap();
+        set_mode(&outer.path().join("real"), 0o700);
+        std::os::unix::fs::symlink(outer.path().join("real"), outer.path().join("link")).unwrap();
+        let candidate = [Candidate { path: outer.path().join("link/quinion"), makes: 0 }];
+        let folder = find_among(&candidate, true).unwrap().expect("it is made");
+        assert_eq!(folder.path(), outer.path().canonicalize().unwrap().join("real/quinion"));
+    }
+
+    #[test]
+    fn paths_that_the_linker_would_not_read_as_one_are_refused() {
+        let outer = private();
+        let long = "x".repeat(PATH_MAX);
+        for name in ["a b", "a:b", "a\tb", "$LIB", "a\\b", &long] {
+            let path = outer.path().join(name);
+            fs::create_dir_all(path.join("quinion")).unwrap();
+            set_mode(&path.join("quinion"), 0o700);
+            assert!(Folder::open(&path.join("quinion")).is_err(), "{name:?}");
+            let absent = Candidate { path: path.join("absent"), makes: 0 };
+            assert!(absent.find(true).is_err() && !path.join("absent").exists(), "{name:?}");
+        }
+    }
+}

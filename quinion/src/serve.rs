@@ -91,6 +91,8 @@ const NO_RUN: u64 = 0;
 const NAP_MILLIS: u32 = 1000;
 /// The same where it cannot sleep at all doorbells at once.
 const GLANCE_MILLIS: u32 = 2;
+/// Files that one viewer has attached at most: each takes some memory of ours. More are left to the kernel.
+const HANDLES_MAX: usize = 4096;
 /// Processes that may wait to be heard at a time.
 const LISTEN_MAX: i32 = 128;
 /// Workers that are at work for one viewer at most.
@@ -770,7 +772,13 @@ impl Shared {
             }
         };
         self.vouch();
-        let before = self.seats[job.viewer].lock().handles.insert(attached.handle, Handle { place, device });
+        let mut seat = self.seats[job.viewer].lock();
+        if seat.handles.len() >= HANDLES_MAX {
+            drop(seat);
+            self.let_go(attached.handle, place);
+            return Err(Errno(libc::EMFILE));
+        }
+        let before = seat.handles.insert(attached.handle, Handle { place, device });
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
     }

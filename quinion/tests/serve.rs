@@ -571,6 +571,28 @@ fn a_file_is_attached_by_a_descriptor_that_can_read_it() {
     attach(OFlags::RDWR).unwrap();
 }
 
+/// 1. A viewer attaches files without end, and the owner's memory goes to what it has to know of them.
+#[test]
+fn a_viewer_has_so_many_files_at_most() {
+    let owner = NaiveOwner::new(20_000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 10_000);
+    let data = file.as_file().metadata().unwrap();
+    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let mut handles = Vec::new();
+    let refused = loop {
+        match viewer.request(Operation::Attach, question) {
+            Ok([handle, _]) => handles.push(handle),
+            Err(error) => break error,
+        }
+        assert!(handles.len() <= 4096);
+    };
+    assert_eq!((refused, handles.len()), (RequestError::Errno(libc::EMFILE), 4096));
+    viewer.request(Operation::Detach, [handles[0], 0, 0]).unwrap();
+    viewer.request(Operation::Attach, question).expect("one has gone");
+}
+
 /// By the socket, as programs join; and what strangers say there costs their own connection.
 #[test]
 fn processes_join_by_the_socket() {

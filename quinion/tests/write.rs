@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 
 use common::Dice;
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Backend, Engine, EngineOptions, Faults, MemoryFile, Simulated, WaitRoom};
+use quinion::backend::{
+    Attributes, Backend, Engine, EngineOptions, Faults, Fill, Identity, MemoryFile, Simulated, SyncKind,
+    Version, WaitRoom,
+};
 use quinion::filemap::{Filemap, Patience, Reader};
 use quinion::mapping::{Mapping, ReadBatch};
 use quinion::readahead::{Config, Readahead};
@@ -984,4 +987,51 @@ fn a_device_is_written_to_its_end_and_no_further() {
     let mut twin = vec![1; 2 * PAGE];
     twin[2 * PAGE - 10..].fill(2);
     assert_same(&file, &twin);
+}
+
+/// A file that others write, and this cache cannot; its syncs go as they are told.
+#[derive(Debug, Default)]
+struct Others {
+    syncs: std::sync::Mutex<Vec<SyncKind>>,
+    fails: std::sync::atomic::AtomicBool,
+}
+
+impl Backend for Others {
+    fn name(&self) -> &'static str {
+        "others"
+    }
+    fn attributes(&self) -> std::io::Result<Attributes> {
+        let identity = Identity { device: 77, inode: 7, born: 0 };
+        let version = Version { modified: 1, changed: 1, settled: true, steps: true };
+        Ok(Attributes { identity, version, size: 10 })
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        fills.into_iter().for_each(|fill| fill.complete(Ok(10)));
+    }
+    fn sync_others(&self, kind: SyncKind) -> std::io::Result<()> {
+        self.syncs.lock().unwrap().push(kind);
+        match self.fails.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Err(std::io::Error::from_raw_os_error(5)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// 1. Another process writes a file.
+/// 2. Who reads it syncs it, is told that all is well, and relies on that. Nothing has been made durable.
+#[test]
+fn sync_by_a_reader_makes_durable_what_others_wrote() {
+    let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+    let others = std::sync::Arc::new(Others::default());
+    let file = cache.open_backend(others.clone()).unwrap();
+    file.sync_data().unwrap();
+    file.sync_all().unwrap();
+    file.sync_range(0, 1).unwrap();
+    assert_eq!(*others.syncs.lock().unwrap(), [SyncKind::Data, SyncKind::All, SyncKind::Data]);
+    others.fails.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(5));
+    // And by the system, of a file that can only be read.
+    let temporary = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(temporary.path(), "bytes").unwrap();
+    cache.open(temporary.path()).unwrap().sync_all().unwrap();
 }

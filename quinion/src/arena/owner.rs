@@ -441,7 +441,7 @@ impl Arena {
         let layout = layout_for(options.memory, reservation.memory_max)?;
         let arena_segment =
             Segment::create(c"quinion-arena", layout.bytes_max() as usize, Sharing::ReadOnly)?;
-        let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::ReadPages)?;
+        let control_segment = Segment::create(c"quinion-control", CONTROL_BYTES, Sharing::Common)?;
         if reservation.swap == Swap::Locked {
             arena_segment.lock()?;
             control_segment.lock()?;

@@ -56,7 +56,7 @@ pub enum Sharing {
     /// Viewers read it: mode 0400, memory in pages of 2 MiB where there are any.
     ReadOnly,
     /// Viewers read it: mode 0400, memory page by page.
-    ReadPages,
+    Common,
     /// One viewer writes it: mode 0600, memory page by page.
     ReadWrite,
 }
@@ -301,7 +301,7 @@ pub fn create_sized(name: &CStr, bytes: usize, sharing: Sharing) -> Result<Owned
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(system("memfd_create"))?;
     let mode = match sharing {
-        Sharing::ReadOnly | Sharing::ReadPages => Mode::RUSR,
+        Sharing::ReadOnly | Sharing::Common => Mode::RUSR,
         Sharing::ReadWrite => Mode::RUSR | Mode::WUSR,
     };
     rustix::fs::fchmod(&file, mode).map_err(system("fchmod"))?;

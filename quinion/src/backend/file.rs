@@ -267,6 +267,10 @@ impl Backend for LocalFile {
         self.writing()?;
         self.file.sync(kind)
     }
+    /// The system syncs a file by any descriptor of it.
+    fn sync_others(&self, kind: SyncKind) -> io::Result<()> {
+        self.file.sync(kind)
+    }
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         self.writing()?;
         self.file.set_size(bytes)

@@ -286,6 +286,17 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Err(read_only(self.name()))
     }
 
+    /// Makes durable what others have written to the file, by a backend that cannot write it: what is in the file before
+    /// the call is durable when it returns. There is nothing to do where nobody else can write, which is the default.
+    /// Waits for the device.
+    ///
+    /// # Errors
+    /// It may not be durable.
+    fn sync_others(&self, kind: SyncKind) -> io::Result<()> {
+        let _ = kind;
+        Ok(())
+    }
+
     /// Cuts the file at `bytes`, or extends it with zeros. No flush or fill of bytes behind the new end is in
     /// flight. May wait for the file system.
     ///

@@ -12,6 +12,9 @@
 //! bytes that are promised, and is waited for. If it began later, it has them, and step 3 waits for it. So each page is
 //! waited for once here, however often others write it.
 //!
+//! Of a file that this cache does not write, only step 4 is left: `Ok` says of what other processes wrote before, too,
+//! that it is durable, as the system's own call does by a descriptor that can only read.
+//!
 //! What ended well meanwhile, and was under way when somebody's sync failed, does not count: it is dirty again, and may
 //! have been clean when the tags were set. Then steps 1 to 3 are done once more, and what they meet now counts.
 //!
@@ -95,6 +98,10 @@ impl Writeback {
                 }
             }
             lost_pages = self.make_durable(mapping, &**writer, &pages, kind);
+        } else if let Err(error) = mapping.backend().sync_others(kind) {
+            // Nobody writes it by this cache; what others wrote is to be durable, too.
+            self.counters.add(Count::SyncErrors, 1);
+            return Err(SyncFailed { error, lost_pages });
         }
         // 5
         let news = device.errors().check_and_advance(cursor);

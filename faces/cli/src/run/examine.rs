@@ -15,8 +15,8 @@
 //!
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
-//! Cost: a few microseconds an object once it is known, and a new one is read
-//! and scanned: see [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
+//! Cost: a few microseconds an object once it is known, and a new one of up to 256 MiB is read into memory, one at a
+//! time, and scanned; one on a file system whose reads may never end is taken for the worst, unread: see [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -52,6 +52,8 @@ enum Object {
 /// Looks at processes, and remembers the files it has scanned.
 pub struct Examiner {
     known: Mutex<HashMap<Identity, Object>>,
+    /// Held by who has the bytes of an object in memory.
+    reading: Mutex<()>,
     /// Where that is kept for the next run.
     remembered: Option<Remembered>,
     /// Where the file lies that programs load of us.
@@ -70,7 +72,7 @@ impl Examiner {
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
         let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
         let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
-        Self { known: Mutex::new(known), remembered, ours, ours_bytes }
+        Self { known: Mutex::new(known), reading: Mutex::new(()), remembered, ours, ours_bytes }
     }
 
     /// What the code of `process` does.
@@ -118,13 +120,13 @@ impl Examiner {
     /// What the file behind a part comes to; `None` if it is not there any more.
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
         /// Larger objects are not read: it takes too long, and too much memory.
-        const BYTES_MAX: u64 = 1 << 30;
+        const BYTES_MAX: u64 = 256 << 20;
         let path = format!("/proc/{process}/root{}", part.path);
         // Another file may have the name by now, and one that is a pipe would make us wait for who writes to it.
-        let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let data = file.metadata().ok()?;
         // The device is not compared: some file systems say another one here than there.
-        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX {
+        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX || may_hang(&file) {
             return None;
         }
         let identity = Identity::of(&data);
@@ -132,8 +134,10 @@ impl Examiner {
         if let Some(&known) = self.known.lock().ok()?.get(&identity) {
             return Some(known);
         }
+        // One at a time, so that many processes that start at once do not take as many times the memory.
+        let _reading = self.reading.lock().ok()?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).ok()?;
+        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).ok()?;
         let object = look_at(bytes);
         self.known.lock().ok()?.insert(identity, object);
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
@@ -142,6 +146,13 @@ impl Examiner {
         }
         Some(object)
     }
+}
+
+/// Whether reads of the file may never end: it lies on a network, or somebody's process answers them. NFS, SMB in its
+/// versions, 9P, Ceph, FUSE.
+fn may_hang(file: &File) -> bool {
+    const SUCH: [u32; 6] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x6573_5546];
+    rustix::fs::fstatfs(file).map_or(true, |system| SUCH.contains(&(system.f_type as u32)))
 }
 
 // ---- what is remembered --------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 
 use super::PRELOAD;
 use super::keep::folder::Folder;
+use super::open_files;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");
@@ -52,6 +53,9 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
     let name = format!("{PREFIX}{hash}{SUFFIX}");
     let path = folder.path().join(&name);
     let wrong = |error: io::Error| {
+        if open_files::are_too_many(&error) {
+            return error;
+        }
         let path = path.display();
         io::Error::new(error.kind(), format!("cannot write what programs load to {path}: {error}"))
     };

@@ -12,6 +12,12 @@ use rustix::process::{Resource, getrlimit};
 /// As many as a run surely needs for itself.
 const ENOUGH: u64 = 256;
 
+/// Whether that is what an error says, of this process or of the machine.
+pub fn are_too_many(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(code, Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// What to do about an error of that code, if it is that too many files are open.
 pub fn remedy(code: Option<i32>) -> Option<String> {
     if Errno::from_raw_os_error(code?) != Errno::MFILE {

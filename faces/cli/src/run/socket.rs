@@ -12,6 +12,8 @@ use quinion::serve::listen;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use super::open_files;
+
 /// How names of sockets begin and end.
 const PREFIX: &str = "view-";
 const SUFFIX: &str = ".socket";
@@ -37,7 +39,10 @@ impl Socket {
             let _ = std::fs::remove_file(&path);
             listen(&path)
         });
-        let wrong = |error| {
+        let wrong = |error: io::Error| {
+            if open_files::are_too_many(&error) {
+                return error;
+            }
             let path = path.display();
             io::Error::other(format!(
                 "cannot listen for programs at {path}: {error}; set XDG_RUNTIME_DIR to a folder of your own, with a \

@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 
 use super::keep::folder::Folder;
+use super::open_files;
 
 /// Bytes of the longest path. An address of a socket has 108, and a name in it up to 24.
 pub(super) const PATH_MAX: usize = 80;
@@ -51,6 +52,8 @@ fn find_among(candidates: &[Candidate], make: bool) -> io::Result<Option<Folder>
     for candidate in candidates {
         match candidate.find(make) {
             Ok(folder) => return Ok(folder),
+            // That is no matter of the folder's, and no other is to be taken for it.
+            Err(error) if open_files::are_too_many(&error) => return Err(error),
             Err(error) => {
                 let _ = write!(wrong, "{}: {error}; ", candidate.path.display());
             }

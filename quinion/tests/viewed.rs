@@ -173,9 +173,8 @@ fn nonsense_is_refused() {
     assert!(ask(stage.handle, Advice::Passed.with_length(u64::MAX)).is_ok(), "nothing was passed");
 }
 
-/// 1. A file is open for writing; the owner, who is asked for it often enough, does not copy it while nobody waits:
-/// what
-///    it read now it could not serve.
+/// 1. A file is open for writing; the owner, who is asked for it often enough, does not copy it while nobody waits: it
+///    could not serve what it read now.
 /// 2. The writer is through; then it does.
 ///
 /// The one worker there is prepares before it answers again, so an answer tells that it has.

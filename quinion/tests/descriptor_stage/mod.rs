@@ -217,7 +217,8 @@ impl Program {
             }
             Call::Credit(bytes) => {
                 let word = self.fd().settled();
-                u64::from(word.state() == State::Candidate && self.cell.give_credit(word, bytes, false)) * 0
+                let _ = word.state() == State::Candidate && self.cell.give_credit(word, bytes, false);
+                0
             }
             Call::Attach | Call::AttachWriter => {
                 let word = self.fd().settled();
@@ -228,7 +229,10 @@ impl Program {
                 self.give_back(self.fd().detach().flatten());
                 0
             }
-            Call::Share => u64::from(self.fd().share()) * 0,
+            Call::Share => {
+                self.fd().share();
+                0
+            }
             Call::Pause => {
                 self.give_back(self.fd().pause());
                 0

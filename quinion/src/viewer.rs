@@ -522,6 +522,19 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
+    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most.
+    pub fn settle(&self, millis: u32) {
+        let until = sys::clock_millis() + u64::from(millis);
+        // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
+        let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
+        for slot in &self.page().requests {
+            while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_gone() {
+                // Nobody wakes who waits for what he does not ask.
+                sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
+            }
+        }
+    }
+
     /// Writes a question into one of the first `slots` slots.
     fn submit(
         &self,

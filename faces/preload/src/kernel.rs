@@ -73,6 +73,9 @@ pub mod number {
     pub const PIDFD_GETFD: usize = 438;
     pub const FSTATFS: usize = 138;
     pub const GETEUID: usize = 107;
+    pub const INOTIFY_INIT: usize = 253;
+    pub const INOTIFY_INIT1: usize = 294;
+    pub const FANOTIFY_INIT: usize = 300;
     pub const SETUID: usize = 105;
     pub const SETGID: usize = 106;
     pub const SETREUID: usize = 113;

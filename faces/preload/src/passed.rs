@@ -116,6 +116,12 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
+    /// Wants to hear what is done to files.
+    inotify_init = inotify_init => watches;
+    /// As `inotify_init`.
+    inotify_init1 = inotify_init1 => watches;
+    /// As `inotify_init`.
+    fanotify_init = fanotify_init => watches;
     /// Changes name spaces.
     setns = setns => leaves_domain;
     /// Changes what files there are.
@@ -391,6 +397,17 @@ extern "C" fn unshared(flags: usize) {
     }
 }
 
+/// The process is about to watch files. It would hear of what the owner does to them, and not of its own reads that are
+/// served: so none is, from here on. What the owner was told before it has done when this returns, or it is late.
+extern "C" fn watches() {
+    const SETTLED_MILLIS_MAX: u32 = 100;
+    if let Some(viewer) = process::viewer() {
+        table::detach_all(Reason::Watched);
+        viewer.settle(SETTLED_MILLIS_MAX);
+    }
+    process::stop(Reason::Watched);
+}
+
 /// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
     process::leave_domain();
@@ -446,6 +463,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
+        number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => watches(),
         number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),

@@ -361,7 +361,7 @@ pub struct ViewerPage {
     /// For which run of programs it counts; 0 for none. See [`crate::serve::Service::begin_run`].
     pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
-    pub counters: [AtomicU64; 32],
+    pub counters: [AtomicU64; 48],
     /// Questions and answers.
     pub requests: [Request; REQUEST_SLOTS],
     /// Frames that were read, a lossy memory.
@@ -532,7 +532,7 @@ pub enum Counter {
     /// The first of the reasons why a file or descriptor was left to the kernel; see [`Reason`].
     FirstReason = 8,
     /// The first of the outcomes of patching the C library; see [`Patching`].
-    FirstPatching = 24,
+    FirstPatching = 32,
 }
 
 /// What came of patching the C library of a viewer's process; counted at [`Counter::FirstPatching`] plus this.
@@ -604,11 +604,13 @@ pub enum Reason {
     Careful = 14,
     /// The process has changed its credentials or name spaces.
     Domain = 15,
+    /// The process watches files, and is to hear of its own reads and of nobody else's.
+    Watched = 16,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 16] = [
+    pub const ALL: [Reason; 17] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -625,11 +627,12 @@ impl Reason {
         Reason::Left,
         Reason::Careful,
         Reason::Domain,
+        Reason::Watched,
     ];
 }
 
 const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= Counter::FirstPatching as usize);
-const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 32);
+const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 48);
 
 #[cfg(all(test, feature = "std", not(quinion_model)))]
 mod tests {

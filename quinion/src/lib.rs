@@ -165,7 +165,7 @@ pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{CacheOwner, Coherence, HotFile, ServeRules};
+pub use owner::{CacheOwner, Coherence, HotFile, ServeRules, Shortage};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -12,6 +12,9 @@
 //! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or
 //! whoever declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
 //! times.
+//!
+//! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others fit,
+//! and are refused from then on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -28,7 +31,7 @@ use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, FileName, House, Owner};
+use crate::serve::{Attached, FileMode, FileName, House, Owner, ViewerTotals};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
@@ -36,12 +39,14 @@ use crate::viewer::sys::Errno;
 mod guarantee;
 mod heat;
 mod polite;
+mod thrash;
 
 use guarantee::Unserved;
 pub use guarantee::{Coherence, ServeRules};
 use heat::Heat;
 pub use heat::HotFile;
-use polite::{Polite, Wish};
+use polite::{Polite, Room, Wish};
+use thrash::{Candidate, Detector, Sums};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -55,6 +60,38 @@ pub struct CacheOwner {
     heat: Heat,
     /// If what the kernel holds is left to it.
     polite: Option<Polite>,
+    /// If memory is too small, for what.
+    short: RankedMutex<Short>,
+}
+
+/// What is known of a memory that is too small.
+#[derive(Debug, Default)]
+struct Short {
+    detector: Detector,
+    /// Files that were left to the kernel for it, by device and inode.
+    files: BTreeMap<(u64, u64), LeftFile>,
+    /// How much memory would have held all files, in bytes.
+    memory: u64,
+    /// Windows, one after the other, in which nothing was attached.
+    idle_windows: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LeftFile {
+    bytes: u64,
+    /// Whether it is refused to who attaches it.
+    is_refused: bool,
+}
+
+/// What was left to the kernel because memory is too small; all 0 if nothing was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Shortage {
+    /// Files.
+    pub files: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// How large a memory would have held them, and those that were served then, in bytes.
+    pub memory: u64,
 }
 
 /// A file as one viewer attached it.
@@ -63,6 +100,8 @@ struct Attachment {
     file: Arc<File>,
     inode: (u64, u64),
     path: PathBuf,
+    /// How often its viewer asked for bytes.
+    fills: u64,
 }
 
 /// How often, and after what time, a file that is to be let go is looked at again.
@@ -72,13 +111,17 @@ const LET_GO_PAUSE: Duration = Duration::from_millis(5);
 /// Of so many files it is remembered what was done about others.
 const MODES_MAX: usize = 1000;
 
+/// After so many windows without a file files are not refused any more: five minutes.
+const IDLE_WINDOWS_MAX: u32 = 600;
+
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
+        let short = RankedMutex::new(Rank::Viewer, Short::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
-        Self { cache, rules, files, modes, last, heat: Heat::new(), polite: None }
+        Self { cache, rules, files, modes, last, heat: Heat::new(), polite: None, short }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -100,6 +143,14 @@ impl CacheOwner {
     /// The cache.
     pub fn cache(&self) -> &Cache {
         &self.cache
+    }
+
+    /// What was left to the kernel because the memory is too small.
+    pub fn shortage(&self) -> Shortage {
+        let short = self.short.lock();
+        let bytes = short.files.values().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
+        let files = short.files.len() as u64;
+        Shortage { files, bytes, memory: if files > 0 { short.memory } else { 0 } }
     }
 
     /// The files that viewers read most, of those they attached last; at most `most`, hottest first. For who watches:
@@ -128,16 +179,66 @@ impl CacheOwner {
         self.files.lock().get(&handle).map(|known| Arc::clone(&known.file)).ok_or(Errno(libc::EBADF))
     }
 
+    fn inode_of(&self, handle: u64) -> (u64, u64) {
+        self.files.lock().get(&handle).map(|known| known.inode).unwrap_or_default()
+    }
+
     /// A handle's file, unless its viewer is not to believe what it would find.
     fn trusted(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.file(handle)?;
-        if file.trust() == Trust::Kernel { Err(Errno::TXTBSY) } else { Ok(file) }
+        match file.trust() {
+            Trust::Kernel if self.is_refused(self.inode_of(handle)) => Err(Errno(libc::ENOMEM)),
+            Trust::Kernel => Err(Errno::TXTBSY),
+            _ => Ok(file),
+        }
     }
 
     /// A handle of that file, if it is attached.
     fn of_inode(&self, inode: (u64, u64)) -> Option<Arc<File>> {
         let files = self.files.lock();
         files.values().find(|known| known.inode == inode).map(|known| Arc::clone(&known.file))
+    }
+
+    /// The files that are attached, with their bytes and how often viewers asked for some.
+    fn candidates(&self) -> HashMap<(u64, u64), Candidate> {
+        let mut found = HashMap::new();
+        for Attachment { file, inode, fills, .. } in self.files.lock().values() {
+            let candidate = Candidate { inode: *inode, bytes: file.len(), fills: 0 };
+            found.entry(*inode).or_insert(candidate).fills += fills;
+        }
+        found
+    }
+
+    /// A file is left to the kernel because the memory is too small for it beside the others.
+    fn note_short(&self, inode: (u64, u64), left: LeftFile) {
+        let attached = self.candidates();
+        let mut short = self.short.lock();
+        short.files.insert(inode, left);
+        let others = attached.values().filter(|file| !short.files.contains_key(&file.inode));
+        let all = others.map(|file| file.bytes).chain(short.files.values().map(|file| file.bytes));
+        let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
+        short.memory = short.memory.max(memory);
+        if self.polite.is_some() {
+            short.memory = short.memory.max(left.bytes.saturating_mul(polite::FILES_MIN));
+        }
+    }
+
+    fn is_refused(&self, inode: (u64, u64)) -> bool {
+        self.short.lock().files.get(&inode).is_some_and(|file| file.is_refused)
+    }
+
+    /// Leaves files to the kernel until the others fit.
+    fn shed(&self) {
+        let room = thrash::room_of(self.cache.arena().bound());
+        let mut files: Vec<_> = self.candidates().into_values().collect();
+        files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
+        for chosen in thrash::choose(files, room) {
+            // First, so that who attaches it from here on is refused; see `open`.
+            self.note_short(chosen.inode, LeftFile { bytes: chosen.bytes, is_refused: true });
+            if let Some(file) = self.of_inode(chosen.inode) {
+                file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
+            }
+        }
     }
 
     /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is
@@ -183,6 +284,12 @@ impl CacheOwner {
             return Err(unserved(Unserved::Unwritten));
         }
         let (trust, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
+        // After it was admitted: who leaves it to the kernel says so first, and takes its record back then.
+        if self.is_refused(inode) {
+            file.give_way_to_cut();
+            self.note_mode(&name, inode, Trust::Kernel, TOO_SMALL.into());
+            return Err(Errno(libc::ENOMEM));
+        }
         let why = if matches!(trust, Trust::Sure | Trust::Immutable) {
             String::new()
         } else {
@@ -192,7 +299,7 @@ impl CacheOwner {
         match trust {
             Trust::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
             Trust::Kernel => Err(Errno::OPNOTSUPP),
-            _ => Ok(Attachment { file, inode, path: name }),
+            _ => Ok(Attachment { file, inode, path: name, fills: 0 }),
         }
     }
 
@@ -206,6 +313,8 @@ impl CacheOwner {
 
 /// Why viewers went to the kernel where somebody came to write.
 const WRITTEN: &str = "somebody writes the file, or has it open for writing";
+/// Why they are left to it where the cache thrashes.
+const TOO_SMALL: &str = "the memory is too small for all files that are read";
 
 fn errno(error: &Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(match error.kind() {
@@ -282,6 +391,24 @@ impl Owner for CacheOwner {
         self.modes.lock().values().cloned().collect()
     }
 
+    fn window_ended(&self, totals: &ViewerTotals) {
+        let stats = self.cache.stats();
+        let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
+        let sums = Sums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
+        let is_idle = self.files.lock().is_empty();
+        let mut short = self.short.lock();
+        short.idle_windows = if is_idle { short.idle_windows.saturating_add(1) } else { 0 };
+        if short.idle_windows >= IDLE_WINDOWS_MAX {
+            short.files.clear();
+            short.memory = 0;
+        }
+        let is_too_small = short.detector.is_too_small(sums);
+        drop(short);
+        if is_too_small {
+            self.shed();
+        }
+    }
+
     fn manners(&self) -> Manners {
         let manners = self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS);
         Manners {
@@ -292,11 +419,23 @@ impl Owner for CacheOwner {
     }
 
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        let room = self.cache.arena().bound() / 4;
         let (polite, inode) = (self.polite.as_ref()?, (name.device, name.inode));
         // What is not served anyway is not opened; who attaches it is told why.
         self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
-        polite.judge(file, inode, spent, room)
+        if self.is_refused(inode) {
+            return None; // who attaches it is told
+        }
+        let bound = self.cache.arena().bound();
+        let room = Room { file: bound / polite::FILES_MIN, all: thrash::room_of(bound) };
+        let attached = || self.candidates().into_iter().map(|(inode, file)| (inode, file.bytes)).collect();
+        let left = polite.judge(file, inode, spent, room, attached)?;
+        if let Some(bytes) = left.short {
+            self.note_short(inode, LeftFile { bytes, is_refused: false });
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let name = std::fs::read_link(path).unwrap_or_default();
+            self.note_mode(&name, inode, Trust::Kernel, TOO_SMALL.into());
+        }
+        Some(left.credit)
     }
 
     fn prepare(&self, house: &dyn House) {
@@ -314,6 +453,9 @@ impl Owner for CacheOwner {
 
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
+        if let Some(known) = self.files.lock().get_mut(&handle) {
+            known.fills += 1;
+        }
         let file = self.trusted(handle)?;
         self.heat.add(file.record().1);
         let ready = if uncached && file.can_drop_behind() {
@@ -353,7 +495,8 @@ impl Owner for CacheOwner {
     fn detach(&self, handle: u64) {
         let Some(gone) = self.files.lock().remove(&handle) else { return };
         if gone.file.trust() == Trust::Kernel {
-            self.note_mode(&gone.path, gone.inode, Trust::Kernel, WRITTEN.into());
+            let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
+            self.note_mode(&gone.path, gone.inode, Trust::Kernel, why.into());
         }
         drop(gone); // outside the lock: it may be the file's last handle
     }

@@ -85,6 +85,8 @@ use workers::Workers;
 pub const WORKERS: usize = 4;
 /// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
+/// Heartbeats of a window, after which the owner is told what viewers did.
+const WINDOW_BEATS: u32 = 5;
 /// The run of viewers that said none.
 const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if nobody rings.
@@ -183,6 +185,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
     }
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
+    /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so it
+    /// does not wait for a device.
+    fn window_ended(&self, totals: &ViewerTotals) {
+        let _ = totals;
+    }
     /// What was done about others who may change viewers' files, by file.
     fn modes(&self) -> Vec<FileMode> {
         Vec::new()
@@ -835,12 +842,16 @@ impl Shared {
 
     /// Ten times a second.
     fn beat(self: &Arc<Self>) {
-        self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
+        let beats = self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
         self.vouch();
         self.drain_rings();
         self.drain_opened();
         for viewer in self.present() {
             self.free_if_over(viewer);
+        }
+        if beats % WINDOW_BEATS == 0 {
+            let totals = self.totals(|_| true);
+            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.window_ended(&totals)));
         }
         // All of them wait for somebody: perhaps for one who never answers.
         if self.workers.are_all_busy() {

@@ -313,7 +313,7 @@ struct Watched(Arc<quinion::CacheOwner>);
 
 impl Numbers for Watched {
     fn numbers(&self) -> OwnerNumbers {
-        OwnerNumbers::of(self.0.cache())
+        OwnerNumbers::of(&self.0)
     }
     fn hottest(&self, most: usize) -> Vec<quinion::HotFile> {
         self.0.hottest(most)

@@ -14,7 +14,8 @@
 //!                                                      ATTACH <--asked again
 //! ```
 //!
-//! While a program runs, a copy rests between its steps.
+//! While a program runs, a copy rests between its steps. No file is copied that would not fit beside those that are
+//! attached or taken over: it would only evict them.
 //!
 //! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
@@ -52,6 +53,8 @@ pub(super) const MANNERS: Manners =
 const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
 const OPENINGS_MAX: u32 = 2;
+/// No file is copied that is larger than memory divided by this.
+pub(super) const FILES_MIN: u64 = 4;
 /// Files that are known at most; then all are forgotten.
 const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.
@@ -98,6 +101,24 @@ impl Wish {
     }
 }
 
+/// What memory has room for, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// How large one file may be.
+    pub(super) file: u64,
+    /// How large all may be together.
+    pub(super) all: u64,
+}
+
+/// A file that is left to the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    /// How many bytes of it the kernel is to read before it is asked for again.
+    pub(super) credit: u64,
+    /// Its bytes, if it would have been taken over by a larger memory.
+    pub(super) short: Option<u64>,
+}
+
 /// What is known of all files.
 #[derive(Debug)]
 pub(super) struct Polite {
@@ -108,6 +129,8 @@ pub(super) struct Polite {
 struct State {
     known: HashMap<Name, Known>,
     wishes: VecDeque<Wish>,
+    /// Bytes of the files that are to be copied, or were and nobody has attached since.
+    taken: HashMap<Name, u64>,
     /// Whether somebody copies: one at a time, so that the others answer.
     is_copying: bool,
 }
@@ -118,15 +141,16 @@ impl Polite {
     }
 
     /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
-    /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `room`
-    /// is how large a file may be that is copied, in bytes.
+    /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `attached`
+    /// are the files that are attached, with their bytes.
     pub(super) fn judge(
         &self,
         descriptor: BorrowedFd<'_>,
         name: Name,
         spent: bool,
-        room: u64,
-    ) -> Option<u64> {
+        room: Room,
+        attached: impl FnOnce() -> HashMap<Name, u64>,
+    ) -> Option<Left> {
         // 1 What is known?
         let known = self.state.lock().known.get(&name).copied();
         if known == Some(Known::Ours) {
@@ -135,7 +159,7 @@ impl Polite {
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
         let (file, bytes) = look(descriptor, name)?;
         if known == Some(Known::Wished) {
-            return Some(bytes);
+            return Some(Left { credit: bytes, short: None });
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
@@ -148,16 +172,34 @@ impl Polite {
         let (credit, next) = match times {
             _ if !is_held(holds, bytes) => (bytes, Known::Left(times)),
             0 => (bytes.saturating_mul(TIMES), Known::Left(1)),
-            _ if bytes <= room && (spent || times >= OPENINGS_MAX) => (bytes, Known::Wished),
+            _ if spent || times >= OPENINGS_MAX => (bytes, Known::Wished),
             _ => (bytes.saturating_mul(TIMES), Known::Left(times.saturating_add(1))),
         };
+        // 4 Would it fit?
+        if next == Known::Wished && (bytes > room.file || self.taken_with(attached(), name, bytes) > room.all)
+        {
+            self.note(name, Known::Left(times.saturating_add(1)), None);
+            return Some(Left { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
+        }
         self.note(name, next, (next == Known::Wished).then_some(Wish { name, file, bytes }));
-        Some(credit)
+        Some(Left { credit, short: None })
     }
 
-    /// Whether a file was taken over, and is filled through the kernel's page cache.
+    /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
+    fn taken_with(&self, mut attached: HashMap<Name, u64>, name: Name, bytes: u64) -> u64 {
+        attached.extend(&self.state.lock().taken);
+        attached.insert(name, bytes);
+        attached.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Whether a file, which is attached now, was taken over, and is filled through the kernel's page cache.
     pub(super) fn is_ours(&self, name: Name) -> bool {
-        self.state.lock().known.get(&name) == Some(&Known::Ours)
+        let mut state = self.state.lock();
+        let is_ours = state.known.get(&name) == Some(&Known::Ours);
+        if is_ours {
+            state.taken.remove(&name); // it counts for as long as it is attached
+        }
+        is_ours
     }
 
     /// Forgets a file, and closes it: somebody wants to be alone with it. One that is being copied just now is closed
@@ -165,6 +207,7 @@ impl Polite {
     pub(super) fn forget(&self, name: Name) {
         let mut state = self.state.lock();
         state.known.remove(&name);
+        state.taken.remove(&name);
         let wishes = std::mem::take(&mut state.wishes).into_iter();
         let (gone, stay): (VecDeque<_>, _) = wishes.partition(|wish| wish.name == name);
         state.wishes = stay;
@@ -184,7 +227,11 @@ impl Polite {
     pub(super) fn end(&self, wish: &Wish, done: bool) {
         let next = if done { Known::Ours } else { Known::Left(0) };
         self.note(wish.name, next, None);
-        self.state.lock().is_copying = false;
+        let mut state = self.state.lock();
+        state.is_copying = false;
+        if !done {
+            state.taken.remove(&wish.name);
+        }
     }
 
     fn note(&self, name: Name, next: Known, wish: Option<Wish>) {
@@ -192,12 +239,14 @@ impl Polite {
         if state.known.len() >= KNOWN_MAX {
             // Those that wait to be copied are known again when that is done.
             state.known.clear();
+            state.taken.clear();
         }
         if next != Known::Ours && state.known.get(&name) == Some(&Known::Ours) {
             return; // it was copied while we looked
         }
         // Two that ask at once wish once.
         if state.known.insert(name, next) != Some(Known::Wished) {
+            state.taken.extend(wish.iter().map(|wish| (wish.name, wish.bytes)));
             state.wishes.extend(wish);
         }
     }

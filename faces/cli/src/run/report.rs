@@ -38,11 +38,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use quinion::ReadaheadUse;
 use quinion::arena::ArenaStats;
 use quinion::arena::Trust;
 use quinion::arena::control::{Patching, Reason};
 use quinion::serve::{FileMode, ViewerTotals};
+use quinion::{ReadaheadUse, Shortage};
 use rustix::fs::OFlags;
 
 use super::keep::Name;
@@ -68,11 +68,14 @@ pub struct OwnerNumbers {
     pub activated_pages: u64,
     /// Windows with a page that had come back before.
     pub workingset_windows: u64,
+    /// What was left to the kernel because memory is too small; not less what it was before.
+    pub shortage: Shortage,
 }
 
 impl OwnerNumbers {
-    /// Those of `cache`.
-    pub fn of(cache: &quinion::Cache) -> Self {
+    /// Those of `owner`.
+    pub fn of(owner: &quinion::CacheOwner) -> Self {
+        let cache = owner.cache();
         let stats = cache.stats();
         Self {
             readahead: cache.readahead_use(),
@@ -82,6 +85,7 @@ impl OwnerNumbers {
             refaulted_pages: stats.refaulted_pages,
             activated_pages: stats.activated_pages,
             workingset_windows: stats.workingset_windows,
+            shortage: owner.shortage(),
         }
     }
 
@@ -98,6 +102,9 @@ impl OwnerNumbers {
             ("refaulted_pages", &mut self.refaulted_pages),
             ("activated_pages", &mut self.activated_pages),
             ("workingset_windows", &mut self.workingset_windows),
+            ("short_files", &mut self.shortage.files),
+            ("short_bytes", &mut self.shortage.bytes),
+            ("short_memory", &mut self.shortage.memory),
         ]
     }
 
@@ -108,6 +115,7 @@ impl OwnerNumbers {
         for ((_, number), (_, before)) in now.fields().into_iter().zip(before.fields()) {
             *number = number.saturating_sub(*before);
         }
+        now.shortage = self.shortage;
         now
     }
 }
@@ -271,6 +279,14 @@ impl RunReport<'_> {
                  `--attach at-once` serves every file at its first read"
                     .into(),
             );
+        }
+        if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
+            notes.push(format!(
+                "{files} files of {} were left to the kernel for want of memory: `--memory {}M` would have held all \
+                 that was wanted",
+                size::shown(bytes),
+                memory.div_ceil(1 << 20)
+            ));
         }
         if let Some(InKept { is_gone: true, name, .. }) = self.kept {
             notes.push(format!(

@@ -329,6 +329,13 @@ impl Owner for CacheOwner {
         self.cache.share()
     }
 
+    fn release_idle(&self) {
+        if let Some(polite) = &self.polite {
+            polite.forget_wishes();
+        }
+        self.cache.forget_all_idle();
+    }
+
     fn about_to_stop(&self) {
         self.cache.give_up_leases();
     }

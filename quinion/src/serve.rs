@@ -183,6 +183,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
+    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has open.
+    fn release_idle(&self) {}
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
     /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so it
@@ -701,12 +703,13 @@ impl Shared {
         const EXAMINE: u32 = Operation::Examine as u32;
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const LET_GO: u32 = Operation::LetGo as u32;
+        const RELEASE: u32 = Operation::Release as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
         let device = match job.operation {
             ATTACH => Some(second),
-            EXAMINE | WRITER_OPENED | LET_GO => None,
+            EXAMINE | WRITER_OPENED | LET_GO | RELEASE => None,
             _ => match self.seats[job.viewer].lock().handles.get(&first) {
                 Some(handle) => Some(handle.device),
                 None => return Err(Errno::BADF),
@@ -739,6 +742,12 @@ impl Shared {
             }
             WRITER_OPENED => {
                 self.owner.writer_opened(first, second, third != 0);
+                Ok([0, 0])
+            }
+            RELEASE => {
+                // Who has ended has closed all it had, too.
+                self.present().for_each(|viewer| self.free_if_over(viewer));
+                self.owner.release_idle();
                 Ok([0, 0])
             }
             LET_GO => {

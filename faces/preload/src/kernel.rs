@@ -73,6 +73,7 @@ pub mod number {
     pub const PIDFD_GETFD: usize = 438;
     pub const FSTATFS: usize = 138;
     pub const GETEUID: usize = 107;
+    pub const UMOUNT2: usize = 166;
     pub const INOTIFY_INIT: usize = 253;
     pub const INOTIFY_INIT1: usize = 294;
     pub const FANOTIFY_INIT: usize = 300;

@@ -17,7 +17,7 @@
 use core::arch::naked_asm;
 use core::ffi::c_int;
 
-use quinion::arena::control::Reason;
+use quinion::arena::control::{Operation, Reason};
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
@@ -116,6 +116,10 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
+    /// Files that are open keep it busy, the owner's among them.
+    umount = umount => unmounts;
+    /// As `umount`.
+    umount2 = umount2 => unmounts;
     /// Wants to hear what is done to files.
     inotify_init = inotify_init => watches;
     /// As `inotify_init`.
@@ -397,6 +401,18 @@ extern "C" fn unshared(flags: usize) {
     }
 }
 
+/// The process is about to unmount something: the owner, once it has heard which files were closed, closes all that
+/// nobody has open.
+extern "C" fn unmounts() {
+    const SETTLED_MILLIS_MAX: u32 = 100;
+    if process::is_on()
+        && let Some(viewer) = process::join()
+    {
+        viewer.settle(SETTLED_MILLIS_MAX);
+        let _ = viewer.request_long(Operation::Release, [0; 3]);
+    }
+}
+
 /// The process is about to watch files. It would hear of what the owner does to them, and not of its own reads that are
 /// served: so none is, from here on. What the owner was told before it has done when this returns, or it is late.
 extern "C" fn watches() {
@@ -463,6 +479,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
+        number::UMOUNT2 => unmounts(),
         number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => watches(),
         number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),

@@ -490,6 +490,8 @@ pub enum Operation {
     /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
     /// answered the owner has not, as far as it depends on it. Arguments: the device, the inode.
     LetGo = 8,
+    /// Close all files that no viewer has open: one is about to unmount something.
+    Release = 11,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,

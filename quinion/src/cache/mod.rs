@@ -650,6 +650,17 @@ impl Cache {
         !is_known
     }
 
+    /// The same of all files that nobody has open.
+    pub(crate) fn forget_all_idle(&self) {
+        let mut table = self.shared.table.lock();
+        let is_written = |identity: &Identity| table.files[identity].mapping.dirty_pages().total() == 0;
+        let idle: Vec<u64> =
+            table.idle.iter().filter(|(_, identity)| is_written(identity)).map(|(&since, _)| since).collect();
+        let gone: Vec<_> = idle.into_iter().filter_map(|since| table.forget(since)).collect();
+        drop(table);
+        gone.into_iter().for_each(|mapping| self.shared.filemap.reclaim.remove_mapping(mapping.id()));
+    }
+
     /// What the spill file has done and holds; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.spill.as_ref().map(|spill| spill.stats())

@@ -215,6 +215,17 @@ impl Polite {
         drop(gone); // outside the lock
     }
 
+    /// Closes all files that wait to be copied; they are asked for again if they are wanted.
+    pub(super) fn forget_wishes(&self) {
+        let mut state = self.state.lock();
+        let wishes = std::mem::take(&mut state.wishes);
+        for wish in &wishes {
+            state.known.remove(&wish.name);
+        }
+        drop(state);
+        drop(wishes); // outside the lock
+    }
+
     /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
     pub(super) fn next_wish(&self) -> Option<Wish> {
         let mut state = self.state.lock();

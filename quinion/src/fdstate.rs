@@ -1,8 +1,8 @@
 //! File descriptor state: who keeps a descriptor's offset, the kernel or this process.
 //!
 //! A process that reads through a viewer may keep the offset of a descriptor itself, the **private offset**, so that
-//! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to the
-//! process and back. It knows one descriptor's word and, by the trait [`Process`], the few system calls that it
+//! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to
+//! the process and back. It knows one descriptor's word and, by the trait [`Process`], the few system calls that it
 //! combines with changes of the word; `faces/preload/src/table.rs` keeps the words and makes the calls.
 //!
 //! ```text
@@ -250,7 +250,8 @@ impl Cell {
     /// The word.
     #[inline]
     pub fn look(&self) -> Word {
-        // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and write).
+        // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and
+        // write).
         // It also is the Acquire whose partner is the store in `Fd::moving`: who sees SERVED sees the attachment.
         Word(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
     }

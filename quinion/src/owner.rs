@@ -13,8 +13,8 @@
 //! whoever declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
 //! times.
 //!
-//! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others fit,
-//! and are refused from then on.
+//! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
+//! fit, and are refused from then on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

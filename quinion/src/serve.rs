@@ -183,12 +183,13 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
-    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has open.
+    /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has
+    /// open.
     fn release_idle(&self) {}
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
-    /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so it
-    /// does not wait for a device.
+    /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so
+    /// it does not wait for a device.
     fn window_ended(&self, totals: &ViewerTotals) {
         let _ = totals;
     }
@@ -288,6 +289,8 @@ struct Seat {
     tail: u32,
     /// Workers that are at work for it.
     busy: u32,
+    /// Whether the process has joined anew since, as another program.
+    is_replaced: bool,
     /// Sums of the viewers that had the page and are no more, by run; stays when the viewer goes.
     past: BTreeMap<u64, ViewerTotals>,
 }
@@ -572,7 +575,10 @@ impl Shared {
         }
         // What it had before it became another program is nobody's.
         for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
-            self.free_if(viewer, |seat| seat.process.as_ref().is_some_and(|known| known.number == number));
+            let mut seat = self.seats[viewer].lock();
+            seat.is_replaced = seat.process.as_ref().is_some_and(|known| known.number == number);
+            drop(seat);
+            self.free_if_over(viewer);
         }
         self.drain_opened();
         let process = Process { number, alive: Arc::new(alive), member: Arc::new(member) };
@@ -858,7 +864,7 @@ impl Shared {
         for viewer in self.present() {
             self.free_if_over(viewer);
         }
-        if beats % WINDOW_BEATS == 0 {
+        if beats.is_multiple_of(WINDOW_BEATS) {
             let totals = self.totals(|_| true);
             let _ = catch_unwind(AssertUnwindSafe(|| self.owner.window_ended(&totals)));
         }
@@ -919,19 +925,15 @@ impl Shared {
         }
     }
 
-    /// Frees the seat of a viewer that is no more.
+    /// Frees the seat of a viewer that is no more, if nobody is at work for it.
     fn free_if_over(&self, viewer: usize) {
-        self.free_if(viewer, |seat| seat.process.as_ref().is_some_and(|process| has_ended(&process.alive)));
-    }
-
-    /// Frees a seat, if its viewer `is_over` and nobody is at work for it.
-    fn free_if(&self, viewer: usize, is_over: impl FnOnce(&Seat) -> bool) {
         // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that nobody asks for.
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
-        if seat.busy > 0 || !is_over(&seat) {
-            return;
+        let has_ended = seat.process.as_ref().is_some_and(|process| has_ended(&process.alive));
+        if seat.busy > 0 || !(has_ended || seat.is_replaced) {
+            return; // one that is at work for it is waited for until a later beat
         }
         self.drain_ring_of(&mut seat, viewer);
         self.drain_opened_of(viewer);

@@ -5,7 +5,8 @@
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test model_descriptor --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. Each scenario runs under every interleaving (of a bounded number of preemptions)
+//! Without that cfg this file is empty. Each scenario runs under every interleaving (of a bounded number of
+//! preemptions)
 //! and every value that a relaxed load may return, with the real code of `quinion::fdstate`. When it is over, an order
 //! of its calls is looked for in which a kernel without us gives the same answers and ends with the same offset, and
 //! in which no call is moved before its begin or behind its end; without one the history is wrong. So is a handle of

@@ -399,6 +399,25 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (ours.into(), theirs)
 }
 
+/// A file system whose reads and closes hang, if there can be one.
+fn hung_in(folder: &std::path::Path) -> Option<vmm::hung::Hung> {
+    let mounted = vmm::hung::Hung::mount(folder);
+    if let Err(error) = &mounted {
+        let why = format!("FUSE is not to be had: {error}");
+        vmm::skipped("hostile_descriptor, its hung file system", &why);
+    }
+    mounted.ok()
+}
+
+/// So many descriptors of the two ends of a pipe.
+fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, count: usize) -> Vec<OwnedFd> {
+    let end = |n: usize| match n % 2 {
+        0 => reader.try_clone().unwrap().into(),
+        _ => writer.try_clone().unwrap().into(),
+    };
+    (0..count).map(end).collect()
+}
+
 /// Descriptors that cannot be closed without waiting, from many connections: in messages that are bad, in ones that are
 /// never whole, too many for one message, and behind a message that was not read. Each costs its own connection, and
 /// neither a VM nor the end of the server waits.
@@ -412,16 +431,7 @@ fn hostile_descriptor() {
     let mut honest = Monitor::idle();
     let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();
     let folder = tempfile::tempdir().unwrap();
-    let hung = match vmm::hung::Hung::mount(folder.path()) {
-        Ok(hung) => Some(hung),
-        Err(error) => {
-            vmm::skipped(
-                "hostile_descriptor, its hung file system",
-                &format!("FUSE is not to be had: {error}"),
-            );
-            None
-        }
-    };
+    let hung = hung_in(folder.path());
     let options = options(|o| {
         o.on_failure = OnFailure::Leave;
         o.greeting = Duration::from_secs(1);
@@ -439,17 +449,7 @@ fn hostile_descriptor() {
             let mut kinds: Vec<Vec<OwnedFd>> = Vec::new();
             let (reader, writer) = std::io::pipe().unwrap();
             keeps.push(reader.try_clone().unwrap());
-            kinds.push(
-                (0..count)
-                    .map(|n| {
-                        if n % 2 == 0 {
-                            reader.try_clone().unwrap().into()
-                        } else {
-                            writer.try_clone().unwrap().into()
-                        }
-                    })
-                    .collect(),
-            );
+            kinds.push(ends_of_pipe(&reader, &writer, count));
             let lingers: Vec<_> = (0..count.min(6)).map(|_| lingering()).collect();
             let (sent, theirs): (Vec<_>, Vec<_>) = lingers.into_iter().unzip();
             files.push(theirs);

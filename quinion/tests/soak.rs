@@ -715,6 +715,8 @@ impl Sight {
                 }
                 // The owner is slower than we are, and has our markers still to look at.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
+                // Somebody writes the file just now: it is the kernel's.
+                Err(RequestError::Errno(libc::ETXTBSY)) => seen.unserved += 1,
                 Err(error) => panic!("{error:?}"),
             }
         }
@@ -782,9 +784,12 @@ impl Sight {
             }
             ReadEnd::Failed(RequestError::OwnerGone) => return Err(RequestError::OwnerGone),
             // The interposer would ask the kernel now.
-            ReadEnd::Failed(RequestError::Fruitless | RequestError::NoSlot | RequestError::Late) => {
-                seen.unserved += 1;
-            }
+            ReadEnd::Failed(
+                RequestError::Fruitless
+                | RequestError::NoSlot
+                | RequestError::Late
+                | RequestError::Errno(libc::ETXTBSY),
+            ) => seen.unserved += 1,
             other => panic!("{other:?} at {position}; {promise:?}"),
         }
         Ok(())

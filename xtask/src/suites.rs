@@ -372,18 +372,23 @@ fn postgres() -> Result<Vec<Case>, String> {
     // It does not run as root; the folder is then another's, whom the package makes.
     let script = format!(
         "PATH={POSTGRES}:$PATH; export PATH PGHOST=$PWD PGDATABASE=postgres PGDATA=$PWD/d; as= \n\
-         [ $(id -u) -ne 0 ] || {{ chown postgres . && as='setpriv --reuid=postgres --regid=postgres --clear-groups'; }}\n\
+         [ $(id -u) -ne 0 ] || {{ chown postgres . && as='setpriv --reuid=postgres --regid=postgres \
+         --clear-groups'; }}\n\
          $as initdb -k -A trust -U postgres >/dev/null || exit 90; export PGUSER=postgres\n\
-         at() {{ $as pg_ctl -w -t 120 -l log -o \"-k $PWD -h '' -c shared_buffers=2MB -c fsync=off\" \"$@\" >/dev/null; }}\n\
+         at() {{ $as pg_ctl -w -t 120 -l log -o \"-k $PWD -h '' -c shared_buffers=2MB -c fsync=off\" \"$@\" \
+         >/dev/null; }}\n\
          at start; echo result start: $?\n\
          $as pgbench -i -s 5 -q 2>/dev/null; echo result fill: $?\n\
-         $as pgbench -n -c 4 -j 2 -t 500 --random-seed=1 2>/dev/null | grep -i processed; echo result transactions: $?\n\
+         $as pgbench -n -c 4 -j 2 -t 500 --random-seed=1 2>/dev/null | grep -i processed; echo result \
+         transactions: $?\n\
          $as pgbench -n -S -c 4 -j 2 -t 2000 --random-seed=1 >/dev/null 2>&1; echo result reads: $?\n\
          q() {{ psql -Atc \"$1\"; }}\n\
          echo result accounts: $(q 'select count(*) from pgbench_accounts')\n\
-         echo result balances: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)')\n\
+         echo result balances: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) \
+         from pgbench_history)')\n\
          at restart -m immediate; echo result recovery: $?\n\
-         echo result after: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)')\n\
+         echo result after: $(q 'select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from \
+         pgbench_history)')\n\
          $as pg_amcheck -a --heapallindexed >/dev/null 2>&1; echo result amcheck: $?\n\
          at stop -m fast; $as pg_checksums --check | grep -E 'Bad checksums'; echo result checksums: $?"
     );

@@ -4,7 +4,8 @@
 //! ```text
 //!   programs/chaos.c twin SEED     --without--> a line for each call     each actor has files of its own, so what it
 //!                                  --with-----> the same lines           gets follows from the seed
-//!   programs/chaos.c shared PHASE  roles 0, 1, 3 with, 2 without         the same files at once; each checks what it gets
+//!   programs/chaos.c shared PHASE  roles 0, 1, 3 with, 2 without         the same files at once; each checks what it
+//! gets
 //!                                  1 and 3 may be killed, and come again against what was complete before it asked
 //!   this test                      --SIGSTOP, SIGKILL, a new run--> the owner, at times from the seed
 //! ```

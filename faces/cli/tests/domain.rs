@@ -1,5 +1,6 @@
 //! Who may see what is cached: a process that changes its credentials under `run`, its children, and programs that it
-//! becomes.
+//! becomes. Each reads a file until it is served, becomes somebody else, and looks at what it has mapped: nothing of
+//! the cache may be left, and its reads go on by the kernel.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;

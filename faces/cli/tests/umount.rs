@@ -1,4 +1,7 @@
-//! A file system that was read from under `run` can be unmounted when its files are closed, as without.
+//! A file system that was read from under `run` can be unmounted when its files are closed, as without: the owner
+//! closes
+//! all files that no program has open before the call goes on. Each turn mounts a fresh one, reads from it until that
+//! is served, and unmounts it.
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
@@ -6,8 +9,8 @@ use std::process::Command;
 mod disk;
 use disk::{plain, quinion, scratch};
 
-/// Reads files of a fresh file system until they are served, closes them, and unmounts it, some times: by itself, and by
-/// programs that it starts.
+/// Reads files of a fresh file system until they are served, closes them, and unmounts it, some times: by itself, and
+/// by programs that it starts.
 const PROGRAM: &str = "
 import ctypes, os, subprocess, sys
 libc, place = ctypes.CDLL(None, use_errno=True), sys.argv[1]

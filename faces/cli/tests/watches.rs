@@ -1,4 +1,6 @@
-//! A program under `run` that watches files hears what it hears without: its own reads, and nobody else's.
+//! A program under `run` that watches files hears what it hears without: its own reads, and nobody else's. It is served
+//! nothing from the moment it wants to watch, and what the owner had open for it is closed before. The program here
+//! says all that it hears, with and without the cache.
 #![cfg(target_os = "linux")]
 
 mod disk;

@@ -307,8 +307,8 @@ pub fn leave_domain() {
     if is_on() {
         stop(Reason::Domain);
     }
-    // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one has
-    // not inherited it, whatever this word says.
+    // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one
+    // has not inherited it, whatever this word says.
     let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
     if of == 0 || of != kernel::process() {
         return;

@@ -433,8 +433,8 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
     }
 }
 
-/// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size, the
-/// holes and its own limits.
+/// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size,
+/// the holes and its own limits.
 fn seek_inside(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Option<u64> {
     let target = match whence {
         kernel::SEEK_SET => offset,

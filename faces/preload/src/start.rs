@@ -3,9 +3,10 @@
 //! The environment says where the owner listens: `QUINION_VIEW=TOKEN:PLAN:SOCKET`, a number in hexadecimal that both of
 //! the owner's files have, the number of the plan by which the C library is to be patched, or `-` for none, and the
 //! path
-//! of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for tests on
-//! machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which this is; it is counted for that
-//! one.
+//! of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for tests
+//! on
+//! machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which
+//! this is; it is counted for that one.
 //!
 //! ```text
 //!   connect --> is it our own user who listens? --Hello--> Welcome, and descriptors --> map them, close them

@@ -286,7 +286,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Err(read_only(self.name()))
     }
 
-    /// Makes durable what others have written to the file, by a backend that cannot write it: what is in the file before
+    /// Makes durable what others have written to the file, by a backend that cannot write it: what is in the file
+    /// before
     /// the call is durable when it returns. There is nothing to do where nobody else can write, which is the default.
     /// Waits for the device.
     ///

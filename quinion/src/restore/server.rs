@@ -1060,7 +1060,8 @@ impl Shared {
         self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
-    /// Ends greetings that are so late that their threads must be waiting in the kernel; now and then, by whoever comes by.
+    /// Ends greetings that are so late that their threads must be waiting in the kernel; now and then, by whoever
+    /// comes by.
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();

@@ -244,7 +244,8 @@ impl Program {
         self.opened_meanwhile(forks, || {});
     }
 
-    /// The number was opened by a call before which so many forks had begun. `meanwhile` comes before the look for more.
+    /// The number was opened by a call before which so many forks had begun. `meanwhile` comes before the look for
+    /// more.
     pub fn opened_meanwhile(&self, forks: u64, meanwhile: impl FnOnce()) {
         let is_alone = || {
             meanwhile();

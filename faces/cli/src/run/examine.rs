@@ -16,7 +16,8 @@
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
 //! Cost: a few microseconds an object once it is known, and a new one of up to 256 MiB is read into memory, one at a
-//! time, and scanned; one on a file system whose reads may never end is taken for the worst, unread: see [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
+//! time, and scanned; one on a file system whose reads may never end is taken for the worst, unread: see
+//! [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

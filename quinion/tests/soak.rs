@@ -716,7 +716,7 @@ impl Sight {
                 // The owner is slower than we are, and has our markers still to look at.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
                 // Somebody writes the file just now: it is the kernel's.
-                Err(RequestError::Errno(libc::ETXTBSY)) => seen.unserved += 1,
+                Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => seen.unserved += 1,
                 Err(error) => panic!("{error:?}"),
             }
         }
@@ -788,7 +788,7 @@ impl Sight {
                 RequestError::Fruitless
                 | RequestError::NoSlot
                 | RequestError::Late
-                | RequestError::Errno(libc::ETXTBSY),
+                | RequestError::Errno(libc::ETXTBSY | libc::EAGAIN),
             ) => seen.unserved += 1,
             other => panic!("{other:?} at {position}; {promise:?}"),
         }

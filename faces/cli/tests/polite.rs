@@ -173,49 +173,6 @@ fn report_of(words: &[&str]) -> Report {
     Report::read(&report)
 }
 
-/// 1. A program reads pages at random of files that are four times the memory.
-/// 2. What was evicted comes back, again and again: files are left to the kernel.
-/// 3. From then on most reads are the kernel's, and the report says how much memory would have held all.
-#[test]
-fn a_cache_that_thrashes_leaves_files_to_the_kernel() {
-    const READS: &str = "
-import os, random, sys, time
-def calls():
-    return int(next(line for line in open('/proc/self/io') if line.startswith('syscr')).split()[1])
-fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
-pages = os.fstat(fds[0]).st_size // 4096
-for fd in fds:
-    for at in range(0, pages * 4096, 1 << 20):
-        os.pread(fd, 1 << 20, at)
-random.seed(7)
-end, before, after = time.monotonic() + 60, 0, 0
-while time.monotonic() < end and after - before < 1500:
-    before = calls()
-    for _ in range(2000):
-        os.pread(random.choice(fds), 4096, random.randrange(pages) * 4096)
-    after = calls()
-print(after - before >= 1500)
-";
-    const FILES: usize = 16;
-    let folder = scratch();
-    let program = folder.path().join("reads.py");
-    std::fs::write(&program, READS).expect("the disk has room");
-    let mut words = vec!["python3".to_owned(), program.display().to_string()];
-    for number in 0..FILES {
-        let path = folder.path().join(number.to_string());
-        make(&path, 16 << 20);
-        words.push(path.display().to_string());
-    }
-    let report = folder.path().join("report");
-    let mut command = quinion();
-    command.args(["run", "--memory", "64M", "--attach", "at-once", "--report", "json", "--report-file"]);
-    let output = command.arg(&report).arg("--").args(&words).output().expect("our own command starts");
-    let report = Report::read(&report);
-    assert!(output.stdout.starts_with(b"True"), "misses went on: {output:?} {report:?}");
-    assert!(report.0.contains("files of") && report.0.contains("would have held"), "{report:?}");
-    assert!(report.number("evicted", "refaulted_pages") > 0, "{report:?}");
-}
-
 /// 1. A program reads a file four times the memory from end to end.
 /// 2. It is evicted behind its reader, and nothing comes back: it stays served.
 #[test]

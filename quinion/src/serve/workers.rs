@@ -2,8 +2,8 @@
 //!
 //! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
 //! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at
-//! work on the files of one file system are counted, and a question beyond [`AT_WORK_MAX`] is refused at once: its
-//! viewer reads by the kernel, and waits there by itself. The questions of one viewer are bounded in the same way
+//! work on the files of one file system are counted, and if [`AT_WORK_MAX`] are and none of them has come back for
+//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself. The questions of one viewer are bounded in the same way
 //! (`Shared::take`). And while all workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`]; so
 //! some file systems that hang leave enough for the others.
 //!
@@ -19,8 +19,10 @@ use crate::sync::{Rank, RankedMutex};
 
 /// Threads that answer at most.
 const WORKERS_MAX: usize = 64;
-/// Workers that are at work on files of one file system at most.
+/// Workers that are at work on files of one file system at most, if none of them comes back.
 const AT_WORK_MAX: usize = 8;
+/// How long that takes on no file system that is well.
+const STUCK_MIN: Duration = Duration::from_millis(500);
 /// How long the end of the service waits for workers that are at work.
 const END_MAX: Duration = Duration::from_secs(1);
 
@@ -30,7 +32,8 @@ pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
     count: AtomicUsize,
     resting: AtomicUsize,
-    at_work: RankedMutex<HashMap<u64, usize>>,
+    /// By device: how many are at work, and when one began alone or came back last.
+    at_work: RankedMutex<HashMap<u64, (usize, Instant)>>,
 }
 
 impl Default for Workers {
@@ -72,9 +75,13 @@ impl Workers {
 
     /// Begins to work on a file of that device; `None` if too many do so already.
     pub(super) fn enter(&self, device: u64) -> Option<AtWork<'_>> {
+        self.enter_at(device, Instant::now())
+    }
+
+    fn enter_at(&self, device: u64, now: Instant) -> Option<AtWork<'_>> {
         let mut at_work = self.at_work.lock();
-        let count = at_work.entry(device).or_insert(0);
-        if *count == AT_WORK_MAX {
+        let (count, progress) = at_work.entry(device).or_insert((0, now));
+        if *count >= AT_WORK_MAX && now.saturating_duration_since(*progress) >= STUCK_MIN {
             return None;
         }
         *count += 1;
@@ -103,7 +110,7 @@ impl Drop for AtWork<'_> {
     fn drop(&mut self) {
         let mut at_work = self.workers.at_work.lock();
         match at_work.get_mut(&self.device) {
-            Some(count) if *count > 1 => *count -= 1,
+            Some((count, progress)) if *count > 1 => (*count, *progress) = (*count - 1, Instant::now()),
             _ => drop(at_work.remove(&self.device)),
         }
     }
@@ -116,11 +123,16 @@ mod tests {
     #[test]
     fn a_file_system_has_some_workers_at_most_and_gives_them_back() {
         let workers = Workers::default();
-        let all: Vec<_> = (0..AT_WORK_MAX).map(|_| workers.enter(1).unwrap()).collect();
-        assert!(workers.enter(1).is_none());
-        assert!(workers.enter(2).is_some(), "another file system is not concerned");
+        let begun = Instant::now();
+        let all: Vec<_> = (0..AT_WORK_MAX).map(|_| workers.enter_at(1, begun).unwrap()).collect();
+        assert!(workers.enter_at(1, begun).is_some(), "one that is well comes back soon");
+        let later = begun + 3 * STUCK_MIN;
+        let stuck = Workers::default();
+        let _all: Vec<_> = (0..AT_WORK_MAX).map(|_| stuck.enter_at(1, begun).unwrap()).collect();
+        assert!(stuck.enter_at(1, later).is_none());
+        assert!(stuck.enter_at(2, later).is_some(), "another file system is not concerned");
         drop(all);
-        assert!(workers.enter(1).is_some());
+        assert!(workers.enter_at(1, later).is_some());
         assert!(workers.at_work.lock().is_empty());
     }
 

@@ -83,7 +83,7 @@ fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<Found> {
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(Found::Nothing),
-        Err(Errno::MFILE | Errno::NFILE) => return Err(io::ErrorKind::QuotaExceeded.into()),
+        Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error.into()),
         Err(_) => return Ok(Found::Wrong), // a link, or what we may not read
     };
     let data = file.metadata()?;

@@ -472,25 +472,16 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
 
 #[test]
 fn more_questions_than_slots_are_refused() {
+    // Nobody answers.
     let owner = NaiveOwner::new(1000);
-    let service = Service::start(owner.clone(), 1).unwrap();
-    let viewer = viewer(&service, us());
-    let file = temporary(1, 100_000);
-    let open = Open::of(&viewer, file.as_file());
-    owner.fill_millis.store(300, Ordering::Relaxed);
-    std::thread::scope(|scope| {
-        scope.spawn(|| open.check(1, 0, 8));
-        while viewer.page().requests[0].state.load(Ordering::Relaxed) != state::TAKEN {
-            std::thread::yield_now();
-        }
-        // The worker there is sleeps.
-        let told = (0..REQUEST_SLOTS).map(|_| viewer.tell(Operation::Detach, [99, 0, 0]));
-        assert!(told.collect::<Vec<_>>().contains(&Err(RequestError::NoSlot)));
-    });
-    while viewer.page().requests.iter().any(|slot| slot.state.load(Ordering::Relaxed) != state::FREE) {
-        std::thread::yield_now();
+    owner.arena().populate_control().unwrap();
+    let page = owner.arena().make_viewer_page(0).unwrap();
+    let [arena, control] = [owner.arena().arena_fd(), owner.arena().control_fd()];
+    let viewer = Viewer::of_files([arena, control, page.as_fd()], owner.arena().token()).unwrap();
+    for _ in 0..REQUEST_SLOTS {
+        viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
     }
-    assert_eq!(viewer.request(Operation::Revalidate, [99, 0, 0]), Err(BAD_DESCRIPTOR));
+    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
 }
 
 /// 1. Reads of one file system hang, and take one worker after the other.

@@ -86,6 +86,7 @@ fn signal(process: i32, signal: i32) {
 struct Started {
     child: Child,
     output: Receiver<String>,
+    errors: Receiver<String>,
 }
 
 impl Started {
@@ -94,6 +95,7 @@ impl Started {
         let mut child = command.spawn().expect("it starts");
         let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
         let (sender, output) = channel();
+        let (errors_sender, errors) = channel();
         // The end of the output is the end of the last who could write to it, whoever was killed.
         std::thread::spawn(move || {
             let mut text = Vec::new();
@@ -103,11 +105,23 @@ impl Started {
         std::thread::spawn(move || {
             let mut text = Vec::new();
             let _ = err.read_to_end(&mut text);
+            let _ = errors_sender.send(String::from_utf8_lossy(&text).into_owned());
         });
-        Self { child, output }
+        Self { child, output, errors }
     }
     fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+    /// What it wrote to standard error, once it has ended.
+    fn errors(&self) -> String {
+        self.errors.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
+    }
+    /// Whether it has started a program, which goes on if it is killed.
+    fn has_started(process: i32) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        tasks
+            .map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default())
+            .any(|all| !all.is_empty())
     }
     /// Kills all of the group, and waits until they are gone.
     fn kill(&mut self) {
@@ -244,6 +258,8 @@ impl Round {
                         std::thread::sleep(Duration::from_millis(random.below(300)));
                         signal(owner, libc::SIGCONT);
                     }
+                    // A `run` that is killed before it has started its program leaves none to be looked at.
+                    5 | 6 if self.life == Life::Own && !Started::has_started(owner) => (),
                     5 | 6 => {
                         signal(owner, libc::SIGKILL);
                         killed = self.life == Life::Own;
@@ -308,7 +324,8 @@ impl Round {
         );
         let [Some(said), Some(expected)] = said else { return Err(self.hang(&with)) };
         assert!(expected.starts_with("ok"), "the program without the cache: {expected}");
-        self.compare_logs()?;
+        self.compare_logs()
+            .map_err(|(class, words)| (class, format!("{words}\nit told: {}", with.errors())))?;
         if !said.starts_with("ok") {
             return Err(("twin: the program ends badly".to_owned(), said));
         }
@@ -388,7 +405,7 @@ impl Round {
             if last != "ok" && last != "stopped" {
                 return Err((
                     format!("{}: a program ends badly", self.kind),
-                    format!("role {role}: {said:?}"),
+                    format!("role {role}: {said:?}; it told: {}", started.errors()),
                 ));
             }
         }

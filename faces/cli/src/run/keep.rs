@@ -52,6 +52,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::{Place, object, socket};
 use folder::Folder;
 use line::{Line, PATIENCE};
+use start::Start;
 
 pub(super) use message::Message;
 pub use numbers::Numbers;
@@ -69,6 +70,8 @@ mod sys;
 const PROTOCOL: u64 = 2;
 /// How long a runner waits before it looks again for an owner that is being started, or is ending.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Owners killed by a signal while they start, after which no other is started.
+const KILLED_MAX: u32 = 4;
 /// How long an owner may take to end before it is killed: nothing in it can be lost.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
@@ -200,6 +203,7 @@ impl Kept {
     pub fn join(wanted: &Wanted) -> io::Result<Self> {
         let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
         let object = object::place(&folder)?;
+        let mut killed = 0;
         loop {
             // 1 somebody is there: join
             if let Some(line) = Line::to(&folder, &wanted.name)?
@@ -209,7 +213,14 @@ impl Kept {
             }
             // 2 nobody is, and nobody is about to be: start one
             match folder.try_lock(&wanted.name)? {
-                Some(lock) => start::start(&folder, lock, wanted)?,
+                Some(lock) => match start::start(&folder, lock, wanted)? {
+                    Start::Listens => (),
+                    Start::Killed(error) if killed == KILLED_MAX => return Err(error),
+                    Start::Killed(_) => {
+                        killed += 1;
+                        std::thread::sleep(PAUSE);
+                    }
+                },
                 // 3 somebody is starting, or ending
                 None if Instant::now() < until => std::thread::sleep(PAUSE),
                 None => return Err(silent(&wanted.name)),

@@ -8,11 +8,12 @@
 //! ```
 //!
 //! The runner has closed its copy of the lock by then. If it is killed before, the owner finds nobody to say "ready"
-//! to, and stays for the next; if the owner is killed, the pipe ends, and the lock is free.
+//! to, and stays for the next; if the owner is killed, the pipe ends, and the lock is free: another is started, a few
+//! times, for a program must not be refused its start because somebody else's owner was killed in these milliseconds.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use super::Wanted;
@@ -25,11 +26,19 @@ const PASSED_ON: [&str; 2] = ["QUINION_IO", "RUST_BACKTRACE"];
 /// Bytes of what is wrong that are passed on.
 const WRONG_MAX: u64 = 4096;
 
+/// How starting an owner ended.
+pub enum Start {
+    /// It listens.
+    Listens,
+    /// A signal ended it before it said anything; in words, which.
+    Killed(io::Error),
+}
+
 /// Starts an owner and waits until it listens.
 ///
 /// # Errors
 /// It cannot be started, or says what is wrong.
-pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
+pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<Start> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("quinion").arg("keep-owner").arg("--folder").arg(folder.path());
@@ -53,13 +62,14 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<()> {
     let mut line = String::new();
     said.read_line(&mut line)?;
     if line.trim_end() == READY {
-        return Ok(()); // it is nobody's child when we have ended
+        return Ok(Start::Listens); // it is nobody's child when we have ended
     }
     said.read_to_string(&mut line)?;
     let mut child = child;
     let status = child.wait()?;
     let why = if line.is_empty() { status.to_string() } else { line.trim_end().replace('\n', "; ") };
-    Err(io::Error::other(format!("cannot start the cache `{}`: {why}", wanted.name)))
+    let error = io::Error::other(format!("cannot start the cache `{}`: {why}", wanted.name));
+    if line.is_empty() && status.signal().is_some() { Ok(Start::Killed(error)) } else { Err(error) }
 }
 
 fn is_passed_on(name: &OsStr) -> bool {

@@ -117,6 +117,7 @@ const IDLE_WINDOWS_MAX: u32 = 600;
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
+        cache.park_idle_files();
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, Short::default());
@@ -333,7 +334,7 @@ impl Owner for CacheOwner {
         if let Some(polite) = &self.polite {
             polite.forget_wishes();
         }
-        self.cache.forget_all_idle();
+        self.cache.release_idle();
     }
 
     fn about_to_stop(&self) {

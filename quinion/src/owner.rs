@@ -254,7 +254,7 @@ impl CacheOwner {
         self.files.lock().insert(handle, known);
         let done = wish.steps().all(|step| {
             let begun = Instant::now();
-            let goes_on = house.goes_on() && self.trusted(handle).is_ok();
+            let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && house.has_viewers() {
                 sleep(polite::rest_after(begun.elapsed()));
@@ -332,7 +332,7 @@ impl Owner for CacheOwner {
 
     fn release_idle(&self) {
         if let Some(polite) = &self.polite {
-            polite.forget_wishes();
+            polite.release();
         }
         self.cache.release_idle();
     }
@@ -400,9 +400,10 @@ impl Owner for CacheOwner {
     }
 
     fn window_ended(&self, totals: &ViewerTotals) {
-        if self.polite.is_none() {
+        let Some(polite) = &self.polite else {
             return; // whoever wants each file served has it so, however small the cache is
-        }
+        };
+        polite.close_overdue();
         let stats = self.cache.stats();
         let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
         let sums = Sums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
@@ -455,7 +456,7 @@ impl Owner for CacheOwner {
             let (device, inode) = wish.name();
             let mut done = false;
             house.while_attached(device, inode, &mut || done = self.copy(&wish, house));
-            polite.end(&wish, done);
+            polite.end(wish, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);
             }

@@ -400,6 +400,9 @@ impl Owner for CacheOwner {
     }
 
     fn window_ended(&self, totals: &ViewerTotals) {
+        for gone in self.cache.forget_lingering() {
+            self.polite.iter().for_each(|polite| polite.forget(gone)); // it is the kernel's again
+        }
         let Some(polite) = &self.polite else {
             return; // whoever wants each file served has it so, however small the cache is
         };

@@ -1,11 +1,12 @@
 //! Parked: what nobody has open has no descriptor, and what is kept of it is the file's, or is not shown.
 //!
-//! A cache that parks idle files is held against plain reads of the same files, over all that can happen to a file while
-//! nobody has it open; and its process's descriptors are counted.
+//! A cache that parks idle files is held against plain reads of the same files, over all that can happen to a file
+//! while nobody has it open; and its process's descriptors are counted.
 
 #![allow(unsafe_code, reason = "maps files, as other programs do")]
 
 use std::fs::{self, File as Plain, OpenOptions as PlainOptions};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use quinion::serve::Owner;
+use quinion::backend::{
+    Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, Parked, WaitRoom,
+};
+use quinion::serve::{Owner, ViewerTotals};
 use quinion::{Cache, CacheOwner, File, OpenOptions, Outside};
 
 const BYTES: usize = 300_000;
@@ -91,7 +95,8 @@ fn keeps(cache: &Parking, path: &Path) -> bool {
     keeps
 }
 
-/// Reads the file by a handle with `outside` that is closed then; what it gave, and how many bytes came from the device.
+/// Reads the file by a handle with `outside` that is closed then; what it gave, and how many bytes came from the
+/// device.
 fn read_by(cache: &Parking, path: &Path, outside: Outside) -> (Vec<u8>, u64) {
     let before = cache.stats().device_bytes;
     let bytes = read_all(&cache.open_with(path, OpenOptions::new().outside(outside)).unwrap());
@@ -164,6 +169,56 @@ fn a_cache_that_reads_for_itself_keeps_its_descriptors() {
     owner.release_idle();
     assert_eq!(descriptors_of(folder.path()), 0);
     assert!(read_all(&owner.cache().open(&path).unwrap()) == content(3));
+}
+
+/// A file as a kernel shows it that does not say by which mount it was opened.
+#[derive(Debug)]
+struct WithoutMount(LocalFile);
+
+impl Backend for WithoutMount {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        self.0.leasable()
+    }
+    fn parked(&self) -> Option<Parked> {
+        self.0.parked()
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.0.attributes()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        fills.into_iter().for_each(|fill| self.0.fill_here(fill));
+    }
+}
+
+/// It is open a second longer, and warm for who opens it again meanwhile; then it is forgotten.
+#[test]
+fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
+    let _alone = alone();
+    let (folder, cache) = (folder(), cache());
+    let path = folder.path().join("file");
+    write_settled(&path, 8);
+    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
+    let read = || {
+        let before = cache.stats().device_bytes;
+        let backend = Arc::new(WithoutMount(engine.open(&path).unwrap()));
+        let file = cache.open_backend_with(backend, OpenOptions::new().outside(Outside::Lease)).unwrap();
+        assert!(read_all(&file) == content(8));
+        cache.stats().device_bytes - before
+    };
+    assert!(read() > 0);
+    assert_eq!(descriptors_of(folder.path()), 1);
+    cache.0.window_ended(&ViewerTotals::default());
+    assert_eq!(read(), 0, "it was there");
+    sleep(Duration::from_millis(1100));
+    cache.0.window_ended(&ViewerTotals::default());
+    assert_eq!(descriptors_of(folder.path()), 0);
+    assert!(read() > 0, "it was forgotten");
+    cache.release_idle();
+    assert_eq!(descriptors_of(folder.path()), 0);
+    cache.check().unwrap();
 }
 
 /// What others do to a file that nobody has open here.

@@ -18,9 +18,10 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open. One whose file was removed goes soon, for its space is not free before: each open, and each end of a handle,
-//! looks at some of them. If it was written, what is dirty of it is written back when it is closed, and it stays until
-//! that has ended.
+//! open. (Not in a cache that reads on behalf of other programs: there it is **parked**, without a descriptor, and
+//! known by its mount, identity and version; or forgotten, where these do not tell.) One whose file was removed goes
+//! soon, for its space is not free before: each open, and each end of a handle, looks at some of them. If it was
+//! written, what is dirty of it is written back when it is closed, and it stays until that has ended.
 //!
 //! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
 //! to be sure syncs while he has the file open, and is told of errors, too.
@@ -96,6 +97,8 @@ pub use write::{BatchWrite, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
 const LOOKED_AT: usize = 4;
+/// How long a file is kept open that nobody has open, if its mount has no number of its own.
+const LINGERS: Duration = Duration::from_secs(1);
 /// How long [`Cache::release_idle`] waits for what is in flight.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// The largest readahead window that can be asked for, in bytes.
@@ -152,6 +155,8 @@ struct Table {
     last_id: u32,
     /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
     closing: Vec<Parked>,
+    /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
+    lingering: Vec<(u64, Instant)>,
 }
 
 #[derive(Debug)]
@@ -679,6 +684,26 @@ impl Cache {
         !is_known && self.shared.closing().is_none()
     }
 
+    /// Forgets the files that nobody has opened again for a second, of those that are kept open only because their
+    /// mount has no number of its own. Which they were, by device and inode.
+    pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
+        let (mut gone, mut names) = (LetGo::default(), Vec::new());
+        let mut table = self.shared.table.lock();
+        let (due, not_yet) = std::mem::take(&mut table.lingering)
+            .into_iter()
+            .partition(|(_, closed)| closed.elapsed() >= LINGERS);
+        table.lingering = not_yet;
+        let due: Vec<(u64, Instant)> = due;
+        for (since, _) in due {
+            // One that was opened meanwhile is not idle, or since another time.
+            names.extend(table.idle.get(&since).map(|file| (file.device, file.inode)));
+            table.forget_into(since, &mut gone);
+        }
+        drop(table);
+        self.shared.end_all(gone);
+        names
+    }
+
     /// Closes the descriptors of all files that nobody has open, and waits for what is in flight by them, half a second
     /// at most.
     pub(crate) fn release_idle(&self) {
@@ -788,7 +813,7 @@ impl Shared {
         if is_idle {
             let since = table.retire(identity, &mut gone);
             if parks {
-                table.park(since, told, &mut gone);
+                table.park(since, told, true, &mut gone);
             }
             table.bound_idle(self.idle_files_max, &mut gone);
         }
@@ -824,7 +849,7 @@ impl Shared {
         let mut gone = LetGo::default();
         table = self.table.lock();
         for (since, told) in told {
-            table.park(since, told, &mut gone);
+            table.park(since, told, false, &mut gone);
         }
         drop(table);
         self.end_all(gone);
@@ -1017,8 +1042,9 @@ impl Table {
 
     /// The descriptor of one that is idle since then is closed. Its pages stay if `told`, the version of which its
     /// file's times will tell whether it still has it, is the version that they are of; else it is forgotten. One that
-    /// has something to be written stays as it is.
-    fn park(&mut self, since: u64, told: Option<Told>, gone: &mut LetGo) {
+    /// has something to be written stays as it is; and, if it `may_linger`, one of a mount that has no number, for
+    /// [`Cache::forget_lingering`].
+    fn park(&mut self, since: u64, told: Option<Told>, may_linger: bool, gone: &mut LetGo) {
         let Some(identity) = self.idle.get(&since) else { return };
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
@@ -1028,6 +1054,9 @@ impl Table {
         }
         let is_told = told == Some(Told::of(mapping)) && mapping.writes_by().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
+            if is_told && may_linger {
+                return self.lingering.push((since, Instant::now()));
+            }
             return self.forget_into(since, gone);
         };
         known.parked_on = Some(mount);
@@ -1051,9 +1080,9 @@ impl Table {
 
     fn forget_into(&mut self, since: u64, gone: &mut LetGo) {
         let Some(mapping) = self.forget(since) else { return };
-        if let Some(place) = mapping.backend().parked() {
-            self.note_closing(place);
-        }
+        let backends = [Some(mapping.backend()), mapping.writes_by().cloned()];
+        let places = backends.into_iter().flatten().filter_map(|backend| backend.parked());
+        places.for_each(|place| self.note_closing(place));
         gone.mappings.push(mapping);
     }
 

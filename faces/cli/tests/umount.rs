@@ -28,7 +28,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 words, place = sys.argv[1:-1], sys.argv[-1]
 path = place + '/file'
 def mount():
-    subprocess.run(['mount'] + words + [place], check=True)
+    subprocess.run(words + [place], check=True)
     if not os.path.exists(path):
         with open(path, 'wb') as file: file.write(os.urandom(24 << 20))
         time.sleep(0.1)
@@ -51,6 +51,9 @@ for turn in range(6):
     else: print('umount', subprocess.run(['umount', place]).returncode)
 ";
 const EXPECTED: &str = "closed 0\nclosed 0\nclosed 0\nclosed 0\nopen 16\nclosed 0\numount 0\n";
+
+/// Serves file systems without leases, too.
+const ALL: &[&str] = &["--file-systems", "all", "--coherence", "times"];
 
 /// A folder to mount at, in which nothing is mounted when it goes.
 struct Place {
@@ -157,7 +160,7 @@ fn umount_of_a_disk_inside_the_run() {
     }
     let place = Place::new();
     let image = place.image("image", &noise(FILE_BYTES, 1));
-    unmounts_always(&["-o", "loop", words(&image)], &place, &[]);
+    unmounts_always(&["mount", "-o", "loop", words(&image)], &place, &[]);
 }
 
 #[test]
@@ -165,7 +168,7 @@ fn umount_of_memory_inside_the_run() {
     if !can_mount() {
         return;
     }
-    unmounts_always(&["-t", "tmpfs", "none"], &Place::new(), &[]);
+    unmounts_always(&["mount", "-t", "tmpfs", "none"], &Place::new(), &[]);
 }
 
 /// Of a file system on which there are no leases, and which is served only to who says so.
@@ -178,11 +181,59 @@ fn umount_of_an_overlay_inside_the_run() {
     let [lower, upper, work] = ["lower", "upper", "work"].map(|name| place.folder.path().join(name));
     fs::write(lower.join("file"), noise(FILE_BYTES, 2)).expect("the disk has room");
     let layers = format!("lowerdir={},upperdir={},workdir={}", words(&lower), words(&upper), words(&work));
-    unmounts_always(
-        &["-t", "overlay", "none", "-o", &layers],
-        &place,
-        &["--file-systems", "all", "--coherence", "times"],
-    );
+    unmounts_always(&["mount", "-t", "overlay", "none", "-o", &layers], &place, ALL);
+}
+
+/// A file system in user space, mounted at its argument, with one file; it ends when it is unmounted.
+const SERVER: &str = r"
+import ctypes, os, struct, sys
+SIZE, PART = 24 << 20, b'quinion!' * 512
+fuse = os.open('/dev/fuse', os.O_RDWR)
+libc, how = ctypes.CDLL(None, use_errno=True), 'fd=%d,rootmode=40000,user_id=0,group_id=0' % fuse
+assert libc.mount(b'fuse', sys.argv[1].encode(), b'fuse', 0, how.encode()) == 0, os.strerror(ctypes.get_errno())
+def attributes(node):
+    mode, size = (0o100644, SIZE) if node == 2 else (0o40755, 0)
+    return struct.pack('<6Q10I', node, size, size >> 9, 9, 9, 9, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+def answer(operation, node, body):
+    if operation == 26: return struct.pack('<IIIIHHIIHHI28x', 7, 31, 1 << 17, 0, 9, 9, 1 << 17, 1, 0, 0, 0)
+    if operation == 1 and body == b'file\0': return struct.pack('<4QII', 2, 0, 9, 9, 0, 0) + attributes(2)
+    if operation == 3: return struct.pack('<QII', 9, 0, 0) + attributes(node)
+    if operation in (14, 27): return struct.pack('<QII', 0, 0, 0)
+    if operation == 15:
+        at, size = struct.unpack_from('<QI', body, 8)
+        return PART[at % 4096:] + PART * (size // 4096) if at < SIZE else b''
+    if operation == 17: return bytes(80)
+    return b'' if operation in (18, 25, 29, 34, 38) else None
+def serve():
+    while True:
+        try: said = os.read(fuse, 1 << 18)
+        except InterruptedError: continue
+        except OSError: return
+        length, operation, unique, node = struct.unpack_from('<IIQQ', said)
+        if operation in (2, 36, 42): continue
+        body = answer(operation, node, said[40:length])
+        if operation == 15: body = body[:struct.unpack_from('<I', said, 56)[0]]
+        error = 0 if body is not None else -2 if operation == 1 else -38
+        try: os.write(fuse, struct.pack('<IiQ', 16 + len(body or b''), error, unique) + (body or b''))
+        except OSError: pass
+if os.fork() == 0:
+    os.setsid()
+    null = os.open('/dev/null', os.O_RDWR)
+    for number in range(3): os.dup2(null, number)
+    serve()
+    os._exit(0)
+";
+
+/// As `fusermount3 -u` does.
+#[test]
+fn umount_of_fuse_inside_the_run() {
+    if !can_mount() {
+        return;
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return println!("SKIPPED: there is no /dev/fuse");
+    }
+    unmounts_always(&["env", "-u", "LD_PRELOAD", "python3", "-c", SERVER], &Place::new(), ALL);
 }
 
 /// A cache that outlives its commands, which is ended.

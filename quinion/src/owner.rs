@@ -117,6 +117,7 @@ const IDLE_WINDOWS_MAX: u32 = 600;
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
+        cache.park_idle_files();
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, Short::default());
@@ -253,7 +254,7 @@ impl CacheOwner {
         self.files.lock().insert(handle, known);
         let done = wish.steps().all(|step| {
             let begun = Instant::now();
-            let goes_on = house.goes_on() && self.trusted(handle).is_ok();
+            let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && house.has_viewers() {
                 sleep(polite::rest_after(begun.elapsed()));
@@ -331,9 +332,9 @@ impl Owner for CacheOwner {
 
     fn release_idle(&self) {
         if let Some(polite) = &self.polite {
-            polite.forget_wishes();
+            polite.release();
         }
-        self.cache.forget_all_idle();
+        self.cache.release_idle();
     }
 
     fn about_to_stop(&self) {
@@ -399,9 +400,13 @@ impl Owner for CacheOwner {
     }
 
     fn window_ended(&self, totals: &ViewerTotals) {
-        if self.polite.is_none() {
-            return; // whoever wants each file served has it so, however small the cache is
+        for gone in self.cache.forget_lingering() {
+            self.polite.iter().for_each(|polite| polite.forget(gone)); // it is the kernel's again
         }
+        let Some(polite) = &self.polite else {
+            return; // whoever wants each file served has it so, however small the cache is
+        };
+        polite.close_overdue();
         let stats = self.cache.stats();
         let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
         let sums = Sums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
@@ -454,7 +459,7 @@ impl Owner for CacheOwner {
             let (device, inode) = wish.name();
             let mut done = false;
             house.while_attached(device, inode, &mut || done = self.copy(&wish, house));
-            polite.end(&wish, done);
+            polite.end(wish, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);
             }

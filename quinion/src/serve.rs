@@ -97,6 +97,8 @@ const GLANCE_MILLIS: u32 = 2;
 const HANDLES_MAX: usize = 4096;
 /// Processes that may wait to be heard at a time.
 const LISTEN_MAX: i32 = 128;
+/// How long one who is about to unmount something waits for what others are at.
+const HEAR_MAX: Duration = Duration::from_millis(200);
 /// Workers that are at work for one viewer at most.
 const JOBS_MAX: u32 = 16;
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
@@ -293,6 +295,13 @@ struct Seat {
     is_replaced: bool,
     /// Sums of the viewers that had the page and are no more, by run; stays when the viewer goes.
     past: BTreeMap<u64, ViewerTotals>,
+}
+
+impl Seat {
+    /// Whether it is of a viewer that is no more.
+    fn is_over(&self) -> bool {
+        self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
+    }
 }
 
 /// A process that has joined.
@@ -751,8 +760,7 @@ impl Shared {
                 Ok([0, 0])
             }
             RELEASE => {
-                // Who has ended has closed all it had, too.
-                self.present().for_each(|viewer| self.free_if_over(viewer));
+                self.hear_what_was_closed();
                 self.owner.release_idle();
                 Ok([0, 0])
             }
@@ -761,6 +769,40 @@ impl Shared {
                 Ok([0, 0])
             }
             _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
+    /// at of that is waited for, for a bounded time.
+    fn hear_what_was_closed(&self) {
+        const DETACH: u32 = Operation::Detach as u32;
+        // Those that have a file open which nobody who waits has. Of the others their viewers wait for the answer.
+        const HAVE_OPEN: [u32; 4] =
+            [Operation::Attach as u32, DETACH, Operation::Advance as u32, Operation::Hint as u32];
+        let begun = Instant::now();
+        loop {
+            let mut is_heard = true;
+            for viewer in self.present() {
+                for (slot, request) in self.page(viewer).requests.iter().enumerate() {
+                    let operation = request.operation.load(Ordering::Relaxed);
+                    let now = request.state.load(Ordering::Relaxed);
+                    if operation == DETACH
+                        && is_pending(now)
+                        && let Some(said) = self.take(viewer, slot)
+                    {
+                        self.do_job(&said);
+                    } else if now == state::GIVEN_UP || now == state::TAKEN && HAVE_OPEN.contains(&operation)
+                    {
+                        is_heard = false;
+                    }
+                }
+                self.free_if_over(viewer);
+                is_heard &= !self.is_over(viewer);
+            }
+            if is_heard || begun.elapsed() >= HEAR_MAX {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -931,8 +973,7 @@ impl Shared {
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
-        let has_ended = seat.process.as_ref().is_some_and(|process| has_ended(&process.alive));
-        if seat.busy > 0 || !(has_ended || seat.is_replaced) {
+        if seat.busy > 0 || !seat.is_over() {
             return; // one that is at work for it is waited for until a later beat
         }
         self.drain_ring_of(&mut seat, viewer);
@@ -944,6 +985,11 @@ impl Shared {
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
         self.detach_handles(gone);
+    }
+
+    /// Whether the viewer is no more, and its seat not free.
+    fn is_over(&self, viewer: usize) -> bool {
+        self.seats[viewer].lock().is_over()
     }
 
     fn detach_handles(&self, seat: Seat) {

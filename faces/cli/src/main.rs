@@ -113,7 +113,7 @@ A cache that stays (--keep):
   quinion stop [NAME...] [--all]         end them; programs that use them go on without
 There is one of each name for each user, a process of its own, found in the user's folder, which
 `quinion man run` names. It has no terminal and no files of the run that started it; it has that run's mounts,
-limits and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+limits and control group. It has no file open that every program has closed for some seconds.
 --memory and --idle are said when it is started; a run that says others than it has is refused.";
 
 /// Run a program, unmodified, with its file reads served from a cache.

@@ -685,7 +685,7 @@ fn hostile_descriptor() {
         assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
         let parts = [std::io::IoSlice::new(says)];
         sendmsg(&end, &parts, &mut with, SendFlags::NOSIGNAL).unwrap();
-        // What is left is in the owner's hands alone; unless that was faster, and then this close is the one that waits.
+        // What is left is in the owner's hands alone; or that was faster, and then this close is the one that waits.
         std::thread::spawn(move || drop((end, stream)));
     }
     let begun = Instant::now();

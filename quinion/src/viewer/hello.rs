@@ -101,8 +101,8 @@ impl Offer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: of another
-    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. `EAGAIN`: the viewer has
-    /// sent too many descriptors that it has not asked for. Others: the owner lacks something.
+    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. `EAGAIN`: the viewer
+    /// has sent too many descriptors that it has not asked for. Others: the owner lacks something.
     pub error: u32,
     /// The viewer's number; for messages, and nothing else. To an [`Offer`]: the ticket.
     pub viewer: u32,

@@ -666,7 +666,7 @@ fn hostile_descriptor() {
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
-    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let _viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut others = Vec::new();
     let messages = [&hello.bytes()[..], &Offer { version, token }.bytes(), b"x", &[7; 4000]];
@@ -690,7 +690,6 @@ fn hostile_descriptor() {
     }
     let begun = Instant::now();
     let again = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
-    drop(viewer);
     let file = temporary(1, 100_000);
     Open::of(&again, file.as_file()).check(1, 0, 100_000);
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());

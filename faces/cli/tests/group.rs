@@ -1,7 +1,7 @@
 //! A control group with little memory: the cache has half of it at most, and gives way to programs.
 //!
-//! The group is a real one, inside the one that the tests run in, with a limit of 300M. Where none can be made, as without
-//! the rights for it, the tests say so. What goes wrong here is that the kernel kills somebody: the program, or us.
+//! The group is a real one, inside the one that the tests run in, with a limit of 300M. Where none can be made, as
+//! without the rights for it, the tests say so. What goes wrong here is that the kernel kills somebody.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};

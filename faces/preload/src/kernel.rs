@@ -33,7 +33,6 @@ pub mod number {
     pub const POLL: usize = 7;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
-    pub const SENDTO: usize = 44;
     pub const GETSOCKOPT: usize = 55;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
@@ -583,6 +582,13 @@ struct MessageHeader {
     flags: i32,
 }
 
+impl MessageHeader {
+    fn of(part: &[usize; 2]) -> Self {
+        let parts = part.as_ptr() as usize;
+        Self { name: 0, name_len: 0, parts, parts_len: 1, control: 0, control_len: 0, flags: 0 }
+    }
+}
+
 /// The kernel's `struct cmsghdr`, and descriptors behind it.
 #[repr(C)]
 struct Control {
@@ -592,9 +598,19 @@ struct Control {
     descriptors: [i32; DESCRIPTORS_MAX],
 }
 
-/// Says `hello` to who listens at `socket`, a path that ends with a zero, if that is this process's own user; the
-/// descriptors that come with a welcome. Waits `millis` milliseconds at most, and no system call of it longer.
-pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> {
+impl Control {
+    const EMPTY: Self = Self { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
+}
+
+/// Says `hello` to who listens at `socket`, a path that ends with a zero, if that is this process's own user, and sends
+/// a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that come with it. Waits
+/// `millis` milliseconds at most, and no system call of it longer.
+pub fn greet(
+    socket: &[u8; 108],
+    hello: &[u8],
+    descriptor: Option<i32>,
+    millis: u32,
+) -> Option<(Welcome, Received)> {
     const AF_UNIX: usize = 1;
     const SOCK_SEQPACKET: usize = 5;
     const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -622,25 +638,27 @@ pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> 
         return None;
     }
     // 3 say it, and wait
+    let mut control =
+        Control { len: HEADER_BYTES + 4, level: SOL_SOCKET, kind: SCM_RIGHTS, ..Control::EMPTY };
+    control.descriptors[0] = descriptor.unwrap_or(-1);
+    let part = [hello.as_ptr() as usize, hello.len()];
+    let mut message = MessageHeader::of(&part);
+    if descriptor.is_some() {
+        // What one descriptor takes, as the kernel aligns it.
+        (message.control, message.control_len) = (&raw const control as usize, HEADER_BYTES + 8);
+    }
     // SAFETY: the kernel reads so many bytes, which are there.
-    result(unsafe { call(number::SENDTO, [fd, hello.as_ptr() as usize, hello.len(), MSG_NOSIGNAL, 0, 0]) })
+    result(unsafe { call(number::SENDMSG, [fd, &raw const message as usize, MSG_NOSIGNAL, 0, 0, 0]) })
         .ok()?;
     if !becomes_readable(end.0, millis) {
         return None;
     }
     // 4 hear it
     let mut welcome = [0u8; WELCOME_BYTES + 1];
-    let mut control = Control { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
+    control = Control::EMPTY;
     let part = [welcome.as_mut_ptr() as usize, welcome.len()];
-    let mut message = MessageHeader {
-        name: 0,
-        name_len: 0,
-        parts: part.as_ptr() as usize,
-        parts_len: 1,
-        control: &raw mut control as usize,
-        control_len: size_of::<Control>(),
-        flags: 0,
-    };
+    message = MessageHeader::of(&part);
+    (message.control, message.control_len) = (&raw mut control as usize, size_of::<Control>());
     // SAFETY: the kernel writes at most the sizes that it is told of.
     let heard =
         result(unsafe { call(number::RECVMSG, [fd, &raw mut message as usize, MSG_CMSG_CLOEXEC, 0, 0, 0]) });
@@ -650,7 +668,7 @@ pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> 
     let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
     let received = Received { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
     let welcome = Welcome::of(&welcome[..heard.ok()?])?;
-    (welcome.error == 0).then_some(received)
+    (welcome.error == 0).then_some((welcome, received))
 }
 
 const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);

@@ -19,7 +19,7 @@
 //! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
 //! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
-//! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
+//! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on; or sends a descriptor to the owner |
 //! | LEFT | as INERT, for good |
 //!
 //! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are
@@ -45,6 +45,7 @@
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
 
 use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -205,6 +206,26 @@ pub fn join() -> Option<&'static Viewer> {
         });
     }
     viewer()
+}
+
+/// Sends a descriptor to the owner; the ticket for it. While the connection is open the number that it has is ours, so
+/// all that open, duplicate or close descriptors wait. `None`: the owner did not take it in time.
+pub fn send(descriptor: c_int) -> Option<u32> {
+    /// How often somebody who finds another thread sending tries again.
+    const TURNS_MAX: u32 = 4;
+    let (mut ticket, mut has_tried) = (None, false);
+    for _ in 0..TURNS_MAX {
+        if has_tried || mode() != SERVING {
+            break;
+        }
+        busy(switch(), SERVING, || {
+            // SAFETY: the page exists, so the constructor has written the place.
+            ticket = start::send(&unsafe { (*PLACE.0.get()).assume_init() }, descriptor);
+            has_tried = true;
+            SERVING
+        });
+    }
+    ticket
 }
 
 /// How readily files are taken over. Only while [`is_on`].

@@ -413,6 +413,12 @@ pub mod state {
 
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
+/// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
+/// [`Offer`](crate::viewer::hello::Offer).
+pub const SENT: u64 = 1 << 33;
+/// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
+/// it is to be sent.
+pub const TO_BE_SENT: i32 = 107;
 /// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
 /// longer than it reads them, and says so with [`Advice::Passed`] when it has.
 pub const UNCACHED: u64 = 1 << 63;
@@ -467,7 +473,8 @@ impl Advice {
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Arguments: the descriptor, or the ticket of one that was sent with [`SENT`] added, and with [`CREDIT_SPENT`]
+    /// added if a credit of the owner's was; its device; its inode.
     /// `ETXTBSY`: somebody has it open for writing. `EOPNOTSUPP`: nobody says that it stays as it is.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).

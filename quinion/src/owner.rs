@@ -130,7 +130,7 @@ impl CacheOwner {
     /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
-        self.polite = Some(Polite::new());
+        self.polite = Some(Polite::new(self.cache.clone()));
         self
     }
 
@@ -139,6 +139,17 @@ impl CacheOwner {
     pub fn with_rules(mut self, rules: ServeRules) -> Self {
         self.rules = rules;
         self
+    }
+
+    /// Closes a file that no viewer has. A question for it that is being answered still, or a copy, keeps it a moment
+    /// longer.
+    fn close_what_nobody_has(&self, device: u64, inode: u64) {
+        for _ in 0..LET_GO_LOOKS {
+            if self.cache.forget_idle(device, inode) {
+                return;
+            }
+            sleep(LET_GO_PAUSE);
+        }
     }
 
     /// The cache.
@@ -337,6 +348,15 @@ impl Owner for CacheOwner {
         self.cache.release_idle();
     }
 
+    fn close_idle(&self, device: u64, inode: u64) {
+        if let Some(polite) = &self.polite {
+            polite.close((device, inode));
+        }
+        if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
+            self.close_what_nobody_has(device, inode);
+        }
+    }
+
     fn about_to_stop(&self) {
         self.cache.give_up_leases();
     }
@@ -386,13 +406,7 @@ impl Owner for CacheOwner {
         if let Some(polite) = &self.polite {
             polite.forget((device, inode));
         }
-        // A question for it that is being answered still, or a copy, keeps it a moment longer.
-        for _ in 0..LET_GO_LOOKS {
-            if self.cache.forget_idle(device, inode) {
-                return;
-            }
-            sleep(LET_GO_PAUSE);
-        }
+        self.close_what_nobody_has(device, inode);
     }
 
     fn modes(&self) -> Vec<FileMode> {

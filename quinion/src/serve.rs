@@ -195,6 +195,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has
     /// open.
     fn release_idle(&self) {}
+    /// A viewer is about to remove that file: when this returns the owner has closed it, unless a viewer has it open.
+    fn close_idle(&self, device: u64, inode: u64) {
+        let _ = (device, inode);
+    }
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
     /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so
@@ -760,6 +764,7 @@ impl Shared {
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const LET_GO: u32 = Operation::LetGo as u32;
         const RELEASE: u32 = Operation::Release as u32;
+        const REMOVES: u32 = Operation::Removes as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
@@ -801,8 +806,14 @@ impl Shared {
                 Ok([0, 0])
             }
             RELEASE => {
-                self.hear_what_was_closed();
+                self.hear_what_was_closed(|| true);
                 self.owner.release_idle();
+                Ok([0, 0])
+            }
+            REMOVES => {
+                let attached = &self.control().attached[place_of(first, second, ATTACHED_PLACES)];
+                self.hear_what_was_closed(|| !attached.is_zero());
+                self.owner.close_idle(first, second);
                 Ok([0, 0])
             }
             LET_GO => {
@@ -814,8 +825,8 @@ impl Shared {
     }
 
     /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
-    /// at of that is waited for, for a bounded time.
-    fn hear_what_was_closed(&self) {
+    /// at of that is waited for, for a bounded time, and while it `matters`.
+    fn hear_what_was_closed(&self, matters: impl Fn() -> bool) {
         const DETACH: u32 = Operation::Detach as u32;
         // Those that have a file open which nobody who waits has. Of the others their viewers wait for the answer.
         const HAVE_OPEN: [u32; 4] =
@@ -840,7 +851,7 @@ impl Shared {
                 self.free_if_over(viewer);
                 is_heard &= !self.is_over(viewer);
             }
-            if is_heard || begun.elapsed() >= HEAR_MAX {
+            if is_heard || begun.elapsed() >= HEAR_MAX || !matters() {
                 return;
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -917,15 +928,11 @@ impl Shared {
 
     /// Counts a file as attached, for all who are about to write. Its place.
     fn enter(&self, device: u64, inode: u64) -> usize {
-        let (control, place) = (self.control(), place_of(device, inode, ATTACHED_PLACES));
-        control.attached_files.fetch_add(1, Ordering::Relaxed);
-        control.attached[place].raise();
-        place
+        self.control().enter(device, inode)
     }
 
     fn leave(&self, place: usize) {
-        self.control().attached[place].lower();
-        self.control().attached_files.fetch_sub(1, Ordering::Relaxed);
+        self.control().leave(place);
     }
 
     /// The handle is nobody's any more.

@@ -340,3 +340,50 @@ fn another_file_system_in_the_place_of_one_that_was_read() {
     assert_eq!(report.served(), FILE_BYTES as u64, "{report:?}");
     place.unmount();
 }
+
+/// Writes, reads and removes a file that takes more than half of the room, some times: by `unlink`, by a name that goes
+/// to another, and by a program that it starts.
+const REMOVER: &str = r"
+import os, subprocess, sys
+place = sys.argv[1]
+def write(path, size):
+    with open(path, 'wb', buffering=0) as file:
+        for _ in range(size): assert file.write(os.urandom(1 << 20)) == 1 << 20
+        os.fsync(file.fileno())
+for turn in range(6):
+    path = place + '/file'
+    try: write(path, 36)
+    except OSError as error: print('write', error.errno)
+    for _ in range(12):
+        file = os.open(path, os.O_RDONLY)
+        for at in range(0, 36 << 20, 1 << 20): os.pread(file, 1 << 20, at)
+        os.close(file)
+    if turn % 3 == 0: os.unlink(path)
+    elif turn % 3 == 1:
+        write(place + '/small', 1)
+        os.rename(place + '/small', path)
+    else: subprocess.run(['rm', path], check=True)
+print('done')
+";
+
+/// The space of a file that was removed is free when that returns.
+#[test]
+fn removed_space() {
+    for options in [&[][..], &["--attach", "at-once"]] {
+        let place = Place::new();
+        let image = place.image("image", b"nothing");
+        let report = place.folder.path().join("report");
+        for mount in [&["-o", "loop", words(&image)][..], &["-t", "tmpfs", "-o", "size=60m", "none"]] {
+            place.mount(mount);
+            let mut run = quinion();
+            run.args(["run", "--memory", "128M", "--report", "json", "--report-file"]).arg(&report);
+            let said = run.args(options).args(["--", "python3", "-c", REMOVER]).arg(place.at()).output();
+            place.unmount();
+            let said = said.expect("it starts");
+            assert_eq!(String::from_utf8_lossy(&said.stdout), "done\n", "{options:?} {mount:?}: {said:?}");
+            if !options.is_empty() {
+                assert!(Report::read(&report).served() > 0, "nothing was cached, so nothing is shown");
+            }
+        }
+    }
+}

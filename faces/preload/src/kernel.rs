@@ -43,6 +43,11 @@ pub mod number {
     pub const FCNTL: usize = 72;
     pub const FLOCK: usize = 73;
     pub const READLINK: usize = 89;
+    pub const UNLINK: usize = 87;
+    pub const UNLINKAT: usize = 263;
+    pub const RENAME: usize = 82;
+    pub const RENAMEAT: usize = 264;
+    pub const RENAMEAT2: usize = 316;
     pub const TRUNCATE: usize = 76;
     pub const CREAT: usize = 85;
     pub const GETTID: usize = 186;
@@ -227,6 +232,13 @@ pub fn stat(path: usize) -> Option<Stat> {
 pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
     // SAFETY: as above.
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
+}
+
+/// As [`stat_at`], of a link itself.
+pub fn stat_at_itself(at: i32, path: usize) -> Option<Stat> {
+    const NOFOLLOW: usize = 0x100;
+    // SAFETY: as above.
+    stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, NOFOLLOW, 0, 0]) })
 }
 
 /// The magic number of the file system `fd` lies in.

@@ -84,6 +84,18 @@ before! {
     truncate = truncate => truncated;
     /// As `truncate`.
     truncate64 = truncate64 => truncated;
+    /// Frees the space of a file that nobody has open.
+    unlink = unlink => removed;
+    /// As `unlink`.
+    remove = remove => removed;
+    /// As `unlink`.
+    unlinkat = unlinkat => removed_at;
+    /// The file that had the new name goes.
+    rename = rename => replaced;
+    /// As `rename`.
+    renameat = renameat => replaced_at;
+    /// As `rename`.
+    renameat2 = renameat2 => replaced_at;
     /// Closes all streams.
     fcloseall = fcloseall => everything_left;
     /// The streams of the C library become a terminal's.
@@ -310,6 +322,22 @@ extern "C" fn truncated(path: usize) {
     }
 }
 
+extern "C" fn removed(path: usize) {
+    written::before_removal(kernel::AT_FDCWD, path);
+}
+
+extern "C" fn removed_at(at: c_int, path: usize) {
+    written::before_removal(at, path);
+}
+
+extern "C" fn replaced(_: usize, to: usize) {
+    written::before_removal(kernel::AT_FDCWD, to);
+}
+
+extern "C" fn replaced_at(_: c_int, _: usize, at: c_int, to: usize) {
+    written::before_removal(at, to);
+}
+
 extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
     const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
@@ -488,6 +516,10 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
+        number::UNLINK => removed(a),
+        number::UNLINKAT => removed_at(a as c_int, b),
+        number::RENAME => replaced(a, b),
+        number::RENAMEAT | number::RENAMEAT2 => replaced_at(a as c_int, b, c as c_int, d),
         // Anything else that might name a served descriptor takes it back. A number that only looks like
         // one costs that descriptor its speed.
         _ => [a, b, c, d, e].into_iter().for_each(|argument| {

@@ -235,6 +235,20 @@ impl Control {
         }
     }
 
+    /// Counts a file as attached, for all who are about to write or remove it. Its place.
+    pub fn enter(&self, device: u64, inode: u64) -> usize {
+        let place = place_of(device, inode, ATTACHED_PLACES);
+        self.attached_files.fetch_add(1, Ordering::Relaxed);
+        self.attached[place].raise();
+        place
+    }
+
+    /// The end of what was counted at that place.
+    pub fn leave(&self, place: usize) {
+        self.attached[place].lower();
+        self.attached_files.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Writes the first page of a control file; the magic number last.
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -499,6 +513,9 @@ pub enum Operation {
     LetGo = 8,
     /// Close all files that no viewer has open: one is about to unmount something.
     Release = 11,
+    /// Close that file, unless a viewer has it open: one is about to remove it, and counts on its space. Arguments: the
+    /// device, the inode.
+    Removes = 12,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,

@@ -51,6 +51,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
 use crate::arena::control::Manners;
+use crate::cache::Cache;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
@@ -102,12 +103,32 @@ pub(super) struct Wish {
     bytes: u64,
     until: Instant,
     is_called_off: Arc<AtomicBool>,
+    /// Dropped after the file is closed.
+    #[expect(dead_code, reason = "for its end")]
+    held: Held,
+}
+
+/// A file that is held open here, counted among those that are attached: viewers who remove such a one say so first.
+#[derive(Debug)]
+struct Held {
+    cache: Cache,
+    place: usize,
+}
+
+impl Held {
+    fn new(cache: Cache, (device, inode): Name) -> Self {
+        let place = cache.share().control().control().enter(device, inode);
+        Self { cache, place }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.cache.share().control().control().leave(self.place);
+    }
 }
 
 impl Wish {
-    fn new(name: Name, file: OwnedFd, bytes: u64) -> Self {
-        Self { name, file, bytes, until: Instant::now() + HELD_MAX, is_called_off: Arc::default() }
-    }
     /// Whether its file is to be held no longer.
     pub(super) fn is_over(&self) -> bool {
         self.is_called_off.load(Ordering::Relaxed) || self.until <= Instant::now()
@@ -148,6 +169,7 @@ pub(super) struct Left {
 #[derive(Debug)]
 pub(super) struct Polite {
     state: RankedMutex<State>,
+    cache: Cache,
 }
 
 #[derive(Debug, Default)]
@@ -181,8 +203,8 @@ impl State {
 }
 
 impl Polite {
-    pub(super) fn new() -> Self {
-        Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
+    pub(super) fn new(cache: Cache) -> Self {
+        Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
 
     /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
@@ -226,8 +248,13 @@ impl Polite {
             self.note(name, Known::Left(times.saturating_add(1)), None);
             return Some(Left { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
-        self.note(name, next, (next == Known::Wished).then(|| Wish::new(name, file, bytes)));
+        self.note(name, next, (next == Known::Wished).then(|| self.wish(name, file, bytes)));
         Some(Left { credit, short: None })
+    }
+
+    fn wish(&self, name: Name, file: OwnedFd, bytes: u64) -> Wish {
+        let held = Held::new(self.cache.clone(), name);
+        Wish { name, file, bytes, until: Instant::now() + HELD_MAX, is_called_off: Arc::default(), held }
     }
 
     /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
@@ -261,6 +288,13 @@ impl Polite {
         drop(gone); // outside the lock
     }
 
+    /// As [`forget`](Self::forget); a copy that is under way has ended when this returns, unless it does not in time.
+    pub(super) fn close(&self, name: Name) {
+        let copying = self.state.lock().copying.clone().filter(|(copied, _)| *copied == name);
+        self.forget(name);
+        copying.iter().for_each(|(_, is_called_off)| self.wait_for_end(is_called_off));
+    }
+
     /// Closes the files that have waited for too long.
     pub(super) fn close_overdue(&self) {
         let gone = self.state.lock().call_off(Wish::is_over);
@@ -276,7 +310,12 @@ impl Polite {
         drop(gone); // outside the lock
         let Some((_, is_called_off)) = copying else { return };
         is_called_off.store(true, Ordering::Relaxed);
-        let is_it = |now: &(Name, Arc<AtomicBool>)| Arc::ptr_eq(&now.1, &is_called_off);
+        self.wait_for_end(&is_called_off);
+    }
+
+    /// Waits for the end of a copy that was called off, for a bounded time.
+    fn wait_for_end(&self, is_called_off: &Arc<AtomicBool>) {
+        let is_it = |now: &(Name, Arc<AtomicBool>)| Arc::ptr_eq(&now.1, is_called_off);
         let begun = Instant::now();
         while begun.elapsed() < RELEASE_MAX && self.state.lock().copying.as_ref().is_some_and(is_it) {
             sleep(Duration::from_micros(200));

@@ -14,8 +14,8 @@
 //! Each command runs in an empty folder of its own below `target/suites`, which also keeps what it said each way, and
 //! the reports. `suite/prefix` on the command line names the commands of a suite that begin so.
 //!
-//! `scripts/setup --suites` installs what is in packages; what is missing is skipped with words. LTP is in no package of
-//! Debian 12: `LTP_ROOT` names a folder where it was installed. SQLite's own tests are in its source only:
+//! `scripts/setup --suites` installs what is in packages; what is missing is skipped with words. LTP is in no package
+//! of Debian 12: `LTP_ROOT` names a folder where it was installed. SQLite's own tests are in its source only:
 //! `SQLITE_TESTFIXTURE` names the program that it builds, and `SQLITE_SOURCE` its tree.
 
 use std::collections::{BTreeMap, BTreeSet};

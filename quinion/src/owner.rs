@@ -62,6 +62,11 @@ pub struct CacheOwner {
     polite: Option<Polite>,
     /// If memory is too small, for what.
     short: RankedMutex<Short>,
+    /// How often viewers said that a file is not to be believed any more, whichever.
+    revoked: AtomicU64,
+    /// What a test does to a file that is about to be noted as attached.
+    #[cfg(test)]
+    before_noted: tests::BeforeNoted,
 }
 
 /// What is known of a memory that is too small.
@@ -122,7 +127,19 @@ impl CacheOwner {
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, Short::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
-        Self { cache, rules, files, modes, last, heat: Heat::new(), polite: None, short }
+        Self {
+            cache,
+            rules,
+            files,
+            modes,
+            last,
+            heat: Heat::new(),
+            polite: None,
+            short,
+            revoked: AtomicU64::new(0),
+            #[cfg(test)]
+            before_noted: tests::BeforeNoted::default(),
+        }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -258,11 +275,7 @@ impl CacheOwner {
     fn copy(&self, wish: &Wish, house: &dyn House) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
-        let Ok(known) = self.open(&path, name, wish.name()) else { return false };
-        let file = Arc::clone(&known.file);
-        file.read_by_kernels_cache();
-        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.files.lock().insert(handle, known);
+        let Ok((handle, file)) = self.open_and_note(&path, name, wish.name(), |_| true) else { return false };
         let done = wish.steps().all(|step| {
             let begun = Instant::now();
             let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
@@ -275,6 +288,40 @@ impl CacheOwner {
         let known = self.files.lock().remove(&handle);
         drop((known, file)); // outside the lock
         done
+    }
+
+    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours` says whether it is filled
+    /// through the kernel's page cache.
+    ///
+    /// A viewer that says in between that the file is cut does not find it noted, and must not be passed over: no lease
+    /// tells of that. So who notes it looks afterwards whether anybody has said so of any file, and gives it up. Either
+    /// that is seen here, or the file was noted before it was looked for: both are done under the lock of the files.
+    fn open_and_note(
+        &self,
+        path: &str,
+        name: PathBuf,
+        inode: (u64, u64),
+        is_ours: impl FnOnce(&Self) -> bool,
+    ) -> Result<(u64, Arc<File>), Errno> {
+        let revoked = self.revoked.load(Ordering::Relaxed);
+        let known = self.open(path, name, inode)?;
+        let file = Arc::clone(&known.file);
+        if is_ours(self) {
+            file.read_by_kernels_cache();
+        }
+        #[cfg(test)]
+        self.before_noted.act(self);
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut files = self.files.lock();
+        files.insert(handle, known);
+        if self.revoked.load(Ordering::Relaxed) == revoked {
+            return Ok((handle, file));
+        }
+        let known = files.remove(&handle);
+        drop(files);
+        drop(known); // outside the lock
+        file.give_way_to_cut();
+        Err(Errno::TXTBSY)
     }
 
     /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it
@@ -364,15 +411,11 @@ impl Owner for CacheOwner {
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
         let (path, inode) = (format!("/proc/self/fd/{}", file.as_raw_fd()), (name.device, name.inode));
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let known = self.open(&path, name, inode)?;
+        let is_ours = |owner: &Self| owner.polite.as_ref().is_some_and(|polite| polite.is_ours(inode));
+        let (handle, opened) = self.open_and_note(&path, name.clone(), inode, is_ours)?;
         drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
-        if self.polite.as_ref().is_some_and(|polite| polite.is_ours(inode)) {
-            known.file.read_by_kernels_cache();
-        }
-        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let (cell, id) = known.file.record();
-        self.heat.attached(id, known.path.clone());
-        self.files.lock().insert(handle, known);
+        let (cell, id) = opened.record();
+        self.heat.attached(id, name);
         Ok(Attached { handle, cell, id })
     }
 
@@ -381,6 +424,9 @@ impl Owner for CacheOwner {
     }
 
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        if cuts {
+            self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
+        }
         let Some(file) = self.of_inode((device, inode)) else { return };
         if cuts {
             file.give_way_to_cut();
@@ -391,6 +437,7 @@ impl Owner for CacheOwner {
 
     fn let_go(&self, device: u64, inode: u64) {
         let mut gone = Vec::new();
+        self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         self.files.lock().retain(|_, known| {
             let stays = known.inode != (device, inode);
             if !stays {
@@ -535,6 +582,69 @@ impl Owner for CacheOwner {
         touch(grown, frame);
         if let Some(descriptor) = grown.descriptor(frame) {
             self.heat.add(descriptor.mapping());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cache;
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    type Act = Box<dyn FnOnce(&CacheOwner) + Send>;
+
+    /// What a test does when a file is about to be noted as attached, once.
+    #[derive(Default)]
+    pub(super) struct BeforeNoted(std::sync::Mutex<Option<Act>>);
+
+    impl BeforeNoted {
+        pub(super) fn act(&self, owner: &CacheOwner) {
+            let act = self.0.lock().expect("nobody panics").take();
+            act.into_iter().for_each(|act| act(owner));
+        }
+    }
+
+    impl std::fmt::Debug for BeforeNoted {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("BeforeNoted")
+        }
+    }
+
+    /// The kernel tells no lease of a file that is cut by being opened to read only. Who says so while the file is
+    /// being attached is heard.
+    #[test]
+    fn a_cut_while_a_file_is_being_attached_is_heard() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        let mut file = std::fs::File::create(&path).expect("a file");
+        file.write_all(&[7; 100_000]).expect("it has room");
+        drop(file);
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let attach = || {
+            let file = std::fs::File::open(&path).expect("it is there");
+            let stat = file.metadata().expect("it can be looked at");
+            let name = FileName { device: stat.dev(), inode: stat.ino() };
+            (name, owner.attach(file.into(), name))
+        };
+        let (name, attached) = attach();
+        let handle = attached.expect("nobody has it open for writing").handle;
+        assert!(owner.trusted(handle).is_ok());
+        owner.detach(handle);
+        let cut = path.clone();
+        *owner.before_noted.0.lock().expect("nobody panics") = Some(Box::new(move |owner| {
+            owner.writer_opened(name.device, name.inode, true);
+            let options = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&cut);
+            assert_eq!(options.expect("it is cut").metadata().expect("it is there").len(), 0);
+            owner.writer_opened(name.device, name.inode, true);
+        }));
+        let (_, attached) = attach();
+        assert!(attached.is_err_and(|errno| errno == Errno::TXTBSY), "the old bytes would be believed");
+        let (_, attached) = attach();
+        if let Ok(attached) = attached {
+            assert_eq!(owner.file(attached.handle).expect("it is attached").len(), 0);
         }
     }
 }

@@ -84,10 +84,8 @@ before! {
     truncate = truncate => truncated;
     /// As `truncate`.
     truncate64 = truncate64 => truncated;
-    /// Frees the space of a file that nobody has open.
+    /// Frees the space of a file that nobody has open. (`remove` calls it, or `rmdir`.)
     unlink = unlink => removed;
-    /// As `unlink`.
-    remove = remove => removed;
     /// As `unlink`.
     unlinkat = unlinkat => removed_at;
     /// The file that had the new name goes.

@@ -63,6 +63,8 @@ pub mod number {
     pub const PREADV: usize = 295;
     pub const NEWFSTATAT: usize = 262;
     pub const PRLIMIT64: usize = 302;
+    pub const SETRLIMIT: usize = 160;
+    pub const MLOCKALL: usize = 151;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
     pub const SENDMMSG: usize = 307;
     pub const EXECVEAT: usize = 322;
@@ -359,6 +361,17 @@ pub fn are_addresses_limited() -> bool {
     // SAFETY: no new limit is given, and the kernel's structure is two numbers of 64 bits.
     let asked = unsafe { call(number::PRLIMIT64, [0, RLIMIT_AS, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     result(asked).is_ok() && limits[0] != u64::MAX
+}
+
+/// Whether this process has one thread; `false` if that cannot be told.
+pub fn has_one_thread() -> bool {
+    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
+    let mut entries = [0u64; 128];
+    let bytes = directory_entries(directory, &mut entries);
+    let mut threads = 0;
+    entry_names(&entries, bytes, |name| threads += u32::from(name.first().is_some_and(u8::is_ascii_digit)));
+    close(directory);
+    threads == 1
 }
 
 /// The calling thread.

@@ -126,6 +126,16 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
+    /// May bound the addresses that the arena takes, too.
+    setrlimit = setrlimit => limited;
+    /// As `setrlimit`.
+    setrlimit64 = setrlimit64 => limited;
+    /// As `setrlimit`.
+    prlimit = prlimit => limited_of;
+    /// As `setrlimit`.
+    prlimit64 = prlimit64 => limited_of;
+    /// Locks all memory, the arena's too.
+    mlockall = mlockall => locked_in_memory;
     /// Files that are open keep it busy, the owner's among them.
     umount = umount => unmounts;
     /// As `umount`.
@@ -450,6 +460,30 @@ extern "C" fn watches() {
     process::stop(Reason::Watched);
 }
 
+/// `setrlimit(resource, limits)`.
+extern "C" fn limited(resource: usize, limits: usize) {
+    const RLIMIT_AS: u32 = 9;
+    let mut soft = [0; 8];
+    let bounds = resource as u32 == RLIMIT_AS && process::is_on() && limits != 0;
+    // What cannot be read is no limit, to the kernel either.
+    if bounds && faults::read(limits, &mut soft) && u64::from_ne_bytes(soft) != u64::MAX {
+        process::give_addresses_back();
+    }
+}
+
+/// `prlimit(process, resource, limits, old)`: of oneself as [`limited`], of another nothing that we can help.
+extern "C" fn limited_of(process: c_int, resource: usize, limits: usize) {
+    if process == 0 || process as u32 == kernel::process() {
+        limited(resource, limits);
+    }
+}
+
+extern "C" fn locked_in_memory() {
+    if process::is_on() {
+        process::give_addresses_back();
+    }
+}
+
 /// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
     process::leave_domain();
@@ -514,6 +548,9 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
+        number::SETRLIMIT => limited(a, b),
+        number::PRLIMIT64 => limited_of(a as c_int, b, c),
+        number::MLOCKALL => locked_in_memory(),
         number::UNLINK => removed(a),
         number::UNLINKAT => removed_at(a as c_int, b),
         number::RENAME => replaced(a, b),

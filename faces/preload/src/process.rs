@@ -51,7 +51,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
-use quinion::viewer::Viewer;
+use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
@@ -335,16 +335,56 @@ pub fn leave_domain() {
         return;
     }
     let _held = SignalsHeld::new();
-    // SAFETY: whoever said that there is some has written it before.
-    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
-    // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
-    // asks the kernel; or of a question, which it gives up.
-    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
-        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
-    if covered.contains(&false) {
+    if !cover() {
         kernel::end_process(); // better than to go on with another's memory
     }
     MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
+}
+
+/// Puts zeros in the place of what only a viewer has; whether that could be done. Only where there is such memory.
+///
+/// Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks
+/// the kernel; or of a question, which it gives up.
+fn cover() -> bool {
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
+    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+    covered == [true; 2]
+}
+
+/// An instruction of ours met nothing at `address`. If that is because this is a forked child, whose parent was in the
+/// middle of a read when a handler forked, there are zeros now, and the read goes on as in [`cover`].
+pub fn supply(address: usize) -> bool {
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
+    if of == 0 || of == kernel::process() {
+        return false;
+    }
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
+    let has =
+        |map: &Mapped| (map.base.addr().get()..map.base.addr().get() + map.bytes as usize).contains(&address);
+    maps.iter().any(has) && cover()
+}
+
+/// This process is about to bound how many addresses it may have, or to lock all that it has in memory: the arena is not
+/// to count. It is served no more. Where there is one thread nobody is in the middle of a read, and what is a viewer's
+/// is unmapped; else it is covered, which takes no memory, and its addresses count still.
+pub fn give_addresses_back() {
+    stop(Reason::Passed);
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
+    if of == 0 || of != kernel::process() {
+        return;
+    }
+    let _held = SignalsHeld::new();
+    if kernel::has_one_thread() {
+        MEMORY_OF.store(0, Ordering::Relaxed); // nobody else looks
+        // SAFETY: as in `cover`.
+        let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
+        maps.iter().for_each(|map| kernel::unmap(map.base, map.bytes as usize));
+    } else {
+        cover();
+    }
 }
 
 /// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are

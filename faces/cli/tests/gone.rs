@@ -125,7 +125,8 @@ fn a_program_with_few_addresses_has_them_all() {
     assert_silent(&limited.output().expect("it starts"), &format!("{}\n", 500 << 20));
 }
 
-/// A program that bounds its addresses by itself, or has them locked, has them for itself, too; and so have its children.
+/// A program that bounds its addresses by itself, or has them locked, has them for itself, too; and so have its
+/// children.
 #[test]
 fn own_limits() {
     let folder = scratch();
@@ -145,7 +146,9 @@ if sys.argv[2] == 'child' and os.fork():
     print('child', status)
     sys.exit()
 if sys.argv[2] == 'locked':
-    print('locked', libc.mlockall(1), sum(int(line.split()[1]) for line in open('/proc/self/status') if 'VmLck' in line) < 300_000)
+    answer = libc.mlockall(1)
+    locked = [int(line.split()[1]) for line in open('/proc/self/status') if 'VmLck' in line]
+    print('locked', answer, locked[0] < 300_000)
 else:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     print(len(mmap.mmap(-1, 500 << 20)))
@@ -162,8 +165,8 @@ read()
     }
 }
 
-/// A handler that interrupts a read forks, and the child returns from it and goes on with the read: it has not inherited
-/// what is read from.
+/// A handler that interrupts a read forks, and the child returns from it and goes on with the read: it has not
+/// inherited what is read from.
 #[test]
 fn forks_in_handlers() {
     let folder = scratch();

@@ -368,8 +368,8 @@ pub fn supply(address: usize) -> bool {
 }
 
 /// This process is about to bound how many addresses it may have, or to lock all that it has in memory: the arena is
-/// not to count. It is served no more. Where there is one thread nobody is in the middle of a read, and what is a viewer's
-/// is unmapped; else it is covered, which takes no memory, and its addresses count still.
+/// not to count. It is served no more. Where there is one thread nobody is in the middle of a read, and what is a
+/// viewer's is unmapped; else it is covered, which takes no memory, and its addresses count still.
 pub fn give_addresses_back() {
     stop(Reason::Passed);
     let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined

@@ -9,8 +9,8 @@ use quinion::{Cache, Durability, OpenOptions, WriteOptions};
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("name a file; it is made, or emptied")?;
     let cache = Cache::builder().memory(64 << 20).build()?;
-    let options = OpenOptions::new().write(true).create(true).truncate(true);
-    let file = cache.open_with(&path, options)?;
+    let options = *OpenOptions::new().write(true).create(true).truncate(true);
+    let file = cache.open_with(&path, &options)?;
 
     // Into the cache: no system call, and every reader of the cache sees it.
     file.write_all_at(b"records: 0000\n", 0)?;

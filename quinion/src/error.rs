@@ -4,11 +4,13 @@
 //! decides by; the message is for people and always ends with a remedy where
 //! there is one. An input or output error keeps its source.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// What a call of this library could not do, and why.
-#[derive(Debug, thiserror::Error)]
+/// What a call of this library could not do, and why. `Debug` prints the message as well, so that it can be read where
+/// `main` returns it.
+#[derive(thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Repr>);
 
@@ -35,6 +37,8 @@ pub enum ErrorKind {
     Forked,
     /// An argument is out of its range.
     InvalidInput,
+    /// The file ends before the bytes that had to be there.
+    UnexpectedEof,
     /// The file's backend does not do this.
     Unsupported,
     /// The file was opened for reading only, or is where nothing can be written.
@@ -127,6 +131,17 @@ pub(crate) enum Repr {
     #[error("{0}")]
     InvalidInput(String),
     #[error(
+        "cannot read {len} bytes at byte {position}: the file ends at byte {size}; ask for less, or use read_at, which \
+         returns what there is"
+    )]
+    UnexpectedEof { position: u64, len: usize, size: u64 },
+    #[error("cannot lock the file: {0}")]
+    Lock(#[source] io::Error),
+    #[error(
+        "cannot lock the file: the backend \"{backend}\" has no descriptor of the system; lock it by your own means"
+    )]
+    CannotLock { backend: &'static str },
+    #[error(
         "the backend \"{backend}\" of this file does not support uncached reads; read without `uncached`, \
          and drop what is not needed by dont_need"
     )]
@@ -175,7 +190,9 @@ impl Error {
         match *self.0 {
             Repr::Build(_) => ErrorKind::Build,
             Repr::Open { .. } => ErrorKind::Open,
-            Repr::Read { .. } | Repr::Attributes(_) | Repr::NoThread(_) | Repr::Panicked => ErrorKind::Io,
+            Repr::Read { .. } | Repr::Attributes(_) | Repr::Lock(_) | Repr::NoThread(_) | Repr::Panicked => {
+                ErrorKind::Io
+            }
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
             Repr::SnapshotChanged { .. } => ErrorKind::Changed,
             Repr::NoMemory { .. }
@@ -187,7 +204,8 @@ impl Error {
             Repr::MemFile { ref source, .. } | Repr::Spill { ref source, .. } => source.kind(),
             Repr::Forked => ErrorKind::Forked,
             Repr::InvalidInput(_) | Repr::Resize(_) => ErrorKind::InvalidInput,
-            Repr::CannotDropBehind { .. } => ErrorKind::Unsupported,
+            Repr::UnexpectedEof { .. } => ErrorKind::UnexpectedEof,
+            Repr::CannotDropBehind { .. } | Repr::CannotLock { .. } => ErrorKind::Unsupported,
             Repr::ReadOnly | Repr::CannotWrite { .. } => ErrorKind::ReadOnly,
             Repr::DeviceEnds { .. } => ErrorKind::NoSpace,
             Repr::Sync { .. } => self.kind_of_change(ErrorKind::Sync),
@@ -220,6 +238,12 @@ impl Error {
         self.cause()?.raw_os_error()
     }
 
+    /// Whether a directory was to be opened.
+    fn names_a_directory(&self) -> bool {
+        let Repr::Open { source, .. } = &*self.0 else { return false };
+        matches!(source.downcast_ref(), Some(crate::backend::OpenError::IsDirectory))
+    }
+
     /// The error of input or output that was the cause, if one was.
     fn cause(&self) -> Option<&io::Error> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
@@ -230,6 +254,12 @@ impl Error {
             source = error.source();
         }
         None
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} ({:?})", self.kind())
     }
 }
 
@@ -245,6 +275,8 @@ impl From<Error> for io::Error {
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
+            ErrorKind::UnexpectedEof => io::ErrorKind::UnexpectedEof,
+            ErrorKind::Open if error.names_a_directory() => io::ErrorKind::IsADirectory,
             ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             // Nothing is wrong with the file system if it is the handle that does not write.
             ErrorKind::ReadOnly if error.raw_os_error().is_none() => io::ErrorKind::PermissionDenied,

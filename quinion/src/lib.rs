@@ -148,7 +148,7 @@ pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
     BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, GuestSlice, Image, ImageStats,
-    MemFile, MemFileOptions, MemFileStats, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions,
+    MemFile, MemFileOptions, MemFileStats, Metadata, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions,
     PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
     WriteOptions,
 };
@@ -159,7 +159,7 @@ pub use error::{Error, ErrorKind, Result};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::{Pinned, PinnedFolio, PinnedFolios};
+pub use folio::{Chunks, Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -334,8 +334,9 @@ impl CacheOwner {
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
         // What never changes is looked at once, here: it may be another file of the same number.
         let outside = if without_lease == Trust::Immutable { Outside::Check } else { Outside::Lease };
-        let options = OpenOptions::new().outside(outside).unseen();
-        let file = Arc::new(self.cache.open_with(path, options).map_err(|error| errno(&error))?);
+        let mut options = OpenOptions::new();
+        options.outside(outside).unseen();
+        let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
         if !file.is_inode(inode.0, inode.1) {
             return Err(unserved(Unserved::Gone));
         }

@@ -331,9 +331,9 @@ fn a_waker_that_lets_the_last_of_a_cache_go_loses_nothing_that_was_written() {
     let (_folder, path) = content();
     let place = |round: u64| round * 3 * 4096 + (20 << 20);
     for round in 0..20 {
-        let writing = quinion::OpenOptions::new().write(true);
+        let writing = *quinion::OpenOptions::new().write(true);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
-        let file = cache.open_with(&path, writing).unwrap();
+        let file = cache.open_with(&path, &writing).unwrap();
         file.write_all_at(&[0xa0 + round as u8; 4096], place(round)).unwrap();
         let read = async move {
             let (cache, file) = (cache, file);

@@ -116,8 +116,8 @@ impl Story {
         let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };
         let device = Simulated::of_crash_disk(Arc::clone(&disk), faults).with_write_faults(write_faults);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order).build().unwrap();
-        let options = OpenOptions::new().write(true);
-        let file = cache.open_backend_with(Arc::new(device), options).unwrap();
+        let options = *OpenOptions::new().write(true);
+        let file = cache.open_backend_with(Arc::new(device), &options).unwrap();
         let promised = Promise { events: 0, image: 0, range: EVERYTHING };
         Self {
             disk,

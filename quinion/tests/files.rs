@@ -296,8 +296,8 @@ fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     // A log-structured store: tables are written, read, closed, and removed.
     for number in 0..20 {
-        let options = quinion::OpenOptions::new().write(true).create_new(true);
-        let table = cache.open_with(path(number), options).unwrap();
+        let options = *quinion::OpenOptions::new().write(true).create_new(true);
+        let table = cache.open_with(path(number), &options).unwrap();
         table.write_all_at(&[7; 50_000], 0).unwrap();
         table.sync_data().unwrap();
     }
@@ -353,12 +353,13 @@ fn an_error_is_of_the_kind_that_std_would_say() {
     fs::write(&path, "content").unwrap();
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let kind = |error: quinion::Error| std::io::Error::from(error).kind();
-    let writes = quinion::OpenOptions::new().write(true);
+    let writes = *quinion::OpenOptions::new().write(true);
+    let anew = *quinion::OpenOptions::new().write(true).create_new(true);
     let refused = cache.open(&path).unwrap().write_at(b"x", 0).unwrap_err();
     assert_eq!((refused.kind(), kind(refused)), (ErrorKind::ReadOnly, PermissionDenied));
-    assert_eq!(kind(cache.open_with(&path, writes.create_new(true)).unwrap_err()), AlreadyExists);
-    assert_eq!(kind(cache.open_with(folder.path().join("none"), writes).unwrap_err()), NotFound);
-    let file = cache.open_with(&path, writes).unwrap();
+    assert_eq!(kind(cache.open_with(&path, &anew).unwrap_err()), AlreadyExists);
+    assert_eq!(kind(cache.open_with(folder.path().join("none"), &writes).unwrap_err()), NotFound);
+    let file = cache.open_with(&path, &writes).unwrap();
     let too_long = file.set_len(u64::MAX).unwrap_err();
     assert!(too_long.to_string().starts_with("18446744073709551615 bytes at byte 0 "), "{too_long}");
     assert_eq!(kind(too_long), InvalidInput);

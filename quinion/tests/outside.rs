@@ -62,11 +62,11 @@ fn cache() -> Cache {
 }
 
 fn leasing() -> Opening {
-    Opening::new().outside(Outside::Lease)
+    *Opening::new().outside(Outside::Lease)
 }
 
 fn leased(cache: &Cache, path: &Path) -> File {
-    until_leased(|| cache.open_with(path, leasing()).unwrap())
+    until_leased(|| cache.open_with(path, &leasing()).unwrap())
 }
 
 /// Opens until there is a lease. There is none as long as a process that another test starts has not executed its
@@ -452,7 +452,7 @@ fn a_fill_that_was_submitted_before_a_break_lands_where_nobody_looks() {
     let (folder, cache, mut other) = (folder(), cache(), Other::start());
     let path = file_in(&folder, PAGES);
     let slow = slow(&path);
-    let file = until_leased(|| cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap());
+    let file = until_leased(|| cache.open_backend_with(Arc::clone(&slow) as _, &leasing()).unwrap());
     slow.holds.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
         let early = scope.spawn(|| generation(&file, 3));
@@ -476,7 +476,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
     let path = file_in(&folder, PAGES);
     let slow = slow(&path);
     other.has(&format!("open {}", path.display()));
-    let file = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
+    let file = cache.open_backend_with(Arc::clone(&slow) as _, &leasing()).unwrap();
     assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
     slow.holds.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
@@ -488,7 +488,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
         // one's reader waits for the device.
         thread::sleep(Duration::from_millis(50));
         wait_until("there is no lease", || {
-            let asks = cache.open_backend_with(Arc::clone(&slow) as _, leasing()).unwrap();
+            let asks = cache.open_backend_with(Arc::clone(&slow) as _, &leasing()).unwrap();
             in_force(&asks) == Outside::Lease
         });
         slow.release();
@@ -505,7 +505,7 @@ fn while_somebody_writes_there_is_no_lease_and_each_read_looks() {
     for folder in folders() {
         let (path, cache, mut other) = (file_in(&folder, PAGES), cache(), Other::start());
         other.has(&format!("open {}", path.display()));
-        let file = cache.open_with(&path, leasing()).unwrap();
+        let file = cache.open_with(&path, &leasing()).unwrap();
         assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
         assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
         for round in 1..50 {
@@ -551,7 +551,7 @@ fn of_anothers_file_there_is_no_lease() {
     } else {
         PathBuf::from("/etc/passwd")
     };
-    let file = cache().open_with(&path, leasing()).unwrap();
+    let file = cache().open_with(&path, &leasing()).unwrap();
     assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
     assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::NotPermitted));
     assert!(NoLease::NotPermitted.to_string().contains("CAP_LEASE"), "it says what to do");
@@ -564,7 +564,8 @@ fn of_anothers_file_there_is_no_lease() {
 #[test]
 fn what_is_no_file_of_the_system_has_no_lease() {
     let cache = cache();
-    let file = cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), leasing());
+    let file =
+        cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), &leasing());
     let file = file.unwrap();
     let outside = file.outside().unwrap();
     assert_eq!(outside.no_lease, Some(NoLease::NotSupported));
@@ -708,7 +709,7 @@ fn a_file_that_is_closed_while_its_lease_is_broken_is_closed() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
     for round in 0..300 {
-        let file = cache.open_with(&path, leasing()).unwrap();
+        let file = cache.open_with(&path, &leasing()).unwrap();
         generation(&file, round % PAGES);
         thread::scope(|scope| {
             let writer = scope.spawn(|| drop(OpenOptions::new().write(true).open(&path).unwrap()));

@@ -487,8 +487,9 @@ proptest! {
         for step in &story {
             match *step {
                 Step::Open(handle, policy) => {
-                    let options = OpenOptions::new().outside(POLICIES[usize::from(policy)]);
-                    let file = cache.open_with(&path, options).unwrap();
+                    let mut options = OpenOptions::new();
+                    options.outside(POLICIES[usize::from(policy)]);
+                    let file = cache.open_with(&path, &options).unwrap();
                     let twin = fs::read(&path).unwrap();
                     prop_assert!(read_all(&file) == twin, "{step:?} of {story:?}");
                     handles[handle] = Some(file);

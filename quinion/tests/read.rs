@@ -44,7 +44,7 @@ fn r14_at_and_past_the_end_there_is_nothing_and_no_error() {
     assert_eq!(read(&file, &device, u64::MAX, 100), 0);
     assert_eq!(read(&file, &device, 0, 0), 0);
     assert_eq!(read(&file, &device, 9_990, 100), 10);
-    assert!(file.read_exact_at(&mut [0; 100], 9_990).is_err_and(|e| e.kind() == ErrorKind::InvalidInput));
+    assert!(file.read_exact_at(&mut [0; 100], 9_990).is_err_and(|e| e.kind() == ErrorKind::UnexpectedEof));
     cache.check().unwrap();
 }
 

@@ -114,8 +114,8 @@ impl Pair {
     }
     fn with(cache: Cache, len: usize, on_pinned: OnPinned) -> Self {
         let device = Refusing::new(content(len));
-        let options = OpenOptions::new().write(true).on_pinned(on_pinned);
-        let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();
+        let options = *OpenOptions::new().write(true).on_pinned(on_pinned);
+        let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &options).unwrap();
         Self { cache, device, file, twin: content(len) }
     }
     /// Reads all of it, which makes the largest folios.
@@ -377,8 +377,8 @@ fn slow_of(pages: usize) -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
     let cache = Cache::builder().memory(16 << 20).readahead(0).build().unwrap();
     let memory = Arc::new(MemoryFile::new(content(pages * PAGE)));
     let device = Arc::new(Simulated::of_memory(Arc::clone(&memory), Faults::default()));
-    let options = OpenOptions::new().write(true);
-    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, options).unwrap();
+    let options = *OpenOptions::new().write(true);
+    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &options).unwrap();
     file.write_all_at(&[9; 10 * PAGE], 20 * PAGE as u64).unwrap();
     (cache, memory, device, file)
 }

@@ -35,7 +35,7 @@ fn cache() -> Cache {
 }
 
 fn writing() -> OpenOptions {
-    OpenOptions::new().write(true)
+    *OpenOptions::new().write(true)
 }
 
 /// Bytes that differ from place to place, and for each `seed`.
@@ -60,7 +60,7 @@ impl Pair {
         let twin = bytes(1, size);
         let memory = Arc::new(MemoryFile::new(twin.clone()));
         let file =
-            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, writing()).expect("it opens");
+            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, &writing()).expect("it opens");
         Self { cache, memory, file, twin }
     }
     fn write(&mut self, seed: u64, position: usize, len: usize) {
@@ -258,9 +258,9 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     ] {
         assert_eq!(error.expect_err("it cannot be").kind(), kind);
     }
-    let only_read = OpenOptions::new().truncate(true);
+    let only_read = *OpenOptions::new().truncate(true);
     let memory = || Arc::clone(&pair.memory) as Arc<dyn Backend>;
-    let refused = pair.cache.open_backend_with(memory(), only_read).expect_err("it would be emptied");
+    let refused = pair.cache.open_backend_with(memory(), &only_read).expect_err("it would be emptied");
     assert_eq!(refused.kind(), ErrorKind::InvalidInput);
     assert_eq!(pair.file.len(), PAGE as u64);
     pair.check();
@@ -277,9 +277,9 @@ fn a_stream_writes_at_its_position_and_an_appending_one_at_the_end() {
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).expect("a read");
     assert_eq!(rest, b"6789");
-    let append = OpenOptions::new().append(true);
+    let append = *OpenOptions::new().append(true);
     let memory = Arc::clone(&pair.memory) as Arc<dyn Backend>;
-    let mut appender = pair.cache.open_backend_with(memory, append).expect("it opens");
+    let mut appender = pair.cache.open_backend_with(memory, &append).expect("it opens");
     appender.write_all(b"X").expect("a write");
     stream.write_all(b"Y").expect("behind its own end: over the X");
     appender.write_all(b"Z").expect("a write");
@@ -334,9 +334,9 @@ fn writes_of_a_durable_handle_are_in_the_file_when_they_return() {
     for durability in [Durability::Data, Durability::All] {
         let memory = Arc::new(MemoryFile::new(vec![1; 3 * PAGE]));
         let cache = cache();
-        let options = writing().durability(durability);
+        let options = *writing().durability(durability);
         let file =
-            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, options).expect("it opens");
+            cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, &options).expect("it opens");
         file.write_all_at(&[2; 100], 50).expect("a write");
         assert_eq!(file.dirty_bytes().expect("ours"), 0);
         file.append(&[3; 10]).expect("an append");
@@ -566,8 +566,8 @@ fn pinned_bytes_do_not_change_and_new_readers_see_the_write() {
 fn who_waits_for_pins_is_told_when_they_stay_and_writes_when_they_go() {
     let cache = cache();
     let memory = Arc::new(MemoryFile::new(vec![1; 4 * PAGE]));
-    let options = writing().on_pinned(OnPinned::Wait(Duration::from_millis(30)));
-    let file = cache.open_backend_with(memory, options).expect("it opens");
+    let options = *writing().on_pinned(OnPinned::Wait(Duration::from_millis(30)));
+    let file = cache.open_backend_with(memory, &options).expect("it opens");
     let pinned = file.pin(0, PAGE).expect("a pin");
     assert_eq!(file.write_at(&[2; 10], 100).expect_err("pinned").kind(), ErrorKind::Busy);
     assert!(pinned.chunks().flatten().all(|&byte| byte == 1));
@@ -602,7 +602,8 @@ fn d14_an_uncached_write_leaves_nothing_once_it_is_written_back() {
 fn d15_an_uncached_write_that_is_overwritten_stays() {
     let (cache, memory) = (cache(), Arc::new(MemoryFile::new(vec![0; 64 * PAGE])));
     let device = Arc::new(Simulated::of_memory(memory, Faults::default()));
-    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let file =
+        cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &writing()).expect("it opens");
     let uncached = WriteOptions::new().uncached(true);
     // Nothing goes before the overwrite, though the background may have taken it.
     device.pause();
@@ -625,7 +626,8 @@ fn d15_an_uncached_write_that_is_overwritten_stays() {
 fn the_end_of_the_cache_and_of_a_handle_lose_nothing() {
     let memory = Arc::new(MemoryFile::new(vec![0; 10]));
     let cache = cache();
-    let file = cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, writing()).expect("it opens");
+    let file =
+        cache.open_backend_with(Arc::clone(&memory) as Arc<dyn Backend>, &writing()).expect("it opens");
     file.write_all_at(&[1; 3 * PAGE], 5).expect("a write");
     drop(file);
     let again = cache.open_backend(Arc::clone(&memory) as Arc<dyn Backend>).expect("it opens");
@@ -755,7 +757,8 @@ impl Backend for Eventful {
 fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
     let cache = cache();
     let device = Eventful::new(Vec::new());
-    let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+    let file =
+        cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &writing()).expect("it opens");
     let twin = bytes(3, PAGE + 5);
     file.write_all_at(&twin, 0).expect("a write");
     file.write_back().expect("ours");
@@ -777,7 +780,7 @@ fn a_write_that_others_cut_the_file_under_is_still_in_the_file() {
     let cache = cache();
     let device = Eventful::new(bytes(1, 8 * PAGE));
     let open =
-        || cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, writing()).expect("it opens");
+        || cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &writing()).expect("it opens");
     let (file, other) = (open(), Arc::new(open()));
     let sees = Arc::clone(&other); // and stays open: a handle is not closed in the middle of a write
     *device.event.lock().expect("ours") = Some(Event(Box::new(move |memory| {
@@ -816,7 +819,7 @@ fn files_are_made_written_and_read_back_by_the_system() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("new");
     let cache = cache();
-    assert_eq!(cache.open_with(&path, writing()).expect_err("not there").kind(), ErrorKind::Open);
+    assert_eq!(cache.open_with(&path, &writing()).expect_err("not there").kind(), ErrorKind::Open);
     let file = cache.open_with(&path, writing().create_new(true).mode(0o600)).expect("it is made");
     assert_eq!(
         cache.open_with(&path, writing().create_new(true)).expect_err("there").raw_os_error(),
@@ -959,7 +962,7 @@ impl Backend for Faulty {
 fn bytes_before_an_error_are_written_and_the_error_comes_with_the_next_call() {
     let faulty = Faulty { memory: MemoryFile::new(vec![1; 8 * PAGE]), bad_page: 3, grows: true };
     let cache = cache();
-    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    let file = cache.open_backend_with(Arc::new(faulty), &writing()).expect("it opens");
     let written = file.write_at(&[2; 2 * PAGE + 10], PAGE as u64).expect("two pages of three");
     assert_eq!(written, 2 * PAGE, "the third would have to be read");
     let error = file.write_at(&[2; 10], 3 * PAGE as u64).expect_err("it cannot be read");
@@ -977,7 +980,7 @@ fn bytes_before_an_error_are_written_and_the_error_comes_with_the_next_call() {
 fn a_device_is_written_to_its_end_and_no_further() {
     let faulty = Faulty { memory: MemoryFile::new(vec![1; 2 * PAGE]), bad_page: 99, grows: false };
     let cache = cache();
-    let file = cache.open_backend_with(Arc::new(faulty), writing()).expect("it opens");
+    let file = cache.open_backend_with(Arc::new(faulty), &writing()).expect("it opens");
     assert_eq!(file.write_at(&[2; PAGE], 2 * PAGE as u64 - 10).expect("ten bytes"), 10);
     for refused in [file.write_at(&[2], 2 * PAGE as u64).map(drop), file.append(&[2]).map(drop)] {
         assert_eq!(refused.expect_err("it does not grow").kind(), ErrorKind::NoSpace);

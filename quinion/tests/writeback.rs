@@ -701,15 +701,15 @@ fn a_file_that_takes_nothing_for_ever_keeps_no_reader_no_other_file_and_no_end()
     let options = by_hand().wait_max(wait_max);
     let cache = quinion::Cache::builder().memory(64 << 20).writeback(options).build().unwrap();
     let pool = cache.add_pool("small", quinion::PoolOptions::new().limit(2 << 20)).unwrap();
-    let writing = quinion::OpenOptions::new().write(true);
+    let writing = *quinion::OpenOptions::new().write(true);
     let (told, heard) = std::sync::mpsc::channel();
     let story = std::thread::spawn(move || {
-        let file = pool.open_backend_with(Arc::clone(&bad) as Arc<dyn Backend>, writing).unwrap();
+        let file = pool.open_backend_with(Arc::clone(&bad) as Arc<dyn Backend>, &writing).unwrap();
         let full =
             (0..2048).map(|page| file.write_all_at(&content(page, 1), page * PAGE)).position(|w| w.is_err());
         let full = full.expect("the pool is full one day") as u64;
         assert!((256..=512).contains(&full), "{full} pages");
-        let other = cache.open_backend_with(Arc::clone(&good_bytes) as Arc<dyn Backend>, writing).unwrap();
+        let other = cache.open_backend_with(Arc::clone(&good_bytes) as Arc<dyn Backend>, &writing).unwrap();
         other.write_all_at(&content(0, 1), 0).unwrap();
         other.sync_data().unwrap();
         assert!(file.sync_data().is_err() && cache.stats().dirty_pages == full, "all of it is there");

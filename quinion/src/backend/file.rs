@@ -204,6 +204,9 @@ impl Backend for LocalFile {
         }
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.descriptor())
+    }
     fn leasable(&self) -> Option<Leasable<'_>> {
         self.file.leasable()
     }

@@ -186,6 +186,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
+    /// A descriptor of the file, if it is one of the system's: to look at it, not to read or to write by it.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// By which descriptor a read lease on the file may be asked for. `None`: by none, as it is no file of this system
     /// that others would have to open, or is ours for writing.
     fn leasable(&self) -> Option<Leasable<'_>> {

@@ -6,13 +6,12 @@
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::fmt;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use crate::arena::{CellNumber, Grown, KeepingView};
-use crate::error::{Error, Repr, Result};
+use crate::error::{Repr, Result};
 use crate::filemap::{
     Behind, Hits, Passing, Patience, Polled, Prefetch, Reader, Reading, Stopped, Touched, read_hits_into,
 };
@@ -106,7 +105,8 @@ pub struct File {
     left_behind: LeftBehind,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    pub(super) position: u64,
+    /// Where [`Read`](std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in bytes.
+    pub(super) position: AtomicU64,
 }
 
 /// Where a hit looks if the cache follows what is read.
@@ -157,7 +157,7 @@ impl File {
             touched: Touched::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
-            position: 0,
+            position: AtomicU64::new(0),
         }
     }
 
@@ -396,7 +396,7 @@ impl File {
     /// Reads exactly `buffer.len()` bytes at `position`.
     ///
     /// # Errors
-    /// As [`File::read_at`]; and [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the file
+    /// As [`File::read_at`]; and [`ErrorKind::UnexpectedEof`](crate::ErrorKind::UnexpectedEof) if the file
     /// ends before. The buffer's content is unspecified then.
     pub fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> Result<()> {
         let mut done = 0;
@@ -404,13 +404,8 @@ impl File {
             let at = position.saturating_add(done as u64);
             match self.read_at(&mut buffer[done..], at)? {
                 0 => {
-                    let wanted = buffer.len();
-                    let text = format!(
-                        "cannot read {wanted} bytes at byte {position}: the file ends at \
-                         byte {}; ask for less, or use read_at",
-                        self.len()
-                    );
-                    return Err(Repr::InvalidInput(text).into());
+                    let (len, size) = (buffer.len(), self.len());
+                    return Err(Repr::UnexpectedEof { position, len, size }.into());
                 }
                 bytes => done += bytes,
             }
@@ -619,7 +614,7 @@ impl fmt::Debug for File {
     /// What a program knows of it, and nothing of the cache behind it, which would be a book.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("File");
-        text.field("len", &self.len()).field("position", &self.position);
+        text.field("len", &self.len()).field("position", &self.position.load(Ordering::Relaxed));
         text.field("is_writable", &self.is_writable()).field("mechanism", &self.mechanism());
         text.finish_non_exhaustive()
     }
@@ -628,37 +623,8 @@ impl fmt::Debug for File {
 impl Clone for File {
     fn clone(&self) -> Self {
         let mut clone = Self::new(Arc::clone(&self.handle));
-        clone.position = self.position;
+        clone.position = AtomicU64::new(self.position.load(Ordering::Relaxed));
         clone.looks_in = AtomicU32::new(self.looks_in().0);
         clone
-    }
-}
-
-impl Read for File {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.read_at(buffer, self.position)?;
-        self.position += bytes as u64;
-        Ok(bytes)
-    }
-}
-
-impl Seek for File {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let (base, offset) = match to {
-            SeekFrom::Start(position) => (position, 0),
-            SeekFrom::Current(offset) => (self.position, offset),
-            SeekFrom::End(offset) => {
-                self.revalidate()?;
-                (self.len(), offset)
-            }
-        };
-        let position = base.checked_add_signed(offset).filter(|&position| position <= FILE_BYTES_MAX);
-        self.position = position.ok_or_else(|| {
-            let text = format!(
-                "cannot seek {offset} bytes from byte {base}: positions go from 0 to {FILE_BYTES_MAX}"
-            );
-            io::Error::from(Error::from(Repr::InvalidInput(text)))
-        })?;
-        Ok(self.position)
     }
 }

@@ -35,15 +35,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{
-    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, Parked, Reap, WaitRoom, is_waking,
+    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, Parked, Reap, SyncKind, WaitRoom,
+    is_waking,
 };
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
@@ -75,8 +76,11 @@ mod mem_file;
 mod mem_populate;
 mod open;
 mod outside;
+mod io;
+mod lock;
 mod pool;
 mod residency;
+mod stats;
 mod write;
 
 pub use crate::filemap::{ReadaheadUse, Resized};
@@ -85,6 +89,7 @@ pub use batch::BatchRead;
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
 pub use guest::{GuestMemory, Image, ImageStats};
+pub use io::Metadata;
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
@@ -93,6 +98,7 @@ use outside::{Told, Watch};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
+pub use stats::Stats;
 pub use write::{BatchWrite, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
@@ -450,7 +456,7 @@ impl Cache {
     /// socket, a terminal, or a file of a pseudo file system such as procfs.
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.open_in(path.as_ref(), OpenOptions::new(), None)
+        self.open_in(path.as_ref(), OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
     /// Opens a file through the cache as `options` say, for writing too, if they do.
@@ -464,12 +470,20 @@ impl Cache {
     /// As [`Cache::open`]; [`ErrorKind::Open`](crate::ErrorKind::Open), also if it cannot be opened for writing;
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if it is to be made or emptied and not written; and
     /// those of [`File::set_len`] if it is to be emptied.
-    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
-        self.open_in(path.as_ref(), options, None)
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        self.open_in(path.as_ref(), OpenRequest { options, pool: None })
     }
 
-    fn open_in(&self, path: &Path, options: OpenOptions, pool: Option<&Arc<PoolShare>>) -> Result<File> {
+    fn open_in(&self, path: &Path, request: OpenRequest<'_>) -> Result<File> {
+        let mut file = self.open_path(path, request)?;
+        let handle = Arc::get_mut(&mut file.handle).expect("nobody else has the handle yet");
+        handle.path = Some(path.to_owned());
+        Ok(file)
+    }
+
+    fn open_path(&self, path: &Path, request: OpenRequest<'_>) -> Result<File> {
         self.check_process()?;
+        let options = request.options;
         options.check()?;
         let failed = |source| Error::from(Repr::Open { path: path.to_owned(), source });
         let engine = &self.shared.engine;
@@ -479,7 +493,7 @@ impl Cache {
             false => engine.open(path),
         };
         let backend = backend.map_err(|e| failed(Box::new(e)))?;
-        self.open_backend_in(Arc::new(backend), options, pool).map_err(|error| match error.raw_os_error() {
+        self.open_backend_in(Arc::new(backend), request).map_err(|error| match error.raw_os_error() {
             Some(code) if error.kind() == ErrorKind::Io => {
                 failed(Box::new(std::io::Error::from_raw_os_error(code)))
             }
@@ -493,13 +507,21 @@ impl Cache {
     /// # Errors
     /// As [`Cache::open`].
     pub fn adopt(&self, descriptor: BorrowedFd<'_>) -> Result<File> {
-        self.adopt_in(descriptor, None)
+        self.adopt_in(descriptor, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
-    fn adopt_in(&self, descriptor: BorrowedFd<'_>, pool: Option<&Arc<PoolShare>>) -> Result<File> {
-        self.check_process()?;
+    /// As [`Cache::adopt`], opened as `options` say: for writing, too, if they do. The file is opened anew, with this
+    /// process's rights, so a descriptor that was opened for writing by somebody who may do more is not enough.
+    ///
+    /// # Errors
+    /// As [`Cache::open_with`].
+    pub fn adopt_with(&self, descriptor: BorrowedFd<'_>, options: &OpenOptions) -> Result<File> {
+        self.adopt_in(descriptor, OpenRequest { options, pool: None })
+    }
+
+    fn adopt_in(&self, descriptor: BorrowedFd<'_>, request: OpenRequest<'_>) -> Result<File> {
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-        self.open_in(Path::new(&path), OpenOptions::new(), pool)
+        self.open_path(Path::new(&path), request)
     }
 
     /// Opens whatever `backend` reads. Backends with equal identities share pages.
@@ -507,7 +529,7 @@ impl Cache {
     /// # Errors
     /// The backend cannot say what its file is, or no cell can be had for the mapping's record.
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.open_backend_in(backend, OpenOptions::new(), None)
+        self.open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: None })
     }
 
     /// As [`Cache::open_with`], of whatever `backend` reads and writes. Whether it may be new is the backend's matter,
@@ -516,18 +538,14 @@ impl Cache {
     /// # Errors
     /// As [`Cache::open_backend`] and [`Cache::open_with`]; [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly): the
     /// backend does not write.
-    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: OpenOptions) -> Result<File> {
+    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: &OpenOptions) -> Result<File> {
         options.check()?;
-        self.open_backend_in(backend, options, None)
+        self.open_backend_in(backend, OpenRequest { options, pool: None })
     }
 
-    fn open_backend_in(
-        &self,
-        backend: Arc<dyn Backend>,
-        options: OpenOptions,
-        pool: Option<&Arc<PoolShare>>,
-    ) -> Result<File> {
+    fn open_backend_in(&self, backend: Arc<dyn Backend>, request: OpenRequest<'_>) -> Result<File> {
         self.check_process()?;
+        let OpenRequest { options, pool } = request;
         if options.writes() && !backend.can_write() {
             return Err(Repr::CannotWrite { backend: backend.name() }.into());
         }
@@ -539,7 +557,9 @@ impl Cache {
         // From here on it is closed if something goes wrong, and then it has entered.
         let (cursor, access) = (mapping.device().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
-        let handle = Handle { shared, mapping, pool: pool.cloned(), watch, access, cursor };
+        let pool = pool.cloned();
+        let handle =
+            Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: Mutex::default() };
         handle.watch.enter(access.outside, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
@@ -593,6 +613,38 @@ impl Cache {
         }
         let resized = self.shared.filemap.resize(bytes, || drop(pools));
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
+    }
+
+    /// Makes durable what was written by all handles of this cache, also by those that are closed: as
+    /// [`File::sync_all`] of each file that has something to write, one after the other. All files are tried, whatever
+    /// went wrong with one.
+    ///
+    /// # Errors
+    /// The first error, as of [`File::sync_all`]; also one of an earlier write-back that no handle was told of.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn sync_all(&self) -> Result<()> {
+        self.check_process()?;
+        let table = self.shared.table.lock();
+        let files: Vec<_> = table.files.values().map(|known| Arc::clone(&known.mapping)).collect();
+        drop(table);
+        let written = files.into_iter().filter(|mapping| mapping.writes_by().is_some());
+        let synced = written.map(|mapping| {
+            let cursor = mapping.device().errors().sample();
+            let pages = PageIndex(0)..PageIndex(INDICES_MAX);
+            let synced = self.shared.filemap.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
+            synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
+        });
+        // Every file is tried, whatever the first error is.
+        synced.fold(Ok(()), |so_far, synced| so_far.and(synced))
+    }
+
+    /// Ends this handle of the cache, and says what dropping it would not: whether everything that was written is
+    /// durable. The cache itself ends with its last handle, file or pool.
+    ///
+    /// # Errors
+    /// As [`Cache::sync_all`]. The handle is gone all the same; what could not be written is lost when the cache ends.
+    pub fn close(self) -> Result<()> {
+        self.sync_all()
     }
 
     /// Numbers of this cache; each documented at its field.
@@ -1101,6 +1153,14 @@ impl Table {
     }
 }
 
+/// What an open asks for besides the file.
+#[derive(Clone, Copy, Debug)]
+struct OpenRequest<'a> {
+    options: &'a OpenOptions,
+    /// Which pool is charged for what is read; `None`: the default pool.
+    pool: Option<&'a Arc<PoolShare>>,
+}
+
 /// One open of a file; the last clone gives its mapping back.
 #[derive(Debug)]
 pub(crate) struct Handle {
@@ -1113,6 +1173,10 @@ pub(crate) struct Handle {
     access: Access,
     /// How far it has been told of errors of writing.
     cursor: ErrorCursor,
+    /// By which it was opened, if it was opened by a path.
+    path: Option<PathBuf>,
+    /// The description that [`File::lock`] locks, once it has.
+    lock: Mutex<Option<OwnedFd>>,
 }
 
 impl Handle {
@@ -1128,229 +1192,5 @@ impl Drop for Handle {
             self.watch.leave(self.access.outside);
             self.shared.release(&self.mapping, &self.watch, self.access.outside);
         }
-    }
-}
-
-/// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own
-/// process's calls (viewers count for themselves).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Stats {
-    /// The bound in force.
-    pub memory_bytes: u64,
-    /// The largest bound it can be given.
-    pub memory_max_bytes: u64,
-    /// What is above a bound that was lowered, and still to be given back.
-    pub slack_bytes: u64,
-    /// What was given back to the machine so far.
-    pub returned_bytes: u64,
-    /// What users' pins keep, folios counted whole.
-    pub pinned_bytes: u64,
-    /// What of the bound is in use by the system's account: tables, nodes, data, viewers' pages.
-    pub grown_bytes: u64,
-    /// Memory for file data that has been grown so far, free pages included.
-    pub data_bytes: u64,
-    /// Guest memory and images, all of it, whether their pages were touched yet or not.
-    pub guest_bytes: u64,
-    /// Memory for index nodes and mapping records.
-    pub index_bytes: u64,
-    /// Of `data_bytes`, pages that hold nothing.
-    pub free_bytes: u64,
-    /// How much of the arena is in 2 MiB pages.
-    pub huge_bytes: u64,
-    /// Files known, open or idle.
-    pub files: u64,
-    /// Memory files.
-    pub memory_files: u64,
-    /// Pages of memory files that stay until they are taken out of their files.
-    pub kept_pages: u64,
-    /// Read calls.
-    pub reads: u64,
-    /// Bytes given to readers.
-    pub read_bytes: u64,
-    /// Read calls answered from the cache alone.
-    pub hits: u64,
-    /// Read calls that waited for bytes, or would have.
-    pub misses: u64,
-    /// Requests sent to backends, one for each contiguous run.
-    pub device_reads: u64,
-    /// Bytes that backends delivered.
-    pub device_bytes: u64,
-    /// Requests that failed.
-    pub device_errors: u64,
-    /// Pages that differ from their files now and are to be written.
-    pub dirty_pages: u64,
-    /// Pages that are being written now.
-    pub writeback_pages: u64,
-    /// Pages that were written to their files.
-    pub written_pages: u64,
-    /// Writes that backends have ended, one for each contiguous run.
-    pub device_writes: u64,
-    /// Bytes that backends took.
-    pub device_written_bytes: u64,
-    /// Writes that failed. Their pages are tried again.
-    pub device_write_errors: u64,
-    /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
-    pub syncs: u64,
-    /// Of these, those that told of an error.
-    pub sync_errors: u64,
-    /// Syncs of backends; one may serve several calls.
-    pub device_syncs: u64,
-    /// Of these, those that failed. What they were to make durable is written anew, as far as it is cached.
-    pub device_sync_errors: u64,
-    /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
-    pub lost_pages: u64,
-    /// Microseconds that writers were held up because too much was dirty.
-    pub throttled_us: u64,
-    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
-    /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
-    pub cached_pages: u64,
-    /// Pages put into the cache: the next three together.
-    pub inserted_pages: u64,
-    /// Pages that came because they were asked for: those of folios of which a reader wanted a page.
-    pub asked_pages: u64,
-    /// Pages that came because readahead guessed that they will be asked for.
-    pub guessed_pages: u64,
-    /// Pages that came because a program said that it will need them ([`File::will_need`]).
-    pub will_need_pages: u64,
-    /// Pages put into the cache that nobody had asked for yet: by readahead, or because a program said that it
-    /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
-    pub readahead_pages: u64,
-    /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
-    /// changed, or not delivered. [`Cache::readahead_use`] says what became of the others.
-    pub readahead_wasted_pages: u64,
-    /// Pages evicted to make room.
-    pub evicted_pages: u64,
-    /// Pages dropped because a program said that it does not need them.
-    pub dropped_pages: u64,
-    /// Pages forgotten because their file changed.
-    pub invalidated_pages: u64,
-    /// Pages that went because the device failed to read them; each took the others of its folio with it.
-    pub failed_pages: u64,
-    /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
-    pub undelivered_pages: u64,
-    /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
-    /// removed.
-    pub forgotten_pages: u64,
-    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`]).
-    pub dropped_behind_pages: u64,
-    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
-    pub left_over_pages: u64,
-    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
-    /// counted when an uncached read passes them, or its stream ends.
-    pub adopted_pages: u64,
-    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
-    pub shadowed_pages: u64,
-    /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
-    pub refaulted_pages: u64,
-    /// Of these, pages that had not been away for long: a cache twice as large would have kept them.
-    pub activated_pages: u64,
-    /// Windows read that had such a page in them which had come back before: the working set does not fit.
-    pub workingset_windows: u64,
-    /// Microseconds that readers waited for such windows: time lost for want of memory. What futures wait is not
-    /// counted.
-    pub memory_stall_us: u64,
-    /// Of `index_bytes`, nodes that hold nothing but shadows.
-    pub shadow_bytes: u64,
-    /// Requests at the backends now.
-    pub in_flight: u64,
-    /// Pages of memory files that went to the spill file.
-    pub spilled_pages: u64,
-    /// Pages that came back from there.
-    pub brought_back_pages: u64,
-    /// Pages that are there now.
-    pub spill_pages: u64,
-    /// Bytes of the file that these take.
-    pub spill_bytes: u64,
-    /// Folios that could not be written there, and requests for some to come back that failed.
-    pub spill_errors: u64,
-    /// How files are read now: "io_uring" or "threads".
-    pub mechanism: &'static str,
-}
-
-impl Stats {
-    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
-    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
-    /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
-    pub fn went_pages(&self) -> u64 {
-        let for_room =
-            self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
-        let for_change = self.invalidated_pages + self.undelivered_pages;
-        for_room + for_change + self.failed_pages + self.forgotten_pages
-    }
-
-    fn set_spill(&mut self, spill: &SpillStats) {
-        self.spilled_pages = spill.spilled_pages;
-        self.brought_back_pages = spill.brought_back_pages;
-        self.spill_pages = spill.pages;
-        self.spill_bytes = spill.bytes;
-        self.spill_errors = spill.write_errors + spill.read_errors;
-    }
-
-    /// Every number with its name, in the order of the fields; for reports.
-    pub fn numbers(&self) -> [(&'static str, u64); 61] {
-        [
-            ("memory_bytes", self.memory_bytes),
-            ("memory_max_bytes", self.memory_max_bytes),
-            ("slack_bytes", self.slack_bytes),
-            ("returned_bytes", self.returned_bytes),
-            ("pinned_bytes", self.pinned_bytes),
-            ("grown_bytes", self.grown_bytes),
-            ("data_bytes", self.data_bytes),
-            ("guest_bytes", self.guest_bytes),
-            ("index_bytes", self.index_bytes),
-            ("free_bytes", self.free_bytes),
-            ("huge_bytes", self.huge_bytes),
-            ("files", self.files),
-            ("memory_files", self.memory_files),
-            ("kept_pages", self.kept_pages),
-            ("reads", self.reads),
-            ("read_bytes", self.read_bytes),
-            ("hits", self.hits),
-            ("misses", self.misses),
-            ("device_reads", self.device_reads),
-            ("device_bytes", self.device_bytes),
-            ("device_errors", self.device_errors),
-            ("dirty_pages", self.dirty_pages),
-            ("writeback_pages", self.writeback_pages),
-            ("written_pages", self.written_pages),
-            ("device_writes", self.device_writes),
-            ("device_written_bytes", self.device_written_bytes),
-            ("device_write_errors", self.device_write_errors),
-            ("syncs", self.syncs),
-            ("sync_errors", self.sync_errors),
-            ("device_syncs", self.device_syncs),
-            ("device_sync_errors", self.device_sync_errors),
-            ("lost_pages", self.lost_pages),
-            ("throttled_us", self.throttled_us),
-            ("cached_pages", self.cached_pages),
-            ("inserted_pages", self.inserted_pages),
-            ("asked_pages", self.asked_pages),
-            ("guessed_pages", self.guessed_pages),
-            ("will_need_pages", self.will_need_pages),
-            ("readahead_pages", self.readahead_pages),
-            ("readahead_wasted_pages", self.readahead_wasted_pages),
-            ("evicted_pages", self.evicted_pages),
-            ("dropped_pages", self.dropped_pages),
-            ("invalidated_pages", self.invalidated_pages),
-            ("failed_pages", self.failed_pages),
-            ("undelivered_pages", self.undelivered_pages),
-            ("forgotten_pages", self.forgotten_pages),
-            ("dropped_behind_pages", self.dropped_behind_pages),
-            ("left_over_pages", self.left_over_pages),
-            ("adopted_pages", self.adopted_pages),
-            ("shadowed_pages", self.shadowed_pages),
-            ("refaulted_pages", self.refaulted_pages),
-            ("activated_pages", self.activated_pages),
-            ("workingset_windows", self.workingset_windows),
-            ("memory_stall_us", self.memory_stall_us),
-            ("shadow_bytes", self.shadow_bytes),
-            ("in_flight", self.in_flight),
-            ("spilled_pages", self.spilled_pages),
-            ("brought_back_pages", self.brought_back_pages),
-            ("spill_pages", self.spill_pages),
-            ("spill_bytes", self.spill_bytes),
-            ("spill_errors", self.spill_errors),
-        ]
     }
 }

@@ -15,7 +15,7 @@ use crate::filemap::OnPinned;
 
 use super::Outside;
 
-/// How a file is opened. The default reads a file that exists.
+/// How a file is opened, as [`std::fs::OpenOptions`]. The default reads a file that exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpenOptions {
     write: bool,
@@ -66,23 +66,20 @@ impl OpenOptions {
     }
     /// Whether the handle may write, too. The cache has the file open for writing from then on, as long as it knows
     /// the file: also when the handle is closed.
-    #[must_use]
-    pub fn write(mut self, write: bool) -> Self {
+    pub fn write(&mut self, write: bool) -> &mut Self {
         self.write = write;
         self
     }
     /// Whether writes by [`Write`](std::io::Write) go to the end of the file, wherever that is; the handle may write
     /// then. [`File::write_at`](crate::File::write_at) writes where it is told all the same, and
     /// [`File::append`](crate::File::append) is for every handle that may write.
-    #[must_use]
-    pub fn append(mut self, append: bool) -> Self {
+    pub fn append(&mut self, append: bool) -> &mut Self {
         self.append = append;
         self
     }
     /// Whether the file is made if it is not there. The handle must be one that writes. The name of a new file is
     /// durable when its folder was synced, which the cache does not do.
-    #[must_use]
-    pub fn create(mut self, create: bool) -> Self {
+    pub fn create(&mut self, create: bool) -> &mut Self {
         self.creation = match (create, self.creation) {
             (true, New::No) => New::May,
             (false, New::May) => New::No,
@@ -92,8 +89,7 @@ impl OpenOptions {
     }
     /// Whether the file is made, and must not be there; then [`OpenOptions::create`] and [`OpenOptions::truncate`]
     /// do not matter.
-    #[must_use]
-    pub fn create_new(mut self, create_new: bool) -> Self {
+    pub fn create_new(&mut self, create_new: bool) -> &mut Self {
         self.creation = match (create_new, self.creation) {
             (true, _) => New::Must,
             (false, New::Must) => New::No,
@@ -103,48 +99,41 @@ impl OpenOptions {
     }
     /// Whether the file is emptied, for all handles; what was written and not written back is gone. The handle must be
     /// one that writes. A block device keeps its bytes.
-    #[must_use]
-    pub fn truncate(mut self, truncate: bool) -> Self {
+    pub fn truncate(&mut self, truncate: bool) -> &mut Self {
         self.truncate = truncate;
         self
     }
     /// The permissions of a new file, less the process's mask. The default is 0o666.
-    #[must_use]
-    pub fn mode(mut self, mode: u32) -> Self {
+    pub fn mode(&mut self, mode: u32) -> &mut Self {
         self.mode = Some(mode);
         self
     }
     /// When writes of the handle are durable. The default is when somebody syncs.
-    #[must_use]
-    pub fn durability(mut self, durability: Durability) -> Self {
+    pub fn durability(&mut self, durability: Durability) -> &mut Self {
         self.durability = durability;
         self
     }
     /// Whether all reads and writes of the handle are uncached ones; see
     /// [`ReadOptions::uncached`](crate::ReadOptions::uncached) and
     /// [`WriteOptions::uncached`](crate::WriteOptions::uncached).
-    #[must_use]
-    pub fn uncached(mut self, uncached: bool) -> Self {
+    pub fn uncached(&mut self, uncached: bool) -> &mut Self {
         self.uncached = uncached;
         self
     }
     /// What the handle does about pins of what it changes. The default leaves pinned bytes to their pins, and has new
     /// readers read anew.
-    #[must_use]
-    pub fn on_pinned(mut self, on_pinned: OnPinned) -> Self {
+    pub fn on_pinned(&mut self, on_pinned: OnPinned) -> &mut Self {
         self.on_pinned = on_pinned;
         self
     }
     /// What the handle does about others who may change the file. The default is to look now and then.
-    #[must_use]
-    pub fn outside(mut self, outside: Outside) -> Self {
+    pub fn outside(&mut self, outside: Outside) -> &mut Self {
         self.outside = outside;
         self
     }
 
     /// A handle that reads on behalf of a viewer: see [`Engine::open_unseen`](crate::backend::Engine::open_unseen).
-    #[must_use]
-    pub(crate) fn unseen(mut self) -> Self {
+    pub(crate) fn unseen(&mut self) -> &mut Self {
         self.unseen = true;
         self
     }

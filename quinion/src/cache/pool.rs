@@ -33,7 +33,7 @@ use crate::reclaim::PoolCounts;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
-use super::{Cache, File, OpenOptions, Shared};
+use super::{Cache, File, OpenOptions, OpenRequest, Shared};
 
 /// What a pool may have, and should keep. The default is no limit and nothing protected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -247,15 +247,16 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<File> {
-        self.cache().open_in(path.as_ref(), OpenOptions::new(), Some(&self.share))
+        self.cache()
+            .open_in(path.as_ref(), OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
     }
 
     /// As [`Cache::open_with`]; what the file and its clones bring into the cache is this pool's.
     ///
     /// # Errors
     /// As [`Cache::open_with`].
-    pub fn open_with(&self, path: impl AsRef<Path>, options: OpenOptions) -> Result<File> {
-        self.cache().open_in(path.as_ref(), options, Some(&self.share))
+    pub fn open_with(&self, path: impl AsRef<Path>, options: &OpenOptions) -> Result<File> {
+        self.cache().open_in(path.as_ref(), OpenRequest { options, pool: Some(&self.share) })
     }
 
     /// As [`Cache::adopt`]; what is read by the file and its clones is this pool's.
@@ -263,7 +264,16 @@ impl Pool {
     /// # Errors
     /// As [`Cache::adopt`].
     pub fn adopt(&self, descriptor: BorrowedFd<'_>) -> Result<File> {
-        self.cache().adopt_in(descriptor, Some(&self.share))
+        self.cache()
+            .adopt_in(descriptor, OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
+    }
+
+    /// As [`Cache::adopt_with`]; what the file and its clones bring into the cache is this pool's.
+    ///
+    /// # Errors
+    /// As [`Cache::adopt_with`].
+    pub fn adopt_with(&self, descriptor: BorrowedFd<'_>, options: &OpenOptions) -> Result<File> {
+        self.cache().adopt_in(descriptor, OpenRequest { options, pool: Some(&self.share) })
     }
 
     /// As [`Cache::open_backend`]; what is read by the file and its clones is this pool's.
@@ -271,16 +281,17 @@ impl Pool {
     /// # Errors
     /// As [`Cache::open_backend`].
     pub fn open_backend(&self, backend: Arc<dyn Backend>) -> Result<File> {
-        self.cache().open_backend_in(backend, OpenOptions::new(), Some(&self.share))
+        self.cache()
+            .open_backend_in(backend, OpenRequest { options: &OpenOptions::new(), pool: Some(&self.share) })
     }
 
     /// As [`Cache::open_backend_with`]; what the file and its clones bring into the cache is this pool's.
     ///
     /// # Errors
     /// As [`Cache::open_backend_with`].
-    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: OpenOptions) -> Result<File> {
+    pub fn open_backend_with(&self, backend: Arc<dyn Backend>, options: &OpenOptions) -> Result<File> {
         options.check()?;
-        self.cache().open_backend_in(backend, options, Some(&self.share))
+        self.cache().open_backend_in(backend, OpenRequest { options, pool: Some(&self.share) })
     }
 
     pub(super) fn cache(&self) -> Cache {

@@ -29,7 +29,7 @@
 //!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
 
 use std::fmt;
-use std::io::{self, IoSlice, Write};
+use std::io::IoSlice;
 use std::ops::Range;
 
 use crate::backend::SyncKind;
@@ -271,7 +271,11 @@ impl File {
     }
 
     /// Appends what can be: where, how many bytes, and why not more.
-    fn append_some(&self, bytes: &[u8], options: WriteOptions) -> Result<(u64, usize, Result<()>)> {
+    pub(super) fn append_some(
+        &self,
+        bytes: &[u8],
+        options: WriteOptions,
+    ) -> Result<(u64, usize, Result<()>)> {
         self.check_writes()?;
         if bytes.is_empty() {
             return Ok((self.len(), 0, Ok(())));
@@ -487,36 +491,4 @@ pub(super) fn check_range(position: u64, len: u64) -> Result<()> {
          begin further to the front, or ask for less"
     );
     Err(Repr::InvalidInput(text).into())
-}
-
-/// At the handle's position; by a handle that appends, at the end of the file.
-impl Write for File {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let (position, written) = if self.handle.access.appends {
-            let (position, written, outcome) = self.append_some(bytes, WriteOptions::default())?;
-            if written == 0 {
-                outcome?;
-            }
-            (position, written)
-        } else {
-            (self.position, self.write_at(bytes, self.position)?)
-        };
-        self.position = position + written as u64;
-        Ok(written)
-    }
-
-    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        if self.handle.access.appends {
-            let first = pieces.iter().find(|piece| !piece.is_empty());
-            return self.write(first.map_or(&[], |piece| piece));
-        }
-        let written = self.write_vectored_at(pieces, self.position)?;
-        self.position += written as u64;
-        Ok(written)
-    }
-
-    /// Does nothing: what was written is in the cache already. To make it durable is [`File::sync_data`].
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

@@ -59,7 +59,7 @@ mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub(crate) use pinned::Unpinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use pinned::{Pinned, PinnedFolio, PinnedFolios};
+pub use pinned::{Chunks, Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod writer;
 #[cfg(all(feature = "std", not(quinion_model)))]

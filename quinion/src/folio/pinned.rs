@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::arena::Arena;
 use crate::sys::fork::ForkGuard;
@@ -14,8 +14,12 @@ use crate::units::{Frame, PageIndex};
 
 use super::held::{Held, unpin};
 
-/// A pinned range of a file.
-pub struct Pinned {
+/// A pinned range of a file. Cloning it is cheap: the clones share the pins, which end with the last of them.
+#[derive(Clone)]
+pub struct Pinned(Arc<Pins>);
+
+/// What the clones of a [`Pinned`] share.
+struct Pins {
     arena: Arc<Arena>,
     frames: Vec<Frame>,
     extents: Vec<Extent>,
@@ -25,6 +29,8 @@ pub struct Pinned {
     process: ForkGuard,
     /// Who is told when the pins are gone.
     after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
+    /// The bytes in one piece, if they were asked for so and do not lie so.
+    copied: OnceLock<Box<[u8]>>,
 }
 
 /// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares. It
@@ -41,7 +47,7 @@ pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
 }
 
 /// Consecutive bytes of a pinned range; of the shared zeros as many as there are to be, however few these are.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Extent {
     first: *const u8,
     len: usize,
@@ -56,57 +62,110 @@ impl Extent {
     fn is_followed_by(&self, first: *const u8) -> bool {
         !self.is_zeros() && std::ptr::eq(self.first.wrapping_add(self.len), first)
     }
-    /// Its bytes, as (address, length): at once, or the shared zeros as often as it takes.
-    fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> {
-        let most = if self.is_zeros() { ZEROS.0.len() } else { self.len.max(1) };
-        (0..self.len).step_by(most).map(move |at| (self.first, most.min(self.len - at)))
+    /// Takes the next bytes off: all of them, or of the shared zeros as many as there are.
+    fn take_piece(&mut self) -> (*const u8, usize) {
+        let len = if self.is_zeros() { self.len.min(ZEROS.0.len()) } else { self.len };
+        self.len -= len;
+        (self.first, len)
     }
 }
 
+/// The bytes of a [`Pinned`], in order, in pieces as long as they lie together in memory; see [`Pinned::chunks`].
+#[derive(Clone, Debug)]
+pub struct Chunks<'a> {
+    extents: std::slice::Iter<'a, Extent>,
+    /// What is left of the extent before.
+    left: Extent,
+}
+
+impl<'a> Iterator for Chunks<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        while self.left.len == 0 {
+            self.left = *self.extents.next()?;
+        }
+        let (first, len) = self.left.take_piece();
+        // SAFETY: every extent is of the zeros, which are constant,
+        // or lies in pages that had come and that the pins keep: nobody writes them
+        // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
+        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
+        // long as the arena lives, which the `Pinned` shares that is borrowed for `'a`.
+        Some(unsafe { std::slice::from_raw_parts(first, len) })
+    }
+}
+
+// SAFETY: as of `Pins`, from which it is borrowed.
+unsafe impl Send for Chunks<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Chunks<'_> {}
+
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pinned").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Pinned").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
 // SAFETY: the extents are bytes that nobody writes while the pins last; the rest is Send and Sync.
-unsafe impl Send for Pinned {}
+unsafe impl Send for Pins {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for Pins {}
 
 impl Pinned {
     pub(crate) fn new(arena: Arc<Arena>, process: ForkGuard) -> Self {
         let frames = Vec::new();
-        Self { arena, frames, extents: Vec::new(), len: 0, uncounted_pages: 0, process, after: None }
+        let (extents, copied) = (Vec::new(), OnceLock::new());
+        let pins = Pins { arena, frames, extents, len: 0, uncounted_pages: 0, process, after: None, copied };
+        Self(Arc::new(pins))
     }
 
     /// How many bytes are pinned; fewer than asked where the file ends.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
     /// Whether nothing is pinned: the range lies past the end of the file.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len == 0
     }
 
     /// The bytes, in order, in pieces as long as they lie together in memory.
     ///
     /// # Panics
     /// In a forked child, which does not have the cache's memory.
-    pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        assert!(!self.process.is_forked(), "pinned bytes belong to the process that pinned them");
-        let pieces = self.extents.iter().flat_map(|extent| extent.pieces());
-        // SAFETY: every extent is of the zeros, which are constant,
-        // or lies in pages that had come and that this value's pins keep: nobody writes them
-        // (a fill does not write what has landed again, a writer changes no page that is pinned and those who were
-        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
-        // long as the arena lives, which this value shares.
-        pieces.map(|(first, len)| unsafe { std::slice::from_raw_parts(first, len) })
+    pub fn chunks(&self) -> Chunks<'_> {
+        assert!(!self.0.process.is_forked(), "pinned bytes belong to the process that pinned them");
+        Chunks { extents: self.0.extents.iter(), left: Extent { first: ZEROS.0.as_ptr(), len: 0 } }
+    }
+
+    /// All bytes in one slice, if they lie together in memory: those of one folio always do, and those of a range that
+    /// readahead brought often. `None` otherwise; then there is [`Pinned::chunks`], and `AsRef<[u8]>`, which copies.
+    ///
+    /// # Panics
+    /// As [`Pinned::chunks`].
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        let mut chunks = self.chunks();
+        let first = chunks.next().unwrap_or(&[]);
+        chunks.next().is_none().then_some(first)
+    }
+
+    /// The bytes in a vector of their own.
+    ///
+    /// # Panics
+    /// As [`Pinned::chunks`].
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.0.len);
+        self.chunks().for_each(|chunk| bytes.extend_from_slice(chunk));
+        bytes
+    }
+
+    /// To add to them: nobody has a clone before they are handed out.
+    fn pins(&mut self) -> &mut Pins {
+        Arc::get_mut(&mut self.0).expect("pins that are being gathered are not shared")
     }
 
     /// Has `after` told when these pins of folios in `pages` are gone.
     pub(crate) fn tell(&mut self, after: Arc<dyn Unpinned>, pages: Range<PageIndex>) {
-        self.after = Some((after, pages));
+        self.pins().after = Some((after, pages));
     }
 
     /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
@@ -118,30 +177,39 @@ impl Pinned {
         // SAFETY: `inside` is less than the folio's length.
         let first = unsafe { held.bytes().add(inside) };
         let (frame, order) = held.into_pin();
-        self.uncounted_pages += order.map_or(0, |order| u64::from(order.pages()));
+        let pins = self.pins();
+        pins.uncounted_pages += order.map_or(0, |order| u64::from(order.pages()));
         let bytes = ready.min(left());
         if bytes == 0 {
-            self.give_back(frame);
+            pins.give_back(frame);
             return 0;
         }
-        self.frames.push(frame);
-        match self.extents.last_mut() {
+        pins.frames.push(frame);
+        match pins.extents.last_mut() {
             Some(last) if last.is_followed_by(first) => last.len += bytes,
-            _ => self.extents.push(Extent { first, len: bytes }),
+            _ => pins.extents.push(Extent { first, len: bytes }),
         }
-        self.len += bytes;
+        pins.len += bytes;
         bytes
     }
 
     /// Adds `len` zeros, of shared pages that are nobody's; what that takes does not depend on how many they are.
     pub(crate) fn add_zeros(&mut self, len: usize) {
-        match self.extents.last_mut() {
+        let pins = self.pins();
+        match pins.extents.last_mut() {
             Some(last) if last.is_zeros() => last.len += len,
-            _ => self.extents.push(Extent { first: ZEROS.0.as_ptr(), len }),
+            _ => pins.extents.push(Extent { first: ZEROS.0.as_ptr(), len }),
         }
-        self.len += len;
+        pins.len += len;
     }
 
+    /// Counts what was pinned since the last call; how many pages all pins keep now.
+    pub(crate) fn count_pages(&mut self) -> u64 {
+        self.pins().count_pages()
+    }
+}
+
+impl Pins {
     /// Undoes a pin of which nothing is lent.
     #[cold]
     fn give_back(&mut self, frame: Frame) {
@@ -151,8 +219,26 @@ impl Pinned {
     }
 
     /// Counts what was pinned since the last call; how many pages all pins keep now.
-    pub(crate) fn count_pages(&mut self) -> u64 {
+    fn count_pages(&mut self) -> u64 {
         self.arena.add_pinned(std::mem::take(&mut self.uncounted_pages))
+    }
+}
+
+/// The bytes in one slice: where they do not lie together in memory they are copied, once, at the first call. See
+/// [`Pinned::as_slice`] to avoid that.
+impl AsRef<[u8]> for Pinned {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice().unwrap_or_else(|| self.0.copied.get_or_init(|| self.to_vec().into_boxed_slice()))
+    }
+}
+
+/// The bytes in pieces, as [`Pinned::chunks`].
+impl<'a> IntoIterator for &'a Pinned {
+    type Item = &'a [u8];
+    type IntoIter = Chunks<'a>;
+
+    fn into_iter(self) -> Chunks<'a> {
+        self.chunks()
     }
 }
 
@@ -237,15 +323,15 @@ impl PinnedFolios {
     /// # Panics
     /// In a forked child, which does not have the cache's memory.
     pub fn folios(&self) -> impl Iterator<Item = PinnedFolio> {
-        assert!(!self.pinned.process.is_forked(), "pinned folios belong to the process that pinned them");
+        assert!(!self.pinned.0.process.is_forked(), "pinned folios belong to the process that pinned them");
         self.folios.iter().map(|&(frame, position, len)| {
-            let address = self.pinned.arena.view().bytes(frame).expect("a pinned folio has frames");
+            let address = self.pinned.0.arena.view().bytes(frame).expect("a pinned folio has frames");
             PinnedFolio { position, address, len }
         })
     }
 }
 
-impl Drop for Pinned {
+impl Drop for Pins {
     fn drop(&mut self) {
         if self.process.is_forked() {
             return;

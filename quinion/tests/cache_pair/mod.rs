@@ -342,7 +342,7 @@ impl Pair {
             .mechanism(self.setting.mechanism);
         self.cache = Some(told("building a cache", cache.build())?);
         for _ in 0..HANDLES {
-            let file = self.open(OpenOptions::new().write(true))?;
+            let file = self.open(*OpenOptions::new().write(true))?;
             self.files.push(file);
         }
         Ok(())
@@ -350,7 +350,7 @@ impl Pair {
 
     fn open(&self, options: OpenOptions) -> Result<File, String> {
         let cache = self.cache.as_ref().expect("it has begun");
-        told("an open", cache.open_with(self.folder.ours(), options))
+        told("an open", cache.open_with(self.folder.ours(), &options))
     }
 
     fn file(&self, by: u8) -> &File {
@@ -629,7 +629,7 @@ impl Pair {
         // Closed first: for a moment there may be one handle less.
         let by = usize::from(by) % HANDLES;
         drop(self.files.remove(by));
-        let file = self.open(OpenOptions::new().write(true))?;
+        let file = self.open(*OpenOptions::new().write(true))?;
         self.files.insert(by, file);
         Ok(())
     }
@@ -637,7 +637,7 @@ impl Pair {
     fn reopen_empty(&mut self, by: u8) -> Told {
         let by = usize::from(by) % HANDLES;
         drop(self.files.remove(by));
-        let file = self.open(OpenOptions::new().write(true).truncate(true))?;
+        let file = self.open(*OpenOptions::new().write(true).truncate(true))?;
         self.files.insert(by, file);
         self.was_set(0)
     }

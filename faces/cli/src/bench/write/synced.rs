@@ -96,8 +96,9 @@ fn ours(
     let scratch = Scratch::new(folder, 0)?;
     let cache = Cache::builder().memory(64 << 20).build()?;
     let durability = if durable == Durable::BySync { Durability::OnSync } else { Durability::Data };
-    let options = OpenOptions::new().write(true).durability(durability);
-    let file: File = cache.open_with(scratch.path(), options)?;
+    let mut options = OpenOptions::new();
+    options.write(true).durability(durability);
+    let file: File = cache.open_with(scratch.path(), &options)?;
     let mut source = Source::new(bytes);
     let (end, folder) = (Cell::new(0), folder.to_owned());
     Ok(Alternative::new(name, move |repetition| {

@@ -1,0 +1,252 @@
+//! Stats: the numbers of a cache, each declared once.
+//!
+//! The table below is the only list of them. A **gauge** says how something is now; a **count** has been rising since
+//! the cache was built, so the difference of two snapshots is what happened between them ([`Stats::since`]). The
+//! struct's fields, [`Stats::numbers`] and [`Stats::since`] are made from it.
+
+use std::fmt;
+
+use crate::spill::SpillStats;
+
+/// The difference, for a number that rises; the newer value, for one that does not.
+macro_rules! difference {
+    (count $now:expr, $earlier:expr) => {
+        $now.saturating_sub($earlier)
+    };
+    (gauge $now:expr, $earlier:expr) => {
+        $now
+    };
+}
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $kind:ident $name:ident,)*) => {
+        /// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own
+        /// process's calls (viewers count for themselves). `Display` prints the ones that people look at first.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)*
+            /// How files are read now: "io_uring" or "threads".
+            pub mechanism: &'static str,
+        }
+
+        impl Stats {
+            /// Every number with its name, in the order of the fields; for reports.
+            pub fn numbers(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
+                [$((stringify!($name), self.$name)),*]
+            }
+
+            /// What happened since `earlier`, a snapshot of the same cache: counts are differences, and numbers that
+            /// say how something is now (sizes, pages cached, requests in flight) are those of `self`.
+            #[must_use]
+            pub fn since(&self, earlier: &Stats) -> Stats {
+                Stats {
+                    $($name: difference!($kind self.$name, earlier.$name),)*
+                    mechanism: self.mechanism,
+                }
+            }
+        }
+    };
+}
+
+stats! {
+    /// The bound in force.
+    gauge memory_bytes,
+    /// The largest bound it can be given.
+    gauge memory_max_bytes,
+    /// What is above a bound that was lowered, and still to be given back.
+    gauge slack_bytes,
+    /// What was given back to the machine so far.
+    count returned_bytes,
+    /// What users' pins keep, folios counted whole.
+    gauge pinned_bytes,
+    /// What of the bound is in use by the system's account: tables, nodes, data, viewers' pages.
+    gauge grown_bytes,
+    /// Memory for file data that has been grown so far, free pages included.
+    gauge data_bytes,
+    /// Guest memory and images, all of it, whether their pages were touched yet or not.
+    gauge guest_bytes,
+    /// Memory for index nodes and mapping records.
+    gauge index_bytes,
+    /// Of `data_bytes`, pages that hold nothing.
+    gauge free_bytes,
+    /// How much of the arena is in 2 MiB pages.
+    gauge huge_bytes,
+    /// Files known, open or idle.
+    gauge files,
+    /// Memory files.
+    gauge memory_files,
+    /// Pages of memory files that stay until they are taken out of their files.
+    gauge kept_pages,
+    /// Read calls.
+    count reads,
+    /// Bytes given to readers.
+    count read_bytes,
+    /// Read calls answered from the cache alone.
+    count hits,
+    /// Read calls that waited for bytes, or would have.
+    count misses,
+    /// Requests sent to backends, one for each contiguous run.
+    count device_reads,
+    /// Bytes that backends delivered.
+    count device_bytes,
+    /// Requests that failed.
+    count device_errors,
+    /// Pages that differ from their files now and are to be written.
+    gauge dirty_pages,
+    /// Pages that are being written now.
+    gauge writeback_pages,
+    /// Pages that were written to their files.
+    count written_pages,
+    /// Writes that backends have ended, one for each contiguous run.
+    count device_writes,
+    /// Bytes that backends took.
+    count device_written_bytes,
+    /// Writes that failed. Their pages are tried again.
+    count device_write_errors,
+    /// Calls that asked for something to be made durable, writes of handles that ask with each write included.
+    count syncs,
+    /// Of these, those that told of an error.
+    count sync_errors,
+    /// Syncs of backends; one may serve several calls.
+    count device_syncs,
+    /// Of these, those that failed. What they were to make durable is written anew, as far as it is cached.
+    count device_sync_errors,
+    /// Pages that may be lost: written and not durable when a backend's sync failed, and not cached any more then.
+    count lost_pages,
+    /// Microseconds that writers were held up because too much was dirty.
+    count throttled_us,
+    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
+    /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
+    gauge cached_pages,
+    /// Pages put into the cache: the next three together.
+    count inserted_pages,
+    /// Pages that came because they were asked for: those of folios of which a reader wanted a page.
+    count asked_pages,
+    /// Pages that came because readahead guessed that they will be asked for.
+    count guessed_pages,
+    /// Pages that came because a program said that it will need them ([`File::will_need`](crate::File::will_need)).
+    count will_need_pages,
+    /// Pages put into the cache that nobody had asked for yet: by readahead, or because a program said that it
+    /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
+    count readahead_pages,
+    /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
+    /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.
+    count readahead_wasted_pages,
+    /// Pages evicted to make room.
+    count evicted_pages,
+    /// Pages dropped because a program said that it does not need them.
+    count dropped_pages,
+    /// Pages forgotten because their file changed.
+    count invalidated_pages,
+    /// Pages that went because the device failed to read them; each took the others of its folio with it.
+    count failed_pages,
+    /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
+    count undelivered_pages,
+    /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
+    /// removed.
+    count forgotten_pages,
+    /// Pages dropped behind uncached reads ([`ReadOptions::uncached`](crate::ReadOptions::uncached)).
+    count dropped_behind_pages,
+    /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
+    count left_over_pages,
+    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
+    /// counted when an uncached read passes them, or its stream ends.
+    count adopted_pages,
+    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
+    count shadowed_pages,
+    /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
+    count refaulted_pages,
+    /// Of these, pages that had not been away for long: a cache twice as large would have kept them.
+    count activated_pages,
+    /// Windows read that had such a page in them which had come back before: the working set does not fit.
+    count workingset_windows,
+    /// Microseconds that readers waited for such windows: time lost for want of memory. What futures wait is not
+    /// counted.
+    count memory_stall_us,
+    /// Of `index_bytes`, nodes that hold nothing but shadows.
+    gauge shadow_bytes,
+    /// Requests at the backends now.
+    gauge in_flight,
+    /// Pages of memory files that went to the spill file.
+    count spilled_pages,
+    /// Pages that came back from there.
+    count brought_back_pages,
+    /// Pages that are there now.
+    gauge spill_pages,
+    /// Bytes of the file that these take.
+    gauge spill_bytes,
+    /// Folios that could not be written there, and requests for some to come back that failed.
+    count spill_errors,
+}
+
+impl Stats {
+    /// The share of read calls that were answered from the cache alone, 0 to 1; `None` if there were none. Of an
+    /// interval: `now.since(&earlier).hit_ratio()`.
+    pub fn hit_ratio(&self) -> Option<f64> {
+        let answered = self.hits + self.misses;
+        (answered > 0).then(|| self.hits as f64 / answered as f64)
+    }
+
+    /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
+    /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
+    /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
+    pub fn went_pages(&self) -> u64 {
+        let for_room =
+            self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
+        let for_change = self.invalidated_pages + self.undelivered_pages;
+        for_room + for_change + self.failed_pages + self.forgotten_pages
+    }
+
+    pub(super) fn set_spill(&mut self, spill: &SpillStats) {
+        self.spilled_pages = spill.spilled_pages;
+        self.brought_back_pages = spill.brought_back_pages;
+        self.spill_pages = spill.pages;
+        self.spill_bytes = spill.bytes;
+        self.spill_errors = spill.write_errors + spill.read_errors;
+    }
+}
+
+impl fmt::Display for Stats {
+    /// One line for each of: memory, reads, device, writes (if there were any).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let pages = |pages: u64| pages as f64 / 256.0;
+        writeln!(
+            f,
+            "memory  {:.1} MiB used of {:.1} MiB; {:.1} MiB cached, {:.1} MiB pinned, {} files",
+            mib(self.grown_bytes),
+            mib(self.memory_bytes),
+            pages(self.cached_pages),
+            mib(self.pinned_bytes),
+            self.files
+        )?;
+        write!(f, "reads   {} calls, {:.1} MiB", self.reads, mib(self.read_bytes))?;
+        match self.hit_ratio() {
+            Some(ratio) => writeln!(f, "; {:.1} % hits", ratio * 100.0)?,
+            None => writeln!(f)?,
+        }
+        write!(
+            f,
+            "device  {} reads, {:.1} MiB by {}; {} errors; {:.1} MiB evicted",
+            self.device_reads,
+            mib(self.device_bytes),
+            self.mechanism,
+            self.device_errors,
+            pages(self.evicted_pages)
+        )?;
+        if self.device_writes + self.dirty_pages + self.syncs > 0 {
+            write!(
+                f,
+                "\nwrites  {:.1} MiB dirty, {:.1} MiB written in {} writes, {} errors; {} syncs, {} errors",
+                pages(self.dirty_pages),
+                mib(self.device_written_bytes),
+                self.device_writes,
+                self.device_write_errors,
+                self.syncs,
+                self.sync_errors
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -11,6 +11,9 @@
 //! been read for some time, or at once for a large file that it is known to
 //! have; until then, and until it agrees, the kernel reads the file
 //! (`table.rs`, credit).
+//!
+//! No system call of ours is made for a descriptor that no call we saw opened,
+//! duplicated or received, or that was there before us.
 
 use core::ffi::c_int;
 
@@ -78,7 +81,12 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 return None;
             }
             State::Other | State::Moving => return None,
-            State::Unknown => settle_unknown(fd, word),
+            // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is not
+            // asked: who reads it may be forbidden the question, by an instruction of its own that nobody heard of.
+            State::Unknown => {
+                table::settle(fd, word, State::Other);
+                return None;
+            }
         }
     }
 }
@@ -199,14 +207,4 @@ impl Passed {
             table::end_kernels_read(fd);
         }
     }
-}
-
-/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
-/// might have been served.
-fn settle_unknown(fd: c_int, word: Word) {
-    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
-    if regular && let Some(viewer) = process::viewer() {
-        viewer.count_reason(Reason::Foreign);
-    }
-    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
 }

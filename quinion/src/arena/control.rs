@@ -596,7 +596,7 @@ pub enum Reason {
     NoOwner = 9,
     /// The file changed while it was open.
     Changed = 10,
-    /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
+    /// The descriptor was inherited or received, so its offset is not this process's alone.
     Foreign = 11,
     /// Nobody says that the file stays as it is: there is no lease on it, or none that means anything.
     Unguaranteed = 12,

@@ -615,7 +615,7 @@ fn words(reason: Reason) -> &'static str {
         Reason::Refused => "refused by the cache",
         Reason::NoOwner => "without an owner",
         Reason::Changed => "changed while open",
-        Reason::Foreign => "opened before us or inside the C library",
+        Reason::Foreign => "opened before us, or received",
         Reason::Unguaranteed => "without a lease, or on a file system that is not served",
         Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",

@@ -624,6 +624,38 @@ static void c_strict_seccomp(void) {
     right += write(1, right == 3 ? "right\n" : "wrong\n", 6) == 6;
     syscall(SYS_exit, 10 + right);
 }
+#ifdef INSTRUCTIONS
+/* The same, said by an instruction of the program's own: nobody hears of it. What is read then is no file, by the C library. */
+static long by_instruction(long number, long a, long b) {
+    long answer;
+    __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b) : "rcx", "r11", "memory");
+    return answer;
+}
+static void c_strict_seccomp_by_instruction(void) {
+    int status, fd = warm(), ends[2], pair[2];
+    read(fd, buf, 1000);
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        pipe(ends), socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+        int second = dup(ends[0]), late = open(path, O_WRONLY);
+        if (by_instruction(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) _exit(3);
+        int right = write(ends[1], "hello, world", 12) == 12 && read(ends[0], buf, 5) == 5;
+        right += read(ends[0], buf, 2) == 2;
+        right += read(second, buf, 5) == 5;
+        right += write(pair[1], "hello", 5) == 5 && read(pair[0], buf, 9) == 5;
+        right += read(late, buf, 5) == -1 && errno == EBADF;
+        right += read(999, buf, 5) == -1 && errno == EBADF;
+        syscall(SYS_exit, 10 + right);
+    }
+    waitpid(child, &status, 0);
+    printf("%x\n", status);
+    printf("%ld\n", (long)read(fd, buf, 1000));
+}
+#define MORE(X) X(strict_seccomp_by_instruction)
+#else
+#define MORE(X)
+#endif
 /* Only what the program does itself from then on is allowed: no question about a file, no futex, no mask. */
 static volatile int told;
 static void *looks_on(void *fd) {
@@ -694,7 +726,7 @@ static void c_filter_seccomp(void) {
 #define CASES(X) X(bad_buffers) X(partly_bad_buffers) X(bad_buffers_of_cold_files) X(bad_arrays) X(bad_messages) \
     X(bad_environments) X(bad_blocks_and_modes) X(recovering_handler) X(signals_that_are_sent) X(ignored) \
     X(shows_signals) X(started_programs) X(default_deaths) X(many_handlers) X(guarded_pages) X(threads) \
-    X(strict_seccomp) X(filter_seccomp)
+    X(strict_seccomp) X(filter_seccomp) MORE(X)
 
 int main(int count, char **argument) {
     if (count < 3) return 2;

@@ -140,6 +140,7 @@ pointers! {
     threads: 1000
     strict_seccomp: 3
     filter_seccomp: 9
+    filter_seccomp_amid_reads: 100
 }
 
 /// Nobody hears of the ban, so whatever is asked afterwards ends the program: what is no file is asked nothing of.

@@ -203,6 +203,7 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
 
 /// A handler for one time has had its time.
 fn reset(signal: c_int, flags: u32) {
+    let Some(_inside) = process::enter() else { return };
     if let Some(mut action) = kernel::signal_action(signal) {
         let entry = entry_for(SIG_DFL, flags);
         action.handler = entry.unwrap_or(SIG_DFL);

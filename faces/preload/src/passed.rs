@@ -405,7 +405,7 @@ extern "C" fn unshared(flags: usize) {
 /// nobody has open.
 extern "C" fn unmounts() {
     const SETTLED_MILLIS_MAX: u32 = 100;
-    if process::is_on()
+    if let Some(_inside) = process::enter()
         && let Some(viewer) = process::join()
     {
         viewer.settle(SETTLED_MILLIS_MAX);
@@ -417,7 +417,9 @@ extern "C" fn unmounts() {
 /// served: so none is, from here on. What the owner was told before it has done when this returns, or it is late.
 extern "C" fn watches() {
     const SETTLED_MILLIS_MAX: u32 = 100;
-    if let Some(viewer) = process::viewer() {
+    if let Some(_inside) = process::enter()
+        && let Some(viewer) = process::viewer()
+    {
         table::detach_all(Reason::Watched);
         viewer.settle(SETTLED_MILLIS_MAX);
     }
@@ -445,7 +447,7 @@ extern "C" fn confined(option: usize) {
 fn forbidden() {
     gone::withdraw();
     gone::look_no_more();
-    process::stop(Reason::Passed);
+    process::forbid();
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.

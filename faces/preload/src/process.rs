@@ -36,6 +36,11 @@
 //! every wrapper compares process numbers. What the C library's `posix_spawn`
 //! does in its child is the same, so it counts as a `vfork`.
 //!
+//! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
+//! may be set for all threads by one of them. So whoever may make one is counted ([`enter`]), and looks at the switch
+//! after that; who is about to forbid them stops, and then waits until nobody is counted any more ([`forbid`]). The
+//! count lies in the page of the switch, so a child begins with none. A hit makes no system call and is not counted.
+//!
 //! Invariants:
 //!  1. Whoever is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting for it
 //!     ends.
@@ -43,6 +48,10 @@
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
+//!  5. Our system calls are made by who is counted, in a wrapper, or before the constructor has ended.
+//!
+//! Not an invariant: that whoever is counted comes back. A handler may jump out of our code, and the wait for it ends by
+//! the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -50,7 +59,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
-use quinion::viewer::Viewer;
+use quinion::viewer::sys::clock_millis;
+use quinion::viewer::{LONG_MILLIS_MAX, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
@@ -81,6 +91,11 @@ static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
+/// In place of the page's count before there is a page.
+static NOBODY: AtomicU32 = AtomicU32::new(0);
+/// How many threads are inside code of ours that may make system calls.
+static INSIDE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: written before the switch says SERVING, with Release: by the constructor, or by the one thread of a forked
 // child that made the switch BUSY.
@@ -93,8 +108,38 @@ static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
-    // SAFETY: it points to a static, or to a page that is never unmapped. Acquire, partner: `start`.
-    unsafe { &*SWITCH.load(Ordering::Acquire) }
+    // SAFETY: it points to a static, or to a page that is never unmapped. SeqCst, partners: the Release in `start`, and
+    // `leave`, against `Inside::count`.
+    unsafe { &*SWITCH.load(Ordering::SeqCst) }
+}
+
+/// A thread that may make system calls of ours, until this is dropped. Not to be kept over the program's own call.
+pub struct Inside(&'static AtomicU32);
+
+impl Inside {
+    /// Counts the calling thread. Whether it still may make calls is to be looked at after that.
+    pub fn count() -> Self {
+        // SAFETY: it points to a static, or to a page that is never unmapped. Acquire, partner: `start`.
+        let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
+        // SeqCst, partner: `forbid`, which turns the switch off and then looks here. Either it sees us, or we see that
+        // it is off.
+        place.fetch_add(1, Ordering::SeqCst);
+        Self(place)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // A child that was forked by a handler inside was not counted. SeqCst, partner: `forbid`.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
+    }
+}
+
+/// Counts the calling thread if the table is to be kept ([`is_on`]). Else there is nothing to do: all that was served has
+/// gone back, and no system call of ours may be made.
+pub fn enter() -> Option<Inside> {
+    let inside = Inside::count();
+    is_on().then_some(inside)
 }
 
 /// Whether we are a child of `vfork`, or of `posix_spawn` before its program: nothing may be believed or written.
@@ -105,6 +150,10 @@ fn is_guest() -> bool {
 
 #[cold]
 fn is_other_process() -> bool {
+    let _inside = Inside::count();
+    if core::ptr::eq(switch(), &OFF) {
+        return true; // nothing is believed any more
+    }
     kernel::process() != PROCESS.load(Ordering::Relaxed)
 }
 
@@ -128,6 +177,7 @@ fn mode() -> u32 {
 /// What the switch says that is not plainly attached.
 #[cold]
 fn mode_of_child(mut mode: u32) -> u32 {
+    let _inside = Inside::count();
     let page = switch();
     if core::ptr::eq(page, &OFF) {
         return INERT;
@@ -151,6 +201,10 @@ fn mode_of_child(mut mode: u32) -> u32 {
 
 /// Takes the switch from `from` to BUSY, does `work` with signals held back, and goes on to what it answers.
 fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
+    let _inside = Inside::count();
+    if core::ptr::eq(switch(), &OFF) {
+        return;
+    }
     // Before the exchange: a handler that ran after it, in this thread, would wait for itself.
     let _held = SignalsHeld::new();
     // SeqCst, partner: `mode`.
@@ -274,7 +328,9 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
     MEMORY_OF.store(process, Ordering::Release); // partner: `leave_domain`
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
-    // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
+    // SAFETY: the page has room for more than two such words.
+    INSIDE.store(unsafe { page.add(1) }.as_ptr(), Ordering::Release); // partner: `Inside::count`
+    // SAFETY: a fresh page, zeroed and aligned. Release, partner: the load in `switch`.
     unsafe { page.as_ref().store(SERVING, Ordering::Release) };
     SWITCH.store(page.as_ptr(), Ordering::Release); // as above
     Some(())
@@ -282,6 +338,7 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
 
 /// Gives all descriptors back to the kernel, for good, and serves no new ones.
 pub fn stop(reason: Reason) {
+    let _inside = Inside::count();
     match mode() {
         SERVING | STOPPING => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
@@ -307,11 +364,51 @@ pub fn leave_domain() {
     if is_on() {
         stop(Reason::Domain);
     }
+    if !give_memory_up() {
+        kernel::end_process(); // better than to go on with another's memory
+    }
+}
+
+/// System calls of ours are about to be forbidden to this process: it gives all descriptors back, and when this returns
+/// no thread is inside our code any more that may make one, and none will be.
+pub fn forbid() {
+    /// More than the steps that are no wait for the owner take.
+    const MARGIN_MILLIS: u32 = 500;
+    static HAS_WAITED: AtomicBool = AtomicBool::new(false);
+    let millis = viewer().map_or(LONG_MILLIS_MAX, Viewer::waits_at_most) + MARGIN_MILLIS;
+    stop(Reason::Passed);
+    // A child of `vfork` forbids them to itself alone. And who asks again may not even look at the clock any more.
+    if !is_guest() && !HAS_WAITED.swap(true, Ordering::Relaxed) {
+        wait_for_others(millis);
+    }
+    // As `leave_domain` would later, when that may be forbidden. If it cannot be done now, it is tried then.
+    let _ = give_memory_up();
+}
+
+/// Waits until nobody is counted, for so long at most.
+fn wait_for_others(millis: u32) {
+    // SAFETY: as in `Inside::count`, and the partner.
+    let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
+    let (mut until, mut turn) = (None, 0);
+    // SeqCst, partner: `Inside`.
+    while place.load(Ordering::SeqCst) != 0 {
+        let now = clock_millis();
+        if now > *until.get_or_insert(now + u64::from(millis)) {
+            return;
+        }
+        kernel::wait(turn);
+        turn = turn.saturating_add(1);
+    }
+}
+
+/// What this process had of the cache is gone when this says so.
+#[must_use]
+fn give_memory_up() -> bool {
     // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one
     // has not inherited it, whatever this word says.
     let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
     if of == 0 || of != kernel::process() {
-        return;
+        return true;
     }
     let _held = SignalsHeld::new();
     // SAFETY: whoever said that there is some has written it before.
@@ -321,17 +418,18 @@ pub fn leave_domain() {
     let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
         .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
     if covered.contains(&false) {
-        kernel::end_process(); // better than to go on with another's memory
+        return false;
     }
     MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
+    true
 }
 
-/// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are
-/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of a call finds all that it
-/// looks at where it was.
+/// Everything went back. From here on no wrapper begins a system call of its own, in this process and in those that are
+/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of one finds all that it
+/// looks at where it was, and is waited for where that matters ([`forbid`]).
 fn leave() {
     faults::uninstall();
-    SWITCH.store((&raw const OFF).cast_mut(), Ordering::Release); // partner: `switch`
+    SWITCH.store((&raw const OFF).cast_mut(), Ordering::SeqCst); // partners: `switch`, and `Inside::count`
 }
 
 /// The number that [`forked_since`] compares with.
@@ -395,7 +493,8 @@ pub struct Spawn {
 /// As [`begin_guest`], before a `posix_spawn` of this thread.
 pub fn begin_spawn() -> Option<Spawn> {
     let fork = begin_guest()?;
-    let thread = kernel::thread();
+    let inside = enter();
+    let thread = if inside.is_some() { kernel::thread() } else { 0 };
     let is_mine =
         |place: &&AtomicU32| place.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     Some(Spawn { fork, place: SPAWNERS.iter().find(is_mine) })
@@ -411,6 +510,7 @@ pub fn end_spawn(spawn: Spawn) {
 
 /// Whether this thread is inside `posix_spawn`; `false` of some, if very many are.
 pub fn is_spawning() -> bool {
+    let Some(_inside) = enter() else { return false };
     let thread = kernel::thread();
     SPAWNERS.iter().any(|place| place.load(Ordering::Relaxed) == thread)
 }

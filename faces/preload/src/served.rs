@@ -373,9 +373,7 @@ fn believed(advice: Advice) -> Advice {
 
 /// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.
 fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
-    if !process::is_on() {
-        return;
-    }
+    let Some(_inside) = process::enter() else { return };
     let state = table::look(fd).map(|word| word.state());
     match (process::viewer(), state) {
         (Some(viewer), Some(state)) if state.is_attached() => {
@@ -391,6 +389,7 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
 /// Passes on that bytes will be wanted, without waiting. If the first is cached somebody is ahead already: programs say
 /// it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
 fn will_need(fd: c_int, position: u64, len: u64) {
+    let Some(_inside) = process::enter() else { return };
     let attached = table::look(fd).is_some_and(|word| word.state().is_attached());
     let Some(viewer) = process::viewer().filter(|_| attached) else { return };
     let (file, mut byte) = (table::file(fd), 0u8);
@@ -404,10 +403,7 @@ fn will_need(fd: c_int, position: u64, len: u64) {
 /// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
 /// has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
-    if !process::is_on() {
-        return None;
-    }
-    loop {
+    while process::is_on() {
         let word = table::look(fd)?;
         let by_kernel = match word.state() {
             State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
@@ -431,6 +427,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
             None => {}
         }
     }
+    None
 }
 
 /// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size,

@@ -56,10 +56,7 @@ pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewe
 
 #[cold]
 fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
-    if !process::is_on() {
-        return None;
-    }
-    loop {
+    while process::is_on() {
         let word = table::look_settled(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
@@ -89,14 +86,12 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
             }
         }
     }
+    None
 }
 
 /// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
 pub fn is_served(fd: c_int) -> bool {
-    if !process::is_on() {
-        return false;
-    }
-    loop {
+    while process::is_on() {
         let Some(word) = table::look_settled(fd) else { return false };
         match word.state() {
             State::Served | State::Positioned => return true,
@@ -108,6 +103,7 @@ pub fn is_served(fd: c_int) -> bool {
             _ => return false,
         }
     }
+    false
 }
 
 /// A read that might have been served is not.
@@ -146,6 +142,7 @@ fn look_at(fd: c_int, word: Word) -> Turn {
     if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
+    let Some(_inside) = process::enter() else { return Turn::Unknown };
     let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
         return Turn::Ours;
     };

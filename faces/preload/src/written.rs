@@ -62,9 +62,10 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     const NEW: c_int = kernel::O_CREAT | kernel::O_EXCL;
     let writes = flags & kernel::O_ACCMODE != 0 || flags & kernel::O_TRUNC != 0;
     let concerns = writes && flags & kernel::O_PATH == 0 && flags & NEW != NEW;
-    if !concerns || !process::is_on() || !process::has_attached_files() {
+    if !concerns {
         return;
     }
+    let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return };
     if let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) {
         expect_writer(&stat, cuts_unheard(flags));
     }
@@ -73,6 +74,7 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
 /// After an open: again, for who attached the file meanwhile.
 pub fn after_open(fd: c_int, flags: c_int) {
     if cuts_unheard(flags)
+        && let Some(_inside) = process::enter()
         && process::has_attached_files()
         && let Some(stat) = kernel::fstat(fd)
     {
@@ -82,7 +84,8 @@ pub fn after_open(fd: c_int, flags: c_int) {
 
 /// Before `truncate`.
 pub fn before_truncate(path: usize) {
-    if process::has_attached_files()
+    if let Some(_inside) = process::enter()
+        && process::has_attached_files()
         && let Some(stat) = kernel::stat(path).filter(Stat::is_regular)
     {
         expect_writer(&stat, false);
@@ -141,6 +144,7 @@ const ATTACHING_NANOS_MAX: i64 = 1_000_000_000;
 
 /// `fd` is about to be mapped, shared. What can be written can be made writable memory whenever the program likes.
 pub fn maps(fd: c_int) {
+    let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
     if can_write && let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) {
         MAPPED.add(stat.device, stat.inode);
@@ -154,6 +158,7 @@ pub fn is_mapped(device: u64, inode: u64) -> bool {
 
 /// A lease on the file behind `fd` is about to be asked for.
 pub fn wants_lease(fd: c_int) {
+    let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
     LEASED.add(stat.device, stat.inode);
     // Who is about to attach it has not looked at the list; who comes later does. (As each look at the clock ends in

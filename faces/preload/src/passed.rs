@@ -23,7 +23,7 @@ use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Messages, descriptors_in, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, faults, gone, patch, process, table, written};
+use crate::{careful, exec, faults, gone, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -92,24 +92,6 @@ before! {
     close_range = close_range => closed_range;
     /// Closes many.
     closefrom = closefrom => closed_from;
-    /// The new program inherits what is not closed.
-    execve = execve => inherited_by;
-    /// As `execve`.
-    execv = execv => inherited_with_ours;
-    /// As `execve`.
-    execvp = execvp => inherited_with_ours;
-    /// As `execve`.
-    execvpe = execvpe => inherited_by;
-    /// As `execve`.
-    execl = execl => inherited_with_ours;
-    /// As `execve`.
-    execlp = execlp => inherited_with_ours;
-    /// As `execve`.
-    execle = execle => inherited;
-    /// As `execve`.
-    fexecve = fexecve => inherited_by;
-    /// As `execve`.
-    execveat = execveat => inherited_at_by;
     /// Makes a child with the program's own choice of what is shared.
     clone = clone => cloned;
     /// As `clone`.
@@ -174,8 +156,42 @@ before! {
     io_uring_queue_init_mem = io_uring_queue_init_mem => no_more;
     /// As above.
     io_uring_setup = io_uring_setup => no_more;
-    /// Any system call.
-    syscall = syscall => called;
+}
+
+/// Any system call: as the others, unless the hook has made it.
+///
+/// # Safety
+/// That of the C library's function of this name.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn syscall() {
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "call {hook}",
+        "test rdx, rdx",
+        "jnz 3f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jnz 2f",
+        "lea rdi, [rip + {real}]",
+        "call {find}",
+        "2:",
+        "mov r11, rax",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp r11",
+        "3:",
+        "add rsp, 56",
+        "ret",
+        hook = sym called, real = sym real::syscall, find = sym find_for_trampoline,
+    )
+}
+
+/// What the hook of `syscall` answers, in the two registers of an answer.
+#[repr(C)]
+struct Called {
+    answer: isize,
+    /// Whether the call was made; its answer is the program's then.
+    is_made: usize,
 }
 
 /// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
@@ -330,29 +346,6 @@ extern "C" fn closed_from(first: usize) {
     }
 }
 
-extern "C" fn inherited() {
-    if process::is_on() {
-        table::share_all(Reason::Forked);
-    }
-}
-
-/// The new program has the environment that the C library says is this one's. Where that is not patched, as in a
-/// program that was started when the owner had ended, `execve` is called inside of it and does not come by here.
-extern "C" fn inherited_with_ours() {
-    inherited();
-    gone::forget_in(real::environment() as usize);
-}
-
-/// The new program has this environment.
-extern "C" fn inherited_by(_: usize, _: usize, environment: usize) {
-    inherited();
-    gone::forget_in(environment);
-}
-
-extern "C" fn inherited_at_by(_: usize, _: usize, _: usize, environment: usize) {
-    inherited_by(0, 0, environment);
-}
-
 extern "C" fn everything_passed() {
     if process::is_on() {
         table::share_all(Reason::Passed);
@@ -450,10 +443,19 @@ fn forbidden() {
     process::forbid();
 }
 
-/// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
-extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
+/// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
+/// fail are made here, for what is to be done then.
+extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Called {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
+    if matches!(number, number::EXECVE | number::EXECVEAT) && process::is_on() {
+        return Called { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
+    }
+    before_call(number, [a, b, c, d, e]);
+    Called { answer: 0, is_made: 0 }
+}
+
+fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
     match number {
         // Also of a process that is not served.
         number::PRCTL => return confined(a),
@@ -467,8 +469,6 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::IO_SUBMIT | number::FLOCK => {}
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
-        number::EXECVE => inherited_by(a, b, c),
-        number::EXECVEAT => inherited_at_by(a, b, c, d),
         // A descriptor that we do not see opened is not in the table, so it is the kernel's.
         number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
         number::OPENAT => written::before_open(a as c_int, b, c as c_int),

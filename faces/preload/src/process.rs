@@ -87,7 +87,7 @@ static DEPTH: AtomicU32 = AtomicU32::new(0);
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 /// The threads inside `posix_spawn`, 0 where there is none. Each looks for itself alone, so no order is needed.
 static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
-/// Forks that were begun (high half) and of these the ones under way (low half).
+/// Forks and execs that were begun (high half) and of these the ones under way (low half).
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
@@ -446,13 +446,13 @@ pub fn forked_since(before: u64) -> bool {
     before as u32 != 0 || FORKS.load(Ordering::SeqCst) != before
 }
 
-/// A fork that was begun, in this process or in the one it was forked from.
+/// A fork that was begun, or an exec, in this process or in the one it was forked from.
 #[derive(Clone, Copy)]
 pub struct Fork {
     depth: u32,
 }
 
-/// Gives all offsets back because a child is about to share them. `None` if there was nothing to do.
+/// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to do.
 pub fn begin_fork() -> Option<Fork> {
     if !is_on() {
         return None;

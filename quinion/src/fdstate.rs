@@ -63,10 +63,10 @@
 //!     provided that the waiters let it run: [`Process::wait`] must sleep after some turns, for a waiter of a real-time
 //!     class that only yields never lets a holder of a lower class run.
 //!
-//! Opening against forking, or becoming another program, which inherits as a child does: the opener publishes a shared word marked "being opened", then looks whether a fork began,
-//! and only then makes it a candidate, by compare-exchange. The forker counts itself and then takes the mark away. In
-//! the one order of these SeqCst steps one of the two sees the other, and at no moment is there a candidate that a
-//! child has.
+//! Opening against forking, or becoming another program, which inherits as a child does: the opener publishes a shared
+//! word marked "being opened", then looks whether a fork began, and only then makes it a candidate, by
+//! compare-exchange. The forker counts itself and then takes the mark away. In the one order of these SeqCst steps one
+//! of the two sees the other, and at no moment is there a candidate that a child has.
 //!
 //! # What is shown, and how
 //!

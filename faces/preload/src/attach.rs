@@ -143,6 +143,7 @@ pub fn is_passing(error: &RequestError) -> bool {
 pub fn why(error: &RequestError) -> Reason {
     match error {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
+        RequestError::Errno(error) if *error == Errno::BUSY.0 => Reason::Watched,
         RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
         RequestError::OwnerGone | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,

@@ -76,7 +76,9 @@ pub mod number {
     pub const UMOUNT2: usize = 166;
     pub const INOTIFY_INIT: usize = 253;
     pub const INOTIFY_INIT1: usize = 294;
+    pub const INOTIFY_ADD_WATCH: usize = 254;
     pub const FANOTIFY_INIT: usize = 300;
+    pub const FANOTIFY_MARK: usize = 301;
     pub const SETUID: usize = 105;
     pub const SETGID: usize = 106;
     pub const SETREUID: usize = 113;

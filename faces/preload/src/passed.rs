@@ -103,11 +103,9 @@ before! {
     /// As `umount`.
     umount2 = umount2 => unmounts;
     /// Wants to hear what is done to files.
-    inotify_init = inotify_init => watches;
-    /// As `inotify_init`.
-    inotify_init1 = inotify_init1 => watches;
-    /// As `inotify_init`.
-    fanotify_init = fanotify_init => watches;
+    inotify_add_watch = inotify_add_watch => watches;
+    /// As `inotify_add_watch`.
+    fanotify_mark = fanotify_mark => marks;
     /// Changes name spaces.
     setns = setns => leaves_domain;
     /// Changes what files there are.
@@ -406,17 +404,60 @@ extern "C" fn unmounts() {
     }
 }
 
-/// The process is about to watch files. It would hear of what the owner does to them, and not of its own reads that are
-/// served: so none is, from here on. What the owner was told before it has done when this returns, or it is late.
-extern "C" fn watches() {
-    const SETTLED_MILLIS_MAX: u32 = 100;
-    if let Some(_inside) = process::enter()
-        && let Some(viewer) = process::viewer()
-    {
-        table::detach_all(Reason::Watched);
-        viewer.settle(SETTLED_MILLIS_MAX);
+/// What the kernel tells of the owner's opens and reads, and not of those that are served: reads, opens, and closes of
+/// what was not open for writing. These bits mean the same to both kinds of watches.
+const ACCESSES: usize = 1 | 0x10 | 0x20;
+
+/// The process is about to watch a file, or the files of a folder, by inotify. It would hear of what the owner does to
+/// them, and not of the reads that are served, whosever they are.
+///
+/// A file that is watched is nobody's to serve from here on, whatever is to be heard: that it was deleted is told when
+/// nobody has it open any more. Of a folder only the accesses to what is in it matter; what that is nobody can tell by
+/// device and inode, so then it is all files.
+extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
+    let Some(_inside) = process::enter() else { return };
+    // What is not there the kernel complains of.
+    let Some(stat) = kernel::stat(path) else { return };
+    if stat.is_regular() {
+        is_watched([stat.device, stat.inode]);
+    } else if mask & ACCESSES != 0 {
+        is_watched(ALL_FILES);
     }
-    process::stop(Reason::Watched);
+}
+
+/// The same by fanotify, of a file or of all that lies beside it, below it or on its file system.
+extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: usize) {
+    const ADD: usize = 1;
+    /// Of all files of a mount, or of a file system.
+    const MANY: usize = 0x10 | 0x100;
+    /// Running a file, being asked before it is opened, read or run, and before it is read for the first time.
+    const MORE_ACCESSES: usize = 0x1000 | 0x1_0000 | 0x2_0000 | 0x4_0000 | 0x10_0000;
+    if flags & ADD == 0 {
+        return;
+    }
+    let Some(_inside) = process::enter() else { return };
+    if mask & (ACCESSES | MORE_ACCESSES) != 0 {
+        is_watched(ALL_FILES);
+    } else if flags & MANY == 0
+        && let Some(stat) = kernel::stat_at(at as c_int, path).filter(kernel::Stat::is_regular)
+    {
+        is_watched([stat.device, stat.inode]);
+    }
+}
+
+/// In place of a file's device and inode.
+const ALL_FILES: [u64; 2] = [0; 2];
+
+/// The owner is to close a file, or all, and to open it no more: what it was told before, and this, it has done when
+/// this returns. If it is late the process is served nothing, so that it hears its own reads at least.
+fn is_watched([device, inode]: [u64; 2]) {
+    const SETTLED_MILLIS_MAX: u32 = 100;
+    let Some(viewer) = process::join() else { return };
+    viewer.count_reason(Reason::Watched);
+    viewer.settle(SETTLED_MILLIS_MAX);
+    if viewer.request_long(Operation::LetGo, [device, inode, 1]).is_err() {
+        process::stop(Reason::Watched);
+    }
 }
 
 /// The process is about to have other rights, or to mean other things by the same names.
@@ -482,7 +523,9 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
         number::UMOUNT2 => unmounts(),
-        number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => watches(),
+        number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => {}
+        number::INOTIFY_ADD_WATCH => watches(a, b, c),
+        number::FANOTIFY_MARK => marks(a, b, c, d, e),
         number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),

@@ -360,7 +360,7 @@ reals! {
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
-        umount, umount2, inotify_init, inotify_init1, fanotify_init,
+        umount, umount2, inotify_add_watch, fanotify_mark,
         setns, chroot, setuid, seteuid, setreuid, setresuid, setgid, setegid, setregid, setresgid, setgroups,
         initgroups, setfsuid, setfsgid, capset,
         sigaction, signal, sysv_signal, sigset, sigignore, siginterrupt,

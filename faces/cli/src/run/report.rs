@@ -620,6 +620,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
-        Reason::Watched => "since the process watches files (inotify, fanotify)",
+        Reason::Watched => "since a process watches files (inotify, fanotify)",
     }
 }

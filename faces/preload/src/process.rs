@@ -50,8 +50,8 @@
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
 //!  5. Our system calls are made by who is counted, in a wrapper, or before the constructor has ended.
 //!
-//! Not an invariant: that whoever is counted comes back. A handler may jump out of our code, and the wait for it ends by
-//! the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
+//! Not an invariant: that whoever is counted comes back. A handler may jump out of our code, and the wait for it ends
+//! by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -135,8 +135,8 @@ impl Drop for Inside {
     }
 }
 
-/// Counts the calling thread if the table is to be kept ([`is_on`]). Else there is nothing to do: all that was served has
-/// gone back, and no system call of ours may be made.
+/// Counts the calling thread if the table is to be kept ([`is_on`]). Else there is nothing to do: all that was served
+/// has gone back, and no system call of ours may be made.
 pub fn enter() -> Option<Inside> {
     let inside = Inside::count();
     is_on().then_some(inside)
@@ -452,7 +452,8 @@ pub struct Fork {
     depth: u32,
 }
 
-/// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to do.
+/// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to
+/// do.
 pub fn begin_fork() -> Option<Fork> {
     if !is_on() {
         return None;

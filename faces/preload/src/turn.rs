@@ -78,8 +78,8 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 return None;
             }
             State::Other | State::Moving => return None,
-            // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is not
-            // asked: who reads it may be forbidden the question, by an instruction of its own that nobody heard of.
+            // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is
+            // not asked: who reads it may be forbidden the question, by an instruction of its own that nobody heard of.
             State::Unknown => {
                 table::settle(fd, word, State::Other);
                 return None;

@@ -489,8 +489,8 @@ pub enum Operation {
     WriterOpened = 6,
     /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
     /// answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to hear of
-    /// all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched; both 0 then
-    /// for all files.
+    /// all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched; the first
+    /// two are 0 then for all files.
     LetGo = 8,
     /// Close all files that no viewer has open: one is about to unmount something.
     Release = 11,

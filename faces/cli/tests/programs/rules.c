@@ -254,6 +254,7 @@ static void c_exec_amid_opens(void) {
     char *arguments[] = {(char *)self, "exec_amid_opens_child", (char *)path, number, NULL};
     for (int round = 0; round < ROUNDS; round++) {
         int status;
+        passed->fd = -1, passed->position = 0; /* the thread may come to nothing */
         pid_t child = fork();
         if (!child) {
             pthread_t thread;

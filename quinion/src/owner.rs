@@ -64,6 +64,11 @@ pub struct CacheOwner {
     short: RankedMutex<Short>,
     /// Files that programs watch.
     watched: RankedMutex<Watched>,
+    /// How often viewers said that a file is not to be believed any more, whichever.
+    revoked: AtomicU64,
+    /// What a test does to a file that is about to be noted as attached.
+    #[cfg(test)]
+    before_noted: tests::BeforeNoted,
 }
 
 /// Files that programs watch, or have watched: they are left to the kernel for good, as nobody says when a watch ends.
@@ -147,12 +152,26 @@ const IDLE_WINDOWS_MAX: u32 = 600;
 impl CacheOwner {
     /// Makes `cache` the owner.
     pub fn new(cache: Cache) -> Self {
+        cache.park_idle_files();
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, Short::default());
         let watched = RankedMutex::new(Rank::Viewer, Watched::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
-        Self { cache, rules, files, modes, last, heat: Heat::new(), polite: None, short, watched }
+        Self {
+            cache,
+            rules,
+            files,
+            modes,
+            last,
+            heat: Heat::new(),
+            polite: None,
+            short,
+            watched,
+            revoked: AtomicU64::new(0),
+            #[cfg(test)]
+            before_noted: tests::BeforeNoted::default(),
+        }
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
@@ -160,7 +179,7 @@ impl CacheOwner {
     /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
-        self.polite = Some(Polite::new());
+        self.polite = Some(Polite::new(self.cache.clone()));
         self
     }
 
@@ -169,6 +188,17 @@ impl CacheOwner {
     pub fn with_rules(mut self, rules: ServeRules) -> Self {
         self.rules = rules;
         self
+    }
+
+    /// Closes a file that no viewer has. A question for it that is being answered still, or a copy, keeps it a moment
+    /// longer.
+    fn close_what_nobody_has(&self, device: u64, inode: u64) {
+        for _ in 0..LET_GO_LOOKS {
+            if self.cache.forget_idle(device, inode) {
+                return;
+            }
+            sleep(LET_GO_PAUSE);
+        }
     }
 
     /// The cache.
@@ -261,6 +291,7 @@ impl CacheOwner {
     /// Closes a file, as far as it depends on this, and leaves it to the kernel for now.
     fn let_go_for(&self, inode: (u64, u64), why: &str) {
         let mut gone = Vec::new();
+        self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         self.files.lock().retain(|_, known| {
             let stays = known.inode != inode;
             if !stays {
@@ -277,13 +308,7 @@ impl CacheOwner {
         if let Some(polite) = &self.polite {
             polite.forget((device, inode));
         }
-        // A question for it that is being answered still, or a copy, keeps it a moment longer.
-        for _ in 0..LET_GO_LOOKS {
-            if self.cache.forget_idle(device, inode) {
-                return;
-            }
-            sleep(LET_GO_PAUSE);
-        }
+        self.close_what_nobody_has(device, inode);
     }
 
     /// Leaves files to the kernel until the others fit.
@@ -305,14 +330,10 @@ impl CacheOwner {
     fn copy(&self, wish: &Wish, house: &dyn House) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
-        let Ok(known) = self.open(&path, name, wish.name()) else { return false };
-        let file = Arc::clone(&known.file);
-        file.read_by_kernels_cache();
-        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.files.lock().insert(handle, known);
+        let Ok((handle, file)) = self.open_and_note(&path, name, wish.name(), |_| true) else { return false };
         let done = wish.steps().all(|step| {
             let begun = Instant::now();
-            let goes_on = house.goes_on() && self.trusted(handle).is_ok();
+            let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && house.has_viewers() {
                 sleep(polite::rest_after(begun.elapsed()));
@@ -322,6 +343,40 @@ impl CacheOwner {
         let known = self.files.lock().remove(&handle);
         drop((known, file)); // outside the lock
         done
+    }
+
+    /// Opens a file as [`open`](Self::open) does, and notes it as attached. `is_ours` says whether it is filled
+    /// through the kernel's page cache.
+    ///
+    /// A viewer that says in between that the file is cut does not find it noted, and must not be passed over: no lease
+    /// tells of that. So who notes it looks afterwards whether anybody has said so of any file, and gives it up. Either
+    /// that is seen here, or the file was noted before it was looked for: both are done under the lock of the files.
+    fn open_and_note(
+        &self,
+        path: &str,
+        name: PathBuf,
+        inode: (u64, u64),
+        is_ours: impl FnOnce(&Self) -> bool,
+    ) -> Result<(u64, Arc<File>), Errno> {
+        let revoked = self.revoked.load(Ordering::Relaxed);
+        let known = self.open(path, name, inode)?;
+        let file = Arc::clone(&known.file);
+        if is_ours(self) {
+            file.read_by_kernels_cache();
+        }
+        #[cfg(test)]
+        self.before_noted.act(self);
+        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut files = self.files.lock();
+        files.insert(handle, known);
+        if self.revoked.load(Ordering::Relaxed) == revoked {
+            return Ok((handle, file));
+        }
+        let known = files.remove(&handle);
+        drop(files);
+        drop(known); // outside the lock
+        file.give_way_to_cut();
+        Err(Errno::TXTBSY)
     }
 
     /// Opens the file behind `path`, which a viewer calls `name`, if it may be served; says in its record how far it
@@ -404,9 +459,18 @@ impl Owner for CacheOwner {
 
     fn release_idle(&self) {
         if let Some(polite) = &self.polite {
-            polite.forget_wishes();
+            polite.release();
         }
-        self.cache.forget_all_idle();
+        self.cache.release_idle();
+    }
+
+    fn close_idle(&self, device: u64, inode: u64) {
+        if let Some(polite) = &self.polite {
+            polite.close((device, inode));
+        }
+        if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
+            self.close_what_nobody_has(device, inode);
+        }
     }
 
     fn about_to_stop(&self) {
@@ -416,15 +480,11 @@ impl Owner for CacheOwner {
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
         let (path, inode) = (format!("/proc/self/fd/{}", file.as_raw_fd()), (name.device, name.inode));
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let known = self.open(&path, name, inode)?;
+        let is_ours = |owner: &Self| owner.polite.as_ref().is_some_and(|polite| polite.is_ours(inode));
+        let (handle, opened) = self.open_and_note(&path, name.clone(), inode, is_ours)?;
         drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
-        if self.polite.as_ref().is_some_and(|polite| polite.is_ours(inode)) {
-            known.file.read_by_kernels_cache();
-        }
-        let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        let (cell, id) = known.file.record();
-        self.heat.attached(id, known.path.clone());
-        self.files.lock().insert(handle, known);
+        let (cell, id) = opened.record();
+        self.heat.attached(id, name);
         Ok(Attached { handle, cell, id })
     }
 
@@ -433,6 +493,9 @@ impl Owner for CacheOwner {
     }
 
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        if cuts {
+            self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
+        }
         let Some(file) = self.of_inode((device, inode)) else { return };
         if cuts {
             file.give_way_to_cut();
@@ -461,9 +524,13 @@ impl Owner for CacheOwner {
     }
 
     fn window_ended(&self, totals: &ViewerTotals) {
-        if self.polite.is_none() {
-            return; // whoever wants each file served has it so, however small the cache is
+        for gone in self.cache.forget_lingering() {
+            self.polite.iter().for_each(|polite| polite.forget(gone)); // it is the kernel's again
         }
+        let Some(polite) = &self.polite else {
+            return; // whoever wants each file served has it so, however small the cache is
+        };
+        polite.close_overdue();
         let stats = self.cache.stats();
         let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
         let sums = Sums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
@@ -519,7 +586,7 @@ impl Owner for CacheOwner {
             let (device, inode) = wish.name();
             let mut done = false;
             house.while_attached(device, inode, &mut || done = self.copy(&wish, house));
-            polite.end(&wish, done);
+            polite.end(wish, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);
             }
@@ -581,6 +648,69 @@ impl Owner for CacheOwner {
         touch(grown, frame);
         if let Some(descriptor) = grown.descriptor(frame) {
             self.heat.add(descriptor.mapping());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Cache;
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    type Act = Box<dyn FnOnce(&CacheOwner) + Send>;
+
+    /// What a test does when a file is about to be noted as attached, once.
+    #[derive(Default)]
+    pub(super) struct BeforeNoted(std::sync::Mutex<Option<Act>>);
+
+    impl BeforeNoted {
+        pub(super) fn act(&self, owner: &CacheOwner) {
+            let act = self.0.lock().expect("nobody panics").take();
+            act.into_iter().for_each(|act| act(owner));
+        }
+    }
+
+    impl std::fmt::Debug for BeforeNoted {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("BeforeNoted")
+        }
+    }
+
+    /// The kernel tells no lease of a file that is cut by being opened to read only. Who says so while the file is
+    /// being attached is heard.
+    #[test]
+    fn a_cut_while_a_file_is_being_attached_is_heard() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        let mut file = std::fs::File::create(&path).expect("a file");
+        file.write_all(&[7; 100_000]).expect("it has room");
+        drop(file);
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let attach = || {
+            let file = std::fs::File::open(&path).expect("it is there");
+            let stat = file.metadata().expect("it can be looked at");
+            let name = FileName { device: stat.dev(), inode: stat.ino() };
+            (name, owner.attach(file.into(), name))
+        };
+        let (name, attached) = attach();
+        let handle = attached.expect("nobody has it open for writing").handle;
+        assert!(owner.trusted(handle).is_ok());
+        owner.detach(handle);
+        let cut = path.clone();
+        *owner.before_noted.0.lock().expect("nobody panics") = Some(Box::new(move |owner| {
+            owner.writer_opened(name.device, name.inode, true);
+            let options = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_TRUNC).open(&cut);
+            assert_eq!(options.expect("it is cut").metadata().expect("it is there").len(), 0);
+            owner.writer_opened(name.device, name.inode, true);
+        }));
+        let (_, attached) = attach();
+        assert!(attached.is_err_and(|errno| errno == Errno::TXTBSY), "the old bytes would be believed");
+        let (_, attached) = attach();
+        if let Ok(attached) = attached {
+            assert_eq!(owner.file(attached.handle).expect("it is attached").len(), 0);
         }
     }
 }

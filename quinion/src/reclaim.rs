@@ -327,16 +327,16 @@ impl Reclaim {
     /// A backend with completions to be fetched and nobody to fetch them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
-        let spill = self.spill.get().map(|spill| spill.backend());
+        let spill = self.spill.get().map(|spill| Arc::clone(spill.backend()));
         let all = mappings.values().map(|mapping| mapping.backend()).chain(spill);
-        all.into_iter().find(|backend| backend.wants_leader()).cloned()
+        all.into_iter().find(|backend| backend.wants_leader())
     }
 
     /// The backend of some file, if there is one: for who has none of his own, and may have to fetch what others wait
     /// for.
     pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
-        mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| Arc::clone(mapping.backend()))
+        mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| mapping.backend())
     }
 
     /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.

@@ -18,6 +18,8 @@
 //! spaces. The kernel says who is at the other end of the socket (`door.rs`); and before each file is attached the
 //! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
 //! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what he could not read.
+//! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a
+//! connection of its own (`Offer`), and asks with the ticket it gets for it.
 //!
 //! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a
 //! handle must have been given to the viewer that names it, and what a viewer
@@ -62,7 +64,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::arena::control::{
     ATTACHED_PLACES, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, OPENED_ENTRIES, Operation,
-    Patching, RING_ENTRIES, Reason, Request, UNCACHED, VIEWERS_MAX, ViewerPage, place_of, state,
+    Patching, RING_ENTRIES, Reason, Request, SENT, TO_BE_SENT, UNCACHED, VIEWERS_MAX, ViewerPage, place_of,
+    state,
 };
 use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
 use crate::sync::{Rank, RankedMutex};
@@ -76,9 +79,11 @@ use crate::viewer::sys::{
 };
 
 mod door;
+mod theirs;
 mod workers;
 
-use door::Door;
+use door::{Door, HELLO_MAX};
+use theirs::Theirs;
 use workers::Workers;
 
 /// How many threads answer viewers unless somebody says otherwise.
@@ -97,8 +102,12 @@ const GLANCE_MILLIS: u32 = 2;
 const HANDLES_MAX: usize = 4096;
 /// Processes that may wait to be heard at a time.
 const LISTEN_MAX: i32 = 128;
+/// How long one who is about to unmount something waits for what others are at.
+const HEAR_MAX: Duration = Duration::from_millis(200);
 /// Workers that are at work for one viewer at most.
 const JOBS_MAX: u32 = 16;
+/// Descriptors that one viewer has sent and not asked for, at most.
+const OFFERS_MAX: usize = 16;
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
 
 /// A file as the owner attached it for a viewer.
@@ -190,6 +199,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has
     /// open.
     fn release_idle(&self) {}
+    /// A viewer is about to remove that file: when this returns the owner has closed it, unless a viewer has it open.
+    fn close_idle(&self, device: u64, inode: u64) {
+        let _ = (device, inode);
+    }
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
     /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so
@@ -293,10 +306,20 @@ struct Seat {
     tail: u32,
     /// Workers that are at work for it.
     busy: u32,
+    /// Descriptors that it has sent and not asked for, by ticket; the last ticket.
+    offers: HashMap<u32, Theirs>,
+    last_ticket: u32,
     /// Whether the process has joined anew since, as another program.
     is_replaced: bool,
     /// Sums of the viewers that had the page and are no more, by run; stays when the viewer goes.
     past: BTreeMap<u64, ViewerTotals>,
+}
+
+impl Seat {
+    /// Whether it is of a viewer that is no more.
+    fn is_over(&self) -> bool {
+        self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
+    }
 }
 
 /// A process that has joined.
@@ -604,6 +627,37 @@ impl Shared {
         Err(Errno::USERS)
     }
 
+    /// Keeps a connection by which a viewer, the process `number`, has sent a descriptor, and has it `told` the ticket,
+    /// or why not.
+    fn keep_offer(&self, number: u32, theirs: Theirs, told: impl FnOnce(Result<u32, Errno>, &Theirs)) {
+        let mut seats = self.present().map(|viewer| self.seats[viewer].lock());
+        let is_its = |seat: &Seat| {
+            seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
+        };
+        let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
+            return told(Err(Errno::ACCES), &theirs);
+        };
+        if seat.offers.len() >= OFFERS_MAX {
+            drop(seat);
+            return told(Err(Errno::AGAIN), &theirs);
+        }
+        let ticket = seat.last_ticket.wrapping_add(1) & i32::MAX as u32;
+        seat.last_ticket = ticket;
+        told(Ok(ticket), &theirs); // it does not wait
+        seat.offers.insert(ticket, theirs);
+    }
+
+    /// Gives back what viewers have sent and did not ask for.
+    fn drop_offers(&self) {
+        for viewer in self.present() {
+            let mut seat = self.seats[viewer].lock();
+            let late = seat.offers.extract_if(|_, theirs| theirs.since.elapsed() > HELLO_MAX);
+            let late: Vec<_> = late.collect();
+            drop(seat);
+            drop(late);
+        }
+    }
+
     /// Has all workers look again.
     fn ring_bell(&self) {
         let bell = &self.control().bell;
@@ -714,6 +768,7 @@ impl Shared {
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const LET_GO: u32 = Operation::LetGo as u32;
         const RELEASE: u32 = Operation::Release as u32;
+        const REMOVES: u32 = Operation::Removes as u32;
         const HINT: u32 = Operation::Hint as u32;
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
@@ -755,9 +810,14 @@ impl Shared {
                 Ok([0, 0])
             }
             RELEASE => {
-                // Who has ended has closed all it had, too.
-                self.present().for_each(|viewer| self.free_if_over(viewer));
+                self.hear_what_was_closed(|| true);
                 self.owner.release_idle();
+                Ok([0, 0])
+            }
+            REMOVES => {
+                let attached = &self.control().attached[place_of(first, second, ATTACHED_PLACES)];
+                self.hear_what_was_closed(|| !attached.is_zero());
+                self.owner.close_idle(first, second);
                 Ok([0, 0])
             }
             LET_GO => {
@@ -772,14 +832,65 @@ impl Shared {
         }
     }
 
+    /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
+    /// at of that is waited for, for a bounded time, and while it `matters`.
+    fn hear_what_was_closed(&self, matters: impl Fn() -> bool) {
+        const DETACH: u32 = Operation::Detach as u32;
+        // Those that have a file open which nobody who waits has. Of the others their viewers wait for the answer.
+        const HAVE_OPEN: [u32; 4] =
+            [Operation::Attach as u32, DETACH, Operation::Advance as u32, Operation::Hint as u32];
+        let begun = Instant::now();
+        loop {
+            let mut is_heard = true;
+            for viewer in self.present() {
+                for (slot, request) in self.page(viewer).requests.iter().enumerate() {
+                    let operation = request.operation.load(Ordering::Relaxed);
+                    let now = request.state.load(Ordering::Relaxed);
+                    if operation == DETACH
+                        && is_pending(now)
+                        && let Some(said) = self.take(viewer, slot)
+                    {
+                        self.do_job(&said);
+                    } else if now == state::GIVEN_UP || now == state::TAKEN && HAVE_OPEN.contains(&operation)
+                    {
+                        is_heard = false;
+                    }
+                }
+                self.free_if_over(viewer);
+                is_heard &= !self.is_over(viewer);
+            }
+            if is_heard || begun.elapsed() >= HEAR_MAX || !matters() {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
         let spent = descriptor & CREDIT_SPENT != 0;
-        let descriptor = i32::try_from(descriptor & !CREDIT_SPENT).map_err(|_| Errno::BADF)?;
+        let was_sent = descriptor & SENT != 0;
+        let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
         // Whoever has become somebody else has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
-        let file = readable_descriptor(&job.process.alive, descriptor)?;
+        let file = if was_sent {
+            let offer = self.seats[job.viewer].lock().offers.remove(&(descriptor as u32));
+            let offer = offer.ok_or(Errno::BADF)?;
+            let file = offer.receive();
+            offer.close();
+            file?
+        } else {
+            let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
+            file.map_err(|error| match error {
+                // Not to us: the process may be none that we have started.
+                rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => {
+                    Errno(TO_BE_SENT)
+                }
+                error => Errno(error.raw_os_error()),
+            })?
+        };
+        check_readable(&file)?;
         let name = FileName { device, inode };
         if FileName::of(&file) != Some(name) {
             return Err(Errno(libc::ESTALE)); // the number is another file's by now
@@ -825,15 +936,11 @@ impl Shared {
 
     /// Counts a file as attached, for all who are about to write. Its place.
     fn enter(&self, device: u64, inode: u64) -> usize {
-        let (control, place) = (self.control(), place_of(device, inode, ATTACHED_PLACES));
-        control.attached_files.fetch_add(1, Ordering::Relaxed);
-        control.attached[place].raise();
-        place
+        self.control().enter(device, inode)
     }
 
     fn leave(&self, place: usize) {
-        self.control().attached[place].lower();
-        self.control().attached_files.fetch_sub(1, Ordering::Relaxed);
+        self.control().leave(place);
     }
 
     /// The handle is nobody's any more.
@@ -869,6 +976,7 @@ impl Shared {
         self.vouch();
         self.drain_rings();
         self.drain_opened();
+        self.drop_offers();
         for viewer in self.present() {
             self.free_if_over(viewer);
         }
@@ -939,8 +1047,7 @@ impl Shared {
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
-        let has_ended = seat.process.as_ref().is_some_and(|process| has_ended(&process.alive));
-        if seat.busy > 0 || !(has_ended || seat.is_replaced) {
+        if seat.busy > 0 || !seat.is_over() {
             return; // one that is at work for it is waited for until a later beat
         }
         self.drain_ring_of(&mut seat, viewer);
@@ -952,6 +1059,11 @@ impl Shared {
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
         self.detach_handles(gone);
+    }
+
+    /// Whether the viewer is no more, and its seat not free.
+    fn is_over(&self, viewer: usize) -> bool {
+        self.seats[viewer].lock().is_over()
     }
 
     fn detach_handles(&self, seat: Seat) {
@@ -1063,16 +1175,11 @@ fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errn
     Delivered::No
 }
 
-/// A descriptor of another process, by which that can read a file.
-fn readable_descriptor(process: &OwnedFd, descriptor: i32) -> Result<OwnedFd, Errno> {
-    let file = pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty())
-        .map_err(|error| Errno(error.raw_os_error()))?;
-    let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| Errno(error.raw_os_error()))?;
+/// Whether who has this descriptor can read the file by it.
+fn check_readable(file: &OwnedFd) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(file).map_err(|error| Errno(error.raw_os_error()))?;
     // Access mode 3 is for ioctl alone: it includes O_WRONLY.
-    if flags.intersects(OFlags::PATH | OFlags::WRONLY) {
-        return Err(Errno::BADF);
-    }
-    Ok(file)
+    if flags.intersects(OFlags::PATH | OFlags::WRONLY) { Err(Errno::BADF) } else { Ok(()) }
 }
 
 /// Whether the process has ended that this is a descriptor of.

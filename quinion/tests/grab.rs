@@ -738,7 +738,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let held = stage.mapping.try_hold(page(5)).unwrap();
-            let backend = &**stage.mapping.backend();
+            let backend = &*stage.mapping.backend();
             room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
             awake.store(true, Ordering::SeqCst);
             assert_eq!(held.is_readable(), Readable::Yes);

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use quinion::serve::{FileName, House, Owner};
+use quinion::serve::{FileName, House, Owner, ViewerTotals};
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 1 << 20;
@@ -209,4 +209,83 @@ fn a_descriptor_that_is_another_file_by_now_is_the_attachings_matter() {
     let elsewhere = FileName { device, inode: inode + 1 };
     assert_eq!(owner.leaves_to_kernel(file.as_fd(), elsewhere, false), None);
     assert!(owner.attach(file.try_clone().unwrap().into(), FileName { device, inode: inode + 1 }).is_err());
+}
+
+/// How often this process has the file open.
+fn descriptors_of(path: &Path) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    entries
+        .filter(|entry| std::fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|it| it == path))
+        .count()
+}
+
+/// 1. A file waits to be copied, and the owner has it open; then somebody wants to unmount what it is on.
+/// 2. It is closed. It is copied when it is asked for again.
+#[test]
+fn what_waits_to_be_copied_is_closed_for_who_unmounts() {
+    let (folder, owner) = (folder(), owner());
+    let (file, path) = (file(folder.path(), 4 << 20), folder.path().join("file"));
+    for _ in 0..2 {
+        assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+        assert_eq!(descriptors_of(&path), 2);
+        owner.release_idle();
+        assert_eq!(descriptors_of(&path), 1, "our own");
+    }
+    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    owner.prepare(&Alone);
+    assert_eq!((descriptors_of(&path), ask(&owner, &file, false)), (1, None));
+    assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
+}
+
+/// A house in which somebody wants to unmount something after the first step of a copy, and waits until he may.
+struct Unmounting<'a, 's>(&'a CacheOwner, &'s std::thread::Scope<'s, 'a>, Cell<u32>);
+
+impl House for Unmounting<'_, '_> {
+    fn goes_on(&self) -> bool {
+        true
+    }
+    fn has_viewers(&self) -> bool {
+        self.2.set(self.2.get() + 1);
+        if self.2.get() == 1 {
+            let owner = self.0;
+            self.1.spawn(move || owner.release_idle());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        false
+    }
+    fn while_attached(&self, _: u64, _: u64, work: &mut dyn FnMut()) {
+        work();
+    }
+}
+
+/// What was copied until then stays, and the rest comes when the file is asked for again.
+#[test]
+fn a_copy_ends_for_who_unmounts() {
+    let (folder, owner) = (folder(), owner());
+    let (file, path) = (file(folder.path(), 8 << 20), folder.path().join("file"));
+    assert_eq!(ask(&owner, &file, false), Some(8 << 20));
+    std::thread::scope(|scope| {
+        let house = Unmounting(&owner, scope, Cell::new(0));
+        owner.prepare(&house);
+        assert_eq!(house.2.get(), 1, "it was called off after a step");
+    });
+    assert_eq!(descriptors_of(&path), 1, "our own");
+    let copied = owner.cache().stats().device_bytes;
+    assert!(copied < 8 << 20, "{copied}");
+    assert_eq!(ask(&owner, &file, false), Some(8 << 20));
+    owner.prepare(&Alone);
+    assert_eq!((descriptors_of(&path), ask(&owner, &file, false)), (1, None));
+}
+
+/// Whoever asked may have closed it long ago.
+#[test]
+fn a_file_waits_to_be_copied_for_some_seconds_at_most() {
+    let (folder, owner) = (folder(), owner());
+    let (file, path) = (file(folder.path(), 4 << 20), folder.path().join("file"));
+    assert_eq!(ask(&owner, &file, false), Some(4 << 20));
+    owner.window_ended(&ViewerTotals::default());
+    assert_eq!(descriptors_of(&path), 2);
+    std::thread::sleep(Duration::from_millis(3100));
+    owner.window_ended(&ViewerTotals::default());
+    assert_eq!(descriptors_of(&path), 1, "our own");
 }

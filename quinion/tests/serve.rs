@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::arena::control::{Counter, Operation, REQUEST_SLOTS, Request, Tally, VIEWERS_MAX, state};
+use quinion::arena::control::{Counter, Operation, REQUEST_SLOTS, Request, SENT, Tally, VIEWERS_MAX, state};
 use quinion::arena::{CellNumber, LAYOUT_VERSION, Trust};
 use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
 use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 #[path = "support/naive_owner.rs"]
@@ -608,6 +608,96 @@ fn processes_join_by_the_socket() {
     Viewer::connect(&path, &Hello { plan, ..hello }).unwrap();
     assert_eq!(service.stop().viewers, 2);
     assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
+}
+
+/// 1. The system does not let the owner duplicate descriptors of the process (Yama), and nothing is served.
+/// 2. A descriptor that cannot read, or one of another file, is sent in the place of one that could be taken.
+#[test]
+fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
+    use rustix::fs::{Mode, OFlags, open};
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let _service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let offer = Offer { version, token };
+    let file = temporary(1, 100_000);
+    // Why may be lost: who is refused has sent what nobody takes, and then the kernel says that it was reset.
+    let is_refused = |offer| Viewer::send(&path, &offer, file.as_file()).is_err();
+    assert!(is_refused(offer), "we are no viewer yet");
+    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    assert!(is_refused(Offer { token: token ^ 1, ..offer }));
+    let data = file.as_file().metadata().unwrap();
+    let ask = |ticket: u64| viewer.request(Operation::Attach, [ticket | SENT, data.dev(), data.ino()]);
+    let send = |descriptor: BorrowedFd<'_>| u64::from(Viewer::send(&path, &offer, descriptor).unwrap());
+    let by = |flags| send(open(file.path(), flags | OFlags::CLOEXEC, Mode::empty()).unwrap().as_fd());
+    assert_eq!(ask(by(OFlags::PATH)), Err(BAD_DESCRIPTOR));
+    assert_eq!(ask(by(OFlags::WRONLY)), Err(BAD_DESCRIPTOR));
+    let other = temporary(2, 100_000);
+    assert_eq!(ask(send(other.as_file().as_fd())), Err(RequestError::Errno(libc::ESTALE)));
+    assert_eq!(ask(7777), Err(BAD_DESCRIPTOR), "nobody has this ticket");
+    let ticket = by(OFlags::RDONLY);
+    let [handle, place] = ask(ticket).unwrap();
+    assert_eq!(ask(ticket), Err(BAD_DESCRIPTOR), "it has been used");
+    let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+    Open { viewer: &viewer, handle, place, marker, touched }.check(1, 0, 100_000);
+    // What is not asked for is given back by and by, and until then there is room for some.
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    assert!((0..100).any(|_| Viewer::send(&path, &offer, &writer).is_err()));
+    drop(writer);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    ask(by(OFlags::RDONLY)).unwrap();
+}
+
+/// 1. Somebody sends sockets whose close waits for ever, with all that can be said at the door.
+/// 2. Nobody else is let in, and no end is noticed, for as long as that takes.
+#[test]
+fn hostile_descriptor() {
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType, connect, sendmsg, socket_with,
+    };
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let _viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut others = Vec::new();
+    let messages = [&hello.bytes()[..], &Offer { version, token }.bytes(), b"x", &[7; 4000]];
+    for says in messages.into_iter().chain(messages) {
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        others.push(listener.accept().unwrap());
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(1000))).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while (&stream).write(&[0; 1 << 16]).is_ok() {}
+        let end =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&end, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [stream.as_fd()];
+        assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let parts = [std::io::IoSlice::new(says)];
+        sendmsg(&end, &parts, &mut with, SendFlags::NOSIGNAL).unwrap();
+        // What is left is in the owner's hands alone; or that was faster, and then this close is the one that waits.
+        std::thread::spawn(move || drop((end, stream)));
+    }
+    let begun = Instant::now();
+    let again = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let file = temporary(1, 100_000);
+    Open::of(&again, file.as_file()).check(1, 0, 100_000);
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    // Longer than what was sent and not asked for is kept.
+    std::thread::sleep(Duration::from_millis(1500));
+    Viewer::connect(&path, &hello).unwrap();
+    service.stop();
+    drop(others); // ends the closes
 }
 
 /// Connects, says something, and stays.

@@ -65,6 +65,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "faces/cli/src/run/keep/sys.rs",
     "faces/cli/src/run/signals.rs",
     "faces/cli/tests/",
+    "fuzz/fuzz_targets/serve.rs",
 ];
 
 /// Something that is not tidy.

@@ -79,6 +79,8 @@ pub fn test() -> Vec<Step> {
         ),
         fuzz("fuzz", "xarray_ops", FUZZ_SECONDS),
         fuzz("fuzz-cache", "cache_ops", FUZZ_SECONDS),
+        fuzz("fuzz-serve", "serve", FUZZ_SECONDS),
+        fuzz("fuzz-restore", "restore", FUZZ_SECONDS),
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
@@ -105,6 +107,8 @@ pub fn nightly() -> Vec<Step> {
         suites::step(),
         fuzz("fuzz-hour", "xarray_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-serve-hour", "serve", FUZZ_SECONDS_NIGHTLY),
+        fuzz("fuzz-restore-hour", "restore", FUZZ_SECONDS_NIGHTLY),
         thread_sanitizer(),
         oldest_compiler(),
         Step::new(

@@ -49,9 +49,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use quinion::Pressure;
 use quinion_cli::report::{self, Form};
 use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
-use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions, open_files};
+use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions, group, open_files};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -113,15 +114,15 @@ A cache that stays (--keep):
   quinion stop [NAME...] [--all]         end them; programs that use them go on without
 There is one of each name for each user, a process of its own, found in the user's folder, which
 `quinion man run` names. It has no terminal and no files of the run that started it; it has that run's mounts,
-limits and control group. A file that is cached stays open there: stop the cache before its file system is unmounted.
+limits and control group. It has no file open that every program has closed for some seconds.
 --memory and --idle are said when it is started; a run that says others than it has is refused.";
 
 /// Run a program, unmodified, with its file reads served from a cache.
 #[derive(clap::Args, Debug)]
 #[command(override_usage = "quinion run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = ABOUT_KEEPING)]
 struct RunArguments {
-    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
-    /// machine's if not given.
+    /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, at most half of what the control
+    /// group may use, and a quarter of the machine's if not given. It uses less while programs are short of memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
     /// How the cache works inside, for who asks what that is worth: insertion=batched or one-by-one,
@@ -274,15 +275,20 @@ fn run(arguments: RunArguments) -> ExitCode {
         Ok(rules) => rules,
         Err(error) => return complain(&error),
     };
+    let asked = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
+    let memory = asked.map(|asked| {
+        let (memory, said) = group::fit(asked, group::limit());
+        said.iter().for_each(|said| complain_only(said));
+        memory
+    });
     let ended = match arguments.keep {
         Some(name) => {
-            let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
             let attach = arguments.attach.map(|attach| attach.word().to_owned());
             run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach, rules: rules.words() })
         }
         None => {
             let attach = arguments.attach.unwrap_or_default();
-            run_alone(&options, arguments.memory, arguments.tuning, attach, rules.into_rules())
+            run_alone(&options, memory, arguments.tuning, attach, rules.into_rules())
         }
     };
     match ended {
@@ -294,7 +300,7 @@ fn run(arguments: RunArguments) -> ExitCode {
 /// In a cache that ends with the program.
 fn run_alone(
     options: &RunOptions,
-    memory: Option<Size>,
+    memory: Option<u64>,
     tuning: quinion::Tuning,
     attach: Attach,
     rules: quinion::ServeRules,
@@ -303,7 +309,8 @@ fn run_alone(
         return Ok(ended);
     }
     let planning = Planning::begin(options);
-    let owner = attach.owner(&build_tuned(memory, tuning)?, rules);
+    let builder = giving_way(builder(memory.map(Size::Bytes), tuning));
+    let owner = attach.owner(&build(builder)?, rules);
     let numbers = Watched(Arc::clone(&owner));
     quinion_cli::run::run(options, planning, owner, &numbers).map_err(|error| error.to_string())
 }
@@ -331,16 +338,16 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());
     let idle = idle.unwrap_or_default();
     let keeping = Keeping { folder, name, idle, attach: attach_word, rules: rule_words };
-    let build = || {
+    let build_kept = || {
         let memory = memory.map(Size::Bytes);
-        let builder = builder(memory, quinion::Tuning::default()).idle_files_max(keep::files_max());
-        let cache = builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
+        let builder = giving_way(builder(memory, quinion::Tuning::default()));
+        let cache = build(builder.idle_files_max(keep::files_max()))?;
         let owner = attach.owner(&cache, rules.into_rules());
         let numbers = Box::new(Watched(Arc::clone(&owner)));
         let tidy = Box::new(move || cache.let_go_of_removed(keep::TIDIED_AT_ONCE));
         Ok(keep::Cache { owner, numbers, tidy })
     };
-    match keep::keep(&keeping, build) {
+    match keep::keep(&keeping, build_kept) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::from(EXIT_FAILED),
     }
@@ -348,12 +355,16 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
 
 /// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
-    build_tuned(memory, quinion::Tuning::default())
+    build(builder(memory, quinion::Tuning::default()))
 }
 
-/// One that works as `tuning` says.
-fn build_tuned(memory: Option<Size>, tuning: quinion::Tuning) -> Result<quinion::Cache, String> {
-    builder(memory, tuning).build().map_err(|error| open_files::said(&error, error.raw_os_error()))
+fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
+    builder.build().map_err(|error| open_files::said(&error, error.raw_os_error()))
+}
+
+/// The cache becomes smaller while programs are short of memory.
+fn giving_way(builder: quinion::Builder) -> quinion::Builder {
+    builder.pressure(Pressure::shrink_to(quinion::Cache::MEMORY_MIN))
 }
 
 fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {

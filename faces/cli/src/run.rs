@@ -16,6 +16,8 @@
 //! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
 //! alone.
 //!
+//! In a control group with a limit the cache has half of that at most, and gives way (`run/group.rs`).
+//!
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
 
@@ -39,6 +41,7 @@ use crate::report::Form;
 
 pub mod examine;
 pub mod foreign;
+pub mod group;
 pub mod keep;
 mod live;
 mod object;

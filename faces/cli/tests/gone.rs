@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 mod disk;
-use disk::{Ended, quinion, scratch};
+use disk::{Ended, plain, quinion, scratch};
 
 /// `quinion run` without a report.
 fn run(words: &[&str]) -> Command {
@@ -125,6 +125,65 @@ fn a_program_with_few_addresses_has_them_all() {
     assert_silent(&limited.output().expect("it starts"), &format!("{}\n", 500 << 20));
 }
 
+/// A program that bounds its addresses by itself, or has them locked, has them for itself, too; and so have its
+/// children.
+#[test]
+fn own_limits() {
+    let folder = scratch();
+    let file = folder.path().join("file");
+    std::fs::write(&file, vec![b'x'; 300_000]).expect("it has room");
+    let script = r"
+import ctypes, mmap, os, resource, sys
+def read():
+    file = os.open(sys.argv[1], os.O_RDONLY)
+    for _ in range(50): assert len(os.pread(file, 4096, 8192)) == 4096
+    return file
+libc = ctypes.CDLL(None, use_errno=True)
+file = read()
+if sys.argv[2] == 'child' and os.fork():
+    status = os.wait()[1]
+    read()
+    print('child', status)
+    sys.exit()
+if sys.argv[2] == 'locked':
+    answer = libc.mlockall(1)
+    locked = [int(line.split()[1]) for line in open('/proc/self/status') if 'VmLck' in line]
+    print('locked', answer, locked[0] < 300_000)
+else:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    print(len(mmap.mmap(-1, 500 << 20)))
+assert len(os.pread(file, 4096, 8192)) == 4096
+read()
+";
+    for (case, expected) in
+        [("self", "524288000\n"), ("child", "524288000\nchild 0\n"), ("locked", "locked 0 True\n")]
+    {
+        let mut limited = quinion();
+        limited.args(["run", "--memory", "700M", "--attach", "at-once", "--report", "none", "--"]);
+        limited.args(["python3", "-c", script]).arg(&file).arg(case);
+        assert_silent(&limited.output().expect("it starts"), expected);
+    }
+}
+
+/// A handler that interrupts a read forks, and the child returns from it and goes on with the read: it has not
+/// inherited what is read from.
+#[test]
+fn forks_in_handlers() {
+    let folder = scratch();
+    let (source, program) = (folder.path().join("forks.c"), folder.path().join("forks"));
+    std::fs::write(&source, FORKS).expect("it has room");
+    let compiled = plain("cc").args(["-O1", "-w", "-o"]).arg(&program).arg(&source).status();
+    assert!(compiled.expect("a C compiler named cc").success());
+    let file = folder.path().join("file");
+    std::fs::write(&file, (0..300_000u32).map(|at| (at / 7) as u8).collect::<Vec<_>>()).expect("it has room");
+    for bytes in ["64", "4096", "200000"] {
+        let mut run = quinion();
+        run.args(["run", "--memory", "64M", "--attach", "at-once", "--report", "none", "--"]);
+        let output = run.arg(&program).arg(&file).arg(bytes).output().expect("it starts");
+        assert_silent(&output, "400 good, 0 bad, 0 killed\n");
+    }
+}
+
 /// Its runtime wants to be the first of all objects, and is not.
 #[test]
 fn a_program_that_watches_its_memory_runs_as_without_us() {
@@ -201,3 +260,45 @@ fn state_of(process: u32) -> Option<char> {
     let stat = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
 }
+
+const FORKS: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char got[300000], expected[300000];
+static volatile int is_child, good, bad, killed;
+static void on_alarm(int signal) {
+    int status;
+    if (is_child || good + bad + killed >= 400) return;
+    pid_t child = fork();
+    if (child == 0) { is_child = 1; return; }
+    waitpid(child, &status, 0);
+    if (WIFSIGNALED(status)) killed++; else if (WEXITSTATUS(status)) bad++; else good++;
+}
+int main(int count, char **words) {
+    int file = open(words[1], O_RDONLY);
+    long bytes = strtol(words[2], 0, 10);
+    for (int i = 0; i < 20; i++) pread(file, expected, sizeof expected, 0);
+    struct sigaction action = {.sa_handler = on_alarm};
+    struct itimerval each = {{0, 700}, {0, 700}};
+    sigaction(SIGALRM, &action, 0);
+    setitimer(ITIMER_REAL, &each, 0);
+    for (unsigned state = 1; good + bad + killed < 400;) {
+        state = state * 1103515245 + 12345;
+        long at = (state >> 8) % (sizeof expected - bytes);
+        if (pread(file, got, bytes, at) != bytes || memcmp(got, expected + at, bytes)) {
+            if (is_child) _exit(3);
+            bad++;
+        }
+        if (is_child) _exit(0);
+    }
+    printf("%d good, %d bad, %d killed\n", good, bad, killed);
+    return 0;
+}
+"#;

@@ -8,13 +8,16 @@
 //! A descriptor that can write is attached for reads that say where, and only by
 //! an owner that looks at times: while it is open there is no lease on its file.
 //!
+//! The owner duplicates the descriptor from this process. Where the system does not let it, it says so, and the
+//! descriptor is sent (`process::send`).
+//!
 //! The owner's reads move no time of last access, and a hit is not the kernel's to
 //! notice. So the kernel is asked for a byte once, where there is none: at the end
 //! of the file. It moves the time by its own rule.
 
 use core::ffi::c_int;
 
-use quinion::arena::control::{CREDIT_SPENT, Counter, Operation, Reason};
+use quinion::arena::control::{CREDIT_SPENT, Counter, Operation, Reason, SENT, TO_BE_SENT};
 use quinion::arena::file_systems::FileSystem;
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{RequestError, Viewer};
@@ -115,8 +118,14 @@ fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, A
         (false, _) => Some(stat.changed_nanos()),
     };
     let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
-    let question = [fd as u64 | spent, stat.device, stat.inode];
-    let answer = written::attaching(fd, stat, || viewer.request(Operation::Attach, question));
+    let question = |fd: u64| viewer.request(Operation::Attach, [fd | spent, stat.device, stat.inode]);
+    let answer = written::attaching(fd, stat, || match question(fd as u64) {
+        Err(RequestError::Errno(TO_BE_SENT)) => {
+            let ticket = process::send(fd).ok_or(RequestError::Late)?;
+            question(u64::from(ticket) | SENT)
+        }
+        answer => answer,
+    });
     let [handle, place] = match answer.ok_or(Reason::Unguaranteed)? {
         Err(error) if is_passing(&error) => return Ok((viewer, Answer::AfterMore(LATE_BYTES))),
         answer => answer.map_err(|error| why(&error))?,

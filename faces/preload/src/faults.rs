@@ -28,6 +28,9 @@
 //! entry, too: what is no copy's fault gets the default put back and is sent once more, to arrive where the
 //! instruction stands. Masks, other stacks and the other flags are the kernel's business, as they are the program's.
 //!
+//! One more fault is ours: a handler interrupts a read, and forks; the child returns from it and goes on with the read,
+//! without the arena and the page, which children do not inherit. It is given zeros there ([`process::supply`]).
+//!
 //! Who ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not seen
 //! here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
 //!
@@ -173,18 +176,28 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     /// Where the kernel's structures have the code, and the address of the next instruction.
     const CODE_AT: usize = 8;
     const NEXT_AT: usize = 168;
+    /// And where they have the address that was not there, if that is why.
+    const ADDRESS_AT: usize = 16;
+    const SEGV_MAPERR: i32 = 1;
     /// Not of any instruction: memory that broke, and that nobody asked for yet.
     const BUS_MCEERR_AO: i32 = 5;
     if !info.is_null() && !context.is_null() {
         // SAFETY: with SA_SIGINFO the kernel gives both, and the context may be changed.
-        let (code, next) = unsafe {
-            (info.byte_add(CODE_AT).cast::<i32>().read(), &mut *context.add(NEXT_AT).cast::<usize>())
+        let (code, address, next) = unsafe {
+            (
+                info.byte_add(CODE_AT).cast::<i32>().read(),
+                info.byte_add(ADDRESS_AT).cast::<usize>().read(),
+                &mut *context.add(NEXT_AT).cast::<usize>(),
+            )
         };
         let is_fault = code > 0 && (signal, code) != (SIGBUS, BUS_MCEERR_AO);
         if is_fault && let Some(resume) = resume_after_fault(*next) {
             note_fault();
             *next = resume;
             return 0;
+        }
+        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_of_this_object(*next) && process::supply(address) {
+            return 0; // the instruction once more
         }
     }
     let Some(entry) = entry_at(at) else { return 0 };
@@ -200,6 +213,16 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     }
     handler
 }
+
+/// Whether an instruction is of this object.
+fn is_of_this_object(instruction: usize) -> bool {
+    unsafe extern "C" {
+        static __ehdr_start: u8;
+        static etext: u8;
+    }
+    ((&raw const __ehdr_start).addr()..(&raw const etext).addr()).contains(&instruction)
+}
+core::arch::global_asm!(".hidden __ehdr_start", ".hidden etext");
 
 /// A handler for one time has had its time.
 fn reset(signal: c_int, flags: u32) {

@@ -33,7 +33,6 @@ pub mod number {
     pub const POLL: usize = 7;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
-    pub const SENDTO: usize = 44;
     pub const GETSOCKOPT: usize = 55;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
@@ -44,6 +43,11 @@ pub mod number {
     pub const FCNTL: usize = 72;
     pub const FLOCK: usize = 73;
     pub const READLINK: usize = 89;
+    pub const UNLINK: usize = 87;
+    pub const UNLINKAT: usize = 263;
+    pub const RENAME: usize = 82;
+    pub const RENAMEAT: usize = 264;
+    pub const RENAMEAT2: usize = 316;
     pub const TRUNCATE: usize = 76;
     pub const CREAT: usize = 85;
     pub const GETTID: usize = 186;
@@ -59,6 +63,8 @@ pub mod number {
     pub const PREADV: usize = 295;
     pub const NEWFSTATAT: usize = 262;
     pub const PRLIMIT64: usize = 302;
+    pub const SETRLIMIT: usize = 160;
+    pub const MLOCKALL: usize = 151;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
     pub const SENDMMSG: usize = 307;
     pub const EXECVEAT: usize = 322;
@@ -232,6 +238,13 @@ pub fn stat_at(at: i32, path: usize) -> Option<Stat> {
     stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, 0, 0, 0]) })
 }
 
+/// As [`stat_at`], of a link itself.
+pub fn stat_at_itself(at: i32, path: usize) -> Option<Stat> {
+    const NOFOLLOW: usize = 0x100;
+    // SAFETY: as above.
+    stat_by(|to| unsafe { call(number::NEWFSTATAT, [at as usize, path, to, NOFOLLOW, 0, 0]) })
+}
+
 /// The magic number of the file system `fd` lies in.
 pub fn file_system(fd: i32) -> Option<u64> {
     let mut raw = [0u64; 15];
@@ -350,6 +363,17 @@ pub fn are_addresses_limited() -> bool {
     // SAFETY: no new limit is given, and the kernel's structure is two numbers of 64 bits.
     let asked = unsafe { call(number::PRLIMIT64, [0, RLIMIT_AS, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     result(asked).is_ok() && limits[0] != u64::MAX
+}
+
+/// Whether this process has one thread; `false` if that cannot be told.
+pub fn has_one_thread() -> bool {
+    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
+    let mut entries = [0u64; 128];
+    let bytes = directory_entries(directory, &mut entries);
+    let mut threads = 0;
+    entry_names(&entries, bytes, |name| threads += u32::from(name.first().is_some_and(u8::is_ascii_digit)));
+    close(directory);
+    threads == 1
 }
 
 /// The calling thread.
@@ -585,6 +609,13 @@ struct MessageHeader {
     flags: i32,
 }
 
+impl MessageHeader {
+    fn of(part: &[usize; 2]) -> Self {
+        let parts = part.as_ptr() as usize;
+        Self { name: 0, name_len: 0, parts, parts_len: 1, control: 0, control_len: 0, flags: 0 }
+    }
+}
+
 /// The kernel's `struct cmsghdr`, and descriptors behind it.
 #[repr(C)]
 struct Control {
@@ -594,9 +625,19 @@ struct Control {
     descriptors: [i32; DESCRIPTORS_MAX],
 }
 
-/// Says `hello` to who listens at `socket`, a path that ends with a zero, if that is this process's own user; the
-/// descriptors that come with a welcome. Waits `millis` milliseconds at most, and no system call of it longer.
-pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> {
+impl Control {
+    const EMPTY: Self = Self { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
+}
+
+/// Says `hello` to who listens at `socket`, a path that ends with a zero, if that is this process's own user, and sends
+/// a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that come with it. Waits
+/// `millis` milliseconds at most, and no system call of it longer.
+pub fn greet(
+    socket: &[u8; 108],
+    hello: &[u8],
+    descriptor: Option<i32>,
+    millis: u32,
+) -> Option<(Welcome, Received)> {
     const AF_UNIX: usize = 1;
     const SOCK_SEQPACKET: usize = 5;
     const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -624,25 +665,27 @@ pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> 
         return None;
     }
     // 3 say it, and wait
+    let mut control =
+        Control { len: HEADER_BYTES + 4, level: SOL_SOCKET, kind: SCM_RIGHTS, ..Control::EMPTY };
+    control.descriptors[0] = descriptor.unwrap_or(-1);
+    let part = [hello.as_ptr() as usize, hello.len()];
+    let mut message = MessageHeader::of(&part);
+    if descriptor.is_some() {
+        // What one descriptor takes, as the kernel aligns it.
+        (message.control, message.control_len) = (&raw const control as usize, HEADER_BYTES + 8);
+    }
     // SAFETY: the kernel reads so many bytes, which are there.
-    result(unsafe { call(number::SENDTO, [fd, hello.as_ptr() as usize, hello.len(), MSG_NOSIGNAL, 0, 0]) })
+    result(unsafe { call(number::SENDMSG, [fd, &raw const message as usize, MSG_NOSIGNAL, 0, 0, 0]) })
         .ok()?;
     if !becomes_readable(end.0, millis) {
         return None;
     }
     // 4 hear it
     let mut welcome = [0u8; WELCOME_BYTES + 1];
-    let mut control = Control { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
+    control = Control::EMPTY;
     let part = [welcome.as_mut_ptr() as usize, welcome.len()];
-    let mut message = MessageHeader {
-        name: 0,
-        name_len: 0,
-        parts: part.as_ptr() as usize,
-        parts_len: 1,
-        control: &raw mut control as usize,
-        control_len: size_of::<Control>(),
-        flags: 0,
-    };
+    message = MessageHeader::of(&part);
+    (message.control, message.control_len) = (&raw mut control as usize, size_of::<Control>());
     // SAFETY: the kernel writes at most the sizes that it is told of.
     let heard =
         result(unsafe { call(number::RECVMSG, [fd, &raw mut message as usize, MSG_CMSG_CLOEXEC, 0, 0, 0]) });
@@ -652,7 +695,7 @@ pub fn greet(socket: &[u8; 108], hello: &[u8], millis: u32) -> Option<Received> 
     let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
     let received = Received { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
     let welcome = Welcome::of(&welcome[..heard.ok()?])?;
-    (welcome.error == 0).then_some(received)
+    (welcome.error == 0).then_some((welcome, received))
 }
 
 const HEADER_BYTES: usize = core::mem::offset_of!(Control, descriptors);

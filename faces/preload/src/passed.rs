@@ -84,6 +84,16 @@ before! {
     truncate = truncate => truncated;
     /// As `truncate`.
     truncate64 = truncate64 => truncated;
+    /// Frees the space of a file that nobody has open. (`remove` calls it, or `rmdir`.)
+    unlink = unlink => removed;
+    /// As `unlink`.
+    unlinkat = unlinkat => removed_at;
+    /// The file that had the new name goes.
+    rename = rename => replaced;
+    /// As `rename`.
+    renameat = renameat => replaced_at;
+    /// As `rename`.
+    renameat2 = renameat2 => replaced_at;
     /// Closes all streams.
     fcloseall = fcloseall => everything_left;
     /// The streams of the C library become a terminal's.
@@ -98,6 +108,16 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
+    /// May bound the addresses that the arena takes, too.
+    setrlimit = setrlimit => limited;
+    /// As `setrlimit`.
+    setrlimit64 = setrlimit64 => limited;
+    /// As `setrlimit`.
+    prlimit = prlimit => limited_of;
+    /// As `setrlimit`.
+    prlimit64 = prlimit64 => limited_of;
+    /// Locks all memory, the arena's too.
+    mlockall = mlockall => locked_in_memory;
     /// Files that are open keep it busy, the owner's among them.
     umount = umount => unmounts;
     /// As `umount`.
@@ -324,6 +344,22 @@ extern "C" fn truncated(path: usize) {
     }
 }
 
+extern "C" fn removed(path: usize) {
+    written::before_removal(kernel::AT_FDCWD, path);
+}
+
+extern "C" fn removed_at(at: c_int, path: usize) {
+    written::before_removal(at, path);
+}
+
+extern "C" fn replaced(_: usize, to: usize) {
+    written::before_removal(kernel::AT_FDCWD, to);
+}
+
+extern "C" fn replaced_at(_: c_int, _: usize, at: c_int, to: usize) {
+    written::before_removal(at, to);
+}
+
 extern "C" fn closed_range(first: usize, last: usize, flags: usize) {
     const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
@@ -460,6 +496,30 @@ fn is_watched([device, inode]: [u64; 2]) {
     }
 }
 
+/// `setrlimit(resource, limits)`.
+extern "C" fn limited(resource: usize, limits: usize) {
+    const RLIMIT_AS: u32 = 9;
+    let mut soft = [0; 8];
+    let bounds = resource as u32 == RLIMIT_AS && process::is_on() && limits != 0;
+    // What cannot be read is no limit, to the kernel either.
+    if bounds && faults::read(limits, &mut soft) && u64::from_ne_bytes(soft) != u64::MAX {
+        process::give_addresses_back();
+    }
+}
+
+/// `prlimit(process, resource, limits, old)`: of oneself as [`limited`], of another nothing that we can help.
+extern "C" fn limited_of(process: c_int, resource: usize, limits: usize) {
+    if process == 0 || process as u32 == kernel::process() {
+        limited(resource, limits);
+    }
+}
+
+extern "C" fn locked_in_memory() {
+    if process::is_on() {
+        process::give_addresses_back();
+    }
+}
+
 /// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
     process::leave_domain();
@@ -533,6 +593,13 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
+        number::SETRLIMIT => limited(a, b),
+        number::PRLIMIT64 => limited_of(a as c_int, b, c),
+        number::MLOCKALL => locked_in_memory(),
+        number::UNLINK => removed(a),
+        number::UNLINKAT => removed_at(a as c_int, b),
+        number::RENAME => replaced(a, b),
+        number::RENAMEAT | number::RENAMEAT2 => replaced_at(a as c_int, b, c as c_int, d),
         // Anything else that might name a served descriptor takes it back. A number that only looks like
         // one costs that descriptor its speed.
         _ => [a, b, c, d, e].into_iter().for_each(|argument| {

@@ -19,7 +19,7 @@
 //! | STOPPING | something happened that we cannot follow: all descriptors go back, no new ones are served |
 //! | FORKED | a forked child that has made no call yet: what the tables say was its parent's |
 //! | CHILD | a forked child: the tables are its own, and it is nobody's viewer yet |
-//! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on |
+//! | BUSY | a thread is on its way from FORKED to CHILD, or from CHILD on; or sends a descriptor to the owner |
 //! | LEFT | as INERT, for good |
 //!
 //! When all have gone back, the switch is the constant again: the process is not attached, nor are those that are
@@ -54,13 +54,14 @@
 //! by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
 
 use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
 use quinion::viewer::sys::clock_millis;
-use quinion::viewer::{LONG_MILLIS_MAX, Viewer};
+use quinion::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
@@ -261,6 +262,26 @@ pub fn join() -> Option<&'static Viewer> {
     viewer()
 }
 
+/// Sends a descriptor to the owner; the ticket for it. While the connection is open the number that it has is ours, so
+/// all that open, duplicate or close descriptors wait. `None`: the owner did not take it in time.
+pub fn send(descriptor: c_int) -> Option<u32> {
+    /// How often somebody who finds another thread sending tries again.
+    const TURNS_MAX: u32 = 4;
+    let (mut ticket, mut has_tried) = (None, false);
+    for _ in 0..TURNS_MAX {
+        if has_tried || mode() != SERVING {
+            break;
+        }
+        busy(switch(), SERVING, || {
+            // SAFETY: the page exists, so the constructor has written the place.
+            ticket = start::send(&unsafe { (*PLACE.0.get()).assume_init() }, descriptor);
+            has_tried = true;
+            SERVING
+        });
+    }
+    ticket
+}
+
 /// How readily files are taken over. Only while [`is_on`].
 pub fn manners() -> Manners {
     // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
@@ -411,17 +432,57 @@ fn give_memory_up() -> bool {
         return true;
     }
     let _held = SignalsHeld::new();
-    // SAFETY: whoever said that there is some has written it before.
-    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
-    // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
-    // asks the kernel; or of a question, which it gives up.
-    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
-        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
-    if covered.contains(&false) {
+    if !cover() {
         return false;
     }
     MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
     true
+}
+
+/// Puts zeros in the place of what only a viewer has; whether that could be done. Only where there is such memory.
+///
+/// Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks
+/// the kernel; or of a question, which it gives up.
+fn cover() -> bool {
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
+    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+    covered == [true; 2]
+}
+
+/// An instruction of ours met nothing at `address`. If that is because this is a forked child, whose parent was in the
+/// middle of a read when a handler forked, there are zeros now, and the read goes on as in [`cover`].
+pub fn supply(address: usize) -> bool {
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
+    if of == 0 || of == kernel::process() {
+        return false;
+    }
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
+    let has =
+        |map: &Mapped| (map.base.addr().get()..map.base.addr().get() + map.bytes as usize).contains(&address);
+    maps.iter().any(has) && cover()
+}
+
+/// This process is about to bound how many addresses it may have, or to lock all that it has in memory: the arena is
+/// not to count. It is served no more. Where there is one thread nobody is in the middle of a read, and what is a
+/// viewer's is unmapped; else it is covered, which takes no memory, and its addresses count still.
+pub fn give_addresses_back() {
+    stop(Reason::Passed);
+    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
+    if of == 0 || of != kernel::process() {
+        return;
+    }
+    let _held = SignalsHeld::new();
+    if kernel::has_one_thread() {
+        MEMORY_OF.store(0, Ordering::Relaxed); // nobody else looks
+        // SAFETY: as in `cover`.
+        let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
+        maps.iter().for_each(|map| kernel::unmap(map.base, map.bytes as usize));
+    } else {
+        cover();
+    }
 }
 
 /// Everything went back. From here on no wrapper begins a system call of its own, in this process and in those that are

@@ -17,14 +17,15 @@
 //! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most.
 //!
 //! For that time some numbers of descriptors are ours. The constructor runs before the program does; and in a child the
-//! calls that close descriptors wait meanwhile (`process.rs`, BUSY).
+//! calls that close descriptors wait meanwhile (`process.rs`, BUSY). So they do while a descriptor is sent to an owner
+//! that may not duplicate it ([`send`]): that takes a connection for a moment, and none is kept.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
 use quinion::arena::LAYOUT_VERSION;
 use quinion::arena::control::Reason;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
 use quinion::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
@@ -161,19 +162,26 @@ pub struct Memory(pub [Mapped; 2]);
 
 /// In a forked child that is a process the owner may know: the same again, without a plan.
 pub fn join_as_child(place: &Place) -> Option<Joined> {
-    is_known_by_number().then(|| join(place, NO_PLAN)).flatten()
+    may_attach().then(|| join(place, NO_PLAN)).flatten()
 }
 
 /// Has the owner make this process a viewer.
 fn join(place: &Place, plan: u32) -> Option<Joined> {
     let hello = Hello { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
     let millis = place.wait.unwrap_or(WELCOME_MILLIS);
-    let files = kernel::greet(&place.socket, &hello.bytes(), millis)?;
+    let (_, files) = kernel::greet(&place.socket, &hello.bytes(), None, millis)?;
     let [arena, control, page, plan_file] = files.all();
     let joined = view(place, arena?, control?, page?);
     let plan = plan_file.and_then(|file| map_sealed(file, Access::Read)).filter(|_| joined.is_some());
     drop(files); // what is mapped stays so
     joined.map(|(viewer, memory)| Joined { viewer, memory, plan })
+}
+
+/// Sends a descriptor to the owner of the cache that this process views; the ticket for it.
+pub fn send(place: &Place, descriptor: c_int) -> Option<u32> {
+    let offer = Offer { version: LAYOUT_VERSION, token: place.token };
+    let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
+    Some(kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis)?.0.viewer)
 }
 
 fn view(place: &Place, arena: c_int, control: c_int, page: c_int) -> Option<(Viewer, Memory)> {

@@ -9,6 +9,7 @@
 //! | an open for writing, `truncate` | gives its lease up, so that nobody waits, and nobody is told `EAGAIN` |
 //! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: the kernel tells no lease of it |
 //! | `F_SETLEASE` | closes the file: who wants a write lease has to be alone with it |
+//! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |
 //!
 //! A file on which this process has asked for a lease is left to the kernel here from then on; and so is, where files
 //! without a lease are served by their times, one that it has mapped so that it can be stored to: stores need not move
@@ -24,6 +25,9 @@ use quinion::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::{process, table};
+
+/// How long what the owner was told before is waited for, in milliseconds.
+const SETTLED_MILLIS_MAX: u32 = 100;
 
 /// Tells the owner of a file and waits until it has heard. If it is gone there is nobody to hear.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
@@ -89,6 +93,20 @@ pub fn before_truncate(path: usize) {
         && let Some(stat) = kernel::stat(path).filter(Stat::is_regular)
     {
         expect_writer(&stat, false);
+    }
+}
+
+/// Before a name goes, by being removed or by another taking its place: the space of a file that nobody has open is
+/// free when the call returns, and so it is to be if the cache has it open.
+pub fn before_removal(at: c_int, path: usize) {
+    if process::is_on()
+        && process::has_attached_files()
+        && let Some(stat) = kernel::stat_at_itself(at, path).filter(Stat::is_regular)
+        && process::is_attached(stat.device, stat.inode)
+        && let Some(viewer) = process::join()
+    {
+        viewer.settle(SETTLED_MILLIS_MAX);
+        ask(viewer, Operation::Removes, &stat, 0);
     }
 }
 

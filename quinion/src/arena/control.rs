@@ -235,6 +235,20 @@ impl Control {
         }
     }
 
+    /// Counts a file as attached, for all who are about to write or remove it. Its place.
+    pub fn enter(&self, device: u64, inode: u64) -> usize {
+        let place = place_of(device, inode, ATTACHED_PLACES);
+        self.attached_files.fetch_add(1, Ordering::Relaxed);
+        self.attached[place].raise();
+        place
+    }
+
+    /// The end of what was counted at that place.
+    pub fn leave(&self, place: usize) {
+        self.attached[place].lower();
+        self.attached_files.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Writes the first page of a control file; the magic number last.
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -413,6 +427,12 @@ pub mod state {
 
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
+/// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
+/// [`Offer`](crate::viewer::hello::Offer).
+pub const SENT: u64 = 1 << 33;
+/// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
+/// it is to be sent.
+pub const TO_BE_SENT: i32 = 107;
 /// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
 /// longer than it reads them, and says so with [`Advice::Passed`] when it has.
 pub const UNCACHED: u64 = 1 << 63;
@@ -467,7 +487,8 @@ impl Advice {
 #[repr(u32)]
 pub enum Operation {
     /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, with [`CREDIT_SPENT`] added if a credit of the owner's was; its device; its inode.
+    /// Arguments: the descriptor, or the ticket of one that was sent with [`SENT`] added, and with [`CREDIT_SPENT`]
+    /// added if a credit of the owner's was; its device; its inode.
     /// `ETXTBSY`: somebody has it open for writing. `EOPNOTSUPP`: nobody says that it stays as it is.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
     /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
@@ -494,6 +515,9 @@ pub enum Operation {
     LetGo = 8,
     /// Close all files that no viewer has open: one is about to unmount something.
     Release = 11,
+    /// Close that file, unless a viewer has it open: one is about to remove it, and counts on its space. Arguments: the
+    /// device, the inode.
+    Removes = 12,
     /// What the program says of how it will read. Arguments: the handle, the position in bytes,
     /// [`Advice::with_length`].
     Hint = 9,

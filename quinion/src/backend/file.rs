@@ -53,8 +53,8 @@ use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Step, Transfer};
 use super::{
-    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Reap, Reaped, SyncKind,
-    Version, WaitRoom, read_only, zero_by,
+    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Parked, Reap, Reaped,
+    SyncKind, Version, WaitRoom, read_only, zero_by,
 };
 use crate::arena::file_systems::FileSystem;
 use crate::units::PAGE_SIZE;
@@ -207,6 +207,12 @@ impl Backend for LocalFile {
     fn leasable(&self) -> Option<Leasable<'_>> {
         self.file.leasable()
     }
+    fn mount(&self) -> Option<u64> {
+        self.file.mount
+    }
+    fn parked(&self) -> Option<Parked> {
+        Some(Parked::new(&self.engine, &self.file.open))
+    }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
     }
@@ -307,6 +313,10 @@ pub(super) struct OpenFile {
     lease: Option<FileTimes>,
     /// If it was opened for writing.
     writing: Option<Writing>,
+    /// The mount it was opened by, by a number that is used once.
+    mount: Option<u64>,
+    /// Dropped last: who finds nobody holding it knows that the descriptors are closed.
+    open: Arc<()>,
 }
 
 /// What a file needs to be written.
@@ -433,6 +443,8 @@ impl OpenFile {
             clock,
             lease: clock.local.filter(|_| description == Description::Ours && kind == Kind::Regular),
             writing: None,
+            mount: mount_of(&stat),
+            open: Arc::new(()),
         })
     }
 
@@ -789,7 +801,7 @@ impl Clock {
 
 /// Looks at an open descriptor: what it is, and of what kind its times are.
 fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, Clock), OpenError> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN);
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN | STATX_MNT_ID_UNIQUE);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
     let kind = kind_of(&stat)?;
     let magic = fstatfs(descriptor).map_err(io::Error::from)?.f_type as u64 & 0xffff_ffff;
@@ -820,6 +832,12 @@ fn direct_align(stat: &Statx) -> Option<usize> {
     let fits = |align: usize| align.is_power_of_two() && align <= PAGE_SIZE;
     let says = has(stat, StatxFlags::from_bits_retain(STATX_DIOALIGN));
     (says && fits(memory) && fits(offset)).then_some(offset)
+}
+
+/// The mount, where its number is one that no other ever has. The older numbers are given anew, and the same file
+/// system may have become another in between, with the same inodes and times: an image that was built again, say.
+fn mount_of(stat: &Statx) -> Option<u64> {
+    has(stat, StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE)).then_some(stat.stx_mnt_id)
 }
 
 fn has(stat: &Statx, flag: StatxFlags) -> bool {
@@ -865,6 +883,9 @@ const HERE_BYTES_MAX: usize = 64 << 10;
 
 /// `STATX_DIOALIGN`, since Linux 6.1.
 const STATX_DIOALIGN: u32 = 0x2000;
+
+/// `STATX_MNT_ID_UNIQUE`, since Linux 6.8.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
 /// Local file systems stamp changes with the kernel's clock, which steps at most every 10 ms.
 const SETTLING_LOCAL: i64 = 20_000_000;

@@ -20,7 +20,8 @@
 //!
 //! | backend | bytes from | completes |
 //! |---|---|---|
-//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads); a small one inside `fill_here` |
+//! | [`LocalFile`] of an [`Engine`] | a file or block device | when reaped (io_uring), or by itself (threads); a small
+//! one inside `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | [`Simulated`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
@@ -68,6 +69,7 @@ mod file;
 mod flush;
 mod memory;
 mod nothing;
+mod parked;
 mod ring;
 mod room;
 mod simulated;
@@ -91,6 +93,7 @@ pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
 pub use memory::MemoryFile;
 pub use nothing::Nothing;
+pub use parked::Parked;
 pub use room::{WaitRoom, Wish};
 pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times, WriteFaults};
 pub use threads::{BlockingSource, Pool, ReadAt, WriteAt};
@@ -186,6 +189,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// By which descriptor a read lease on the file may be asked for. `None`: by none, as it is no file of this system
     /// that others would have to open, or is ours for writing.
     fn leasable(&self) -> Option<Leasable<'_>> {
+        None
+    }
+
+    /// By which mount of this system the file was opened: a number that no other mount ever has, from the start of the
+    /// system to its end. `None` where there is none, or the system does not say.
+    fn mount(&self) -> Option<u64> {
+        None
+    }
+
+    /// What stands in its place while nobody has the file open and its pages are kept. `None`: it has no descriptor
+    /// that could be closed.
+    fn parked(&self) -> Option<Parked> {
         None
     }
 

@@ -18,9 +18,10 @@
 //!
 //! A mapping that nobody has open is kept for its folios; the oldest such one
 //! goes when there are too many, because each keeps a descriptor of the system
-//! open. One whose file was removed goes soon, for its space is not free before: each open, and each end of a handle,
-//! looks at some of them. If it was written, what is dirty of it is written back when it is closed, and it stays until
-//! that has ended.
+//! open. (Not in a cache that reads on behalf of other programs: there it is **parked**, without a descriptor, and
+//! known by its mount, identity and version; or forgotten, where these do not tell.) One whose file was removed goes
+//! soon, for its space is not free before: each open, and each end of a handle, looks at some of them. If it was
+//! written, what is dirty of it is written back when it is closed, and it stays until that has ended.
 //!
 //! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
 //! to be sure syncs while he has the file open, and is told of errors, too.
@@ -37,10 +38,13 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
-use crate::backend::{Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, WaitRoom, is_waking};
+use crate::backend::{
+    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, Parked, Reap, WaitRoom, is_waking,
+};
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
@@ -84,8 +88,8 @@ pub use guest::{GuestMemory, Image, ImageStats};
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
-use outside::Watch;
 pub use outside::{Outside, OutsideInForce};
+use outside::{Told, Watch};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, Resident, Residents};
@@ -93,6 +97,10 @@ pub use write::{BatchWrite, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
 const LOOKED_AT: usize = 4;
+/// How long a file is kept open that nobody has open, if its mount has no number of its own.
+const LINGERS: Duration = Duration::from_secs(1);
+/// How long [`Cache::release_idle`] waits for what is in flight.
+const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// The largest readahead window that can be asked for, in bytes.
 const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 
@@ -128,6 +136,8 @@ pub(crate) struct Shared {
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
     idle_files_max: usize,
+    /// Whether the descriptors of files that nobody has open are closed.
+    parks: AtomicBool,
     tuning: Tuning,
     /// Follows what is read, if a miss-ratio curve is wanted.
     sampler: Option<Sampler>,
@@ -143,6 +153,10 @@ struct Table {
     /// From which on idle mappings have not been looked at, whether their files were removed.
     looked_from: u64,
     last_id: u32,
+    /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
+    closing: Vec<Parked>,
+    /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
+    lingering: Vec<(u64, Instant)>,
 }
 
 #[derive(Debug)]
@@ -151,6 +165,16 @@ struct Known {
     watch: Arc<Watch>,
     handles: usize,
     idle_since: Option<u64>,
+    /// While it has no descriptor: by which mount its file was open.
+    parked_on: Option<u64>,
+}
+
+/// What is to be done, without the lock, when the table has changed: mappings that are forgotten, and backends whose
+/// place was taken.
+#[derive(Debug, Default)]
+struct LetGo {
+    mappings: Vec<Arc<Mapping>>,
+    backends: Vec<Arc<dyn Backend>>,
 }
 
 /// How to build a [`Cache`].
@@ -369,6 +393,7 @@ impl Builder {
             process,
             readahead,
             idle_files_max: self.idle_files_max,
+            parks: AtomicBool::new(false),
             tuning: self.tuning,
             sampler: self.miss_ratio_curve.then(Sampler::default),
         };
@@ -635,30 +660,54 @@ impl Cache {
         }
     }
 
+    /// Closes the descriptor of each file with its last handle, from now on: for a cache that reads on behalf of other
+    /// programs, who cannot know that somebody else has their files open. Pages stay where the next open can tell that
+    /// they are the file's: see [`Shared::release`].
+    pub(crate) fn park_idle_files(&self) {
+        self.shared.parks.store(true, Ordering::Relaxed);
+    }
+
     /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known
-    /// now.
+    /// now, and nothing that was let go of is in flight still.
     pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
+        let mut gone = LetGo::default();
         let mut table = self.shared.table.lock();
         let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
         let is_written = |identity| table.files[identity].mapping.dirty_pages().total() == 0;
         let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
-        let since = found.map(|(&since, _)| since);
-        let gone = since.and_then(|since| table.forget(since));
+        if let Some(since) = found.map(|(&since, _)| since) {
+            table.forget_into(since, &mut gone);
+        }
         let is_known = table.files.keys().any(is_it);
         drop(table);
-        gone.into_iter().for_each(|mapping| self.shared.filemap.reclaim.remove_mapping(mapping.id()));
-        !is_known
+        self.shared.end_all(gone);
+        !is_known && self.shared.closing().is_none()
     }
 
-    /// The same of all files that nobody has open.
-    pub(crate) fn forget_all_idle(&self) {
+    /// Forgets the files that nobody has opened again for a second, of those that are kept open only because their
+    /// mount has no number of its own. Which they were, by device and inode.
+    pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
+        let (mut gone, mut names) = (LetGo::default(), Vec::new());
         let mut table = self.shared.table.lock();
-        let is_written = |identity: &Identity| table.files[identity].mapping.dirty_pages().total() == 0;
-        let idle: Vec<u64> =
-            table.idle.iter().filter(|(_, identity)| is_written(identity)).map(|(&since, _)| since).collect();
-        let gone: Vec<_> = idle.into_iter().filter_map(|since| table.forget(since)).collect();
+        let (due, not_yet) = std::mem::take(&mut table.lingering)
+            .into_iter()
+            .partition(|(_, closed)| closed.elapsed() >= LINGERS);
+        table.lingering = not_yet;
+        let due: Vec<(u64, Instant)> = due;
+        for (since, _) in due {
+            // One that was opened meanwhile is not idle, or since another time.
+            names.extend(table.idle.get(&since).map(|file| (file.device, file.inode)));
+            table.forget_into(since, &mut gone);
+        }
         drop(table);
-        gone.into_iter().for_each(|mapping| self.shared.filemap.reclaim.remove_mapping(mapping.id()));
+        self.shared.end_all(gone);
+        names
+    }
+
+    /// Closes the descriptors of all files that nobody has open, and waits for what is in flight by them, half a second
+    /// at most.
+    pub(crate) fn release_idle(&self) {
+        self.shared.release_idle();
     }
 
     /// What the spill file has done and holds; `None` if there is none.
@@ -690,9 +739,15 @@ impl Shared {
         writes: bool,
     ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
         let mut table = self.table.lock();
+        // Known by the same identity, and not to be believed: another file, or another content. It is taken for new.
+        let outdated = table.outdated(&*backend, attributes);
         if let Some(known) = table.files.get_mut(&attributes.identity) {
             known.handles += 1;
             let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
+            if known.parked_on.take().is_some() {
+                // Before anybody else can find it: the pages are this file's, and who asks it asks this backend.
+                drop(mapping.replace_backend(Arc::clone(&backend)));
+            }
             if let Some(since) = known.idle_since.take() {
                 table.idle.remove(&since);
             }
@@ -706,6 +761,9 @@ impl Shared {
         let arena = Arc::clone(&self.filemap.arena);
         let writer = writes.then(|| Arc::clone(&backend));
         let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
+        if let Some(gone) = outdated {
+            self.filemap.reclaim.remove_mapping(gone.id());
+        }
         let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
@@ -719,8 +777,13 @@ impl Shared {
         }
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
         let watch = Watch::new(&mapping, &self.filemap, &self.leases);
-        let known =
-            Known { mapping: Arc::clone(&mapping), watch: Arc::clone(&watch), handles: 1, idle_since: None };
+        let known = Known {
+            mapping: Arc::clone(&mapping),
+            watch: Arc::clone(&watch),
+            handles: 1,
+            idle_since: None,
+            parked_on: None,
+        };
         table.files.insert(attributes.identity, known);
         Ok((mapping, watch))
     }
@@ -737,26 +800,74 @@ impl Shared {
     }
 
     /// A handle on `mapping` is gone.
-    fn release(&self, mapping: &Arc<Mapping>) {
-        let mut gone = Vec::new();
+    fn release(&self, mapping: &Arc<Mapping>, watch: &Watch, policy: Outside) {
+        let mut gone = LetGo::default();
+        let parks = self.parks.load(Ordering::Relaxed);
+        // Asked before the lock of the table, which is not held while a lease's is waited for.
+        let told = if parks { watch.told_by_times(policy) } else { None };
         let mut table = self.table.lock();
         let Some(identity) = table.identity_of(mapping) else { return };
         let known = table.files.get_mut(&identity).expect("its identity was just found");
         known.handles -= 1;
         let is_idle = known.handles == 0;
         if is_idle {
-            gone.extend(table.retire(identity, self.idle_files_max));
+            let since = table.retire(identity, &mut gone);
+            if parks {
+                table.park(since, told, true, &mut gone);
+            }
+            table.bound_idle(self.idle_files_max, &mut gone);
         }
         drop(table);
         if is_idle && mapping.dirty_pages().dirty() > 0 {
             self.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
-        for mapping in gone {
-            self.filemap.reclaim.remove_mapping(mapping.id());
-        }
+        self.end_all(gone);
         if is_idle {
             self.look_for_removed(LOOKED_AT);
         }
+    }
+
+    /// What the table has let go of goes: with its lock given back, since closing a file may wait for its file system.
+    fn end_all(&self, gone: LetGo) {
+        for mapping in gone.mappings {
+            self.filemap.reclaim.remove_mapping(mapping.id());
+        }
+        drop(gone.backends);
+    }
+
+    /// Lets go of the descriptors of all files that nobody has open.
+    fn release_idle(&self) {
+        let mut table = self.table.lock();
+        let idle: Vec<_> = table
+            .idle
+            .iter()
+            .map(|(&since, identity)| (since, Arc::clone(&table.files[identity].watch)))
+            .collect();
+        drop(table);
+        let told: Vec<_> =
+            idle.into_iter().map(|(since, watch)| (since, watch.told_by_times(Outside::Lease))).collect();
+        let mut gone = LetGo::default();
+        table = self.table.lock();
+        for (since, told) in told {
+            table.park(since, told, false, &mut gone);
+        }
+        drop(table);
+        self.end_all(gone);
+        let begun = Instant::now();
+        while let Some(place) = self.closing()
+            && begun.elapsed() < RELEASE_MAX
+        {
+            // What is in flight keeps a descriptor, and completions come to who fetches them.
+            place.reap(Reap::Ready, &mut || false);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// One of the files that were let go of and are open for what is in flight, if there is one.
+    fn closing(&self) -> Option<Parked> {
+        let mut table = self.table.lock();
+        table.closing.retain(|parked| !parked.is_closed());
+        table.closing.first().cloned()
     }
 
     /// Looks at some files that nobody has open, `most` of them, and forgets those that were removed.
@@ -902,29 +1013,77 @@ impl Table {
             .then_some(identity)
     }
 
-    /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle and the oldest
-    /// idle ones go that are too many and have nothing to be written. Returns those that go.
-    fn retire(&mut self, identity: Identity, idle_max: usize) -> Vec<Arc<Mapping>> {
+    /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle. Returns since when.
+    fn retire(&mut self, identity: Identity, gone: &mut LetGo) -> u64 {
         let now = self.idle_clock;
         self.idle_clock += 1;
         self.idle.insert(now, identity);
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(Locks::Wait);
-        let mut gone = Vec::new();
         // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake
         // it.
         if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
-            gone.extend(self.forget(now));
+            self.forget_into(now, gone);
         }
+        now
+    }
+
+    /// The oldest idle ones go that are more than `idle_max` and have nothing to be written.
+    fn bound_idle(&mut self, idle_max: usize, gone: &mut LetGo) {
         while self.idle.len() > idle_max {
             // What is not in its file yet stays known, however many that are.
             let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
             let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
             let Some(oldest) = oldest else { break };
-            gone.extend(self.forget(oldest));
+            self.forget_into(oldest, gone);
         }
-        gone
+    }
+
+    /// The descriptor of one that is idle since then is closed. Its pages stay if `told`, the version of which its
+    /// file's times will tell whether it still has it, is the version that they are of; else it is forgotten. One that
+    /// has something to be written stays as it is; and, if it `may_linger`, one of a mount that has no number, for
+    /// [`Cache::forget_lingering`].
+    fn park(&mut self, since: u64, told: Option<Told>, may_linger: bool, gone: &mut LetGo) {
+        let Some(identity) = self.idle.get(&since) else { return };
+        let known = self.files.get_mut(identity).expect("an idle mapping is known");
+        let (mapping, backend) = (&known.mapping, known.mapping.backend());
+        let Some(place) = backend.parked() else { return }; // it is parked, or has no descriptor
+        if mapping.dirty_pages().total() > 0 {
+            return;
+        }
+        let is_told = told == Some(Told::of(mapping)) && mapping.writes_by().is_none();
+        let Some(mount) = backend.mount().filter(|_| is_told) else {
+            if is_told && may_linger {
+                return self.lingering.push((since, Instant::now()));
+            }
+            return self.forget_into(since, gone);
+        };
+        known.parked_on = Some(mount);
+        gone.backends.extend([backend, mapping.replace_backend(Arc::new(place.clone()))]);
+        self.note_closing(place);
+    }
+
+    /// The descriptor of the file whose place that has is let go of.
+    fn note_closing(&mut self, place: Parked) {
+        self.closing.retain(|parked| !parked.is_closed());
+        self.closing.push(place);
+    }
+
+    /// What is parked under the identity of the file behind `backend`, and is not to be believed, as that is now.
+    fn outdated(&mut self, backend: &dyn Backend, now: &Attributes) -> Option<Arc<Mapping>> {
+        let known = self.files.get(&now.identity)?;
+        let mount = known.parked_on?;
+        let is_same = backend.mount() == Some(mount) && Told::of(&known.mapping) == Told::by(now);
+        if is_same { None } else { self.forget(known.idle_since?) }
+    }
+
+    fn forget_into(&mut self, since: u64, gone: &mut LetGo) {
+        let Some(mapping) = self.forget(since) else { return };
+        let backends = [Some(mapping.backend()), mapping.writes_by().cloned()];
+        let places = backends.into_iter().flatten().filter_map(|backend| backend.parked());
+        places.for_each(|place| self.note_closing(place));
+        gone.mappings.push(mapping);
     }
 
     /// The idle mappings whose turn it is, `most` of them, each with the time since when.
@@ -967,7 +1126,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
             self.watch.leave(self.access.outside);
-            self.shared.release(&self.mapping);
+            self.shared.release(&self.mapping, &self.watch, self.access.outside);
         }
     }
 }

@@ -77,7 +77,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::arena::Trust;
-use crate::backend::{Attributes, FileTimes};
+use crate::backend::{Attributes, FileTimes, Version};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::lease::{Holder, Lease, Leases, NoLease, now};
@@ -159,6 +159,28 @@ pub(crate) struct Watch {
     state: RankedMutex<State>,
 }
 
+/// What times and size tell of a file's content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Told {
+    modified: i64,
+    changed: i64,
+    size: u64,
+}
+
+impl Told {
+    fn new(version: Version, size: u64) -> Self {
+        Self { modified: version.modified, changed: version.changed, size }
+    }
+    /// Of what is cached.
+    pub(super) fn of(mapping: &Mapping) -> Self {
+        Self::new(mapping.version(), mapping.size())
+    }
+    /// Of what the file has.
+    pub(super) fn by(file: &Attributes) -> Self {
+        Self::new(file.version, file.size)
+    }
+}
+
 #[derive(Debug)]
 struct State {
     /// Handles that want a lease.
@@ -224,12 +246,33 @@ impl Watch {
         }
     }
 
+    /// The version, if it is the mapping's, of which all pages are that are cached when the last handle goes, which
+    /// wanted `policy`; and from which any later change leads to another. `None` if there is no such one. Asks nobody.
+    ///
+    /// It stays true of that version, whoever comes and goes meanwhile: what is cached later of a file that still has
+    /// its times was read of the same bytes.
+    pub(super) fn told_by_times(&self, policy: Outside) -> Option<Told> {
+        match policy {
+            // Somebody may have stored to mapped memory both before and after a page was read, and times tell but of
+            // the first. So a lease was seen, or the pages go.
+            Outside::Lease => {
+                self.state.lock().left.filter(|left| left.version.settled).map(|left| Told::by(&left))
+            }
+            // Times are what such a handle goes by while it is open, and so they do after that.
+            Outside::Check | Outside::CheckEvery(_) | Outside::Immutable => {
+                self.mapping.is_settled().then(|| Told::of(&self.mapping))
+            }
+        }
+    }
+
     /// Gives up a lease that stands of our own accord; what is cached stays.
     fn part(&self, state: &mut RankedGuard<'_, State>, trust: Trust) {
         self.mapping.record().set_trust(trust);
         state.doubtful |= trust == Trust::Kernel;
-        // What the file is while nobody can change it.
-        state.left = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+        // What the file is while nobody can change it. Asked again afterwards: if we were held up in between, the
+        // kernel may have taken the lease away, and what was looked at be of no known time.
+        let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
+        state.left = looked.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
         state.lease = None;
     }
@@ -354,7 +397,7 @@ impl Watch {
         let holder: Weak<Self> = Arc::downgrade(self);
         let taken = match self.we_write() {
             true => Err(NoLease::WeWrite),
-            false => self.leases.take(self.mapping.backend(), holder),
+            false => self.leases.take(&self.mapping.backend(), holder),
         };
         match taken.and_then(|lease| self.begin(state, lease)) {
             Ok(()) => {}
@@ -386,13 +429,12 @@ impl Watch {
     /// Whether the file is what it was at the end of the last lease, for sure.
     fn is_as_left(&self, left: Option<Attributes>) -> bool {
         let Some(left) = left.filter(|left| left.version.settled) else { return false };
-        let times = |file: &Attributes| (file.size, file.version.modified, file.version.changed);
-        self.mapping.backend().attributes().is_ok_and(|file| times(&file) == times(&left))
+        self.mapping.backend().attributes().is_ok_and(|file| Told::by(&file) == Told::by(&left))
     }
 
     fn times_tell(&self) -> bool {
-        let leasable = self.mapping.backend().leasable();
-        leasable.is_some_and(|leasable| leasable.times == FileTimes::TellOfStores)
+        let backend = self.mapping.backend();
+        backend.leasable().is_some_and(|leasable| leasable.times == FileTimes::TellOfStores)
     }
 
     /// The lease is to be given up, or is gone.
@@ -458,7 +500,8 @@ impl File {
     }
     /// Whether a part of the file has room on its device and no bytes; `None` where that is not known.
     pub(crate) fn has_unwritten_extents(&self) -> Option<bool> {
-        let leasable = self.handle.mapping.backend().leasable()?;
+        let backend = self.handle.mapping.backend();
+        let leasable = backend.leasable()?;
         crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
     }
     /// How far viewers may believe what is cached of it, at the moment.

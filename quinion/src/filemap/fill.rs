@@ -836,10 +836,8 @@ impl Filemap {
         // him to lead nothing.
         let own = || match mapping.spill() {
             Some(spill) => Arc::clone(spill.backend()),
-            None if mapping.is_memory() => {
-                self.reclaim.some_backend().unwrap_or_else(|| Arc::clone(mapping.backend()))
-            }
-            None => Arc::clone(mapping.backend()),
+            None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
+            None => mapping.backend(),
         };
         let backend = idle.unwrap_or_else(own);
         backend.reap(Reap::Ready, &mut || false);

@@ -203,7 +203,7 @@ impl Filemap {
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
         let wish = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
         let place = Place { mapping: mapping.id(), page: index };
-        let left = self.room.leave_word(mapping.backend(), place, wish, context.waker().clone());
+        let left = self.room.leave_word(&mapping.backend(), place, wish, context.waker().clone());
         let word = match left.map_err(Repr::NoThread)? {
             Left::Granted => None,
             Left::Word(word) => Some(word),

@@ -1,8 +1,8 @@
 //! Give way: a cache that becomes smaller while the machine is short of memory.
 //!
 //! ```text
-//!   upkeep, twice a second     gauge -> look -> wish -> resize, without waiting
-//!                                                       up to what the user said last
+//!   upkeep, twice a second,    gauge -> look -> wish -> resize, without waiting
+//!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
 //! The numbers and the judgement are in `pressure/`; here the one is taken to the other. What the user said, when
@@ -22,8 +22,10 @@ use super::fill::Filemap;
 
 /// From one look to the next.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The same where there is a limit and less than a quarter of it is left: who takes the rest takes it fast.
+const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Looks that follow each other more closely than that say nothing of the time between them.
-const APART_MIN: Duration = Duration::from_millis(100);
+const APART_MIN: Duration = Duration::from_millis(50);
 
 /// The duty of looking for pressure.
 #[derive(Debug)]
@@ -78,7 +80,9 @@ impl Duty for GiveWay {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(look) = self.look(&mut seen) else { return Some(LOOK_AGAIN) };
+        let Some(look) = self.look(&mut seen) else { return Some(LOOK_SOON) };
+        let is_tight = look.room.is_some_and(|room| room.free < room.limit / 4);
+        let again = if is_tight { LOOK_SOON } else { LOOK_AGAIN };
         let (stats, max) = (filemap.arena.stats(), filemap.memory_told());
         let grown = stats.grown_bytes + stats.control_bytes;
         let least = self.memory_min.max(filemap.memory_for_protected()).max(filemap.arena.memory_min());
@@ -88,6 +92,6 @@ impl Duty for GiveWay {
         if wished != sizes.bound {
             filemap.resize_unless_told(wished, max);
         }
-        Some(LOOK_AGAIN)
+        Some(again)
     }
 }

@@ -107,7 +107,7 @@ impl Filemap {
                     continue;
                 }
             };
-            self.room.wait(&**mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
+            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
             match held.is_readable() {
                 Readable::Yes => {
                     let end = held.first().plus(u64::from(held.order().pages()));

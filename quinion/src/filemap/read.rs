@@ -376,8 +376,7 @@ impl Filemap {
         let readable = || held.is_readable_at(miss.index);
         match patience {
             Patience::Wait => {
-                let backend = &**mapping.backend();
-                self.room.wait(backend, &mut || readable() != Readable::NotYet);
+                self.room.wait(&*mapping.backend(), &mut || readable() != Readable::NotYet);
             }
             // Fetching what has landed starts nothing and waits for nothing.
             Patience::Start | Patience::Now | Patience::CacheOnly => {

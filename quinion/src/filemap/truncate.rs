@@ -112,7 +112,7 @@ impl<'m> Alone<'m> {
         let look = self.mapping.begin_look();
         let was_ours =
             device.attributes().is_ok_and(|before| self.mapping.is_as_known(*self.version, look, &before));
-        change(&**device)?;
+        change(&*device)?;
         if was_ours && let Ok(after) = device.attributes() {
             *self.version = after.version;
             self.mapping.forget_ours();
@@ -309,14 +309,14 @@ impl Filemap {
             }
         }
         // What has left the index while it was being written.
-        self.room.wait(&**flushed_by(mapping), &mut || mapping.detached_pages() == 0);
+        self.room.wait(&*flushed_by(mapping), &mut || mapping.detached_pages() == 0);
     }
 
     /// Waits until what is in flight of a held folio has ended.
     fn wait_for_folio(&self, mapping: &Mapping, held: &Held<'_>) {
         let word = || self.arena.view().own(held.frame()).word();
-        self.room.wait(&**mapping.backend(), &mut || !word().has(Flags::LOCKED));
-        self.room.wait(&**flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
+        self.room.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
+        self.room.wait(&*flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
     }
 
     // ---- step 5 ---------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ impl Filemap {
                 Err(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != Readable::NotYet;
-                    self.room.wait(&**mapping.backend(), &mut || filled());
+                    self.room.wait(&*mapping.backend(), &mut || filled());
                 }
                 Err(WriteRefused::Pinned) => {
                     drop(held);
@@ -492,11 +492,11 @@ fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
 }
 
 /// Where its pages are written: a memory file's to the spill file.
-fn flushed_by(mapping: &Mapping) -> &Arc<dyn Backend> {
-    mapping.spill().map_or_else(|| device_of(mapping), |spill| spill.backend())
+fn flushed_by(mapping: &Mapping) -> Arc<dyn Backend> {
+    mapping.spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
 }
 
 /// Where the file is changed.
-fn device_of(mapping: &Mapping) -> &Arc<dyn Backend> {
-    mapping.writes_by().unwrap_or(mapping.backend())
+fn device_of(mapping: &Mapping) -> Arc<dyn Backend> {
+    mapping.writes_by().map_or_else(|| mapping.backend(), Arc::clone)
 }

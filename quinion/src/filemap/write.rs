@@ -422,7 +422,7 @@ impl Filemap {
     /// Waits until who fills the folio at `index` has done so, if anybody does.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
-            self.room.wait(&**mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
+            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
         }
     }
 

@@ -543,7 +543,7 @@ impl Mapping {
                 Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());
-                    room.wait(&**self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
+                    room.wait(&*self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
                     held = it;
                 }
                 Err((refused, _)) => return Err(refused),

@@ -29,7 +29,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::arena::dirty::Bits;
 use crate::arena::{
@@ -41,6 +41,7 @@ use crate::folio::Held;
 use crate::lists::Lists;
 use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
+use crate::sync::lock::Mutex;
 use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -63,7 +64,9 @@ pub struct Mapping {
     id: MappingId,
     cell: CellNumber,
     arena: Arc<Arena>,
-    backend: Arc<dyn Backend>,
+    /// Where its bytes come from: another with each time that the file is opened after nobody had it open, if it is
+    /// parked meanwhile.
+    backend: Mutex<Arc<dyn Backend>>,
     /// What is on its way to the file, and what is there.
     device: Device,
     /// Where its bytes go, once somebody writes.
@@ -146,7 +149,7 @@ impl Mapping {
             cell,
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
-            backend,
+            backend: Mutex::new(backend),
             device: Device::default(),
             writes_by: OnceLock::new(),
             size_on_device: AtomicU64::new(attributes.size),
@@ -298,8 +301,13 @@ impl Mapping {
         self.cell
     }
     /// Where its bytes come from.
-    pub fn backend(&self) -> &Arc<dyn Backend> {
-        &self.backend
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        Arc::clone(&self.backend.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+    /// Has `backend` take the place of the one before, which is returned. The caller knows that nobody has a handle,
+    /// and that the pages are those of the file behind `backend`, or that nobody reads them before somebody says so.
+    pub fn replace_backend(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
+        std::mem::replace(&mut *self.backend.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
     /// Where its bytes go; `None` as long as nobody has opened it for writing.
     pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
@@ -529,7 +537,7 @@ impl Mapping {
         // in their places and cut the new size off.
         let (attributes, mut tree) = loop {
             let ended = self.device().flushes_ended();
-            let attributes = self.backend.attributes()?;
+            let attributes = self.backend().attributes()?;
             let tree = self.lock();
             if self.device().flushes_ended() == ended {
                 break (attributes, tree);

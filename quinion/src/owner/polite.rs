@@ -25,23 +25,33 @@
 //! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
 //! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
 //!
+//! A file that waits to be copied, or is being copied, is held open, and whoever reads it may have closed it by then:
+//! so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until somebody wants to unmount
+//! something, or to be alone with it. What of it was copied stays cached, and the rest is copied when the file is
+//! asked for again.
+//!
 //! A file is known by device and inode. What is known of it may be forgotten at any time; then it is looked at again.
 //!
 //! Invariants:
 //!  1. No lock is held while the kernel is asked for anything.
 //!  2. A file that was taken over once is not left to the kernel again while it is known.
 //!  3. It is filled through the kernel's page cache, which has all of it, or nearly.
+//!  4. A copy that was told to end has closed its file before [`Polite::end`] says so.
 //!
 //! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
 use crate::arena::control::Manners;
+use crate::cache::Cache;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
@@ -63,6 +73,10 @@ const STEP: u64 = 1 << 20;
 const RESTS: u32 = 3;
 /// The longest rest, so that who ends us does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
+/// How long a file is held open to be copied, at most: from when that was wished.
+const HELD_MAX: Duration = Duration::from_secs(3);
+/// How long who wants a copy to end waits for that.
+const RELEASE_MAX: Duration = Duration::from_millis(500);
 
 /// Device and inode.
 type Name = (u64, u64);
@@ -78,15 +92,47 @@ enum Known {
     Ours,
 }
 
+/// A file that was to be copied, and will be if it is asked for again.
+const PUT_OFF: Known = Known::Left(OPENINGS_MAX);
+
 /// A file to be copied out of the kernel's cache while nobody waits.
 #[derive(Debug)]
 pub(super) struct Wish {
     name: Name,
     file: OwnedFd,
     bytes: u64,
+    until: Instant,
+    is_called_off: Arc<AtomicBool>,
+    /// Dropped after the file is closed.
+    #[expect(dead_code, reason = "for its end")]
+    held: Held,
+}
+
+/// A file that is held open here, counted among those that are attached: viewers who remove such a one say so first.
+#[derive(Debug)]
+struct Held {
+    cache: Cache,
+    place: usize,
+}
+
+impl Held {
+    fn new(cache: Cache, (device, inode): Name) -> Self {
+        let place = cache.share().control().control().enter(device, inode);
+        Self { cache, place }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.cache.share().control().control().leave(self.place);
+    }
 }
 
 impl Wish {
+    /// Whether its file is to be held no longer.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_called_off.load(Ordering::Relaxed) || self.until <= Instant::now()
+    }
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -123,6 +169,7 @@ pub(super) struct Left {
 #[derive(Debug)]
 pub(super) struct Polite {
     state: RankedMutex<State>,
+    cache: Cache,
 }
 
 #[derive(Debug, Default)]
@@ -131,13 +178,33 @@ struct State {
     wishes: VecDeque<Wish>,
     /// Bytes of the files that are to be copied, or were and nobody has attached since.
     taken: HashMap<Name, u64>,
-    /// Whether somebody copies: one at a time, so that the others answer.
-    is_copying: bool,
+    /// If somebody copies: what, and how that is called off. One at a time, so that the others answer.
+    copying: Option<(Name, Arc<AtomicBool>)>,
+}
+
+impl State {
+    /// Takes such wishes out.
+    fn take_wishes(&mut self, such: impl Fn(&Wish) -> bool) -> VecDeque<Wish> {
+        let wishes = std::mem::take(&mut self.wishes).into_iter();
+        let (gone, stay) = wishes.partition(such);
+        self.wishes = stay;
+        gone
+    }
+
+    /// The same; they are wished anew when they are asked for again.
+    fn call_off(&mut self, such: impl Fn(&Wish) -> bool) -> VecDeque<Wish> {
+        let gone = self.take_wishes(such);
+        for wish in &gone {
+            self.known.insert(wish.name, PUT_OFF);
+            self.taken.remove(&wish.name);
+        }
+        gone
+    }
 }
 
 impl Polite {
-    pub(super) fn new() -> Self {
-        Self { state: RankedMutex::new(Rank::Viewer, State::default()) }
+    pub(super) fn new(cache: Cache) -> Self {
+        Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
 
     /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
@@ -181,8 +248,13 @@ impl Polite {
             self.note(name, Known::Left(times.saturating_add(1)), None);
             return Some(Left { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
-        self.note(name, next, (next == Known::Wished).then_some(Wish { name, file, bytes }));
+        self.note(name, next, (next == Known::Wished).then(|| self.wish(name, file, bytes)));
         Some(Left { credit, short: None })
+    }
+
+    fn wish(&self, name: Name, file: OwnedFd, bytes: u64) -> Wish {
+        let held = Held::new(self.cache.clone(), name);
+        Wish { name, file, bytes, until: Instant::now() + HELD_MAX, is_called_off: Arc::default(), held }
     }
 
     /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
@@ -208,40 +280,73 @@ impl Polite {
         let mut state = self.state.lock();
         state.known.remove(&name);
         state.taken.remove(&name);
-        let wishes = std::mem::take(&mut state.wishes).into_iter();
-        let (gone, stay): (VecDeque<_>, _) = wishes.partition(|wish| wish.name == name);
-        state.wishes = stay;
+        if let Some((_, is_called_off)) = state.copying.as_ref().filter(|(copied, _)| *copied == name) {
+            is_called_off.store(true, Ordering::Relaxed);
+        }
+        let gone = state.take_wishes(|wish| wish.name == name);
         drop(state);
         drop(gone); // outside the lock
     }
 
-    /// Closes all files that wait to be copied; they are asked for again if they are wanted.
-    pub(super) fn forget_wishes(&self) {
+    /// As [`forget`](Self::forget); a copy that is under way has ended when this returns, unless it does not in time.
+    pub(super) fn close(&self, name: Name) {
+        let copying = self.state.lock().copying.clone().filter(|(copied, _)| *copied == name);
+        self.forget(name);
+        copying.iter().for_each(|(_, is_called_off)| self.wait_for_end(is_called_off));
+    }
+
+    /// Closes the files that have waited for too long.
+    pub(super) fn close_overdue(&self) {
+        let gone = self.state.lock().call_off(Wish::is_over);
+        drop(gone); // outside the lock
+    }
+
+    /// No file is held to be copied when this returns, unless the copy that is under way does not end in time.
+    pub(super) fn release(&self) {
         let mut state = self.state.lock();
-        let wishes = std::mem::take(&mut state.wishes);
-        for wish in &wishes {
-            state.known.remove(&wish.name);
-        }
+        let gone = state.call_off(|_| true);
+        let copying = state.copying.clone();
         drop(state);
-        drop(wishes); // outside the lock
+        drop(gone); // outside the lock
+        let Some((_, is_called_off)) = copying else { return };
+        is_called_off.store(true, Ordering::Relaxed);
+        self.wait_for_end(&is_called_off);
+    }
+
+    /// Waits for the end of a copy that was called off, for a bounded time.
+    fn wait_for_end(&self, is_called_off: &Arc<AtomicBool>) {
+        let is_it = |now: &(Name, Arc<AtomicBool>)| Arc::ptr_eq(&now.1, is_called_off);
+        let begun = Instant::now();
+        while begun.elapsed() < RELEASE_MAX && self.state.lock().copying.as_ref().is_some_and(is_it) {
+            sleep(Duration::from_micros(200));
+        }
     }
 
     /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
     pub(super) fn next_wish(&self) -> Option<Wish> {
         let mut state = self.state.lock();
-        let wish = if state.is_copying { None } else { state.wishes.pop_front() };
-        state.is_copying |= wish.is_some();
-        wish
+        if state.copying.is_some() {
+            return None;
+        }
+        let wish = state.wishes.pop_front()?;
+        state.copying = Some((wish.name, Arc::clone(&wish.is_called_off)));
+        Some(wish)
     }
 
-    /// A copy is done, or could not be.
-    pub(super) fn end(&self, wish: &Wish, done: bool) {
-        let next = if done { Known::Ours } else { Known::Left(0) };
-        self.note(wish.name, next, None);
+    /// A copy is done, or could not be, or was called off.
+    pub(super) fn end(&self, wish: Wish, done: bool) {
+        let next = match done {
+            true => Known::Ours,
+            false if wish.is_over() => PUT_OFF,
+            false => Known::Left(0),
+        };
+        let name = wish.name;
+        drop(wish); // who waits for the copy's end waits for this
+        self.note(name, next, None);
         let mut state = self.state.lock();
-        state.is_copying = false;
+        state.copying = None;
         if !done {
-            state.taken.remove(&wish.name);
+            state.taken.remove(&name);
         }
     }
 

@@ -9,11 +9,10 @@
 //!    less than 10/1000                 and  more than 1/4               calm: after 20 looks a little larger
 //! ```
 //!
-//! A kernel that is out of memory kills a process, and a cache is the one user of
-//! memory that can give some back without harm. So one that was told to
-//! ([`Builder::pressure`](crate::Builder)) looks twice a second, gives way at once and by large steps, and comes
-//! back late and by small ones: of two caches that see each other's gain as room of their own,
-//! neither then swings.
+//! A kernel that is out of memory kills a process, and a cache is the one user of memory that can give some back
+//! without harm. So one that was told to ([`Builder::pressure`](crate::Builder)) looks twice a second (ten times
+//! while less than a quarter of a limit is left), gives way at once and by large steps, and comes back late and by
+//! small ones: of two caches that see each other's gain as room of their own, neither then swings.
 //!
 //! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
 //! clock, no lock. [`Gauge`] in `gauge.rs` finds the numbers in files of the system. The upkeep's thread takes
@@ -24,7 +23,7 @@
 //!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
 //!  3. What cannot be read is no pressure, and is not calm either: with no numbers at all nothing changes.
 //!
-//! Not an invariant: that the kernel never kills. Who takes a gigabyte within half a second is not seen in time.
+//! Not an invariant: that the kernel never kills. Who takes a gigabyte within a tenth of a second is not seen in time.
 
 mod gauge;
 pub use gauge::{Gauge, Group, Reading};

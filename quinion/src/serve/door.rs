@@ -11,8 +11,11 @@
 //! connected still.
 //!
 //! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is one more than
-//! [`GREETINGS_MAX`]. Descriptors that come with a message are not received: the kernel drops what there is no
-//! room for.
+//! [`GREETINGS_MAX`].
+//!
+//! A viewer of ours may also **send** a descriptor ([`Offer`]), because this process may not duplicate it. The
+//! connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper touches
+//! no descriptor that comes ([`theirs`](super::theirs)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -22,20 +25,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, recv, sendmsg,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::Shared;
+use super::theirs::{Closers, Theirs};
+use super::{Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::peer;
-use crate::viewer::hello::{HELLO_BYTES, Hello, NO_PLAN, Welcome};
+use crate::viewer::hello::{Hello, NO_PLAN, Offer, Welcome};
 use crate::viewer::sys::Errno;
 
 /// How long a process may take to say what it wants.
-const HELLO_MAX: Duration = Duration::from_secs(1);
+pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 /// Processes that are connected at a time.
 const GREETINGS_MAX: usize = 64;
 
@@ -47,16 +49,10 @@ pub(super) struct Door {
     files: [OwnedFd; 2],
     token: u64,
     plans: RankedMutex<Vec<Arc<OwnedFd>>>,
-    greetings: RankedMutex<Vec<Greeting>>,
+    greetings: RankedMutex<Vec<Theirs>>,
+    closers: Closers,
     /// Written to when the keeper is to look again.
     wake: OwnedFd,
-}
-
-/// Somebody who is connected and has not said what he wants.
-#[derive(Debug)]
-struct Greeting {
-    socket: OwnedFd,
-    until: Instant,
 }
 
 impl Door {
@@ -74,6 +70,7 @@ impl Door {
             token: arena.token(),
             plans: RankedMutex::new(Rank::Viewer, Vec::new()),
             greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
+            closers: Closers::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -82,6 +79,11 @@ impl Door {
     pub(super) fn files(&self) -> io::Result<[OwnedFd; 2]> {
         let [arena, control] = &self.files;
         Ok([arena.try_clone()?, control.try_clone()?])
+    }
+
+    /// Whether a process can send us a descriptor.
+    pub(super) fn is_open(&self) -> bool {
+        self.listener.is_some()
     }
 
     /// Keeps a plan; its number.
@@ -111,8 +113,9 @@ impl Door {
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         fds.extend(viewers.iter().map(|(_, alive)| PollFd::new(&**alive, PollFlags::IN)));
-        fds.extend(greetings.iter().map(|greeting| PollFd::new(&greeting.socket, PollFlags::IN)));
-        fds.extend(self.listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
+        let listener = self.listener.as_ref().filter(|_| !self.closers.are_all_busy());
+        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         // 2 wait
         let time = until.saturating_duration_since(Instant::now());
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
@@ -135,14 +138,10 @@ impl Door {
         }
         // 4 who has said something, or nothing for too long
         let now = Instant::now();
-        let mut spoken = spoken.into_iter();
-        greetings.retain(|greeting| {
-            let has_spoken = spoken.next() == Some(true);
-            if has_spoken {
-                self.hear(&greeting.socket, shared);
-            }
-            !has_spoken && now < greeting.until
-        });
+        for (theirs, has_spoken) in std::mem::take(&mut greetings).into_iter().zip(spoken) {
+            let silent = if has_spoken { self.hear(theirs, shared) } else { Some(theirs) };
+            greetings.extend(silent.filter(|theirs| now < theirs.since + HELLO_MAX));
+        }
         // 5 who is new
         if is_called {
             self.accept(&mut greetings, shared);
@@ -150,37 +149,57 @@ impl Door {
         *self.greetings.lock() = greetings;
     }
 
-    fn accept(&self, greetings: &mut Vec<Greeting>, shared: &Shared) {
+    fn accept(&self, greetings: &mut Vec<Theirs>, shared: &Shared) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = accept_with(listener, flags) {
-            let is_ours = peer::user(socket.as_fd()) == Some(rustix::process::geteuid().as_raw());
-            if !is_ours || greetings.len() >= GREETINGS_MAX {
-                continue;
-            }
-            // Most have said it by now.
-            match self.hear(&socket, shared) {
-                Heard::Something => {}
-                Heard::Nothing => greetings.push(Greeting { socket, until: Instant::now() + HELLO_MAX }),
+        while !self.closers.are_all_busy()
+            && let Ok(socket) = accept_with(listener, flags)
+        {
+            let theirs = Theirs::new(socket, &self.closers);
+            let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
+            if is_ours && greetings.len() < GREETINGS_MAX {
+                greetings.extend(self.hear(theirs, shared)); // most have said it by now
             }
         }
     }
 
-    /// Hears what a process wants, and answers.
-    fn hear(&self, socket: &OwnedFd, shared: &Shared) -> Heard {
-        let mut bytes = [0; HELLO_BYTES + 1];
-        let hello = match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((count, _)) => Hello::of(&bytes[..count]),
-            Err(rustix::io::Errno::AGAIN) => return Heard::Nothing,
-            Err(_) => None,
+    /// Hears what a process wants, and answers. The connection, if it has said nothing yet.
+    fn hear(&self, theirs: Theirs, shared: &Shared) -> Option<Theirs> {
+        let message = match theirs.peek() {
+            Ok(Some(message)) => message,
+            Ok(None) => return Some(theirs),
+            Err(_) => return None,
         };
-        if let Some(hello) = hello {
-            self.welcome(socket, hello, shared);
+        if !message.has_descriptors {
+            theirs.take();
         }
-        Heard::Something
+        if let Some(hello) = Hello::of(message.bytes()) {
+            self.welcome(&theirs, hello, shared);
+        } else if let Some(offer) = Offer::of(message.bytes()).filter(|_| message.has_descriptors) {
+            self.accept_offer(theirs, offer, shared);
+        }
+        None
     }
 
-    fn welcome(&self, socket: &OwnedFd, hello: Hello, shared: &Shared) {
+    /// A viewer sends a descriptor: it is kept for who attaches the file. It gets a ticket for it.
+    fn accept_offer(&self, theirs: Theirs, offer: Offer, shared: &Shared) {
+        let is_ours = offer.version == LAYOUT_VERSION && offer.token == self.token;
+        let sender = if is_ours { caller(&theirs) } else { Err(Errno::PROTO) };
+        // The number is that process's while it is there.
+        let number =
+            sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
+        let answer = |ticket: Result<u32, Errno>, theirs: &Theirs| {
+            let welcome = ticket.map_or_else(refusal, |viewer| Welcome { error: 0, viewer });
+            // One who does not hear it does not ask for what he has sent; see `Shared::drop_offers`.
+            let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        };
+        match number {
+            Ok(number) => shared.keep_offer(number, theirs, answer),
+            Err(error) => answer(Err(error), &theirs),
+        }
+    }
+
+    fn welcome(&self, socket: &Theirs, hello: Hello, shared: &Shared) {
         let plan = self.plans.lock().get(hello.plan as usize).cloned();
         let admitted = if hello.version != LAYOUT_VERSION || hello.token != self.token {
             Err(Errno::PROTO)
@@ -191,7 +210,7 @@ impl Door {
         };
         let (welcome, page) = match admitted {
             Ok((viewer, page)) => (Welcome { error: 0, viewer: viewer as u32 }, Some(page)),
-            Err(error) => (Welcome { error: error.0 as u32, viewer: 0 }, None),
+            Err(error) => (refusal(error), None),
         };
         let mut descriptors = Vec::new();
         if let Some(page) = &page {
@@ -215,14 +234,12 @@ impl Door {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Something,
-    Nothing,
+fn refusal(error: Errno) -> Welcome {
+    Welcome { error: error.0 as u32, viewer: 0 }
 }
 
 /// The process that connected, and a descriptor of it.
-fn caller(socket: &OwnedFd) -> Result<(u32, OwnedFd), Errno> {
+fn caller(socket: &Theirs) -> Result<(u32, OwnedFd), Errno> {
     let number = peer::process(socket.as_fd()).ok_or(Errno::ACCES)?;
     if let Some(alive) = peer::descriptor(socket.as_fd()) {
         return Ok((number as u32, alive));

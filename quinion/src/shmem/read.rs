@@ -173,7 +173,7 @@ impl Shmem {
     /// Waits until who fills a held folio has done so, if anybody does.
     pub(super) fn wait_filled(&self, mapping: &Mapping, held: &Held<'_>) {
         let is_done = || held.is_readable() != Readable::NotYet;
-        self.filemap.room.wait(&**mapping.backend(), &mut || is_done());
+        self.filemap.room.wait(&*mapping.backend(), &mut || is_done());
     }
 
     /// A folio was read; for who judges it.

@@ -3,7 +3,7 @@
 //! The object in a program does the same by system calls alone (`faces/preload`). Here it is for programs that know of
 //! us: the benchmark, and tests.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -12,11 +12,12 @@ use std::ptr::{NonNull, null_mut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recvmsg, send, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send,
+    sendmsg, socket_with,
 };
 
-use super::hello::{DESCRIPTORS_MAX, Hello, WELCOME_BYTES, Welcome};
+use super::hello::{DESCRIPTORS_MAX, Hello, Offer, WELCOME_BYTES, Welcome};
 use super::{Mapped, Viewer};
 use crate::sys::peer;
 use crate::units::EXTENT_SIZE;
@@ -31,25 +32,11 @@ impl Viewer {
     /// # Errors
     /// Nobody of our user listens there, or he refuses; the message says why.
     pub fn connect(socket: &Path, hello: &Hello) -> io::Result<Self> {
-        let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        connect(&end, &SocketAddrUnix::new(socket)?)?;
-        if peer::user(end.as_fd()) != Some(rustix::process::geteuid().as_raw()) {
-            return Err(io::Error::other("the owner of the cache is another user"));
-        }
+        let end = reach(socket)?;
         send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
-        let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
-        if poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&time))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let mut bytes = [0; WELCOME_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(&end, &mut [IoSliceMut::new(&mut bytes)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
-        let welcome = Welcome::of(&bytes[..received.bytes])
-            .ok_or_else(|| io::Error::other("the owner of the cache is not of this version"))?;
-        if welcome.error != 0 {
-            return Err(io::Error::from_raw_os_error(welcome.error as i32));
-        }
+        hear(&end, &mut with)?;
         let files: Vec<OwnedFd> = with
             .drain()
             .filter_map(|message| match message {
@@ -64,6 +51,21 @@ impl Viewer {
         Self::of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
     }
 
+    /// Sends a descriptor to the owner that listens at `socket`, for an attach that was answered by
+    /// [`TO_BE_SENT`](crate::arena::control::TO_BE_SENT); the ticket. Waits ten seconds at most.
+    ///
+    /// # Errors
+    /// Those of [`Viewer::connect`]; this process views no cache there, or has sent too much that it did not ask for.
+    pub fn send(socket: &Path, offer: &Offer, descriptor: impl AsFd) -> io::Result<u32> {
+        let end = reach(socket)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [descriptor.as_fd()];
+        with.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
+        Ok(hear(&end, &mut RecvAncillaryBuffer::default())?.viewer)
+    }
+
     /// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
     ///
     /// # Errors
@@ -74,6 +76,32 @@ impl Viewer {
         // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
         unsafe { Self::attach(maps.0, maps.1, page, token) }
             .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
+    }
+}
+
+/// A connection to the owner that listens there, if that is our own user.
+fn reach(socket: &Path) -> io::Result<OwnedFd> {
+    let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    connect(&end, &SocketAddrUnix::new(socket)?)?;
+    if peer::user(end.as_fd()) != Some(rustix::process::geteuid().as_raw()) {
+        return Err(io::Error::other("the owner of the cache is another user"));
+    }
+    Ok(end)
+}
+
+/// The owner's answer, and the descriptors that come with it; waits ten seconds at most.
+fn hear(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>) -> io::Result<Welcome> {
+    let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
+    if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut bytes = [0; WELCOME_BYTES + 1];
+    let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
+    let welcome = Welcome::of(&bytes[..received.bytes])
+        .ok_or_else(|| io::Error::other("the owner of the cache is not of this version"))?;
+    match welcome.error {
+        0 => Ok(welcome),
+        error => Err(io::Error::from_raw_os_error(error as i32)),
     }
 }
 

@@ -12,10 +12,17 @@
 //! believed. The process makes sure in the same way that who listens there is its own user. Both close the connection
 //! after that.
 //!
+//! By the same socket, and a connection of its own, a viewer **sends** a descriptor that the owner may not duplicate by
+//! itself, as the system forbids it (Yama, a seccomp filter): `Offer { version, token }`, with the descriptor. The
+//! answer is a [`Welcome`] without descriptors, whose number is the ticket by which the viewer asks for the file to be
+//! attached ([`SENT`](crate::arena::control::SENT)).
+//!
 //! Numbers are little-endian, and the message is as long as it is: a shorter or longer one is none.
 
 /// The first eight bytes of a [`Hello`].
 const HELLO: u64 = u64::from_le_bytes(*b"QUINHELO");
+/// The first eight bytes of an [`Offer`].
+const OFFER: u64 = u64::from_le_bytes(*b"QUINOFFR");
 /// The first eight bytes of a [`Welcome`].
 const WELCOME: u64 = u64::from_le_bytes(*b"QUINWELC");
 
@@ -61,14 +68,43 @@ impl Hello {
     }
 }
 
+/// What comes with a descriptor that a viewer sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
+    pub version: u32,
+    /// That of the cache.
+    pub token: u64,
+}
+
+impl Offer {
+    /// As it is sent: as long as a [`Hello`].
+    pub fn bytes(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        let numbers = [OFFER, u64::from(self.version), self.token];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// As it arrived; `None` if that is none.
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
+        let [magic, version, token, zero] = words(bytes);
+        let version = u32::try_from(version).ok()?;
+        (magic == OFFER && zero == 0).then_some(Self { version, token })
+    }
+}
+
 /// What the owner answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Welcome {
     /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: of another
-    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. Others: the owner lacks
-    /// something.
+    /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. `EAGAIN`: the viewer
+    /// has sent too many descriptors that it has not asked for. Others: the owner lacks something.
     pub error: u32,
-    /// The viewer's number; for messages, and nothing else.
+    /// The viewer's number; for messages, and nothing else. To an [`Offer`]: the ticket.
     pub viewer: u32,
 }
 
@@ -108,6 +144,9 @@ mod tests {
     fn messages_arrive_as_they_were_sent_and_others_are_none() {
         let hello = Hello { version: 7, plan: NO_PLAN, token: u64::MAX - 1, run: 3 };
         assert_eq!(Hello::of(&hello.bytes()), Some(hello));
+        let offer = Offer { version: 7, token: 9 };
+        assert_eq!(Offer::of(&offer.bytes()), Some(offer));
+        assert_eq!((Offer::of(&hello.bytes()), Hello::of(&offer.bytes())), (None, None));
         let welcome = Welcome { error: 13, viewer: 62 };
         assert_eq!(Welcome::of(&welcome.bytes()), Some(welcome));
         assert_eq!((Hello::of(&welcome.bytes()), Welcome::of(&hello.bytes())), (None, None));

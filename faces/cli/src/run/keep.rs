@@ -450,8 +450,8 @@ impl Status {
 /// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
 pub const TIDIED_AT_ONCE: usize = 256;
 
-/// How many files that nobody has open a kept cache knows at most. Each has a descriptor; half of those that a
-/// process may have are for others: programs' files that are open, connections.
+/// How many files that nobody has open a kept cache knows at most. Each may have a descriptor for a moment; half of
+/// those that a process may have are for others: programs' files that are open, connections.
 pub fn files_max() -> usize {
     const FILES_MAX: u64 = 1 << 16;
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

@@ -158,6 +158,7 @@ fn begin(
         lock,
         listener,
         signals,
+        memory: session.stats().bound_bytes,
         session,
         numbers,
         tidy,
@@ -240,6 +241,8 @@ struct Attendant {
     listener: UnixListener,
     signals: Signals,
     session: Session,
+    /// The cache's memory as it was started with, in bytes: under pressure it has less for a while.
+    memory: u64,
     numbers: Box<dyn AskedNumbers>,
     tidy: Box<dyn Fn()>,
     use_: Use,
@@ -492,7 +495,7 @@ impl Attendant {
                 env!("CARGO_PKG_VERSION")
             ));
         }
-        let bound = self.session.stats().bound_bytes;
+        let bound = self.memory;
         if let Some(memory) = question.number_of("memory").filter(|memory| memory / EXTENT != bound / EXTENT)
         {
             return Some(format!(

@@ -1,0 +1,64 @@
+//! Group: how much of a control group's memory a cache may take.
+//!
+//! A control group that has no memory left kills a process in it, and what a cache holds cannot be taken from it by the
+//! kernel. So a cache of `run` has **half** of its group's limit at most, also if more was said, which is told at the
+//! start: the programs that it serves are in the same group, and they are to have the other half at once, however fast
+//! they take it. When they take more than that, the cache becomes smaller ([`quinion::pressure`]), to the least that
+//! it can do with; that takes it a fraction of a second.
+
+use std::path::Path;
+
+use crate::size::shown;
+
+/// The part of a group's limit that a cache has at most.
+const PART: u64 = 2;
+
+/// The least limit of the control groups that this process is in, if it is less than what the machine has.
+pub fn limit() -> Option<u64> {
+    let read = |file: &Path| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let groups = quinion::arena::memory_groups();
+    let files =
+        groups.iter().flat_map(|(version, group)| version.files().iter().map(|file| group.join(file)));
+    let limit = files.filter_map(|file| read(&file)).min()?;
+    let machine = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = machine.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let total = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+    (limit < total.saturating_mul(1024)).then_some(limit)
+}
+
+/// How much memory a cache is to have for which `asked` bytes were, in a group with that `limit`; and what is to be
+/// said of it, if that is less.
+pub fn fit(asked: u64, limit: Option<u64>) -> (u64, Option<String>) {
+    let Some(limit) = limit else { return (asked, None) };
+    let most = (limit / PART).max(quinion::Cache::MEMORY_MIN);
+    if asked <= most {
+        return (asked, None);
+    }
+    let text = format!(
+        "the control group may use {} of memory, and of that the cache takes half at most: {}, and not {}; the \
+         programs it serves need the rest (say --memory {}M or less, or raise the group's limit)",
+        shown(limit),
+        shown(most),
+        shown(asked),
+        most >> 20,
+    );
+    (most, Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_cache_has_half_of_its_group_at_most() {
+        assert_eq!(fit(200 * MIB, None), (200 * MIB, None));
+        assert_eq!(fit(150 * MIB, Some(300 * MIB)), (150 * MIB, None));
+        let (memory, said) = fit(200 * MIB, Some(300 * MIB));
+        let said = said.expect("it is less");
+        assert_eq!(memory, 150 * MIB);
+        assert!(["300", "150", "200", "--memory"].iter().all(|word| said.contains(word)), "{said}");
+        assert_eq!(fit(100 * MIB, Some(10 * MIB)).0, quinion::Cache::MEMORY_MIN, "less is no cache");
+    }
+}

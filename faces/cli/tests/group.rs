@@ -1,0 +1,108 @@
+//! A control group with little memory: the cache has half of it at most, and gives way to programs.
+//!
+//! The group is a real one, inside the one that the tests run in, with a limit of 300M. Where none can be made, as
+//! without the rights for it, the tests say so. What goes wrong here is that the kernel kills somebody.
+#![cfg(target_os = "linux")]
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+mod disk;
+use disk::{plain, quinion, scratch};
+
+const MIB: usize = 1 << 20;
+/// What the group may use.
+const LIMIT: usize = 300 * MIB;
+
+/// A group inside this process's, with that limit; gone when this is dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None`, and the reason is printed, if there can be none.
+    fn new(name: &str) -> Option<Self> {
+        let skip = |why: &dyn std::fmt::Display| println!("SKIPPED: no control group for memory here: {why}");
+        let Some((version, outer)) = quinion::arena::memory_groups().into_iter().next() else {
+            skip(&"this process is in none");
+            return None;
+        };
+        let path = outer.join(format!("quinion-test-{}-{name}", std::process::id()));
+        if let Err(error) = std::fs::create_dir(&path) {
+            skip(&error);
+            return None;
+        }
+        let group = Self(path);
+        // The limit of the first file alone: memory.max, or that of version 1.
+        match std::fs::write(group.0.join(version.files()[0]), LIMIT.to_string()) {
+            Ok(()) => Some(group),
+            Err(error) => {
+                skip(&error);
+                None
+            }
+        }
+    }
+
+    /// Runs `quinion run --memory MEMORY -- python3 -c SCRIPT FILE` in the group.
+    fn run(&self, memory: &str, script: &str, file: &Path, report: &Path) -> Output {
+        let mut command = plain("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs"));
+        command.arg(quinion().get_program());
+        command.args(["run", "--attach", "at-once", "--memory", memory, "--report", "json", "--report-file"]);
+        command.arg(report).args(["--", "python3", "-c", script]).arg(file);
+        command.output().expect("a shell starts")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Reads the file twice, and then takes so much memory in steps of which each takes some time.
+fn script(total: usize, step: usize, seconds: f64) -> String {
+    format!(
+        "
+import os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(file).st_size
+for _ in range(2):
+    for at in range(0, size, 1 << 20):
+        assert len(os.pread(file, 1 << 20, at)) == min(1 << 20, size - at)
+kept = []
+for _ in range(0, {total}, {step}):
+    kept.append(bytearray(b'x') * {step})
+    time.sleep({seconds})
+print(sum(map(len, kept)))
+"
+    )
+}
+
+/// 1. In a group of 300M, with `--memory 200M`, a program reads so much that the cache is full, and takes 120M at once.
+/// 2. It is killed for memory.
+#[test]
+fn a_cache_leaves_programs_half_of_the_group_and_says_so() {
+    let Some(group) = Group::new("half") else { return };
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, vec![7; 185 * MIB]).expect("the disk has room");
+    let output = group.run("200M", &script(120 * MIB, 120 * MIB, 0.0), &file, &report);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stdout, format!("{}\n", 120 * MIB).as_bytes());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.lines().count() == 1 && said.contains("control group") && said.contains("150"), "{said}");
+    assert!(disk::Report::read(&report).served() > 100 * MIB as u64);
+}
+
+/// 1. A program takes more than the cache leaves, by and by.
+/// 2. The cache keeps what it has, and somebody is killed.
+#[test]
+fn a_cache_gives_way_before_the_kernel_kills() {
+    let Some(group) = Group::new("way") else { return };
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, vec![7; 220 * MIB]).expect("the disk has room");
+    let output = group.run("150M", &script(220 * MIB, 2 * MIB, 0.05), &file, &report);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(output.stdout, format!("{}\n", 220 * MIB).as_bytes());
+    assert!(disk::Report::read(&report).served() > 100 * MIB as u64);
+}

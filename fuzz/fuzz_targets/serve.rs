@@ -1,0 +1,371 @@
+//! Any bytes from a viewer, at its page and at the socket where processes join: the owner stays well, attaches what the
+//! viewer can read and nothing else, and another viewer reads the right bytes all the while.
+//!
+//! ```text
+//!   liar      a process with three descriptors: one that reads, one that only writes, one that only names a file.
+//!             Its page is written by what the input says; it is a new one for each input.
+//!   we        say at the socket what the input says, with one of these descriptors or none
+//!   honest    a process whose viewer reads a file in between, and knows what is in it
+//! ```
+//!
+//! The owner is the real one, with a real cache. It is watched: what it is asked to attach must be readable by who
+//! asks, and it must not be called with a handle that it did not give.
+#![no_main]
+
+mod report;
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{IoSlice, Write};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use libfuzzer_sys::fuzz_target;
+use quinion::arena::control::{Advice, Manners, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state};
+use quinion::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
+use quinion::serve::{Attached, FileName, House, Owner, Service, ServiceOptions, listen};
+use quinion::units::{Frame, MappingId, PageIndex};
+use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
+use quinion::viewer::sys::Errno;
+use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::{Cache, CacheOwner, ServeRules};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, sendmsg, socket_with,
+};
+
+const OPS_MAX: usize = 60;
+const FILE_BYTES: usize = 1 << 20;
+/// Where the files are.
+const FOLDER: &str = "/dev/shm";
+/// How long everything may take that is to be quick: the machine may be busy with something else.
+const QUICK: Duration = Duration::from_secs(10);
+
+/// What the liar does.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Writes so many low bytes of a word anywhere into its page.
+    Write { offset: u16, word: u64, bytes: u8 },
+    /// Asks a question as viewers do; the third argument is a word or a file.
+    Ask { slot: u8, operation: u8, arguments: [u64; 3], file: Option<u8>, pending: u8 },
+    /// Moves a slot to another state.
+    State { slot: u8, state: u8 },
+    /// Says something at the door.
+    Say { message: Vec<u8>, descriptor: u8 },
+    /// Sends a descriptor as viewers do.
+    Offer { descriptor: u8 },
+    /// The other viewer reads.
+    Honest { page: u8 },
+}
+
+/// The input, as long as it lasts.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (&first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(first)
+    }
+    /// A number of so many bytes as the first says: most are small.
+    fn word(&mut self) -> Option<u64> {
+        let bytes = self.byte()? % 9;
+        (0..bytes).try_fold(0, |word, _| Some(word << 8 | u64::from(self.byte()?)))
+    }
+}
+
+impl Iterator for Bytes<'_> {
+    type Item = Op;
+    fn next(&mut self) -> Option<Op> {
+        Some(match self.byte()? % 8 {
+            0 => Op::Write {
+                offset: u16::from_le_bytes([self.byte()?, self.byte()?]),
+                word: self.word()?,
+                bytes: self.byte()? % 8 + 1,
+            },
+            1..4 => Op::Ask {
+                slot: self.byte()?,
+                operation: self.byte()?,
+                arguments: [self.word()?, self.word()?, self.word()?],
+                file: self.byte().filter(|byte| byte % 4 != 3),
+                pending: self.byte()?,
+            },
+            4 => Op::State { slot: self.byte()?, state: self.byte()? },
+            5 => {
+                let (length, descriptor) = (usize::from(self.byte()?).min(self.0.len()), self.byte()?);
+                let (message, rest) = self.0.split_at(length.min(self.0.len()));
+                self.0 = rest;
+                Op::Say { message: message.to_vec(), descriptor }
+            }
+            6 => Op::Offer { descriptor: self.byte()? },
+            _ => Op::Honest { page: self.byte()? },
+        })
+    }
+}
+
+/// The real owner, and what it must not be asked.
+#[derive(Debug)]
+struct Watched {
+    owner: CacheOwner,
+    readable: OnceLock<HashSet<FileName>>,
+    given: Mutex<HashSet<u64>>,
+    is_wrong: AtomicBool,
+}
+
+impl Watched {
+    fn must(&self, is_right: bool) {
+        if !is_right {
+            self.is_wrong.store(true, Ordering::Relaxed); // a panic here would be caught
+        }
+    }
+    fn knows(&self, handle: u64) {
+        self.must(self.given.lock().unwrap().contains(&handle));
+    }
+}
+
+impl Owner for Watched {
+    fn arena(&self) -> ArenaShare<'_> {
+        self.owner.arena()
+    }
+    fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
+        self.must(self.readable.get().unwrap().contains(&name) && FileName::of(&file) == Some(name));
+        let attached = self.owner.attach(file, name)?;
+        self.given.lock().unwrap().insert(attached.handle);
+        Ok(attached)
+    }
+    fn manners(&self) -> Manners {
+        self.owner.manners()
+    }
+    fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
+        self.owner.leaves_to_kernel(file, name, spent)
+    }
+    fn prepare(&self, house: &dyn House) {
+        self.owner.prepare(house);
+    }
+    fn sure_for(&self) -> Duration {
+        self.owner.sure_for()
+    }
+    fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
+        self.owner.writer_opened(device, inode, cuts);
+    }
+    fn let_go(&self, device: u64, inode: u64) {
+        self.owner.let_go(device, inode);
+    }
+    fn release_idle(&self) {
+        self.owner.release_idle();
+    }
+    fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
+        self.knows(handle);
+        self.owner.fill(handle, position, len, uncached)
+    }
+    fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
+        self.knows(handle);
+        self.owner.advance(handle, page, uncached);
+    }
+    fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
+        self.knows(handle);
+        self.owner.advise(handle, advice, position, len)
+    }
+    fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
+        self.knows(handle);
+        self.owner.revalidate(handle)
+    }
+    fn detach(&self, handle: u64) {
+        self.knows(handle);
+        self.owner.detach(handle);
+    }
+    fn touched(&self, frame: Frame) {
+        self.owner.touched(frame);
+    }
+}
+
+struct Stage {
+    _folder: tempfile::TempDir,
+    service: Service,
+    owner: Arc<Watched>,
+    socket: std::path::PathBuf,
+    liar: Child,
+    /// What the liar has at 0, 1 and 2, as descriptors of ours; and their names.
+    descriptors: [File; 3],
+    names: [FileName; 3],
+    honest: Viewer,
+    _honest_process: Child,
+    place: [u64; 2],
+}
+
+fn content(at: usize) -> u64 {
+    (at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Stage {
+    fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("quinion-fuzz").tempdir_in(FOLDER).unwrap();
+        let make = |name: &str| {
+            let path = folder.path().join(name);
+            let words: Vec<u8> =
+                (0..FILE_BYTES).step_by(8).flat_map(|at| content(at).to_le_bytes()).collect();
+            File::create(&path).unwrap().write_all(&words).unwrap();
+            path
+        };
+        let honest_file = File::open(make("honest")).unwrap();
+        let descriptors = [
+            File::open(make("readable")).unwrap(),
+            OpenOptions::new().write(true).open(make("written")).unwrap(),
+            rustix::fs::open(make("named"), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
+                .unwrap()
+                .into(),
+        ];
+        let name = |file: &File| {
+            let data = file.metadata().unwrap();
+            FileName { device: data.dev(), inode: data.ino() }
+        };
+        let names = descriptors.each_ref().map(name);
+        let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
+        let rules =
+            ServeRules { immutable: vec![folder.path().canonicalize().unwrap()], ..ServeRules::default() };
+        let owner = Arc::new(Watched {
+            owner: CacheOwner::new(cache).with_rules(rules),
+            readable: OnceLock::new(),
+            given: Mutex::default(),
+            is_wrong: AtomicBool::new(false),
+        });
+        owner.readable.set([names[0], name(&honest_file)].into()).unwrap();
+        let socket = folder.path().join("socket");
+        let listener = Some(listen(&socket).unwrap());
+        let options = ServiceOptions { workers: 2, listener, ..ServiceOptions::default() };
+        let service = Service::start_with(owner.clone(), options).unwrap();
+        let sleep = |files: [&File; 3]| {
+            let [first, second, third] = files.map(|file| Stdio::from(file.try_clone().unwrap()));
+            Command::new("sleep").arg("1000000").stdin(first).stdout(second).stderr(third).spawn().unwrap()
+        };
+        let liar = sleep(descriptors.each_ref());
+        let honest_process = sleep([&honest_file; 3]);
+        let admission = service.admit(honest_process.id()).unwrap();
+        let honest = admission.view().unwrap().waiting_at_most(QUICK.as_millis() as u32);
+        let FileName { device, inode } = name(&honest_file);
+        let place = honest.request(Operation::Attach, [0, device, inode]).unwrap();
+        Self {
+            _folder: folder,
+            service,
+            owner,
+            socket,
+            liar,
+            descriptors,
+            names,
+            honest,
+            _honest_process: honest_process,
+            place,
+        }
+    }
+
+    /// The honest viewer reads from that page on, and finds what is there.
+    fn read(&self, page: u8) {
+        let position = usize::from(page) * 4096 + 8;
+        let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+        let file = ViewedFile {
+            handle: self.place[0],
+            cell: CellNumber(self.place[1] as u32),
+            id: MappingId((self.place[1] >> 32) as u32),
+            marker_told: &marker,
+            touched: &touched,
+        };
+        let mut to = [0u8; 10_000];
+        // SAFETY: the buffer is a slice.
+        let outcome = unsafe { self.honest.read(&file, position as u64, to.as_mut_ptr(), to.len()) };
+        assert!(matches!(outcome.end, ReadEnd::Full | ReadEnd::EndOfFile(_)), "{outcome:?}");
+        assert_eq!(outcome.bytes, to.len().min(FILE_BYTES - position));
+        for (word, bytes) in to[..outcome.bytes].chunks_exact(8).enumerate() {
+            assert_eq!(bytes, content(position + word * 8).to_le_bytes(), "word {word} behind {position}");
+        }
+    }
+
+    /// Says something at the door, and waits for no answer.
+    fn say(&self, message: &[u8], descriptor: Option<&File>) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        if connect(&end, &SocketAddrUnix::new(&self.socket).unwrap()).is_err() {
+            return; // many are before us
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+        if !descriptors.is_empty() {
+            with.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let _ = sendmsg(&end, &[IoSlice::new(message)], &mut with, SendFlags::NOSIGNAL);
+    }
+
+    fn run(&self, ops: &[Op]) {
+        let admission = self.service.admit(self.liar.id()).unwrap();
+        let page = File::from(admission.page);
+        let write = |offset: usize, bytes: &[u8]| {
+            let room = size_of::<ViewerPage>().saturating_sub(offset).min(bytes.len());
+            page.write_all_at(&bytes[..room], offset as u64).unwrap();
+        };
+        let slot_at = |slot: usize| offset_of!(ViewerPage, requests) + slot * size_of::<Request>();
+        let slot_of = |slot: u8| slot_at(usize::from(slot) % REQUEST_SLOTS);
+        let token = self.owner.arena().token();
+        let file_of = |descriptor: u8| self.descriptors.get(usize::from(descriptor) % 4);
+        for op in ops {
+            match op {
+                Op::Write { offset, word, bytes } => {
+                    write(usize::from(*offset), &word.to_le_bytes()[..usize::from(*bytes)]);
+                }
+                Op::Ask { slot, operation, arguments, file, pending } => {
+                    let at = slot_of(*slot);
+                    let mut arguments = *arguments;
+                    if let Some(name) = file.and_then(|file| self.names.get(usize::from(file) % 4)) {
+                        (arguments[1], arguments[2]) = (name.device, name.inode);
+                        if arguments[0] % 7 == 6 {
+                            arguments[0] = arguments[0] / 7 % 8 | SENT;
+                        }
+                    }
+                    write(at + offset_of!(Request, operation), &u32::from(*operation % 16).to_le_bytes());
+                    for (number, argument) in arguments.iter().enumerate() {
+                        write(at + offset_of!(Request, arguments) + 8 * number, &argument.to_le_bytes());
+                    }
+                    let asked = if pending % 4 == 0 { state::PENDING_UNATTENDED } else { state::PENDING };
+                    write(at + offset_of!(Request, state), &asked.to_le_bytes());
+                }
+                Op::State { slot, state } => {
+                    write(slot_of(*slot) + offset_of!(Request, state), &u32::from(*state % 9).to_le_bytes());
+                }
+                Op::Say { message, descriptor } => self.say(message, file_of(*descriptor)),
+                Op::Offer { descriptor } => {
+                    let message = Offer { version: LAYOUT_VERSION, token }.bytes();
+                    self.say(&message, file_of(*descriptor));
+                }
+                Op::Honest { page } => self.read(*page),
+            }
+        }
+        // All that is asked is answered; a worker looks whenever somebody rings.
+        let until = Instant::now() + QUICK;
+        let is_open = |slot: usize| {
+            let mut now = [0; 4];
+            page.read_exact_at(&mut now, (slot_at(slot) + offset_of!(Request, state)) as u64).unwrap();
+            matches!(u32::from_ne_bytes(now), state::PENDING | state::PENDING_UNATTENDED)
+        };
+        while (0..REQUEST_SLOTS).any(is_open) {
+            assert!(Instant::now() < until, "a question is not answered");
+            self.honest.request(Operation::Revalidate, [self.place[0], 0, 0]).unwrap();
+        }
+        self.read(ops.len() as u8);
+        // Whoever comes to the door is heard.
+        let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token ^ 1, run: 0 };
+        let refused = Viewer::connect(&self.socket, &hello).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(71), "EPROTO and not {refused}");
+        assert!(!self.owner.is_wrong.load(Ordering::Relaxed), "the owner was asked what it must not be");
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    static STAGE: OnceLock<Stage> = OnceLock::new();
+    let ops: Vec<Op> = Bytes(data).take(OPS_MAX).collect();
+    report::trying("serve", &ops);
+    STAGE.get_or_init(Stage::new).run(&ops);
+});

@@ -1,0 +1,56 @@
+//! Parked: what stands in a backend's place while nobody has the file open.
+//!
+//! Its descriptor is closed then, so that the file keeps no mount busy, no space taken and no lease refused; its pages
+//! stay. Nobody reads or writes them, because nobody has a handle; whoever opens the file brings a backend of his own,
+//! which takes this one's place if the file is what it was. What was in flight when the descriptor was let go of keeps
+//! it until it has ended: [`Parked::is_closed`] says when, and [`Backend::reap`] of this sees to it as the file's
+//! would.
+
+use std::io;
+use std::sync::{Arc, Weak};
+
+use super::engine::EngineShared;
+use super::{Attributes, Backend, Fill, Reap, Reaped, WaitRoom};
+
+/// Stands for a file of an engine that has no descriptor.
+#[derive(Clone, Debug)]
+pub struct Parked {
+    engine: Arc<EngineShared>,
+    open: Weak<()>,
+}
+
+impl Parked {
+    pub(super) fn new(engine: &Arc<EngineShared>, open: &Arc<()>) -> Self {
+        Self { engine: Arc::clone(engine), open: Arc::downgrade(open) }
+    }
+
+    /// Whether the descriptors of the file whose place it has are closed.
+    pub fn is_closed(&self) -> bool {
+        self.open.strong_count() == 0
+    }
+}
+
+fn nobody_has_it() -> io::Error {
+    io::Error::other("nobody has the file open; open it, and read by that")
+}
+
+impl Backend for Parked {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+    fn attach(&self, room: &Arc<WaitRoom>) {
+        self.engine.attach(room);
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        Err(nobody_has_it())
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        fills.into_iter().for_each(|fill| fill.complete(Err(nobody_has_it())));
+    }
+    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+        self.engine.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.engine.wants_leader()
+    }
+}

@@ -1,0 +1,221 @@
+//! Theirs: connections of processes, and the descriptors that come by them.
+//!
+//! ```text
+//!   keeper    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
+//!               no: takes it        yes: leaves it where it is; the connection goes to a worker
+//!   worker    takes the message and the descriptor, and closes what is not wanted
+//!   the end   nothing lies unread: closed here           something does: closed by a thread of its own
+//! ```
+//!
+//! A descriptor that somebody sends may be of anything: its close may wait for as long as its maker likes, as of a
+//! socket that lingers. So may the receipt of a message (the kernel drops in the calling thread what finds no room),
+//! and so may the close of a connection in which one lies unread. Therefore the keeper does none of these. A worker
+//! does: it may be kept waiting, as by a file system, and how many of them one viewer may keep is bounded
+//! (`Shared::take`). The threads that close are bounded by [`CLOSERS_MAX`]; while there are as many, nobody else is
+//! let in.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg};
+
+use crate::viewer::hello::HELLO_BYTES;
+use crate::viewer::sys::Errno;
+
+/// Threads that wait in a close at a time.
+const CLOSERS_MAX: usize = 64;
+
+/// How often a connection is looked at before something is taken to lie in it.
+const LOOKS: usize = 3;
+
+/// How many threads wait in a close.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Closers(Arc<AtomicUsize>);
+
+impl Closers {
+    /// Whether there are as many as there may be.
+    pub(super) fn are_all_busy(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= CLOSERS_MAX // a bound that need not be exact
+    }
+}
+
+/// Somebody's connection. Dropping it waits for nobody.
+#[derive(Debug)]
+pub(super) struct Theirs {
+    socket: Option<OwnedFd>,
+    closers: Closers,
+    pub(super) since: Instant,
+}
+
+/// A message that was not taken.
+pub(super) struct Message {
+    bytes: [u8; HELLO_BYTES + 1],
+    count: usize,
+    /// Whether a descriptor comes with it.
+    pub(super) has_descriptors: bool,
+}
+
+impl Message {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.count]
+    }
+}
+
+impl Theirs {
+    pub(super) fn new(socket: OwnedFd, closers: &Closers) -> Self {
+        Self { socket: Some(socket), closers: closers.clone(), since: Instant::now() }
+    }
+
+    /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
+    pub(super) fn peek(&self) -> io::Result<Option<Message>> {
+        let mut bytes = [0; HELLO_BYTES + 1];
+        match peek(self.as_fd(), &mut bytes) {
+            Ok((count, flags)) => {
+                Ok(Some(Message { bytes, count, has_descriptors: flags.contains(ReturnFlags::CTRUNC) }))
+            }
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes a message that has no descriptor.
+    pub(super) fn take(&self) {
+        let _ = rustix::net::recv(self, &mut [0; HELLO_BYTES], RecvFlags::DONTWAIT);
+    }
+
+    /// Takes the first message and the descriptor that came with it. May wait as long as who sent it likes.
+    pub(super) fn receive(&self) -> Result<OwnedFd, Errno> {
+        let mut bytes = [0; HELLO_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        recvmsg(self, &mut [IoSliceMut::new(&mut bytes)], &mut with, flags)
+            .map_err(|error| Errno(error.raw_os_error()))?;
+        let sent = with.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        sent.ok_or(Errno::BADF) // or we have too many open
+    }
+
+    /// Closes it where it is; may wait.
+    pub(super) fn close(mut self) {
+        drop(self.socket.take());
+    }
+}
+
+fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, ReturnFlags), rustix::io::Errno> {
+    let mut nothing = RecvAncillaryBuffer::default();
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut nothing, flags)?;
+    Ok((received.bytes, received.flags))
+}
+
+impl AsFd for Theirs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("it is taken when it is dropped").as_fd()
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        // Behind this nothing more comes, so what is found empty stays so.
+        let _ = rustix::net::shutdown(&socket, Shutdown::Read);
+        // An error that stands is told first, and once: as when the other has closed without hearing us.
+        let is_empty = (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
+            Ok((count, flags)) => count == 0 && !flags.contains(ReturnFlags::CTRUNC),
+            Err(error) => error == rustix::io::Errno::AGAIN,
+        });
+        if is_empty {
+            return;
+        }
+        let closers = Arc::clone(&self.closers.0);
+        closers.fetch_add(1, Ordering::Relaxed);
+        let close = std::mem::ManuallyDrop::new(socket);
+        let name = std::thread::Builder::new().name("quinion-close".into());
+        let spawned = name.spawn(move || {
+            drop(std::mem::ManuallyDrop::into_inner(close));
+            closers.fetch_sub(1, Ordering::Relaxed);
+        });
+        // No thread: the connection stays open, and counted, until this process ends; better than to wait.
+        drop(spawned);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+        sendmsg, socketpair,
+    };
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, Theirs) {
+        let flags = SocketFlags::CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        (theirs, Theirs::new(ours, &Closers::default()))
+    }
+
+    fn send(socket: &OwnedFd, bytes: &[u8], descriptor: impl AsFd) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [descriptor.as_fd()];
+        assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(socket, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// A socket whose last close waits for some seconds, as what it has sent is not taken.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(20))).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while io::Write::write(&mut &stream, &[0; 1 << 16]).is_ok() {}
+        (stream, other)
+    }
+
+    #[test]
+    fn a_message_is_seen_before_it_is_taken_and_its_descriptor_comes_with_it() {
+        let (theirs, ours) = pair();
+        assert!(ours.peek().unwrap().is_none());
+        let (reader, writer) = std::io::pipe().unwrap();
+        send(&theirs, b"words", &writer);
+        drop(writer);
+        for _ in 0..3 {
+            let message = ours.peek().unwrap().unwrap();
+            assert!(message.has_descriptors && message.bytes() == b"words");
+        }
+        let received = ours.receive().unwrap();
+        assert!(ours.receive().is_err(), "there was one message");
+        drop(received);
+        assert_eq!(io::Read::read(&mut &reader, &mut [0]).unwrap(), 0, "a descriptor of it is left");
+    }
+
+    /// 1. A process sends a socket that lingers, and closes it.
+    /// 2. Whoever drops the connection waits for as long as it lingers.
+    #[test]
+    fn who_drops_a_connection_with_a_lingering_socket_in_it_does_not_wait() {
+        let (theirs, ours) = pair();
+        let (stream, other) = lingering();
+        send(&theirs, b"words", &stream);
+        drop(stream);
+        let closers = ours.closers.clone();
+        let begun = Instant::now();
+        ours.peek().unwrap();
+        drop(ours);
+        assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the socket to linger");
+        assert_eq!(closers.0.load(Ordering::Relaxed), 1, "nobody waits for it: the test shows nothing");
+        drop(other); // what it has not taken resets the connection, and that ends the close
+    }
+}

@@ -156,6 +156,16 @@ before! {
     setfsgid = setfsgid => leaves_domain;
     /// As `setuid`.
     capset = capset => leaves_domain;
+    /// Limits what addresses there are, among other things.
+    setrlimit = setrlimit => limited;
+    /// As `setrlimit`.
+    setrlimit64 = setrlimit64 => limited;
+    /// As `setrlimit`, perhaps of another process.
+    prlimit = prlimit => limited_of;
+    /// As `prlimit`.
+    prlimit64 = prlimit64 => limited_of;
+    /// Locks all memory, and all that comes.
+    mlockall = mlockall => all_locked;
     /// May forbid the system calls that we make besides the program's own.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
@@ -429,6 +439,34 @@ extern "C" fn leaves_domain() {
     process::leave_domain();
 }
 
+/// The addresses of the cache would be counted.
+extern "C" fn limited(resource: usize, limits: usize) {
+    const UNLIMITED: u64 = u64::MAX;
+    if resource as u32 as usize != kernel::RLIMIT_AS {
+        return;
+    }
+    if process::is_on() {
+        let mut soft = [0; 8];
+        if !faults::read(limits, &mut soft) || u64::from_ne_bytes(soft) == UNLIMITED {
+            return; // what is no address the kernel complains of
+        }
+    }
+    process::give_addresses_back();
+}
+
+/// Of another process nothing is done: it has to do that itself, and may be none of ours.
+extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
+    let is_own = of as u32 == 0 || of as u32 == kernel::process();
+    if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own {
+        limited(resource, limits);
+    }
+}
+
+/// The addresses of the cache would be locked, and get memory.
+extern "C" fn all_locked() {
+    process::give_addresses_back();
+}
+
 /// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
 extern "C" fn confined(option: usize) {
     const SET_SECCOMP: u32 = 22;
@@ -445,7 +483,7 @@ extern "C" fn confined(option: usize) {
 fn forbidden() {
     gone::withdraw();
     gone::look_no_more();
-    process::stop(Reason::Passed);
+    process::confine();
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
@@ -456,6 +494,9 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         // Also of a process that is not served.
         number::PRCTL => return confined(a),
         number::SECCOMP => return forbidden(),
+        number::SETRLIMIT => return limited(a, b),
+        number::PRLIMIT64 => return limited_of(a, b, c),
+        number::MLOCKALL => return all_locked(),
         _ if !process::is_on() => return,
         _ => {}
     }

@@ -43,14 +43,18 @@
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
+//!  5. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
+//!     its descriptor is not what it was then.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
-use quinion::viewer::Viewer;
+use quinion::arena::{Header, OWNER_ENDED};
+use quinion::viewer::sys::clock_millis;
+use quinion::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
@@ -81,6 +85,8 @@ static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
 
+const PAGE: usize = 4096;
+
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: written before the switch says SERVING, with Release: by the constructor, or by the one thread of a forked
 // child that made the switch BUSY.
@@ -88,8 +94,17 @@ unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static MEMORY: Cell<Memory> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-/// The process that has what is written there; 0 if none has.
+/// The process that has what is written there; 0 if none has, [`TAKEN`] while somebody changes it.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
+/// No process has this number.
+const TAKEN: u32 = u32::MAX;
+/// Whether there are zeros in its place.
+static IS_COVERED: AtomicBool = AtomicBool::new(false);
+/// Where what is written there is, or was, and where the same was before: that of the process this one was forked from.
+/// The arena first, each time; its first byte's address, and its bytes.
+static PLACES: [[AtomicUsize; 2]; 4] = [const { [const { AtomicUsize::new(0) }; 2] }; 4];
+/// Whether system calls that are not the program's own may be forbidden.
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
@@ -172,6 +187,13 @@ fn settle(page: &AtomicU32) {
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
         written::settle_child();
+        // A read that the fork interrupted, in a handler, goes on when that returns. What it looks at with its signals
+        // held back, or stores to, has to be there; what else it reads of the arena `mend` answers.
+        if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
+            let [arena, own] = memory();
+            mend_page(arena.base.as_ptr() as usize, true);
+            let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
+        }
         if STOPPED.load(Ordering::Relaxed) { LEFT } else { CHILD }
     });
 }
@@ -197,10 +219,7 @@ pub fn join() -> Option<&'static Viewer> {
             patch::count(&joined.viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };
-            // SAFETY: as above.
-            unsafe { (*MEMORY.0.get()).write(joined.memory) };
-            // Release, partner: `leave_domain`.
-            MEMORY_OF.store(PROCESS.load(Ordering::Relaxed), Ordering::Release);
+            hold(joined.memory, PROCESS.load(Ordering::Relaxed));
             SERVING
         });
     }
@@ -269,9 +288,7 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
     unsafe { (*VIEWER.0.get()).write(viewer) };
     // SAFETY: as above.
     unsafe { (*PLACE.0.get()).write(place) };
-    // SAFETY: as above.
-    unsafe { (*MEMORY.0.get()).write(memory) };
-    MEMORY_OF.store(process, Ordering::Release); // partner: `leave_domain`
+    hold(memory, process);
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
     // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
@@ -280,22 +297,108 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
     Some(())
 }
 
+/// From now on `process` has this memory, and no other.
+fn hold(memory: Memory, process: u32) {
+    let place = |Mapped { base, bytes }: Mapped| [base.as_ptr() as usize, bytes as usize];
+    let before = [0, 1].map(|at: usize| [0, 1].map(|word: usize| PLACES[at][word].load(Ordering::Relaxed)));
+    let places = [place(memory.0[0]), place(memory.0[1]), before[0], before[1]];
+    for (to, from) in PLACES.iter().zip(places) {
+        // Read by the handler of a thread that reads what lies there, after what made it a reader.
+        to.iter().zip(from).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+    }
+    // SAFETY: nobody reads what no process has, and there is one who is about to have it: the constructor, or the
+    // thread that is BUSY.
+    unsafe { (*MEMORY.0.get()).write(memory) };
+    IS_COVERED.store(false, Ordering::Relaxed); // the next orders it
+    MEMORY_OF.store(process, Ordering::Release); // partner: `take_memory`
+}
+
+/// What was given last. Only if [`MEMORY_OF`] has said that there is some.
+fn memory() -> [Mapped; 2] {
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
+    memory
+}
+
+/// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
+/// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
+/// it, whatever the word says.
+fn take_memory() -> Option<(Taken, [Mapped; 2])> {
+    let mut turn = 0;
+    loop {
+        let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined, or took it before
+        if of == TAKEN {
+            kernel::wait(turn); // who has taken it has its signals held back, and waits for nobody for long
+            turn += 1;
+            continue;
+        }
+        if of == 0 || of != kernel::process() {
+            return None;
+        }
+        let held = SignalsHeld::new();
+        // Acquire, partner: as above.
+        if MEMORY_OF.compare_exchange(of, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Some((Taken { of, _held: held }, memory()));
+        }
+    }
+}
+
+/// A process's memory that is being changed.
+struct Taken {
+    /// Whose it is then.
+    of: u32,
+    _held: SignalsHeld,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        MEMORY_OF.store(self.of, Ordering::Release); // partner: `take_memory`
+    }
+}
+
+/// Puts zeros in the place of the memory. Another thread may be in the middle of a read: it finds zeros there, which
+/// are the descriptor of nothing, and asks the kernel; or of a question, which it gives up.
+fn cover([arena, own]: [Mapped; 2]) {
+    if IS_COVERED.load(Ordering::Relaxed) {
+        return; // by who had taken it before
+    }
+    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+    if covered.contains(&false) {
+        kernel::end_process(); // better than to go on with another's memory
+    }
+    IS_COVERED.store(true, Ordering::Relaxed); // ordered by `MEMORY_OF`
+}
+
+/// What becomes of the two signals' actions when a process is served no more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Actions {
+    /// The kernel has the program's own again.
+    Back,
+    /// They stay ours: what a read under way looks at may be gone.
+    Stay,
+}
+
 /// Gives all descriptors back to the kernel, for good, and serves no new ones.
 pub fn stop(reason: Reason) {
+    stop_with(reason, Actions::Back);
+}
+
+fn stop_with(reason: Reason, actions: Actions) {
     match mode() {
         SERVING | STOPPING => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
             table::detach_all(reason);
-            leave();
+            leave(actions);
         }
         CHILD => {
             STOPPED.store(true, Ordering::Relaxed);
             busy(switch(), CHILD, || LEFT);
             if is_on() {
-                return stop(reason); // it joined meanwhile
+                return stop_with(reason, actions); // it joined meanwhile
             }
-            leave();
+            leave(actions);
         }
         _ => {}
     }
@@ -307,30 +410,102 @@ pub fn leave_domain() {
     if is_on() {
         stop(Reason::Domain);
     }
-    // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one
-    // has not inherited it, whatever this word says.
-    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
-    if of == 0 || of != kernel::process() {
+    // One that has stopped before still has it.
+    if let Some((_taken, memory)) = take_memory() {
+        cover(memory);
+    }
+}
+
+/// The calls that we make besides the program's own may be forbidden from now on.
+pub fn confine() {
+    stop(Reason::Passed);
+    // One that had given its addresses back still had the actions, and so have its children.
+    faults::put_back();
+    // A child that runs in its parent's memory says nothing of its parent; and a forked one has nothing to give back.
+    if !is_other_process() {
+        IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
+    }
+}
+
+/// This process is about to limit what addresses it has, or to lock all its memory: it gives all descriptors back to
+/// the kernel, and the addresses of the cache, that neither counts them.
+///
+/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is thrown
+/// away, as its descriptor has gone back. What it looks at faults if nothing is there, and our handler lets it find
+/// zeros ([`mend`]). So as long as a thread holds that signal back, the addresses stay, with zeros there; that is
+/// looked at for a short time. What a thread looks at that holds it back in our own name stays: the first page of the
+/// arena, which says that there is no owner, and the process's own page.
+pub fn give_addresses_back() {
+    /// Longer than a question takes whose answer does not come.
+    const MILLIS_MAX: u64 = 150;
+    if is_on() {
+        stop_with(Reason::Limited, Actions::Stay);
+    }
+    // What it takes may be forbidden.
+    if IS_CONFINED.load(Ordering::Relaxed) || MEMORY_OF.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let _held = SignalsHeld::new();
-    // SAFETY: whoever said that there is some has written it before.
-    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
-    // Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and
-    // asks the kernel; or of a question, which it gives up.
-    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
-        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
-    if covered.contains(&false) {
-        kernel::end_process(); // better than to go on with another's memory
+    let is_held_here = kernel::holds_back(faults::SIGSEGV);
+    let Some((mut taken, memory)) = take_memory() else { return };
+    cover(memory);
+    let [arena, _] = memory;
+    if is_held_here || !faults::stay_installed() || !kernel::cover(arena.base, PAGE, Access::ReadWrite) {
+        return;
     }
-    MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
+    say_there_is_no_owner(arena.base);
+    let (mut turn, until) = (0, clock_millis() + MILLIS_MAX);
+    while kernel::does_another_thread_hold_back(faults::SIGSEGV) {
+        if clock_millis() >= until {
+            return;
+        }
+        kernel::wait(turn);
+        turn += 1;
+    }
+    // SAFETY: inside the mapping, which is larger than a page.
+    kernel::unmap(unsafe { arena.base.add(PAGE) }, arena.bytes as usize - PAGE);
+    taken.of = 0;
+}
+
+/// `page` is in the place of an arena's first page.
+fn say_there_is_no_owner(page: NonNull<u8>) {
+    // SAFETY: a page of ours that may be written, aligned; a header is atomics only.
+    let header = unsafe { page.cast::<Header>().as_ref() };
+    header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
+}
+
+/// An instruction of ours faulted at an address where nothing is: whether it is to be tried again. That is so where
+/// what it looked at is gone: it was this process's, which gave it back, or belongs to the one that this was forked
+/// from, in a handler. Then there are zeros from now on, in that page and only if nothing is there by now; the arena's
+/// first page says that there is no owner. The read that finds them ends, and is the kernel's to answer, as its
+/// descriptor is by then, and as after each fault.
+pub fn mend(address: usize) -> bool {
+    for (at, [start, bytes]) in PLACES.iter().enumerate() {
+        let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
+        if address.wrapping_sub(start) < bytes {
+            let page = address & !(PAGE - 1);
+            return mend_page(page, at % 2 == 0 && page == start);
+        }
+    }
+    false
+}
+
+/// Maps zeros where a page of memory was that is gone, or says that there is no owner if it is an arena's first. `true`
+/// if something is there now.
+fn mend_page(page: usize, is_arenas_first: bool) -> bool {
+    let mapped = kernel::map_where_nothing_is(page, PAGE);
+    if is_arenas_first && let Ok(Some(page)) = mapped {
+        say_there_is_no_owner(page);
+    }
+    mapped.is_ok()
 }
 
 /// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are
 /// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of a call finds all that it
 /// looks at where it was.
-fn leave() {
-    faults::uninstall();
+fn leave(actions: Actions) {
+    if actions == Actions::Back {
+        faults::uninstall();
+    }
     SWITCH.store((&raw const OFF).cast_mut(), Ordering::Release); // partner: `switch`
 }
 
@@ -364,10 +539,13 @@ pub fn begin_fork() -> Option<Fork> {
     Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }
 
-/// The fork is done, in the parent; in the child this does nothing, for nothing is under way there.
+/// The fork is done. In the child nothing is under way, but for a read that the fork interrupted, if a handler forked;
+/// what that copied must not be believed, so the child is settled.
 pub fn end_fork(fork: Fork) {
     // A child that made no call yet has a cleared switch, and one that did is one deeper.
-    if switch().load(Ordering::Relaxed) != INERT && DEPTH.load(Ordering::Relaxed) == fork.depth {
+    if switch().load(Ordering::Relaxed) == INERT {
+        is_on();
+    } else if DEPTH.load(Ordering::Relaxed) == fork.depth {
         FORKS.fetch_sub(1, Ordering::SeqCst); // partner: `forked_since`
     }
 }

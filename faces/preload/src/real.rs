@@ -363,6 +363,7 @@ reals! {
         umount, umount2, inotify_init, inotify_init1, fanotify_init,
         setns, chroot, setuid, seteuid, setreuid, setresuid, setgid, setegid, setregid, setresgid, setgroups,
         initgroups, setfsuid, setfsgid, capset,
+        setrlimit, setrlimit64, prlimit, prlimit64, mlockall,
         sigaction, signal, sysv_signal, sigset, sigignore, siginterrupt,
         dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }

@@ -97,6 +97,17 @@ limits! {
     locks: 1_500_000
     forking_handler: 1_000_000
     limiting_handler: 40_000_000
+    kernel_addresses: 900_000
+    flags: 900_000
+}
+
+/// Where no device is below, the kernel has no such reads.
+#[test]
+fn flags_of_files_in_memory() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        return println!("SKIPPED: there is no /dev/shm");
+    };
+    same_with_and_without("flags", folder.path(), 900_000);
 }
 
 /// A shell limits itself, and so does a program of Python's.

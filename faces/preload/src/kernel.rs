@@ -58,6 +58,7 @@ pub mod number {
     pub const SPLICE: usize = 275;
     pub const DUP3: usize = 292;
     pub const PREADV: usize = 295;
+    pub const PREADV2: usize = 327;
     pub const NEWFSTATAT: usize = 262;
     pub const PRLIMIT64: usize = 302;
     pub const MLOCKALL: usize = 151;
@@ -215,6 +216,17 @@ fn nanos([seconds, part]: [i64; 2]) -> i64 {
 pub unsafe fn pread(fd: i32, to: *mut u8, len: usize, position: u64) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     result(unsafe { call(number::PREAD64, [fd as usize, to as usize, len, position as usize, 0, 0]) })
+}
+
+/// Whether a read of `fd` may have these flags: the kernel is asked for a byte behind all that files may have.
+pub fn accepts_flags(fd: i32, flags: i32) -> bool {
+    const BEHIND: usize = (i64::MAX - 4096) as usize;
+    let mut byte = 0u8;
+    let part = [&raw mut byte as usize, 1];
+    let args = [fd as usize, part.as_ptr() as usize, 1, BEHIND, 0, flags as usize];
+    // SAFETY: one byte, which may be written.
+    let answer = result(unsafe { call(number::PREADV2, args) });
+    matches!(answer, Ok(_) | Err(Errno::AGAIN))
 }
 
 /// What is behind `fd`.

@@ -99,6 +99,7 @@ limits! {
     limiting_handler: 40_000_000
     kernel_addresses: 900_000
     flags: 900_000
+    cut_by_calls: 900_000
 }
 
 /// Where no device is below, the kernel has no such reads.

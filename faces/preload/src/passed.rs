@@ -18,6 +18,7 @@ use core::arch::naked_asm;
 use core::ffi::c_int;
 
 use quinion::arena::control::{Operation, Reason};
+use quinion::viewer::sys::call;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
@@ -184,8 +185,33 @@ before! {
     io_uring_queue_init_mem = io_uring_queue_init_mem => no_more;
     /// As above.
     io_uring_setup = io_uring_setup => no_more;
-    /// Any system call.
-    syscall = syscall => called;
+}
+
+/// Any system call: a trampoline as above, but for a call that the hook says is made by [`cut_by_call`].
+///
+/// # Safety
+/// That of the C library's function of this name.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn syscall() {
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "call {hook}",
+        "lea r11, [rip + {ours}]",
+        "test al, al",
+        "jnz 3f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jnz 2f",
+        "lea rdi, [rip + {real}]",
+        "call {find}",
+        "2:",
+        "mov r11, rax",
+        "3:",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp r11",
+        hook = sym called, ours = sym cut_by_call, real = sym real::syscall, find = sym find_for_trampoline,
+    )
 }
 
 /// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
@@ -486,8 +512,39 @@ fn forbidden() {
     process::confine();
 }
 
-/// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
-extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
+/// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Whether it is an open that cuts and
+/// is not said to be one for writing: then there is something to do after it, too.
+extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> bool {
+    before_call(number, a, b, c, d, e);
+    process::is_on() && flags_of_open(number, b, c).is_some_and(written::cuts_unheard)
+}
+
+/// With which flags a system call opens a file, if it does.
+fn flags_of_open(number: usize, b: usize, c: usize) -> Option<c_int> {
+    match number as u32 as usize {
+        number::OPEN => Some(b as c_int),
+        number::OPENAT | number::OPEN_BY_HANDLE_AT => Some(c as c_int),
+        number::OPENAT2 => {
+            // The first of `struct open_how`; what cannot be read the kernel complains of.
+            let mut flags = [0; 8];
+            faults::read(c, &mut flags).then(|| u64::from_ne_bytes(flags) as c_int)
+        }
+        _ => None,
+    }
+}
+
+/// Opens a file, and cuts it.
+extern "C" fn cut_by_call(number: usize, a: usize, b: usize, c: usize, d: usize) -> isize {
+    // SAFETY: the call is the program's.
+    let answer = unsafe { call(number as u32 as usize, [a, b, c, d, 0, 0]) };
+    if answer >= 0 && process::is_on() {
+        written::after_open(answer as c_int, kernel::O_TRUNC);
+    }
+    real::answer(answer)
+}
+
+/// Before a system call by number.
+fn before_call(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
     match number {
@@ -512,7 +569,12 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
         number::OPENAT => written::before_open(a as c_int, b, c as c_int),
         number::CREAT => written::before_open(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
-        number::OPENAT2 | number::OPEN_BY_HANDLE_AT => {}
+        number::OPENAT2 => {
+            if let Some(flags) = flags_of_open(number, b, c) {
+                written::before_open(a as c_int, b, flags);
+            }
+        }
+        number::OPEN_BY_HANDLE_AT => {}
         number::FCNTL if is_for_lease(b, c) => {
             written::wants_lease(a as c_int);
             leave(a, Reason::Unguaranteed);

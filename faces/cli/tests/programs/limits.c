@@ -313,9 +313,11 @@ static void cut(const char *how, int fd, int cutter) {
 }
 static void c_cut_by_calls(void) {
     for (int way = 0; way < 4; way++) {
-        int file = open(path, O_WRONLY | O_TRUNC);
+        unlink(path);
+        int file = open(path, O_WRONLY | O_CREAT, 0600);
         for (int i = 0; i < 400; i++)
             if (write(file, reference, 1000) != 1000) exit(2);
+        fsync(file);
         close(file);
         int fd = warm();
         struct open_how how = { .flags = O_RDONLY | O_TRUNC };

@@ -482,8 +482,8 @@ extern "C" fn limited(resource: usize, limits: usize) {
 
 /// Of another process nothing is done: it has to do that itself, and may be none of ours.
 extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
-    let is_own = of as u32 == 0 || of as u32 == kernel::process();
-    if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own {
+    let is_own = || of as u32 == 0 || of as u32 == kernel::process();
+    if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own() {
         limited(resource, limits);
     }
 }

@@ -28,9 +28,9 @@
 //! entry, too: what is no copy's fault gets the default put back and is sent once more, to arrive where the
 //! instruction stands. Masks, other stacks and the other flags are the kernel's business, as they are the program's.
 //!
-//! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process gave
-//! its addresses back while it limited them. An instruction of ours that faults there finds zeros and goes on, and its
-//! read, too, is the kernel's to answer ([`process::mend`]).
+//! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
+//! gave its addresses back before it limited them. An instruction of ours that faults there finds zeros and goes on,
+//! and its read, too, is the kernel's to answer ([`process::mend`]).
 //!
 //! Who ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not seen
 //! here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.

@@ -116,7 +116,8 @@ fn counted(viewer: &Viewer, bytes: usize) -> isize {
     bytes as isize
 }
 
-/// Whether a buffer may be a program's, by its address alone. The kernel looks at that first, whatever there is to copy.
+/// Whether a buffer may be a program's, by its address alone. The kernel looks at that first, whatever there is to
+/// copy.
 #[inline]
 fn may_be_memory(base: *mut u8, len: usize) -> bool {
     /// Where the addresses of programs end, but for those that ask for more: theirs the kernel reads into.

@@ -96,6 +96,7 @@ limits! {
     threads: 20_000_000
     locks: 1_500_000
     forking_handler: 1_000_000
+    forking_handler_with_signals_held: 1_000_000
     limiting_handler: 40_000_000
     kernel_addresses: 900_000
     flags: 900_000

@@ -178,6 +178,7 @@ fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
 /// The first call in a forked child: its tables become its own.
 #[cold]
 fn settle(page: &AtomicU32) {
+    let is_held = kernel::holds_back(faults::SIGSEGV);
     busy(page, INERT, || {
         PROCESS.store(kernel::process(), Ordering::Relaxed);
         // What other threads of the parent were in the middle of is not under way here.
@@ -191,7 +192,9 @@ fn settle(page: &AtomicU32) {
         // held back, or stores to, has to be there; what else it reads of the arena `mend` answers.
         if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
             let [arena, own] = memory();
-            mend_page(arena.base.as_ptr() as usize, true);
+            // All of it, if the fault would not come to us.
+            let bytes = if is_held { arena.bytes as usize } else { PAGE };
+            mend_pages(arena.base.as_ptr() as usize, bytes, true);
             let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
         }
         if STOPPED.load(Ordering::Relaxed) { LEFT } else { CHILD }
@@ -483,16 +486,16 @@ pub fn mend(address: usize) -> bool {
         let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
         if address.wrapping_sub(start) < bytes {
             let page = address & !(PAGE - 1);
-            return mend_page(page, at % 2 == 0 && page == start);
+            return mend_pages(page, PAGE, at % 2 == 0 && page == start);
         }
     }
     false
 }
 
-/// Maps zeros where a page of memory was that is gone, or says that there is no owner if it is an arena's first. `true`
-/// if something is there now.
-fn mend_page(page: usize, is_arenas_first: bool) -> bool {
-    let mapped = kernel::map_where_nothing_is(page, PAGE);
+/// Maps zeros where pages of memory were that is gone; an arena's first says that there is no owner. `true` if
+/// something is there now.
+fn mend_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
+    let mapped = kernel::map_where_nothing_is(page, bytes);
     if is_arenas_first && let Ok(Some(page)) = mapped {
         say_there_is_no_owner(page);
     }

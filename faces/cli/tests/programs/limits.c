@@ -205,7 +205,7 @@ static void ticking(void (*handler)(int)) {
     setitimer(ITIMER_REAL, &ticks, 0);
 }
 /* The child returns from the handler and goes on with the read that was interrupted. */
-static void c_forking_handler(void) {
+static void forking_reads(void) {
     static const long LENGTHS[] = { 64, 4096, 100000 };
     int fd = warm();
     ticking(forks_in_handler);
@@ -225,6 +225,15 @@ static void c_forking_handler(void) {
     for (int i = 0; i < 65; i++)
         if (by_signal[i]) printf("%d children ended by %s\n", by_signal[i], strsignal(i));
     say("reads", reads_well(fd));
+}
+static void c_forking_handler(void) { forking_reads(); }
+/* The same with all other signals held back, all the time. */
+static void c_forking_handler_with_signals_held(void) {
+    sigset_t all;
+    sigfillset(&all);
+    sigdelset(&all, SIGALRM);
+    sigprocmask(SIG_SETMASK, &all, 0);
+    forking_reads();
 }
 static volatile int is_limited;
 static void limits_in_handler(int signal) {
@@ -331,7 +340,8 @@ static void c_cut_by_calls(void) {
 }
 
 #define CASES(X) X(limits_itself) X(limited_children) X(no_limit) X(watches_and_limits_itself) X(threads) X(locks) \
-    X(forking_handler) X(limiting_handler) X(kernel_addresses) X(flags) X(cut_by_calls)
+    X(forking_handler) X(forking_handler_with_signals_held) X(limiting_handler) \
+    X(kernel_addresses) X(flags) X(cut_by_calls)
 int main(int count, char **argument) {
     if (count != 3) return 2;
     path = argument[2];

@@ -18,6 +18,7 @@ use core::arch::naked_asm;
 use core::ffi::c_int;
 
 use quinion::arena::control::{Operation, Reason};
+use quinion::viewer::sys::call;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
@@ -108,16 +109,6 @@ before! {
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
-    /// May bound the addresses that the arena takes, too.
-    setrlimit = setrlimit => limited;
-    /// As `setrlimit`.
-    setrlimit64 = setrlimit64 => limited;
-    /// As `setrlimit`.
-    prlimit = prlimit => limited_of;
-    /// As `setrlimit`.
-    prlimit64 = prlimit64 => limited_of;
-    /// Locks all memory, the arena's too.
-    mlockall = mlockall => locked_in_memory;
     /// Files that are open keep it busy, the owner's among them.
     umount = umount => unmounts;
     /// As `umount`.
@@ -156,6 +147,16 @@ before! {
     setfsgid = setfsgid => leaves_domain;
     /// As `setuid`.
     capset = capset => leaves_domain;
+    /// Limits what addresses there are, among other things.
+    setrlimit = setrlimit => limited;
+    /// As `setrlimit`.
+    setrlimit64 = setrlimit64 => limited;
+    /// As `setrlimit`, perhaps of another process.
+    prlimit = prlimit => limited_of;
+    /// As `prlimit`.
+    prlimit64 = prlimit64 => limited_of;
+    /// Locks all memory, and all that comes.
+    mlockall = mlockall => all_locked;
     /// May forbid the system calls that we make besides the program's own.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
@@ -496,33 +497,37 @@ fn is_watched([device, inode]: [u64; 2]) {
     }
 }
 
-/// `setrlimit(resource, limits)`.
-extern "C" fn limited(resource: usize, limits: usize) {
-    const RLIMIT_AS: u32 = 9;
-    let mut soft = [0; 8];
-    let bounds = resource as u32 == RLIMIT_AS && process::is_on() && limits != 0;
-    // What cannot be read is no limit, to the kernel either.
-    if bounds && faults::read(limits, &mut soft) && u64::from_ne_bytes(soft) != u64::MAX {
-        process::give_addresses_back();
-    }
+/// The process is about to have other rights, or to mean other things by the same names.
+extern "C" fn leaves_domain() {
+    process::leave_domain();
 }
 
-/// `prlimit(process, resource, limits, old)`: of oneself as [`limited`], of another nothing that we can help.
-extern "C" fn limited_of(process: c_int, resource: usize, limits: usize) {
-    if process == 0 || process as u32 == kernel::process() {
+/// The addresses of the cache would be counted.
+extern "C" fn limited(resource: usize, limits: usize) {
+    const UNLIMITED: u64 = u64::MAX;
+    if resource as u32 as usize != kernel::RLIMIT_AS {
+        return;
+    }
+    if process::is_on() {
+        let mut soft = [0; 8];
+        if !faults::read(limits, &mut soft) || u64::from_ne_bytes(soft) == UNLIMITED {
+            return; // what is no address the kernel complains of
+        }
+    }
+    process::give_addresses_back();
+}
+
+/// Of another process nothing is done: it has to do that itself, and may be none of ours.
+extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
+    let is_own = || of as u32 == 0 || of as u32 == kernel::process();
+    if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own() {
         limited(resource, limits);
     }
 }
 
-extern "C" fn locked_in_memory() {
-    if process::is_on() {
-        process::give_addresses_back();
-    }
-}
-
-/// The process is about to have other rights, or to mean other things by the same names.
-extern "C" fn leaves_domain() {
-    process::leave_domain();
+/// The addresses of the cache would be locked, and get memory.
+extern "C" fn all_locked() {
+    process::give_addresses_back();
 }
 
 /// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
@@ -541,11 +546,11 @@ extern "C" fn confined(option: usize) {
 fn forbidden() {
     gone::withdraw();
     gone::look_no_more();
-    process::forbid();
+    process::confine();
 }
 
 /// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
-/// fail are made here, for what is to be done then.
+/// fail, and those after which there is something to do, too, are made here.
 extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Called {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
@@ -553,7 +558,34 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         return Called { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
     }
     before_call(number, [a, b, c, d, e]);
+    if process::is_on() && flags_of_open(number, b, c).is_some_and(written::cuts_unheard) {
+        return Called { answer: cut_by_call(number, [a, b, c, d]), is_made: 1 };
+    }
     Called { answer: 0, is_made: 0 }
+}
+
+/// With which flags a system call opens a file, if it does.
+fn flags_of_open(number: usize, b: usize, c: usize) -> Option<c_int> {
+    match number {
+        number::OPEN => Some(b as c_int),
+        number::OPENAT | number::OPEN_BY_HANDLE_AT => Some(c as c_int),
+        number::OPENAT2 => {
+            // The first of `struct open_how`; what cannot be read the kernel complains of.
+            let mut flags = [0; 8];
+            faults::read(c, &mut flags).then(|| u64::from_ne_bytes(flags) as c_int)
+        }
+        _ => None,
+    }
+}
+
+/// Opens a file, and cuts it.
+fn cut_by_call(number: usize, [a, b, c, d]: [usize; 4]) -> isize {
+    // SAFETY: the call is the program's.
+    let answer = unsafe { call(number, [a, b, c, d, 0, 0]) };
+    if answer >= 0 && process::is_on() {
+        written::after_open(answer as c_int, kernel::O_TRUNC);
+    }
+    real::answer(answer)
 }
 
 fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
@@ -561,6 +593,9 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         // Also of a process that is not served.
         number::PRCTL => return confined(a),
         number::SECCOMP => return forbidden(),
+        number::SETRLIMIT => return limited(a, b),
+        number::PRLIMIT64 => return limited_of(a, b, c),
+        number::MLOCKALL => return all_locked(),
         _ if !process::is_on() => return,
         _ => {}
     }
@@ -574,7 +609,12 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
         number::OPENAT => written::before_open(a as c_int, b, c as c_int),
         number::CREAT => written::before_open(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
-        number::OPENAT2 | number::OPEN_BY_HANDLE_AT => {}
+        number::OPENAT2 => {
+            if let Some(flags) = flags_of_open(number, b, c) {
+                written::before_open(a as c_int, b, flags);
+            }
+        }
+        number::OPEN_BY_HANDLE_AT => {}
         number::FCNTL if is_for_lease(b, c) => {
             written::wants_lease(a as c_int);
             leave(a, Reason::Unguaranteed);
@@ -593,9 +633,6 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
-        number::SETRLIMIT => limited(a, b),
-        number::PRLIMIT64 => limited_of(a as c_int, b, c),
-        number::MLOCKALL => locked_in_memory(),
         number::UNLINK => removed(a),
         number::UNLINKAT => removed_at(a as c_int, b),
         number::RENAME => replaced(a, b),

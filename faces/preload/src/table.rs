@@ -32,6 +32,7 @@ use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 use quinion::viewer::sys::Errno;
 
+use crate::bytes::Manner;
 use crate::kernel::{self, SignalsHeld};
 use crate::{careful, process};
 
@@ -97,6 +98,9 @@ static FILES: [File; DESCRIPTORS] = [const {
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
+/// What the kernel is known to answer to reads with flags: two bits a manner, the lower one says that it is known and
+/// the upper one what; and above, the low bits of the handle of which that is so.
+static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// One more than the highest descriptor that ever was a candidate.
 static END: AtomicU32 = AtomicU32::new(0);
 
@@ -350,6 +354,29 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
         pause_inside(fd);
     }
     true
+}
+
+/// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
+/// descriptor is attached.
+pub fn accepts(fd: i32, word: Word, manner: Manner, ask: impl FnOnce() -> bool) -> bool {
+    const MANNERS_BITS: u32 = 6;
+    if !word.state().is_attached() {
+        return ask();
+    }
+    let place = match manner {
+        Manner::Plain => 0,
+        Manner::Uncached => 2,
+        Manner::Now => 4,
+    };
+    let of = (file(fd).handle as u32) << MANNERS_BITS;
+    let known = ACCEPTS[fd as usize].load(Ordering::Relaxed); // one word, which says of what it is true
+    let bits = if known >> MANNERS_BITS << MANNERS_BITS == of { known } else { of };
+    if bits >> place & 1 != 0 {
+        return bits >> place & 2 != 0;
+    }
+    let does = ask();
+    ACCEPTS[fd as usize].store(bits | (1 | u32::from(does) << 1) << place, Ordering::Relaxed); // as above
+    does
 }
 
 /// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.

@@ -15,7 +15,9 @@
 //! without a lease are served by their times, one that it has mapped so that it can be stored to: stores need not move
 //! the times. A forked child has the same memory, and so the same lists of these.
 //!
-//! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does.
+//! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does; but
+//! an open with `O_RDONLY | O_TRUNC` does not. So it is of one by a process that is served no more: it makes no call
+//! but the program's, and has nobody to tell.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -57,7 +59,7 @@ fn expect_writer(stat: &Stat, cut: bool) {
 }
 
 /// Whether an open with these flags cuts the file and is not said to be one for writing.
-fn cuts_unheard(flags: c_int) -> bool {
+pub fn cuts_unheard(flags: c_int) -> bool {
     flags & kernel::O_TRUNC != 0 && flags & kernel::O_ACCMODE == 0 && flags & kernel::O_PATH == 0
 }
 

@@ -634,11 +634,13 @@ pub enum Reason {
     Domain = 15,
     /// The process watches files, and is to hear of its own reads and of nobody else's.
     Watched = 16,
+    /// The process has limited its addresses, or locked all its memory.
+    Limited = 17,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 17] = [
+    pub const ALL: [Reason; 18] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -656,6 +658,7 @@ impl Reason {
         Reason::Careful,
         Reason::Domain,
         Reason::Watched,
+        Reason::Limited,
     ];
 }
 

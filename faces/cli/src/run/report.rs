@@ -598,6 +598,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Careful => "careful",
         Reason::Domain => "domain",
         Reason::Watched => "watched",
+        Reason::Limited => "limited",
     }
 }
 
@@ -621,5 +622,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Careful => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
         Reason::Watched => "since a process watches files (inotify, fanotify)",
+        Reason::Limited => "since the process limits its addresses or locks its memory",
     }
 }

@@ -52,7 +52,7 @@
 //! # Rules
 //!
 //!  1. Only a candidate becomes Served, and only if no kernel's call on the number is under way. A descriptor that can
-//!     write is not served, and one that was opened while a fork was under way is never a candidate.
+//!     write is not served, and one that was opened while a fork was under way, or an exec, is never a candidate.
 //!  2. The kernel's offset is read and set by us only while the state is Moving. Before that the private offset is not
 //!     in force or is held still; after it every caller finds the kernel's offset right.
 //!  3. In Served the private offset moves by compare-exchange of the whole word. So a read that was served while
@@ -63,10 +63,10 @@
 //!     provided that the waiters let it run: [`Process::wait`] must sleep after some turns, for a waiter of a real-time
 //!     class that only yields never lets a holder of a lower class run.
 //!
-//! Opening against forking: the opener publishes a shared word marked "being opened", then looks whether a fork began,
-//! and only then makes it a candidate, by compare-exchange. The forker counts itself and then takes the mark away. In
-//! the one order of these SeqCst steps one of the two sees the other, and at no moment is there a candidate that a
-//! child has.
+//! Opening against forking, or becoming another program, which inherits as a child does: the opener publishes a shared
+//! word marked "being opened", then looks whether a fork began, and only then makes it a candidate, by
+//! compare-exchange. The forker counts itself and then takes the mark away. In the one order of these SeqCst steps one
+//! of the two sees the other, and at no moment is there a candidate that a child has.
 //!
 //! # What is shown, and how
 //!

@@ -16,7 +16,7 @@
 //! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
 //! fit, and are refused from then on.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,12 +62,42 @@ pub struct CacheOwner {
     polite: Option<Polite>,
     /// If memory is too small, for what.
     short: RankedMutex<Short>,
+    /// Files that programs watch.
+    watched: RankedMutex<Watched>,
     /// How often viewers said that a file is not to be believed any more, whichever.
     revoked: AtomicU64,
     /// What a test does to a file that is about to be noted as attached.
     #[cfg(test)]
     before_noted: tests::BeforeNoted,
 }
+
+/// Files that programs watch, or have watched: they are left to the kernel for good, as nobody says when a watch ends.
+#[derive(Debug, Default)]
+struct Watched {
+    files: BTreeSet<(u64, u64)>,
+    /// Too many, or what they watch is no file.
+    all: bool,
+}
+
+impl Watched {
+    const FILES_MAX: usize = 4096;
+
+    fn add(&mut self, inode: (u64, u64)) {
+        self.all |= inode == ALL_FILES || self.files.len() == Self::FILES_MAX;
+        if !self.all {
+            self.files.insert(inode);
+        }
+    }
+
+    fn has(&self, inode: (u64, u64)) -> bool {
+        self.all || self.files.contains(&inode)
+    }
+}
+
+/// In place of a file's device and inode.
+const ALL_FILES: (u64, u64) = (0, 0);
+/// Why a file that is watched is left to the kernel.
+const WATCHED: &str = "a program watches it";
 
 /// What is known of a memory that is too small.
 #[derive(Debug, Default)]
@@ -126,6 +156,7 @@ impl CacheOwner {
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
         let short = RankedMutex::new(Rank::Viewer, Short::default());
+        let watched = RankedMutex::new(Rank::Viewer, Watched::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
         Self {
             cache,
@@ -136,6 +167,7 @@ impl CacheOwner {
             heat: Heat::new(),
             polite: None,
             short,
+            watched,
             revoked: AtomicU64::new(0),
             #[cfg(test)]
             before_noted: tests::BeforeNoted::default(),
@@ -256,6 +288,29 @@ impl CacheOwner {
         self.short.lock().files.get(&inode).is_some_and(|file| file.is_refused)
     }
 
+    /// Closes a file, as far as it depends on this, and leaves it to the kernel for now.
+    fn let_go_for(&self, inode: (u64, u64), why: &str) {
+        let mut gone = Vec::new();
+        self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
+        self.files.lock().retain(|_, known| {
+            let stays = known.inode != inode;
+            if !stays {
+                gone.push(known.clone());
+            }
+            stays
+        });
+        if let Some(known) = gone.first() {
+            known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
+            self.note_mode(&known.path, known.inode, Trust::Kernel, why.into());
+        }
+        drop(gone);
+        let (device, inode) = inode;
+        if let Some(polite) = &self.polite {
+            polite.forget((device, inode));
+        }
+        self.close_what_nobody_has(device, inode);
+    }
+
     /// Leaves files to the kernel until the others fit.
     fn shed(&self) {
         let room = thrash::room_of(self.cache.arena().bound());
@@ -331,6 +386,16 @@ impl CacheOwner {
             self.note_mode(&name, inode, Trust::Kernel, unserved.to_string());
             if unserved == Unserved::Gone { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
         };
+        let is_watched = || {
+            let is_watched = self.watched.lock().has(inode);
+            if is_watched {
+                self.note_mode(&name, inode, Trust::Kernel, WATCHED.into());
+            }
+            is_watched
+        };
+        if is_watched() {
+            return Err(Errno::BUSY); // who watches hears of opens, too
+        }
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
         // What never changes is looked at once, here: it may be another file of the same number.
         let outside = if without_lease == Trust::Immutable { Outside::Check } else { Outside::Lease };
@@ -345,6 +410,10 @@ impl CacheOwner {
         }
         let (trust, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
         // After it was admitted: who leaves it to the kernel says so first, and takes its record back then.
+        if is_watched() {
+            file.give_way_to_cut();
+            return Err(Errno::BUSY);
+        }
         if self.is_refused(inode) {
             file.give_way_to_cut();
             self.note_mode(&name, inode, Trust::Kernel, TOO_SMALL.into());
@@ -437,24 +506,18 @@ impl Owner for CacheOwner {
     }
 
     fn let_go(&self, device: u64, inode: u64) {
-        let mut gone = Vec::new();
-        self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
-        self.files.lock().retain(|_, known| {
-            let stays = known.inode != (device, inode);
-            if !stays {
-                gone.push(known.clone());
-            }
-            stays
-        });
-        if let Some(known) = gone.first() {
-            known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
-            self.note_mode(&known.path, known.inode, Trust::Kernel, "a program wants a lease on it".into());
+        self.let_go_for((device, inode), "a program wants a lease on it");
+    }
+
+    fn watched(&self, device: u64, inode: u64) {
+        // First, so that who attaches it from here on is refused; see `open`.
+        self.watched.lock().add((device, inode));
+        if (device, inode) != ALL_FILES {
+            return self.let_go_for((device, inode), WATCHED);
         }
-        drop(gone);
-        if let Some(polite) = &self.polite {
-            polite.forget((device, inode));
-        }
-        self.close_what_nobody_has(device, inode);
+        let files: BTreeSet<_> = self.files.lock().values().map(|known| known.inode).collect();
+        files.into_iter().for_each(|inode| self.let_go_for(inode, WATCHED));
+        self.release_idle();
     }
 
     fn modes(&self) -> Vec<FileMode> {
@@ -497,6 +560,9 @@ impl Owner for CacheOwner {
 
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let (polite, inode) = (self.polite.as_ref()?, (name.device, name.inode));
+        if self.watched.lock().has(inode) {
+            return None; // who attaches it is told
+        }
         // What is not served anyway is not opened; who attaches it is told why.
         self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
         if self.is_refused(inode) {

@@ -192,6 +192,10 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn let_go(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
+    /// A viewer is about to watch that file, or, if both are 0, any: as `let_go`, and it is not attached any more.
+    fn watched(&self, device: u64, inode: u64) {
+        self.let_go(device, inode);
+    }
     /// A viewer is about to unmount something: when this returns the owner has closed all files that no viewer has
     /// open.
     fn release_idle(&self) {}
@@ -817,7 +821,11 @@ impl Shared {
                 Ok([0, 0])
             }
             LET_GO => {
-                self.owner.let_go(first, second);
+                if third != 0 {
+                    self.owner.watched(first, second);
+                } else {
+                    self.owner.let_go(first, second);
+                }
                 Ok([0, 0])
             }
             _ => Err(Errno::INVAL),

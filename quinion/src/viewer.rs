@@ -118,6 +118,23 @@ pub struct ViewedFile<'a> {
     pub touched: &'a AtomicU64,
 }
 
+/// What the first look of a read gave.
+#[derive(Debug)]
+pub struct Hit {
+    bytes: usize,
+    stopped: Stopped,
+    /// A marker that the owner is to be told of.
+    marker: Option<u64>,
+}
+
+impl Hit {
+    /// How many bytes were copied, if they are all that was asked for, and there is nothing to tell the owner.
+    #[inline]
+    pub fn whole(&self) -> Option<usize> {
+        (self.stopped == Stopped::Full && self.marker.is_none()).then_some(self.bytes)
+    }
+}
+
 /// What a read gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadOutcome {
@@ -190,6 +207,11 @@ impl Viewer {
     pub fn waiting_at_most(mut self, millis: u32) -> Self {
         self.patience = millis;
         self
+    }
+
+    /// How long it waits for an answer at most, whatever is asked, in milliseconds.
+    pub fn waits_at_most(&self) -> u32 {
+        LONG_MILLIS_MAX.max(self.patience)
     }
 
     /// The arena.
@@ -289,11 +311,47 @@ impl Viewer {
     #[inline]
     pub unsafe fn read(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> ReadOutcome {
         // SAFETY: the caller's promise.
-        let (bytes, stopped) = unsafe { self.read_cached(file, position, to, len) };
-        match stopped {
-            Stopped::Full => ReadOutcome { bytes, asked: 0, end: ReadEnd::Full },
+        let hit = unsafe { self.read_hit(file, position, to, len) };
+        match hit.whole() {
+            Some(bytes) => ReadOutcome { bytes, asked: 0, end: ReadEnd::Full },
             // SAFETY: as above.
-            _ => unsafe { self.read_asking(file, position, to, len, bytes, stopped) },
+            None => unsafe { self.go_on(file, position, to, len, hit) },
+        }
+    }
+
+    /// The first look of a read, which makes no system call. If that was not all of it, [`Viewer::go_on`] is next.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    #[inline]
+    pub unsafe fn read_hit(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> Hit {
+        let end = position.wrapping_add(len as u64); // a number to compare with
+        let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
+        // SAFETY: the caller's promise.
+        let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
+        Hit { bytes: hits.bytes, stopped: hits.stopped, marker: hits.marker.map(|page| page.0) }
+    }
+
+    /// What follows a first look at the same range: tells the owner of a marker, and asks for what is missing.
+    ///
+    /// # Safety
+    /// That of [`Viewer::read`].
+    #[cold]
+    pub unsafe fn go_on(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: *mut u8,
+        len: usize,
+        hit: Hit,
+    ) -> ReadOutcome {
+        if let Some(page) = hit.marker {
+            self.tell_marker(file, page, 0);
+        }
+        match hit.stopped {
+            Stopped::Full => ReadOutcome { bytes: hit.bytes, asked: 0, end: ReadEnd::Full },
+            // SAFETY: the caller's promise.
+            stopped => unsafe { self.read_asking(file, position, to, len, hit.bytes, stopped) },
         }
     }
 
@@ -394,14 +452,12 @@ impl Viewer {
         to: *mut u8,
         len: usize,
     ) -> (usize, Stopped) {
-        let end = position.wrapping_add(len as u64); // a number to compare with
-        let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
-        let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
-        if let Some(page) = hits.marker {
-            self.tell_marker(file, page.0, 0);
+        let hit = unsafe { self.read_hit(file, position, to, len) };
+        if let Some(page) = hit.marker {
+            self.tell_marker(file, page, 0);
         }
-        (hits.bytes, hits.stopped)
+        (hit.bytes, hit.stopped)
     }
 
     /// The rest of a read whose first look did not give all.
@@ -502,7 +558,7 @@ impl Viewer {
     /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
     /// long as the owner's heart beats.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
-        self.ask(operation, arguments, LONG_MILLIS_MAX.max(self.patience))
+        self.ask(operation, arguments, self.waits_at_most())
     }
 
     fn ask(&self, operation: Operation, arguments: [u64; 3], millis: u32) -> Result<[u64; 2], RequestError> {

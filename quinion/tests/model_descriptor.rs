@@ -177,6 +177,26 @@ fn fork_and_open() {
     });
 }
 
+/// A thread becomes another program, which reads, while another opens the file and reads until it is ended by that.
+#[test]
+fn exec_and_open() {
+    explore(None, &["0, 1", "4, 0"], || {
+        let program = Arc::new(Program::unopened());
+        let opener = {
+            let program = Arc::clone(&program);
+            thread::spawn(move || {
+                program.open();
+                program.call(Call::Attach);
+                program.call(Call::Read(4))
+            })
+        };
+        let next = program.fork(1);
+        let read = opener.join().unwrap();
+        program.check();
+        format!("{next}, {read}")
+    });
+}
+
 // ---- each step is needed ------------------------------------------------------------------------------
 
 const WRONG: &str = "wrong history";

@@ -21,15 +21,19 @@ use quinion_cli::run::{LINKER, Session, plan_for};
 
 const FILE_BYTES: usize = 300_123;
 
-/// The program, compiled once.
-fn program() -> &'static Path {
-    static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, program) = BUILT.get_or_init(|| {
+/// The program, compiled once; and once more with the cases that make system calls by instructions of their own, which
+/// change how all of a program is served.
+fn program(has_instructions: bool) -> &'static Path {
+    static BUILT: [OnceLock<(tempfile::TempDir, PathBuf)>; 2] = [const { OnceLock::new() }; 2];
+    let (_, program) = BUILT[usize::from(has_instructions)].get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("pointers");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/pointers.c");
         let mut compiler = Command::new("cc");
         compiler.args(["-O2", "-w", "-pthread", "-o"]).arg(&program).arg(&source);
+        if has_instructions {
+            compiler.arg("-DINSTRUCTIONS");
+        }
         assert!(compiler.status().expect("a C compiler named cc").success());
         (folder, program)
     });
@@ -49,7 +53,7 @@ fn content() -> Vec<u8> {
 }
 
 fn command(case: &str, file: &Path) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(program(case.ends_with("_by_instruction")));
     command.arg(case).arg(file).stdin(Stdio::null());
     command
 }
@@ -136,4 +140,13 @@ pointers! {
     threads: 1000
     strict_seccomp: 3
     filter_seccomp: 9
+    filter_seccomp_amid_reads: 100
+}
+
+/// Nobody hears of the ban, so whatever is asked afterwards ends the program: what is no file is asked nothing of.
+#[test]
+fn strict_seccomp_by_instruction() {
+    for is_patched in [false, true] {
+        same_with_and_without("strict_seccomp_by_instruction", Attach::AtOnce, is_patched);
+    }
 }

@@ -223,7 +223,7 @@ rules! {
     hints vectors seek reuse signals threads cancel errors passed mapped locks syscall temporary children
     positioned unshared adopted forked_viewer fork_among_threads crowd scrubbed vfork_writes_nothing flags read_flags
     advice close_elsewhere longjmp threads_end_mid_read cancel_anywhere cancel_disabled close_cancelled confined aio
-    closed_by_stream
+    closed_by_stream exec_amid_opens
 }
 
 /// 1. A descriptor is duplicated by `dup`, `dup2` and `fcntl`, and sent to itself through a socket.
@@ -236,6 +236,14 @@ fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
     assert!(totals.kernel_reads >= at_the_offset, "{totals:?}");
     let totals = same_with_and_without("unshared", 1, Room::Cache);
     assert!(totals.reads >= 100, "{totals:?}");
+}
+
+/// 1. A program's calls to become another fail, while nobody else opens anything.
+/// 2. What it opens afterwards is served at its offset.
+#[test]
+fn an_exec_that_failed_is_over() {
+    let totals = same_with_and_without("exec_amid_opens", 1, Room::Cache);
+    assert!(totals.reads >= 300, "{totals:?}");
 }
 
 /// A program that inherits a descriptor as its standard input reads it: where it says, by us.
@@ -366,7 +374,7 @@ fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
         ("sendfile", Reason::Passed),
         ("write", Reason::Writable),
         ("errors", Reason::NotRegular),
-        ("reuse", Reason::Foreign),
+        ("adopted", Reason::Foreign),
     ];
     for (case, reason) in cases {
         let totals = same_with_and_without(case, 1, Room::Cache);

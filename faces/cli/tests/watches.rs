@@ -1,6 +1,6 @@
-//! A program under `run` that watches files hears what it hears without: its own reads, and nobody else's. It is served
-//! nothing from the moment it wants to watch, and what the owner had open for it is closed before. The program here
-//! says all that it hears, with and without the cache.
+//! A program under `run` that watches files hears what it hears without: all reads of the programs of the run, and
+//! nothing of the owner's. What is watched is served to nobody from the moment somebody wants to watch it, and what the
+//! owner had open of it is closed before. The programs here say all that they hear, with and without the cache.
 #![cfg(target_os = "linux")]
 
 mod disk;
@@ -47,4 +47,94 @@ fn a_program_that_watches_files_hears_what_it_hears_without() {
     assert_eq!(String::from_utf8_lossy(&with.stdout), String::from_utf8_lossy(&without.stdout), "{with:?}");
     let report = Report::read(&report);
     assert!(report.served() > 0 && report.number("reasons", "watched") > 0, "{report:?}");
+}
+
+/// A child reads a file, before and after its parent watches that, or the folder, by inotify or fanotify; and by a
+/// descriptor from before the watch, and by one from after it. What the parent hears.
+const OF_ANOTHER: &str = "
+import ctypes, os, struct, sys
+libc, path, how = ctypes.CDLL(None, use_errno=True), sys.argv[1], sys.argv[2]
+(wait, go), (hear, say) = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    early = os.open(path, os.O_RDONLY)
+    for _ in range(20): os.pread(early, 5000, 0)
+    os.write(say, b'x')
+    os.read(wait, 1)
+    for at in range(0, 50000, 1000): os.pread(early, 1000, at)
+    late = os.open(path, os.O_RDONLY)
+    for at in range(0, 50000, 1000): os.read(late, 1000)
+    os.close(early)
+    os.close(late)
+    os._exit(0)
+os.read(hear, 1)
+folder = os.path.dirname(path)
+if how == 'fanotify':
+    watch = libc.fanotify_init(2, os.O_RDONLY)
+    if watch < 0:
+        print('cannot')
+    else:
+        assert libc.fanotify_mark(watch, 1, ctypes.c_uint64(0x31), -100, path.encode()) == 0
+elif how == 'by number':
+    watch = libc.syscall(294, os.O_NONBLOCK)
+    assert libc.syscall(254, watch, path.encode(), 0xfff) > 0
+else:
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    if how == 'changes': assert libc.inotify_add_watch(watch, folder.encode(), 0x3c6) > 0
+    else: assert libc.inotify_add_watch(watch, (folder if how == 'folder' else path).encode(), 0xfff) > 0
+os.write(go, b'x')
+os.waitpid(child, 0)
+heard = b''
+try:
+    while watch >= 0: heard += os.read(watch, 4096)
+except BlockingIOError: pass
+at, masks = 0, set()
+while at < len(heard):
+    if how == 'fanotify':
+        length, _, _, _, mask, _, _ = struct.unpack_from('IBBHQii', heard, at)
+        masks.add(hex(mask))
+        at += length
+    else:
+        _, mask, _, length = struct.unpack_from('iIII', heard, at)
+        print(hex(mask))
+        at += 16 + length
+print(sorted(masks))
+";
+
+fn reads_of_another(how: &str) -> Report {
+    let folder = scratch();
+    let inner = folder.path().join("inner");
+    std::fs::create_dir(&inner).expect("the disk has room");
+    let path = inner.join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    let without = plain("python3").args(["-c", OF_ANOTHER]).arg(&path).arg(how).output().expect("it starts");
+    assert!(without.status.success() && !without.stdout.is_empty(), "{without:?}");
+    if without.stdout.starts_with(b"cannot") {
+        println!("SKIPPED: this user may not watch by {how}");
+    }
+    let report = folder.path().join("report");
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).args(["--", "python3", "-c", OF_ANOTHER]).arg(&path).arg(how);
+    let with = command.output().expect("our own command starts");
+    let [heard, expected] = [&with, &without].map(|output| String::from_utf8_lossy(&output.stdout));
+    assert_eq!(heard, expected, "{how}: {with:?}");
+    Report::read(&report)
+}
+
+#[test]
+fn reads_of_another_process_of_the_run_are_heard() {
+    for how in ["file", "folder", "by number", "fanotify"] {
+        let report = reads_of_another(how);
+        assert!(report.served() > 0, "{how}: {report:?}");
+        assert!(how == "fanotify" || report.number("reasons", "watched") > 0, "{how}: {report:?}");
+    }
+}
+
+/// Who wants to hear of changes alone, of what is in a folder, hears them from the kernel: reads are served.
+#[test]
+fn a_watch_for_changes_takes_nothing_from_the_cache() {
+    let report = reads_of_another("changes");
+    assert!(report.served() >= 100, "{report:?}");
+    assert_eq!(report.number("reasons", "watched"), 0, "{report:?}");
 }

@@ -29,6 +29,7 @@ use crate::{careful, process, written};
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 pub fn attach(fd: c_int, word: Word) {
+    let Some(_inside) = process::enter() else { return };
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
@@ -151,6 +152,7 @@ pub fn is_passing(error: &RequestError) -> bool {
 pub fn why(error: &RequestError) -> Reason {
     match error {
         RequestError::Errno(error) if *error == Errno::TXTBSY.0 => Reason::Writable,
+        RequestError::Errno(error) if *error == Errno::BUSY.0 => Reason::Watched,
         RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
         RequestError::OwnerGone | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,

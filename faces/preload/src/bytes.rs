@@ -13,10 +13,10 @@ use core::ffi::c_int;
 
 use quinion::arena::Trust;
 use quinion::arena::control::{Advice, Counter, Operation, Reason};
-use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 use crate::attach::{is_passing, why};
-use crate::{faults, kernel, table, written};
+use crate::{faults, kernel, process, table, written};
 
 /// The most bytes one call reads, as in the kernel.
 pub const READ_BYTES_MAX: usize = 0x7fff_f000;
@@ -88,6 +88,35 @@ fn transfer(
     is_whole: bool,
 ) -> Result<usize, Unserved> {
     let file = table::file(fd);
+    if manner == Manner::Plain && matches!(viewer.trust(&file), Trust::Sure | Trust::Immutable) {
+        // SAFETY: as in `look`.
+        let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
+        return match hit.whole() {
+            Some(bytes) => Ok(bytes),
+            None => transfer_inside(viewer, fd, position, to, manner, Some(hit), is_whole),
+        };
+    }
+    transfer_inside(viewer, fd, position, to, manner, None, is_whole)
+}
+
+/// The same, of a read that may take system calls; or the rest of it, after a first look.
+#[cold]
+fn transfer_inside(
+    viewer: &Viewer,
+    fd: c_int,
+    position: u64,
+    to: Part,
+    manner: Manner,
+    hit: Option<Hit>,
+    is_whole: bool,
+) -> Result<usize, Unserved> {
+    let Some(_inside) = process::enter() else { return Err(Unserved::ToKernel) };
+    let file = table::file(fd);
+    if let Some(hit) = hit {
+        // SAFETY: as in `look`.
+        let read = unsafe { viewer.go_on(&file, position, to.base, to.len, hit) };
+        return transfer_slowly(viewer, fd, position, to, manner, Some(read), is_whole);
+    }
     match viewer.trust(&file) {
         Trust::Sure | Trust::Immutable => {}
         trust => match look_at_times(viewer, fd, trust) {
@@ -102,10 +131,7 @@ fn transfer(
         },
     }
     let read = look(viewer, &file, position, to, manner);
-    match read {
-        Some(read) if read.end == ReadEnd::Full && read.asked == 0 => Ok(read.bytes),
-        read => transfer_slowly(viewer, fd, position, to, manner, read, is_whole),
-    }
+    transfer_slowly(viewer, fd, position, to, manner, read, is_whole)
 }
 
 /// What a look at a file's times told.

@@ -129,9 +129,10 @@ pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
 /// Before an object is loaded: all offsets go back. The address of a `ret` near `back`, where the caller goes on, or
 /// 0 if there is nothing to do afterwards.
 extern "C" fn begin_loading(back: usize) -> usize {
-    if !process::is_on() || is_careful() {
+    if is_careful() {
         return 0;
     }
+    let Some(_inside) = process::enter() else { return 0 };
     // SeqCst, partner: `is_free`. The verdict is unknown from here on, in one step with the count.
     let mut state = STATE.load(Ordering::Relaxed);
     while let Err(now) = STATE.compare_exchange(

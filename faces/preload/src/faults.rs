@@ -28,15 +28,17 @@
 //! entry, too: what is no copy's fault gets the default put back and is sent once more, to arrive where the
 //! instruction stands. Masks, other stacks and the other flags are the kernel's business, as they are the program's.
 //!
-//! One more fault is ours: a handler interrupts a read, and forks; the child returns from it and goes on with the read,
-//! without the arena and the page, which children do not inherit. It is given zeros there ([`process::supply`]).
+//! The cache's own memory may be gone under a read: in a child that was forked in a handler, or because the process
+//! gave its addresses back before it limited them. An instruction of ours that faults there finds zeros and goes on,
+//! and its read, too, is the kernel's to answer ([`process::mend`]).
 //!
 //! Who ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not seen
 //! here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
 //!
 //! Invariants:
 //!  1. An entry that was given away never means another action.
-//!  2. After [`uninstall`] the kernel's actions are the program's own.
+//!  2. After [`uninstall`] the kernel's actions are the program's own. A process that has given the cache's addresses
+//!     back keeps ours, as long as nothing is forbidden to it.
 //!
 //! Not an invariant: that a fault of a copy comes to us. A thread that holds the signal back is ended by it, and who
 //! sets a handler by instructions of its own gets it.
@@ -52,7 +54,7 @@ use crate::served::{call_real, names};
 use crate::{kernel, process};
 
 const SIGBUS: c_int = 7;
-const SIGSEGV: c_int = 11;
+pub const SIGSEGV: c_int = 11;
 const SIGNALS: [c_int; 2] = [SIGBUS, SIGSEGV];
 
 const SIG_DFL: usize = 0;
@@ -183,12 +185,8 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     const BUS_MCEERR_AO: i32 = 5;
     if !info.is_null() && !context.is_null() {
         // SAFETY: with SA_SIGINFO the kernel gives both, and the context may be changed.
-        let (code, address, next) = unsafe {
-            (
-                info.byte_add(CODE_AT).cast::<i32>().read(),
-                info.byte_add(ADDRESS_AT).cast::<usize>().read(),
-                &mut *context.add(NEXT_AT).cast::<usize>(),
-            )
+        let (code, next) = unsafe {
+            (info.byte_add(CODE_AT).cast::<i32>().read(), &mut *context.add(NEXT_AT).cast::<usize>())
         };
         let is_fault = code > 0 && (signal, code) != (SIGBUS, BUS_MCEERR_AO);
         if is_fault && let Some(resume) = resume_after_fault(*next) {
@@ -196,8 +194,11 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
             *next = resume;
             return 0;
         }
-        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_of_this_object(*next) && process::supply(address) {
-            return 0; // the instruction once more
+        // SAFETY: as above.
+        let address = unsafe { info.byte_add(ADDRESS_AT).cast::<usize>().read() };
+        if (signal, code) == (SIGSEGV, SEGV_MAPERR) && is_our_code(*next) && process::mend(address) {
+            note_fault();
+            return 0;
         }
     }
     let Some(entry) = entry_at(at) else { return 0 };
@@ -214,18 +215,20 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     handler
 }
 
-/// Whether an instruction is of this object.
-fn is_of_this_object(instruction: usize) -> bool {
+/// Whether an instruction is this object's.
+fn is_our_code(at: usize) -> bool {
     unsafe extern "C" {
+        // The linker's.
         static __ehdr_start: u8;
         static etext: u8;
     }
-    ((&raw const __ehdr_start).addr()..(&raw const etext).addr()).contains(&instruction)
+    ((&raw const __ehdr_start).addr()..(&raw const etext).addr()).contains(&at)
 }
 core::arch::global_asm!(".hidden __ehdr_start", ".hidden etext");
 
 /// A handler for one time has had its time.
 fn reset(signal: c_int, flags: u32) {
+    let Some(_inside) = process::enter() else { return };
     if let Some(mut action) = kernel::signal_action(signal) {
         let entry = entry_for(SIG_DFL, flags);
         action.handler = entry.unwrap_or(SIG_DFL);
@@ -285,25 +288,64 @@ fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int 
     call_real!(sigaction(signal => c_int, action => *const Action, old => *mut Action) -> c_int)
 }
 
-/// Takes the two signals over. Where one is ignored, or they cannot be, nothing may be served. For the constructor.
+/// Takes the two signals over. Where one is ignored, or they cannot be, nothing may be served. For the constructor, and
+/// for who has stopped and needs them again.
 #[must_use]
 pub fn install() -> bool {
-    IS_ON.store(true, Ordering::Relaxed); // before any other thread
+    IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before we look
     SIGNALS.into_iter().all(|signal| {
         let mut old = Action::new(SIG_DFL, 0, 0);
-        real_action(signal, core::ptr::null(), &raw mut old) == 0
-            && old.handler != SIG_IGN
-            && old
-                .told(old.flags & SA_RESTORER)
-                .is_some_and(|new| real_action(signal, &raw const new, core::ptr::null_mut()) == 0)
+        if real_action(signal, core::ptr::null(), &raw mut old) != 0 {
+            return false;
+        }
+        loop {
+            if entry_at(old.handler).is_some() {
+                return true;
+            }
+            let Some(new) = (old.handler != SIG_IGN).then(|| old.told(old.flags & SA_RESTORER)).flatten()
+            else {
+                return false;
+            };
+            // Who set an action between our look and our change had his thrown out: it goes in again.
+            let mut out = old;
+            if real_action(signal, &raw const new, &raw mut out) != 0 {
+                return false;
+            }
+            if out.handler == old.handler {
+                return true;
+            }
+            old = out;
+            if entry_at(old.handler).is_some()
+                && real_action(signal, &raw const old, core::ptr::null_mut()) != 0
+            {
+                return false;
+            }
+        }
     })
+}
+
+/// Whether faults of our own instructions come to us from here on, though the process is served no more.
+#[must_use]
+pub fn stay_installed() -> bool {
+    let is_ours = |signal| kernel::signal_action(signal).is_some_and(|it| entry_at(it.handler).is_some());
+    IS_ON.load(Ordering::Relaxed) && is_ours(SIGSEGV) || install() && is_ours(SIGSEGV)
 }
 
 /// Gives the kernel the program's own actions back.
 pub fn uninstall() {
-    if !IS_ON.swap(false, Ordering::Relaxed) {
-        return;
+    if IS_ON.swap(false, Ordering::Relaxed) {
+        put_back_all();
     }
+}
+
+/// The same, of a process of which that was not done when it stopped; those that it was forked from keep theirs.
+pub fn put_back() {
+    if IS_ON.load(Ordering::Relaxed) {
+        put_back_all();
+    }
+}
+
+fn put_back_all() {
     for signal in SIGNALS {
         let Some(mut there) = kernel::signal_action(signal).filter(|it| entry_at(it.handler).is_some())
         else {

@@ -28,6 +28,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::kernel;
+use crate::process::Inside;
 
 /// How the name of the file begins and ends.
 const PREFIX: &[u8] = b"libquinion-";
@@ -85,12 +86,12 @@ pub fn withdraw() {
 
 /// Nothing is looked at any more: the calls that it takes may be forbidden from now on.
 pub fn look_no_more() {
-    LENGTH.store(0, Ordering::Relaxed);
+    LENGTH.store(0, Ordering::SeqCst); // partner: `name`, which who is counted comes by; he is waited for
 }
 
 /// The name with its zero, if it is known.
 fn name() -> Option<&'static [u8]> {
-    let length = LENGTH.load(Ordering::Acquire); // partner: the Release in `remember`
+    let length = LENGTH.load(Ordering::SeqCst); // partners: the Release in `remember`, and `look_no_more`
     // SAFETY: it is not written any more.
     (length > 0).then(|| unsafe { &(&(*NAME.0.get()))[..=length] })
 }
@@ -185,6 +186,7 @@ fn find_among(strings: &[usize]) -> Option<usize> {
 /// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached. The
 /// address is the program's, and may be anything; of the value the first bytes are looked at, where we stand.
 pub fn forget_in(environment: usize) {
+    let _inside = Inside::count();
     let Some(name) = name() else { return };
     let Some(place) = find_value(environment) else { return };
     let mut room = [0; 1024];

@@ -20,6 +20,7 @@ pub mod number {
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
     pub const RT_SIGACTION: usize = 13;
+    pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const PREAD64: usize = 17;
     pub const READV: usize = 19;
@@ -61,10 +62,11 @@ pub mod number {
     pub const SPLICE: usize = 275;
     pub const DUP3: usize = 292;
     pub const PREADV: usize = 295;
+    pub const PREADV2: usize = 327;
     pub const NEWFSTATAT: usize = 262;
     pub const PRLIMIT64: usize = 302;
-    pub const SETRLIMIT: usize = 160;
     pub const MLOCKALL: usize = 151;
+    pub const SETRLIMIT: usize = 160;
     pub const OPEN_BY_HANDLE_AT: usize = 304;
     pub const SENDMMSG: usize = 307;
     pub const EXECVEAT: usize = 322;
@@ -82,7 +84,9 @@ pub mod number {
     pub const UMOUNT2: usize = 166;
     pub const INOTIFY_INIT: usize = 253;
     pub const INOTIFY_INIT1: usize = 294;
+    pub const INOTIFY_ADD_WATCH: usize = 254;
     pub const FANOTIFY_INIT: usize = 300;
+    pub const FANOTIFY_MARK: usize = 301;
     pub const SETUID: usize = 105;
     pub const SETGID: usize = 106;
     pub const SETREUID: usize = 113;
@@ -220,6 +224,17 @@ pub unsafe fn pread(fd: i32, to: *mut u8, len: usize, position: u64) -> Result<u
     result(unsafe { call(number::PREAD64, [fd as usize, to as usize, len, position as usize, 0, 0]) })
 }
 
+/// Whether a read of `fd` may have these flags: the kernel is asked for a byte behind all that files may have.
+pub fn accepts_flags(fd: i32, flags: i32) -> bool {
+    const BEHIND: usize = (i64::MAX - 4096) as usize;
+    let mut byte = 0u8;
+    let part = [&raw mut byte as usize, 1];
+    let args = [fd as usize, part.as_ptr() as usize, 1, BEHIND, 0, flags as usize];
+    // SAFETY: one byte, which may be written.
+    let answer = result(unsafe { call(number::PREADV2, args) });
+    matches!(answer, Ok(_) | Err(Errno::AGAIN))
+}
+
 /// What is behind `fd`.
 pub fn fstat(fd: i32) -> Option<Stat> {
     // SAFETY: the kernel fills the buffer, which has its size.
@@ -354,24 +369,15 @@ pub fn digits_in_proc(to: &mut [u8; 16]) -> usize {
     result(unsafe { call(number::READLINK, args) }).unwrap_or(0)
 }
 
+/// The limit of addresses, among those that processes have.
+pub const RLIMIT_AS: usize = 9;
+
 /// Whether the addresses that this process may use are limited; if that cannot be told they are not.
 pub fn are_addresses_limited() -> bool {
-    const RLIMIT_AS: usize = 9;
     let mut limits = [u64::MAX; 2];
     // SAFETY: no new limit is given, and the kernel's structure is two numbers of 64 bits.
     let asked = unsafe { call(number::PRLIMIT64, [0, RLIMIT_AS, 0, limits.as_mut_ptr() as usize, 0, 0]) };
     result(asked).is_ok() && limits[0] != u64::MAX
-}
-
-/// Whether this process has one thread; `false` if that cannot be told.
-pub fn has_one_thread() -> bool {
-    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
-    let mut entries = [0u64; 128];
-    let bytes = directory_entries(directory, &mut entries);
-    let mut threads = 0;
-    entry_names(&entries, bytes, |name| threads += u32::from(name.first().is_some_and(u8::is_ascii_digit)));
-    close(directory);
-    threads == 1
 }
 
 /// The calling thread.
@@ -487,6 +493,61 @@ pub fn is_single_threaded() -> bool {
     threads == 1
 }
 
+/// Whether the calling thread holds `signal` back.
+pub fn holds_back(signal: i32) -> bool {
+    const SIG_BLOCK: usize = 0;
+    let mut mask = u64::MAX;
+    // SAFETY: no new mask is given, and the kernel's is eight bytes.
+    let _ = unsafe { call(number::RT_SIGPROCMASK, [SIG_BLOCK, 0, &raw mut mask as usize, 8, 0, 0]) };
+    mask >> (signal - 1) & 1 != 0
+}
+
+/// Whether another thread of this process holds `signal` back, one of the first 31; if that cannot be told it is so.
+pub fn does_another_thread_hold_back(signal: i32) -> bool {
+    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return true };
+    let own = thread();
+    let (mut entries, mut does) = ([0u64; 128], false);
+    loop {
+        let bytes = directory_entries(directory, &mut entries);
+        if bytes == 0 {
+            break;
+        }
+        entry_names(&entries, bytes, |name| {
+            let thread = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
+            if thread.is_some_and(|thread| thread != own) {
+                does |= blocked_by(name).is_some_and(|mask| mask >> (signal - 1) & 1 != 0);
+            }
+        });
+    }
+    close(directory);
+    does
+}
+
+/// What a thread of this process holds back of the first 31 signals; `None` if it has ended, all if that cannot be
+/// told.
+fn blocked_by(thread: &[u8]) -> Option<u64> {
+    /// Fields from the one behind the name, which ends with the last parenthesis (proc_pid_stat(5): the 32nd).
+    const FIELD: usize = 29;
+    let mut path = [0u8; 48];
+    let parts: [&[u8]; 3] = [b"/proc/self/task/", thread, b"/stat"];
+    let mut length = 0;
+    for part in parts {
+        path.get_mut(length..length + part.len())?.copy_from_slice(part);
+        length += part.len();
+    }
+    path.get(length)?; // the zero
+    let fd = open(&path, 0).ok()?;
+    let mut line = [0u8; 1024];
+    // SAFETY: the buffer is ours.
+    let read = unsafe { pread(fd, line.as_mut_ptr(), line.len(), 0) };
+    close(fd);
+    let line = &line[..read.ok()?];
+    let behind = line.iter().rposition(|&byte| byte == b')').and_then(|end| line.get(end + 2..));
+    let field = behind.and_then(|fields| fields.split(|&byte| byte == b' ').nth(FIELD));
+    let number = field.and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
+    Some(number.unwrap_or(u64::MAX))
+}
+
 /// Unmaps what a call above gave and nobody uses.
 pub fn unmap(base: core::ptr::NonNull<u8>, bytes: usize) {
     // SAFETY: the caller is the only one who knew the mapping.
@@ -513,6 +574,25 @@ pub fn keep_from_cores(base: core::ptr::NonNull<u8>, bytes: usize) {
 pub fn cover(base: core::ptr::NonNull<u8>, bytes: usize, access: Access) -> bool {
     let flags = PRIVATE | ANONYMOUS | FIXED | NORESERVE;
     map_at(Some(base.as_ptr() as usize), bytes, access as usize, flags, None).is_some()
+}
+
+/// Maps zeros at an address if nothing is there; `None` if something is.
+pub fn map_where_nothing_is(address: usize, bytes: usize) -> Result<Option<core::ptr::NonNull<u8>>, Errno> {
+    const FIXED_NOREPLACE: usize = 0x10_0000;
+    const EXIST: Errno = Errno(17);
+    let flags = PRIVATE | ANONYMOUS | NORESERVE | FIXED_NOREPLACE;
+    let args = [address, bytes, READ_WRITE, flags, usize::MAX, 0];
+    // SAFETY: a new mapping where there is none.
+    match result(unsafe { call(number::MMAP, args) }) {
+        Ok(mapped) if mapped == address => Ok(core::ptr::NonNull::new(address as *mut u8)),
+        // A kernel before 4.17 takes the address for a wish.
+        Ok(elsewhere) => {
+            core::ptr::NonNull::new(elsewhere as *mut u8).into_iter().for_each(|base| unmap(base, bytes));
+            Ok(None)
+        }
+        Err(EXIST) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Asks that the page at `base` be all zeros in a forked child.

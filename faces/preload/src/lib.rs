@@ -9,7 +9,7 @@
 //!                                        |   |                  `--miss--> ask the owner, look again
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
-//!   program --dup, fork, mmap, ...--> passed.rs, opened.rs: give descriptors back first, then the real call
+//!   program --dup, fork, mmap, ...--> passed.rs, opened.rs, exec.rs: give descriptors back first, then the real call
 //!   the C library itself, and whoever names do not lead to us --> patch.rs --> the same wrappers
 //! ```
 //!
@@ -40,6 +40,7 @@
 mod attach;
 mod bytes;
 mod careful;
+mod exec;
 mod faults;
 mod gone;
 mod harmless;

@@ -59,9 +59,7 @@ fn count(reason: Reason) {
 
 /// A descriptor has appeared that somebody else may have too, and of which only the kernel knows what it can do.
 pub fn appeared(fd: c_int) {
-    if !process::is_on() {
-        return;
-    }
+    let Some(_inside) = process::enter() else { return };
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
     if flags & (kernel::O_PATH | kernel::O_WRONLY) != 0 {
         table::opened_for_kernel(fd, State::Unknown);

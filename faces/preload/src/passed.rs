@@ -18,12 +18,13 @@ use core::arch::naked_asm;
 use core::ffi::c_int;
 
 use quinion::arena::control::{Operation, Reason};
+use quinion::viewer::sys::call;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Messages, descriptors_in, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, faults, gone, patch, process, table, written};
+use crate::{careful, exec, faults, gone, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -102,50 +103,20 @@ before! {
     close_range = close_range => closed_range;
     /// Closes many.
     closefrom = closefrom => closed_from;
-    /// The new program inherits what is not closed.
-    execve = execve => inherited_by;
-    /// As `execve`.
-    execv = execv => inherited_with_ours;
-    /// As `execve`.
-    execvp = execvp => inherited_with_ours;
-    /// As `execve`.
-    execvpe = execvpe => inherited_by;
-    /// As `execve`.
-    execl = execl => inherited_with_ours;
-    /// As `execve`.
-    execlp = execlp => inherited_with_ours;
-    /// As `execve`.
-    execle = execle => inherited;
-    /// As `execve`.
-    fexecve = fexecve => inherited_by;
-    /// As `execve`.
-    execveat = execveat => inherited_at_by;
     /// Makes a child with the program's own choice of what is shared.
     clone = clone => cloned;
     /// As `clone`.
     __clone = clone => cloned;
     /// May split the table of descriptors, or change name spaces.
     unshare = unshare => unshared;
-    /// May bound the addresses that the arena takes, too.
-    setrlimit = setrlimit => limited;
-    /// As `setrlimit`.
-    setrlimit64 = setrlimit64 => limited;
-    /// As `setrlimit`.
-    prlimit = prlimit => limited_of;
-    /// As `setrlimit`.
-    prlimit64 = prlimit64 => limited_of;
-    /// Locks all memory, the arena's too.
-    mlockall = mlockall => locked_in_memory;
     /// Files that are open keep it busy, the owner's among them.
     umount = umount => unmounts;
     /// As `umount`.
     umount2 = umount2 => unmounts;
     /// Wants to hear what is done to files.
-    inotify_init = inotify_init => watches;
-    /// As `inotify_init`.
-    inotify_init1 = inotify_init1 => watches;
-    /// As `inotify_init`.
-    fanotify_init = fanotify_init => watches;
+    inotify_add_watch = inotify_add_watch => watches;
+    /// As `inotify_add_watch`.
+    fanotify_mark = fanotify_mark => marks;
     /// Changes name spaces.
     setns = setns => leaves_domain;
     /// Changes what files there are.
@@ -176,6 +147,16 @@ before! {
     setfsgid = setfsgid => leaves_domain;
     /// As `setuid`.
     capset = capset => leaves_domain;
+    /// Limits what addresses there are, among other things.
+    setrlimit = setrlimit => limited;
+    /// As `setrlimit`.
+    setrlimit64 = setrlimit64 => limited;
+    /// As `setrlimit`, perhaps of another process.
+    prlimit = prlimit => limited_of;
+    /// As `prlimit`.
+    prlimit64 = prlimit64 => limited_of;
+    /// Locks all memory, and all that comes.
+    mlockall = mlockall => all_locked;
     /// May forbid the system calls that we make besides the program's own.
     prctl = prctl => confined;
     /// Takes a descriptor out of some process, perhaps this one.
@@ -194,8 +175,42 @@ before! {
     io_uring_queue_init_mem = io_uring_queue_init_mem => no_more;
     /// As above.
     io_uring_setup = io_uring_setup => no_more;
-    /// Any system call.
-    syscall = syscall => called;
+}
+
+/// Any system call: as the others, unless the hook has made it.
+///
+/// # Safety
+/// That of the C library's function of this name.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn syscall() {
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+        "call {hook}",
+        "test rdx, rdx",
+        "jnz 3f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jnz 2f",
+        "lea rdi, [rip + {real}]",
+        "call {find}",
+        "2:",
+        "mov r11, rax",
+        "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp r11",
+        "3:",
+        "add rsp, 56",
+        "ret",
+        hook = sym called, real = sym real::syscall, find = sym find_for_trampoline,
+    )
+}
+
+/// What the hook of `syscall` answers, in the two registers of an answer.
+#[repr(C)]
+struct Called {
+    answer: isize,
+    /// Whether the call was made; its answer is the program's then.
+    is_made: usize,
 }
 
 /// `vfork`: the child runs on this very stack, so there is no frame to come back to. The return address
@@ -366,29 +381,6 @@ extern "C" fn closed_from(first: usize) {
     }
 }
 
-extern "C" fn inherited() {
-    if process::is_on() {
-        table::share_all(Reason::Forked);
-    }
-}
-
-/// The new program has the environment that the C library says is this one's. Where that is not patched, as in a
-/// program that was started when the owner had ended, `execve` is called inside of it and does not come by here.
-extern "C" fn inherited_with_ours() {
-    inherited();
-    gone::forget_in(real::environment() as usize);
-}
-
-/// The new program has this environment.
-extern "C" fn inherited_by(_: usize, _: usize, environment: usize) {
-    inherited();
-    gone::forget_in(environment);
-}
-
-extern "C" fn inherited_at_by(_: usize, _: usize, _: usize, environment: usize) {
-    inherited_by(0, 0, environment);
-}
-
 extern "C" fn everything_passed() {
     if process::is_on() {
         table::share_all(Reason::Passed);
@@ -441,7 +433,7 @@ extern "C" fn unshared(flags: usize) {
 /// nobody has open.
 extern "C" fn unmounts() {
     const SETTLED_MILLIS_MAX: u32 = 100;
-    if process::is_on()
+    if let Some(_inside) = process::enter()
         && let Some(viewer) = process::join()
     {
         viewer.settle(SETTLED_MILLIS_MAX);
@@ -449,44 +441,93 @@ extern "C" fn unmounts() {
     }
 }
 
-/// The process is about to watch files. It would hear of what the owner does to them, and not of its own reads that are
-/// served: so none is, from here on. What the owner was told before it has done when this returns, or it is late.
-extern "C" fn watches() {
+/// What the kernel tells of the owner's opens and reads, and not of those that are served: reads, opens, and closes of
+/// what was not open for writing. These bits mean the same to both kinds of watches.
+const ACCESSES: usize = 1 | 0x10 | 0x20;
+
+/// The process is about to watch a file, or the files of a folder, by inotify. It would hear of what the owner does to
+/// them, and not of the reads that are served, whosever they are.
+///
+/// A file that is watched is nobody's to serve from here on, whatever is to be heard: that it was deleted is told when
+/// nobody has it open any more. Of a folder only the accesses to what is in it matter; what that is nobody can tell by
+/// device and inode, so then it is all files.
+extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
+    let Some(_inside) = process::enter() else { return };
+    // What is not there the kernel complains of.
+    let Some(stat) = kernel::stat(path) else { return };
+    if stat.is_regular() {
+        is_watched([stat.device, stat.inode]);
+    } else if mask & ACCESSES != 0 {
+        is_watched(ALL_FILES);
+    }
+}
+
+/// The same by fanotify, of a file or of all that lies beside it, below it or on its file system.
+extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: usize) {
+    const ADD: usize = 1;
+    /// Of all files of a mount, or of a file system.
+    const MANY: usize = 0x10 | 0x100;
+    /// Running a file, being asked before it is opened, read or run, and before it is read for the first time.
+    const MORE_ACCESSES: usize = 0x1000 | 0x1_0000 | 0x2_0000 | 0x4_0000 | 0x10_0000;
+    if flags & ADD == 0 {
+        return;
+    }
+    let Some(_inside) = process::enter() else { return };
+    if mask & (ACCESSES | MORE_ACCESSES) != 0 {
+        is_watched(ALL_FILES);
+    } else if flags & MANY == 0
+        && let Some(stat) = kernel::stat_at(at as c_int, path).filter(kernel::Stat::is_regular)
+    {
+        is_watched([stat.device, stat.inode]);
+    }
+}
+
+/// In place of a file's device and inode.
+const ALL_FILES: [u64; 2] = [0; 2];
+
+/// The owner is to close a file, or all, and to open it no more: what it was told before, and this, it has done when
+/// this returns. If it is late the process is served nothing, so that it hears its own reads at least.
+fn is_watched([device, inode]: [u64; 2]) {
     const SETTLED_MILLIS_MAX: u32 = 100;
-    if let Some(viewer) = process::viewer() {
-        table::detach_all(Reason::Watched);
-        viewer.settle(SETTLED_MILLIS_MAX);
-    }
-    process::stop(Reason::Watched);
-}
-
-/// `setrlimit(resource, limits)`.
-extern "C" fn limited(resource: usize, limits: usize) {
-    const RLIMIT_AS: u32 = 9;
-    let mut soft = [0; 8];
-    let bounds = resource as u32 == RLIMIT_AS && process::is_on() && limits != 0;
-    // What cannot be read is no limit, to the kernel either.
-    if bounds && faults::read(limits, &mut soft) && u64::from_ne_bytes(soft) != u64::MAX {
-        process::give_addresses_back();
-    }
-}
-
-/// `prlimit(process, resource, limits, old)`: of oneself as [`limited`], of another nothing that we can help.
-extern "C" fn limited_of(process: c_int, resource: usize, limits: usize) {
-    if process == 0 || process as u32 == kernel::process() {
-        limited(resource, limits);
-    }
-}
-
-extern "C" fn locked_in_memory() {
-    if process::is_on() {
-        process::give_addresses_back();
+    let Some(viewer) = process::join() else { return };
+    viewer.count_reason(Reason::Watched);
+    viewer.settle(SETTLED_MILLIS_MAX);
+    if viewer.request_long(Operation::LetGo, [device, inode, 1]).is_err() {
+        process::stop(Reason::Watched);
     }
 }
 
 /// The process is about to have other rights, or to mean other things by the same names.
 extern "C" fn leaves_domain() {
     process::leave_domain();
+}
+
+/// The addresses of the cache would be counted.
+extern "C" fn limited(resource: usize, limits: usize) {
+    const UNLIMITED: u64 = u64::MAX;
+    if resource as u32 as usize != kernel::RLIMIT_AS {
+        return;
+    }
+    if process::is_on() {
+        let mut soft = [0; 8];
+        if !faults::read(limits, &mut soft) || u64::from_ne_bytes(soft) == UNLIMITED {
+            return; // what is no address the kernel complains of
+        }
+    }
+    process::give_addresses_back();
+}
+
+/// Of another process nothing is done: it has to do that itself, and may be none of ours.
+extern "C" fn limited_of(of: usize, resource: usize, limits: usize) {
+    let is_own = || of as u32 == 0 || of as u32 == kernel::process();
+    if limits != 0 && resource as u32 as usize == kernel::RLIMIT_AS && is_own() {
+        limited(resource, limits);
+    }
+}
+
+/// The addresses of the cache would be locked, and get memory.
+extern "C" fn all_locked() {
+    process::give_addresses_back();
 }
 
 /// A program that is about to forbid itself system calls, or to have them caught, gets all its descriptors back before.
@@ -505,17 +546,56 @@ extern "C" fn confined(option: usize) {
 fn forbidden() {
     gone::withdraw();
     gone::look_no_more();
-    process::stop(Reason::Passed);
+    process::confine();
 }
 
-/// `syscall(number, a, b, c, ..)`: what the function of that name would have said.
-extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) {
+/// `syscall(number, a, b, c, ..)`: what the function of that name would have said. Those that come back only if they
+/// fail, and those after which there is something to do, too, are made here.
+extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: usize) -> Called {
     // The kernel takes the lower half of the register for the number.
     let number = number as u32 as usize;
+    if matches!(number, number::EXECVE | number::EXECVEAT) && process::is_on() {
+        return Called { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
+    }
+    before_call(number, [a, b, c, d, e]);
+    if process::is_on() && flags_of_open(number, b, c).is_some_and(written::cuts_unheard) {
+        return Called { answer: cut_by_call(number, [a, b, c, d]), is_made: 1 };
+    }
+    Called { answer: 0, is_made: 0 }
+}
+
+/// With which flags a system call opens a file, if it does.
+fn flags_of_open(number: usize, b: usize, c: usize) -> Option<c_int> {
+    match number {
+        number::OPEN => Some(b as c_int),
+        number::OPENAT | number::OPEN_BY_HANDLE_AT => Some(c as c_int),
+        number::OPENAT2 => {
+            // The first of `struct open_how`; what cannot be read the kernel complains of.
+            let mut flags = [0; 8];
+            faults::read(c, &mut flags).then(|| u64::from_ne_bytes(flags) as c_int)
+        }
+        _ => None,
+    }
+}
+
+/// Opens a file, and cuts it.
+fn cut_by_call(number: usize, [a, b, c, d]: [usize; 4]) -> isize {
+    // SAFETY: the call is the program's.
+    let answer = unsafe { call(number, [a, b, c, d, 0, 0]) };
+    if answer >= 0 && process::is_on() {
+        written::after_open(answer as c_int, kernel::O_TRUNC);
+    }
+    real::answer(answer)
+}
+
+fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
     match number {
         // Also of a process that is not served.
         number::PRCTL => return confined(a),
         number::SECCOMP => return forbidden(),
+        number::SETRLIMIT => return limited(a, b),
+        number::PRLIMIT64 => return limited_of(a, b, c),
+        number::MLOCKALL => return all_locked(),
         _ if !process::is_on() => return,
         _ => {}
     }
@@ -525,13 +605,16 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::IO_SUBMIT | number::FLOCK => {}
         number::CLOSE => table::forget(a as c_int),
         number::CLOSE_RANGE => closed_range(a, b, c),
-        number::EXECVE => inherited_by(a, b, c),
-        number::EXECVEAT => inherited_at_by(a, b, c, d),
         // A descriptor that we do not see opened is not in the table, so it is the kernel's.
         number::OPEN => written::before_open(kernel::AT_FDCWD, a, b as c_int),
         number::OPENAT => written::before_open(a as c_int, b, c as c_int),
         number::CREAT => written::before_open(kernel::AT_FDCWD, a, kernel::O_WRONLY | kernel::O_TRUNC),
-        number::OPENAT2 | number::OPEN_BY_HANDLE_AT => {}
+        number::OPENAT2 => {
+            if let Some(flags) = flags_of_open(number, b, c) {
+                written::before_open(a as c_int, b, flags);
+            }
+        }
+        number::OPEN_BY_HANDLE_AT => {}
         number::FCNTL if is_for_lease(b, c) => {
             written::wants_lease(a as c_int);
             leave(a, Reason::Unguaranteed);
@@ -540,7 +623,9 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UNSHARE => unshared(a),
         number::UMOUNT2 => unmounts(),
-        number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => watches(),
+        number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => {}
+        number::INOTIFY_ADD_WATCH => watches(a, b, c),
+        number::FANOTIFY_MARK => marks(a, b, c, d, e),
         number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
@@ -548,9 +633,6 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         number::SENDMMSG => sent_messages(a, b, c),
         number::MMAP => mapped(a, b, c, d, e),
         number::TRUNCATE => truncated(a),
-        number::SETRLIMIT => limited(a, b),
-        number::PRLIMIT64 => limited_of(a as c_int, b, c),
-        number::MLOCKALL => locked_in_memory(),
         number::UNLINK => removed(a),
         number::UNLINKAT => removed_at(a as c_int, b),
         number::RENAME => replaced(a, b),

@@ -36,6 +36,11 @@
 //! every wrapper compares process numbers. What the C library's `posix_spawn`
 //! does in its child is the same, so it counts as a `vfork`.
 //!
+//! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
+//! may be set for all threads by one of them. So whoever may make one is counted ([`enter`]), and looks at the switch
+//! after that; who is about to forbid them stops, and then waits until nobody is counted any more ([`confine`]). The
+//! count lies in the page of the switch, so a child begins with none. A hit makes no system call and is not counted.
+//!
 //! Invariants:
 //!  1. Whoever is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting for it
 //!     ends.
@@ -43,15 +48,23 @@
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
+//!  5. Our system calls are made by who is counted, in a wrapper, or before the constructor has ended.
+//!  6. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
+//!     its descriptor is not what it was then.
+//!
+//! Not an invariant: that whoever is counted comes back. A handler may jump out of our code, and the wait for it ends
+//! by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use quinion::arena::control::{Manners, Reason};
-use quinion::viewer::{Mapped, Viewer};
+use quinion::arena::{Header, OWNER_ENDED};
+use quinion::viewer::sys::clock_millis;
+use quinion::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{Memory, Place};
@@ -78,9 +91,15 @@ static DEPTH: AtomicU32 = AtomicU32::new(0);
 static VFORKS: AtomicU32 = AtomicU32::new(0);
 /// The threads inside `posix_spawn`, 0 where there is none. Each looks for itself alone, so no order is needed.
 static SPAWNERS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
-/// Forks that were begun (high half) and of these the ones under way (low half).
+/// Forks and execs that were begun (high half) and of these the ones under way (low half).
 static FORKS: AtomicU64 = AtomicU64::new(0);
 const BEGUN: u64 = 1 << 32;
+
+/// In place of the page's count before there is a page.
+static NOBODY: AtomicU32 = AtomicU32::new(0);
+/// How many threads are inside code of ours that may make system calls.
+static INSIDE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const NOBODY).cast_mut());
+const PAGE: usize = 4096;
 
 struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
 // SAFETY: written before the switch says SERVING, with Release: by the constructor, or by the one thread of a forked
@@ -89,13 +108,52 @@ unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static MEMORY: Cell<Memory> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-/// The process that has what is written there; 0 if none has.
+/// The process that has what is written there; 0 if none has, [`TAKEN`] while somebody changes it.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
+/// No process has this number.
+const TAKEN: u32 = u32::MAX;
+/// Whether there are zeros in its place.
+static IS_COVERED: AtomicBool = AtomicBool::new(false);
+/// Where what is written there is, or was, and where the same was before: that of the process this one was forked from.
+/// The arena first, each time; its first byte's address, and its bytes.
+static PLACES: [[AtomicUsize; 2]; 4] = [const { [const { AtomicUsize::new(0) }; 2] }; 4];
+/// Whether system calls that are not the program's own may be forbidden.
+static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
 #[inline]
 fn switch() -> &'static AtomicU32 {
-    // SAFETY: it points to a static, or to a page that is never unmapped. Acquire, partner: `start`.
-    unsafe { &*SWITCH.load(Ordering::Acquire) }
+    // SAFETY: it points to a static, or to a page that is never unmapped. SeqCst, partners: the Release in `start`, and
+    // `leave`, against `Inside::count`.
+    unsafe { &*SWITCH.load(Ordering::SeqCst) }
+}
+
+/// A thread that may make system calls of ours, until this is dropped. Not to be kept over the program's own call.
+pub struct Inside(&'static AtomicU32);
+
+impl Inside {
+    /// Counts the calling thread. Whether it still may make calls is to be looked at after that.
+    pub fn count() -> Self {
+        // SAFETY: it points to a static, or to a page that is never unmapped. Acquire, partner: `start`.
+        let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
+        // SeqCst, partner: `confine`, which turns the switch off and then looks here. Either it sees us, or we see that
+        // it is off.
+        place.fetch_add(1, Ordering::SeqCst);
+        Self(place)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // A child that was forked by a handler inside was not counted. SeqCst, partner: `confine`.
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
+    }
+}
+
+/// Counts the calling thread if the table is to be kept ([`is_on`]). Else there is nothing to do: all that was served
+/// has gone back, and no system call of ours may be made.
+pub fn enter() -> Option<Inside> {
+    let inside = Inside::count();
+    is_on().then_some(inside)
 }
 
 /// Whether we are a child of `vfork`, or of `posix_spawn` before its program: nothing may be believed or written.
@@ -106,6 +164,10 @@ fn is_guest() -> bool {
 
 #[cold]
 fn is_other_process() -> bool {
+    let _inside = Inside::count();
+    if core::ptr::eq(switch(), &OFF) {
+        return true; // nothing is believed any more
+    }
     kernel::process() != PROCESS.load(Ordering::Relaxed)
 }
 
@@ -129,6 +191,7 @@ fn mode() -> u32 {
 /// What the switch says that is not plainly attached.
 #[cold]
 fn mode_of_child(mut mode: u32) -> u32 {
+    let _inside = Inside::count();
     let page = switch();
     if core::ptr::eq(page, &OFF) {
         return INERT;
@@ -152,6 +215,10 @@ fn mode_of_child(mut mode: u32) -> u32 {
 
 /// Takes the switch from `from` to BUSY, does `work` with signals held back, and goes on to what it answers.
 fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
+    let _inside = Inside::count();
+    if core::ptr::eq(switch(), &OFF) {
+        return;
+    }
     // Before the exchange: a handler that ran after it, in this thread, would wait for itself.
     let _held = SignalsHeld::new();
     // SeqCst, partner: `mode`.
@@ -164,6 +231,7 @@ fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
 /// The first call in a forked child: its tables become its own.
 #[cold]
 fn settle(page: &AtomicU32) {
+    let is_held = kernel::holds_back(faults::SIGSEGV);
     busy(page, INERT, || {
         PROCESS.store(kernel::process(), Ordering::Relaxed);
         // What other threads of the parent were in the middle of is not under way here.
@@ -173,6 +241,15 @@ fn settle(page: &AtomicU32) {
         DEPTH.fetch_add(1, Ordering::Relaxed);
         table::settle_child();
         written::settle_child();
+        // A read that the fork interrupted, in a handler, goes on when that returns. What it looks at with its signals
+        // held back, or stores to, has to be there; what else it reads of the arena `mend` answers.
+        if MEMORY_OF.swap(0, Ordering::Relaxed) != 0 {
+            let [arena, own] = memory();
+            // All of it, if the fault would not come to us.
+            let bytes = if is_held { arena.bytes as usize } else { PAGE };
+            mend_pages(arena.base.as_ptr() as usize, bytes, true);
+            let _ = kernel::map_where_nothing_is(own.base.as_ptr() as usize, own.bytes as usize);
+        }
         if STOPPED.load(Ordering::Relaxed) { LEFT } else { CHILD }
     });
 }
@@ -198,10 +275,7 @@ pub fn join() -> Option<&'static Viewer> {
             patch::count(&joined.viewer);
             // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };
-            // SAFETY: as above.
-            unsafe { (*MEMORY.0.get()).write(joined.memory) };
-            // Release, partner: `leave_domain`.
-            MEMORY_OF.store(PROCESS.load(Ordering::Relaxed), Ordering::Release);
+            hold(joined.memory, PROCESS.load(Ordering::Relaxed));
             SERVING
         });
     }
@@ -290,33 +364,117 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
     unsafe { (*VIEWER.0.get()).write(viewer) };
     // SAFETY: as above.
     unsafe { (*PLACE.0.get()).write(place) };
-    // SAFETY: as above.
-    unsafe { (*MEMORY.0.get()).write(memory) };
-    MEMORY_OF.store(process, Ordering::Release); // partner: `leave_domain`
+    hold(memory, process);
     PROCESS.store(process, Ordering::Relaxed);
     let page: NonNull<AtomicU32> = page.cast();
-    // SAFETY: a fresh page, zeroed and aligned. Release, partner: the Acquire in `switch`.
+    // SAFETY: the page has room for more than two such words.
+    INSIDE.store(unsafe { page.add(1) }.as_ptr(), Ordering::Release); // partner: `Inside::count`
+    // SAFETY: a fresh page, zeroed and aligned. Release, partner: the load in `switch`.
     unsafe { page.as_ref().store(SERVING, Ordering::Release) };
     SWITCH.store(page.as_ptr(), Ordering::Release); // as above
     Some(())
 }
 
+/// From now on `process` has this memory, and no other.
+fn hold(memory: Memory, process: u32) {
+    let place = |Mapped { base, bytes }: Mapped| [base.as_ptr() as usize, bytes as usize];
+    let before = [0, 1].map(|at: usize| [0, 1].map(|word: usize| PLACES[at][word].load(Ordering::Relaxed)));
+    let places = [place(memory.0[0]), place(memory.0[1]), before[0], before[1]];
+    for (to, from) in PLACES.iter().zip(places) {
+        // Read by the handler of a thread that reads what lies there, after what made it a reader.
+        to.iter().zip(from).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+    }
+    // SAFETY: nobody reads what no process has, and there is one who is about to have it: the constructor, or the
+    // thread that is BUSY.
+    unsafe { (*MEMORY.0.get()).write(memory) };
+    IS_COVERED.store(false, Ordering::Relaxed); // the next orders it
+    MEMORY_OF.store(process, Ordering::Release); // partner: `take_memory`
+}
+
+/// What was given last. Only if [`MEMORY_OF`] has said that there is some.
+fn memory() -> [Mapped; 2] {
+    // SAFETY: whoever said that there is some has written it before.
+    let Memory(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
+    memory
+}
+
+/// The memory of this process, for the caller alone until the first of the two is dropped: then there is none any more,
+/// unless it is said to stay. A child of `vfork` has its parent's, which goes on; and a forked one has not inherited
+/// it, whatever the word says.
+fn take_memory() -> Option<(Taken, [Mapped; 2])> {
+    let mut turn = 0;
+    loop {
+        let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined, or took it before
+        if of == TAKEN {
+            kernel::wait(turn); // who has taken it has its signals held back, and waits for nobody for long
+            turn += 1;
+            continue;
+        }
+        if of == 0 || of != kernel::process() {
+            return None;
+        }
+        let held = SignalsHeld::new();
+        // Acquire, partner: as above.
+        if MEMORY_OF.compare_exchange(of, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return Some((Taken { of, _held: held }, memory()));
+        }
+    }
+}
+
+/// A process's memory that is being changed.
+struct Taken {
+    /// Whose it is then.
+    of: u32,
+    _held: SignalsHeld,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        MEMORY_OF.store(self.of, Ordering::Release); // partner: `take_memory`
+    }
+}
+
+/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in the middle of a read: it finds zeros there, which
+/// are the descriptor of nothing, and asks the kernel; or of a question, which it gives up.
+fn cover([arena, own]: [Mapped; 2]) -> bool {
+    if !IS_COVERED.load(Ordering::Relaxed) {
+        let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
+            .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
+        IS_COVERED.store(covered == [true; 2], Ordering::Relaxed); // ordered by `MEMORY_OF`
+    }
+    IS_COVERED.load(Ordering::Relaxed)
+}
+
+/// What becomes of the two signals' actions when a process is served no more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Actions {
+    /// The kernel has the program's own again.
+    Back,
+    /// They stay ours: what a read under way looks at may be gone.
+    Stay,
+}
+
 /// Gives all descriptors back to the kernel, for good, and serves no new ones.
 pub fn stop(reason: Reason) {
+    stop_with(reason, Actions::Back);
+}
+
+fn stop_with(reason: Reason, actions: Actions) {
+    let _inside = Inside::count();
     match mode() {
         SERVING | STOPPING => {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
             table::detach_all(reason);
-            leave();
+            leave(actions);
         }
         CHILD => {
             STOPPED.store(true, Ordering::Relaxed);
             busy(switch(), CHILD, || LEFT);
             if is_on() {
-                return stop(reason); // it joined meanwhile
+                return stop_with(reason, actions); // it joined meanwhile
             }
-            leave();
+            leave(actions);
         }
         _ => {}
     }
@@ -328,71 +486,138 @@ pub fn leave_domain() {
     if is_on() {
         stop(Reason::Domain);
     }
-    // One that has stopped before still has it. A child of `vfork` has its parent's, which goes on; and a forked one
-    // has not inherited it, whatever this word says.
-    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
-    if of == 0 || of != kernel::process() {
-        return;
-    }
-    let _held = SignalsHeld::new();
-    if !cover() {
+    let _inside = Inside::count();
+    // One that has stopped before still has it.
+    if let Some((_taken, memory)) = take_memory()
+        && !cover(memory)
+    {
         kernel::end_process(); // better than to go on with another's memory
     }
-    MEMORY_OF.store(0, Ordering::Relaxed); // two that leave at a time cover the same twice
 }
 
-/// Puts zeros in the place of what only a viewer has; whether that could be done. Only where there is such memory.
-///
-/// Another thread may be in the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks
-/// the kernel; or of a question, which it gives up.
-fn cover() -> bool {
-    // SAFETY: whoever said that there is some has written it before.
-    let Memory([arena, own]) = unsafe { (*MEMORY.0.get()).assume_init() };
-    let covered = [(arena, Access::Read), (own, Access::ReadWrite)]
-        .map(|(map, access)| kernel::cover(map.base, map.bytes as usize, access));
-    covered == [true; 2]
-}
-
-/// An instruction of ours met nothing at `address`. If that is because this is a forked child, whose parent was in the
-/// middle of a read when a handler forked, there are zeros now, and the read goes on as in [`cover`].
-pub fn supply(address: usize) -> bool {
-    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
-    if of == 0 || of == kernel::process() {
-        return false;
+/// System calls of ours are about to be forbidden to this process: it gives all descriptors back, and when this returns
+/// no thread is inside our code any more that may make one, and none will be.
+pub fn confine() {
+    /// More than the steps that are no wait for the owner take.
+    const MARGIN_MILLIS: u32 = 500;
+    static HAS_WAITED: AtomicBool = AtomicBool::new(false);
+    if is_guest() {
+        return; // it forbids them to itself alone, and nothing here is its own
     }
-    // SAFETY: whoever said that there is some has written it before.
-    let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
-    let has =
-        |map: &Mapped| (map.base.addr().get()..map.base.addr().get() + map.bytes as usize).contains(&address);
-    maps.iter().any(has) && cover()
+    let millis = viewer().map_or(LONG_MILLIS_MAX, Viewer::waits_at_most) + MARGIN_MILLIS;
+    stop(Reason::Passed);
+    // Who asks again may not even look at the clock any more.
+    if !HAS_WAITED.swap(true, Ordering::Relaxed) {
+        wait_for_others(millis);
+        // As `leave_domain` would later, when that may be forbidden. If it cannot be done now, it is tried then.
+        if let Some((_taken, memory)) = take_memory() {
+            let _ = cover(memory);
+        }
+        // One that had given its addresses back still had the actions, and so have its children.
+        faults::put_back();
+    }
+    IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
 }
 
-/// This process is about to bound how many addresses it may have, or to lock all that it has in memory: the arena is
-/// not to count. It is served no more. Where there is one thread nobody is in the middle of a read, and what is a
-/// viewer's is unmapped; else it is covered, which takes no memory, and its addresses count still.
+/// Waits until nobody is counted, for so long at most.
+fn wait_for_others(millis: u32) {
+    // SAFETY: as in `Inside::count`, and the partner.
+    let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
+    let (mut until, mut turn) = (None, 0);
+    // SeqCst, partner: `Inside`.
+    while place.load(Ordering::SeqCst) != 0 {
+        let now = clock_millis();
+        if now > *until.get_or_insert(now + u64::from(millis)) {
+            return;
+        }
+        kernel::wait(turn);
+        turn = turn.saturating_add(1);
+    }
+}
+
+/// This process is about to limit what addresses it has, or to lock all its memory: it gives all descriptors back to
+/// the kernel, and the addresses of the cache, that neither counts them.
+///
+/// A read may be under way, in another thread, or in this one under a handler that calls this. What it copies is thrown
+/// away, as its descriptor has gone back. What it looks at faults if nothing is there, and our handler lets it find
+/// zeros ([`mend`]). So as long as a thread holds that signal back, the addresses stay, with zeros there; that is
+/// looked at for a short time. What a thread looks at that holds it back in our own name stays: the first page of the
+/// arena, which says that there is no owner, and the process's own page.
 pub fn give_addresses_back() {
-    stop(Reason::Passed);
-    let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined
-    if of == 0 || of != kernel::process() {
+    /// Longer than a question takes whose answer does not come.
+    const MILLIS_MAX: u64 = 150;
+    if is_on() {
+        stop_with(Reason::Limited, Actions::Stay);
+    }
+    let _inside = Inside::count();
+    // What it takes may be forbidden.
+    if IS_CONFINED.load(Ordering::Relaxed) || MEMORY_OF.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let _held = SignalsHeld::new();
-    if kernel::has_one_thread() {
-        MEMORY_OF.store(0, Ordering::Relaxed); // nobody else looks
-        // SAFETY: as in `cover`.
-        let Memory(maps) = unsafe { (*MEMORY.0.get()).assume_init() };
-        maps.iter().for_each(|map| kernel::unmap(map.base, map.bytes as usize));
-    } else {
-        cover();
+    let is_held_here = kernel::holds_back(faults::SIGSEGV);
+    let Some((mut taken, memory)) = take_memory() else { return };
+    if !cover(memory) {
+        return; // there is no memory even for that: the addresses count
     }
+    let [arena, _] = memory;
+    if is_held_here || !faults::stay_installed() || !kernel::cover(arena.base, PAGE, Access::ReadWrite) {
+        return;
+    }
+    say_there_is_no_owner(arena.base);
+    let (mut turn, until) = (0, clock_millis() + MILLIS_MAX);
+    while kernel::does_another_thread_hold_back(faults::SIGSEGV) {
+        if clock_millis() >= until {
+            return;
+        }
+        kernel::wait(turn);
+        turn += 1;
+    }
+    // SAFETY: inside the mapping, which is larger than a page.
+    kernel::unmap(unsafe { arena.base.add(PAGE) }, arena.bytes as usize - PAGE);
+    taken.of = 0;
 }
 
-/// Everything went back. From here on no wrapper makes a system call of its own, in this process and in those that are
-/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of a call finds all that it
-/// looks at where it was.
-fn leave() {
-    faults::uninstall();
-    SWITCH.store((&raw const OFF).cast_mut(), Ordering::Release); // partner: `switch`
+/// `page` is in the place of an arena's first page.
+fn say_there_is_no_owner(page: NonNull<u8>) {
+    // SAFETY: a page of ours that may be written, aligned; a header is atomics only.
+    let header = unsafe { page.cast::<Header>().as_ref() };
+    header.owner_lives.store(OWNER_ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
+}
+
+/// An instruction of ours faulted at an address where nothing is: whether it is to be tried again. That is so where
+/// what it looked at is gone: it was this process's, which gave it back, or belongs to the one that this was forked
+/// from, in a handler. Then there are zeros from now on, in that page and only if nothing is there by now; the arena's
+/// first page says that there is no owner. The read that finds them ends, and is the kernel's to answer, as its
+/// descriptor is by then, and as after each fault.
+pub fn mend(address: usize) -> bool {
+    for (at, [start, bytes]) in PLACES.iter().enumerate() {
+        let (start, bytes) = (start.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed)); // as in `hold`
+        if address.wrapping_sub(start) < bytes {
+            let page = address & !(PAGE - 1);
+            return mend_pages(page, PAGE, at % 2 == 0 && page == start);
+        }
+    }
+    false
+}
+
+/// Maps zeros where pages of memory were that is gone; an arena's first says that there is no owner. `true` if
+/// something is there now.
+fn mend_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
+    let mapped = kernel::map_where_nothing_is(page, bytes);
+    if is_arenas_first && let Ok(Some(page)) = mapped {
+        say_there_is_no_owner(page);
+    }
+    mapped.is_ok()
+}
+
+/// Everything went back. From here on no wrapper begins a system call of its own, in this process and in those that are
+/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of one finds all that it
+/// looks at where it was, and is waited for where that matters ([`confine`]).
+fn leave(actions: Actions) {
+    if actions == Actions::Back {
+        faults::uninstall();
+    }
+    SWITCH.store((&raw const OFF).cast_mut(), Ordering::SeqCst); // partners: `switch`, and `Inside::count`
 }
 
 /// The number that [`forked_since`] compares with.
@@ -409,13 +634,14 @@ pub fn forked_since(before: u64) -> bool {
     before as u32 != 0 || FORKS.load(Ordering::SeqCst) != before
 }
 
-/// A fork that was begun, in this process or in the one it was forked from.
+/// A fork that was begun, or an exec, in this process or in the one it was forked from.
 #[derive(Clone, Copy)]
 pub struct Fork {
     depth: u32,
 }
 
-/// Gives all offsets back because a child is about to share them. `None` if there was nothing to do.
+/// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to
+/// do.
 pub fn begin_fork() -> Option<Fork> {
     if !is_on() {
         return None;
@@ -425,10 +651,13 @@ pub fn begin_fork() -> Option<Fork> {
     Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }
 
-/// The fork is done, in the parent; in the child this does nothing, for nothing is under way there.
+/// The fork is done. In the child nothing is under way, but for a read that the fork interrupted, if a handler forked;
+/// what that copied must not be believed, so the child is settled.
 pub fn end_fork(fork: Fork) {
     // A child that made no call yet has a cleared switch, and one that did is one deeper.
-    if switch().load(Ordering::Relaxed) != INERT && DEPTH.load(Ordering::Relaxed) == fork.depth {
+    if switch().load(Ordering::Relaxed) == INERT {
+        is_on();
+    } else if DEPTH.load(Ordering::Relaxed) == fork.depth {
         FORKS.fetch_sub(1, Ordering::SeqCst); // partner: `forked_since`
     }
 }
@@ -456,7 +685,8 @@ pub struct Spawn {
 /// As [`begin_guest`], before a `posix_spawn` of this thread.
 pub fn begin_spawn() -> Option<Spawn> {
     let fork = begin_guest()?;
-    let thread = kernel::thread();
+    let inside = enter();
+    let thread = if inside.is_some() { kernel::thread() } else { 0 };
     let is_mine =
         |place: &&AtomicU32| place.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     Some(Spawn { fork, place: SPAWNERS.iter().find(is_mine) })
@@ -472,6 +702,7 @@ pub fn end_spawn(spawn: Spawn) {
 
 /// Whether this thread is inside `posix_spawn`; `false` of some, if very many are.
 pub fn is_spawning() -> bool {
+    let Some(_inside) = enter() else { return false };
     let thread = kernel::thread();
     SPAWNERS.iter().any(|place| place.load(Ordering::Relaxed) == thread)
 }

@@ -360,11 +360,11 @@ reals! {
         fdopen, fclose, fcloseall, endmntent, login_tty, lockf, lockf64, sendmmsg, closefrom,
         execv, execvp, execvpe, execl, execlp, execle, fexecve,
         execveat, clone, unshare, syscall, pidfd_getfd, prctl,
-        setrlimit, setrlimit64, prlimit, prlimit64, mlockall,
         umount, umount2, unlink, unlinkat, rename, renameat, renameat2,
-        inotify_init, inotify_init1, fanotify_init,
+        inotify_add_watch, fanotify_mark,
         setns, chroot, setuid, seteuid, setreuid, setresuid, setgid, setegid, setregid, setresgid, setgroups,
         initgroups, setfsuid, setfsgid, capset,
+        setrlimit, setrlimit64, prlimit, prlimit64, mlockall,
         sigaction, signal, sysv_signal, sigset, sigignore, siginterrupt,
         dlopen, dlmopen, io_uring_queue_init, io_uring_queue_init_params, io_uring_queue_init_mem, io_uring_setup,
     }

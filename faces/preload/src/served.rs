@@ -116,10 +116,19 @@ fn counted(viewer: &Viewer, bytes: usize) -> isize {
     bytes as isize
 }
 
+/// Whether a buffer may be a program's, by its address alone. The kernel looks at that first, whatever there is to
+/// copy.
+#[inline]
+fn may_be_memory(base: *mut u8, len: usize) -> bool {
+    /// Where the addresses of programs end, but for those that ask for more: theirs the kernel reads into.
+    const END: usize = 0x7fff_ffff_f000;
+    (base as usize).checked_add(len).is_some_and(|end| end <= END)
+}
+
 /// A buffer as the kernel would take it; `None` if it has to complain.
 #[inline]
 fn one(base: *mut u8, len: usize) -> Option<Target<'static>> {
-    let fits = !base.is_null() && len <= isize::MAX as usize;
+    let fits = !base.is_null() && may_be_memory(base, len);
     fits.then_some(Target::One(Part { base, len: len.min(READ_BYTES_MAX) }))
 }
 
@@ -139,7 +148,7 @@ fn many(room: &mut Parts, parts: *const Part, count: c_int) -> Option<Target<'_>
     // SAFETY: they have just been written, and every pattern is a value.
     let parts = unsafe { core::slice::from_raw_parts(room.as_ptr().cast::<Part>(), count) };
     let sum = parts.iter().try_fold(0usize, |sum, part| {
-        let is_bad = part.base.is_null() && part.len > 0;
+        let is_bad = part.base.is_null() && part.len > 0 || !may_be_memory(part.base, part.len);
         sum.checked_add(part.len).filter(|&sum| !is_bad && sum <= isize::MAX as usize)
     });
     sum.map(|_| Target::Many(parts))
@@ -280,7 +289,9 @@ names! {
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
-        if let (Some(manner), Some(to)) = (manner_of(flags), target) {
+        if let (Some(manner), Some(to)) = (manner_of(flags), target)
+            && (manner == Manner::Plain || does_kernel_accept(fd, manner, flags))
+        {
             let answer = match (position, at(position)) {
                 (-1, _) => read_on(fd, to, manner, Cancel::Point),
                 (_, Some(position)) => read_at(fd, to, position, manner, Cancel::Point),
@@ -365,6 +376,17 @@ fn manner_of(flags: c_int) -> Option<Manner> {
     }
 }
 
+/// Whether the kernel takes these flags for a descriptor: some file systems have no such reads. It is asked by a read
+/// that brings nothing, once while the descriptor is attached.
+#[cold]
+fn does_kernel_accept(fd: c_int, manner: Manner, flags: c_int) -> bool {
+    if !process::is_on() {
+        return false;
+    }
+    let Some(word) = table::look(fd) else { return false };
+    table::accepts(fd, word, manner, || kernel::accepts_flags(fd, flags))
+}
+
 /// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some
 /// programs say of each file that it will be read so, and then read it from end to end (RocksDB).
 fn believed(advice: Advice) -> Advice {
@@ -373,9 +395,7 @@ fn believed(advice: Advice) -> Advice {
 
 /// Tells the owner how a descriptor will be read; of one that is not attached yet it is told then.
 fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
-    if !process::is_on() {
-        return;
-    }
+    let Some(_inside) = process::enter() else { return };
     let state = table::look(fd).map(|word| word.state());
     match (process::viewer(), state) {
         (Some(viewer), Some(state)) if state.is_attached() => {
@@ -391,6 +411,7 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
 /// Passes on that bytes will be wanted, without waiting. If the first is cached somebody is ahead already: programs say
 /// it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
 fn will_need(fd: c_int, position: u64, len: u64) {
+    let Some(_inside) = process::enter() else { return };
     let attached = table::look(fd).is_some_and(|word| word.state().is_attached());
     let Some(viewer) = process::viewer().filter(|_| attached) else { return };
     let (file, mut byte) = (table::file(fd), 0u8);
@@ -404,10 +425,7 @@ fn will_need(fd: c_int, position: u64, len: u64) {
 /// Where a seek leads; the answer is the kernel's, an error its number negated. `None`: the real function
 /// has to answer.
 fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
-    if !process::is_on() {
-        return None;
-    }
-    loop {
+    while process::is_on() {
         let word = table::look(fd)?;
         let by_kernel = match word.state() {
             State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
@@ -431,6 +449,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
             None => {}
         }
     }
+    None
 }
 
 /// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size,

@@ -160,7 +160,7 @@ pub struct Joined {
 #[derive(Clone, Copy)]
 pub struct Memory(pub [Mapped; 2]);
 
-/// In a forked child that is a process the owner may know: the same again, without a plan.
+/// In a forked child that can be a viewer: the same again, without a plan.
 pub fn join_as_child(place: &Place) -> Option<Joined> {
     may_attach().then(|| join(place, NO_PLAN)).flatten()
 }

@@ -16,6 +16,8 @@
 //!  4. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
 //!     read looks whether it did (`careful.rs`).
 //!
+//! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: who has stopped has given
+//! all back.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against stopping. In their one order the second sees the first.
@@ -30,6 +32,7 @@ use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 use quinion::viewer::sys::Errno;
 
+use crate::bytes::Manner;
 use crate::kernel::{self, SignalsHeld};
 use crate::{careful, process};
 
@@ -95,6 +98,9 @@ static FILES: [File; DESCRIPTORS] = [const {
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
+/// What the kernel is known to answer to reads with flags: two bits a manner, the lower one says that it is known and
+/// the upper one what; and above, the low bits of the handle of which that is so.
+static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// One more than the highest descriptor that ever was a candidate.
 static END: AtomicU32 = AtomicU32::new(0);
 
@@ -114,7 +120,11 @@ impl Process for Ours {
         let _ = kernel::lseek(self.0, offset as i64, kernel::SEEK_SET);
     }
     fn wait(&self, turn: u32) {
-        kernel::wait(turn);
+        // Whoever is moving it is counted, so it ends also if we may not sleep any more.
+        match process::enter() {
+            Some(_inside) => kernel::wait(turn),
+            None => core::hint::spin_loop(),
+        }
     }
     fn handle(&self) -> u64 {
         FILES[self.0 as usize].handle.load(Ordering::Relaxed) // ordered by the word's `look`
@@ -198,6 +208,7 @@ pub fn is_first_refusal(fd: i32, page: u64) -> bool {
 /// A descriptor was opened for reading only, by a call we saw. `forks` is what [`process::forks`] said before the
 /// call.
 pub fn opened(fd: i32, forks: u64) {
+    let Some(_inside) = process::enter() else { return };
     see(fd);
     let Some(at) = at(fd) else { return };
     let opened = at.open_for_reading(|| !process::forked_since(forks));
@@ -205,7 +216,7 @@ pub fn opened(fd: i32, forks: u64) {
     if opened.was_forked {
         count(Reason::Forked);
     } else if !process::may_serve_more() {
-        detach(fd, Reason::Passed);
+        detach_inside(fd, Reason::Passed);
     }
 }
 
@@ -236,7 +247,9 @@ fn see(fd: i32) {
 /// The number is of another opening now. `stale` is the handle of what it was attached to.
 fn was_opened(fd: i32, stale: Option<u64>) {
     FILES[fd as usize].advice.store(0, Ordering::Relaxed);
-    if let Some(handle) = stale {
+    if let Some(handle) = stale
+        && let Some(_inside) = process::enter()
+    {
         give_back(handle);
         // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
         if !careful::is_careful() {
@@ -260,7 +273,10 @@ pub fn tell(fd: i32, word: Word) -> bool {
 /// The descriptor is about to be closed.
 #[inline]
 pub fn forget(fd: i32) {
-    if let Some(at) = at(fd) {
+    if look(fd).is_some_and(|word| word.state() != State::Unknown)
+        && let Some(_inside) = process::enter()
+        && let Some(at) = at(fd)
+    {
         give_back_any(at.forget());
     }
 }
@@ -308,6 +324,7 @@ pub fn end_kernels_read(fd: i32) {
 /// Makes a candidate, at whose offset the kernel does not read, served from that offset on, and one that is shared or
 /// can write positioned. `false` if it is neither any more.
 pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
+    let Some(_inside) = process::enter() else { return false };
     let Some(at) = at(fd) else { return false };
     let published = at.publish(from, to.can_write, || {
         let file = &FILES[fd as usize];
@@ -330,16 +347,41 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
     {
         count(Reason::Writable);
     }
+    // Somebody may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
     if !process::may_serve_more() {
-        detach(fd, Reason::Passed);
+        detach_inside(fd, Reason::Passed);
     } else if !careful::is_free() {
-        pause(fd);
+        pause_inside(fd);
     }
     true
 }
 
+/// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
+/// descriptor is attached.
+pub fn accepts(fd: i32, word: Word, manner: Manner, ask: impl FnOnce() -> bool) -> bool {
+    const MANNERS_BITS: u32 = 6;
+    if !word.state().is_attached() {
+        return ask();
+    }
+    let place = match manner {
+        Manner::Plain => 0,
+        Manner::Uncached => 2,
+        Manner::Now => 4,
+    };
+    let of = (file(fd).handle as u32) << MANNERS_BITS;
+    let known = ACCEPTS[fd as usize].load(Ordering::Relaxed); // one word, which says of what it is true
+    let bits = if known >> MANNERS_BITS << MANNERS_BITS == of { known } else { of };
+    if bits >> place & 1 != 0 {
+        return bits >> place & 2 != 0;
+    }
+    let does = ask();
+    ACCEPTS[fd as usize].store(bits | (1 | u32::from(does) << 1) << place, Ordering::Relaxed); // as above
+    does
+}
+
 /// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
 pub fn is_still(fd: i32, word: Word) -> bool {
+    let Some(_inside) = process::enter() else { return false };
     let of = &FILES[fd as usize];
     let [device, inode, changed_at] =
         [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed));
@@ -354,6 +396,14 @@ pub fn is_still(fd: i32, word: Word) -> bool {
 
 /// Gives the kernel its offset of a descriptor that is served; it may be served again when that is right again.
 fn pause(fd: i32) {
+    if look(fd).is_some_and(|word| matches!(word.state(), State::Served | State::Moving))
+        && let Some(_inside) = process::enter()
+    {
+        pause_inside(fd);
+    }
+}
+
+fn pause_inside(fd: i32) {
     if let Some(at) = at(fd) {
         give_back_any(at.pause());
     }
@@ -370,6 +420,7 @@ pub fn pause_all() {
 /// Seeks in a candidate or a served descriptor as the kernel does, while no other thread can begin or go on to serve
 /// it; the answer is the kernel's. `None`: it is neither any more.
 pub fn seek(fd: i32, from: Word, offset: i64, whence: i32) -> Option<Result<u64, Errno>> {
+    let _inside = process::enter()?;
     let seek = || kernel::lseek(fd, offset, whence).map(|now| now as u64);
     let answer = at(fd)?.seek(from, seek)?;
     if from.state() == State::Served && answer.is_ok_and(|now| now >= OFFSETS_MAX) {
@@ -380,7 +431,9 @@ pub fn seek(fd: i32, from: Word, offset: i64, whence: i32) -> Option<Result<u64,
 
 /// Puts the kernel's offset of a served descriptor right for a call that looks at it; it stays served.
 pub fn show_offset(fd: i32) {
-    if let Some(at) = at(fd) {
+    if let Some(_inside) = process::enter()
+        && let Some(at) = at(fd)
+    {
         at.show_offset();
     }
 }
@@ -398,7 +451,9 @@ pub fn share(fd: i32, reason: Reason) {
 
 #[cold]
 fn share_now(fd: i32, reason: Reason) {
-    if at(fd).is_some_and(|at| at.share()) {
+    if let Some(_inside) = process::enter()
+        && at(fd).is_some_and(|at| at.share())
+    {
         count(reason);
     }
 }
@@ -420,6 +475,12 @@ pub fn detach(fd: i32, reason: Reason) {
 
 #[cold]
 fn detach_now(fd: i32, reason: Reason) {
+    if let Some(_inside) = process::enter() {
+        detach_inside(fd, reason);
+    }
+}
+
+fn detach_inside(fd: i32, reason: Reason) {
     if let Some(handle) = at(fd).and_then(|at| at.detach()) {
         give_back_any(handle);
         count(reason);

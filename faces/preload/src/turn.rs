@@ -11,6 +11,9 @@
 //! been read for some time, or at once for a large file that it is known to
 //! have; until then, and until it agrees, the kernel reads the file
 //! (`table.rs`, credit).
+//!
+//! No system call of ours is made for a descriptor that no call we saw opened,
+//! duplicated or received, or that was there before us.
 
 use core::ffi::c_int;
 
@@ -53,10 +56,7 @@ pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewe
 
 #[cold]
 fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
-    if !process::is_on() {
-        return None;
-    }
-    loop {
+    while process::is_on() {
         let word = table::look_settled(fd)?;
         match word.state() {
             state if start.is_served(state) => return Some((process::viewer()?, word)),
@@ -78,17 +78,20 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 return None;
             }
             State::Other | State::Moving => return None,
-            State::Unknown => settle_unknown(fd, word),
+            // No call that we saw opened it: a pipe, a socket, or what code of the program's own has opened. That is
+            // not asked: who reads it may be forbidden the question, by an instruction of its own that nobody heard of.
+            State::Unknown => {
+                table::settle(fd, word, State::Other);
+                return None;
+            }
         }
     }
+    None
 }
 
 /// Whether reads of a descriptor are served, if they say where; a candidate is attached on the way, if it is time.
 pub fn is_served(fd: c_int) -> bool {
-    if !process::is_on() {
-        return false;
-    }
-    loop {
+    while process::is_on() {
         let Some(word) = table::look_settled(fd) else { return false };
         match word.state() {
             State::Served | State::Positioned => return true,
@@ -100,6 +103,7 @@ pub fn is_served(fd: c_int) -> bool {
             _ => return false,
         }
     }
+    false
 }
 
 /// A read that might have been served is not.
@@ -138,6 +142,7 @@ fn look_at(fd: c_int, word: Word) -> Turn {
     if manners.large_bytes == 0 || manners.credit_bytes == 0 {
         return Turn::Ours;
     }
+    let Some(_inside) = process::enter() else { return Turn::Unknown };
     let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
         return Turn::Ours;
     };
@@ -199,14 +204,4 @@ impl Passed {
             table::end_kernels_read(fd);
         }
     }
-}
-
-/// The first read of a descriptor that no call of ours opened: it is left to the kernel, and counted if it
-/// might have been served.
-fn settle_unknown(fd: c_int, word: Word) {
-    let regular = kernel::fstat(fd).is_some_and(|stat| stat.is_regular());
-    if regular && let Some(viewer) = process::viewer() {
-        viewer.count_reason(Reason::Foreign);
-    }
-    table::settle(fd, word, if regular { State::Kernel } else { State::Other });
 }

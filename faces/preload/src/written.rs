@@ -15,7 +15,9 @@
 //! without a lease are served by their times, one that it has mapped so that it can be stored to: stores need not move
 //! the times. A forked child has the same memory, and so the same lists of these.
 //!
-//! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does.
+//! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does; but
+//! an open with `O_RDONLY | O_TRUNC` does not. So it is of one by a process that is served no more: it makes no call
+//! but the program's, and has nobody to tell.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -57,7 +59,7 @@ fn expect_writer(stat: &Stat, cut: bool) {
 }
 
 /// Whether an open with these flags cuts the file and is not said to be one for writing.
-fn cuts_unheard(flags: c_int) -> bool {
+pub fn cuts_unheard(flags: c_int) -> bool {
     flags & kernel::O_TRUNC != 0 && flags & kernel::O_ACCMODE == 0 && flags & kernel::O_PATH == 0
 }
 
@@ -66,9 +68,10 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     const NEW: c_int = kernel::O_CREAT | kernel::O_EXCL;
     let writes = flags & kernel::O_ACCMODE != 0 || flags & kernel::O_TRUNC != 0;
     let concerns = writes && flags & kernel::O_PATH == 0 && flags & NEW != NEW;
-    if !concerns || !process::is_on() || !process::has_attached_files() {
+    if !concerns {
         return;
     }
+    let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return };
     if let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) {
         expect_writer(&stat, cuts_unheard(flags));
     }
@@ -77,6 +80,7 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
 /// After an open: again, for who attached the file meanwhile.
 pub fn after_open(fd: c_int, flags: c_int) {
     if cuts_unheard(flags)
+        && let Some(_inside) = process::enter()
         && process::has_attached_files()
         && let Some(stat) = kernel::fstat(fd)
     {
@@ -86,7 +90,8 @@ pub fn after_open(fd: c_int, flags: c_int) {
 
 /// Before `truncate`.
 pub fn before_truncate(path: usize) {
-    if process::has_attached_files()
+    if let Some(_inside) = process::enter()
+        && process::has_attached_files()
         && let Some(stat) = kernel::stat(path).filter(Stat::is_regular)
     {
         expect_writer(&stat, false);
@@ -159,6 +164,7 @@ const ATTACHING_NANOS_MAX: i64 = 1_000_000_000;
 
 /// `fd` is about to be mapped, shared. What can be written can be made writable memory whenever the program likes.
 pub fn maps(fd: c_int) {
+    let Some(_inside) = process::enter() else { return };
     let can_write = kernel::fcntl(fd, kernel::F_GETFL).is_ok_and(|f| f as c_int & kernel::O_ACCMODE != 0);
     if can_write && let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) {
         MAPPED.add(stat.device, stat.inode);
@@ -172,6 +178,7 @@ pub fn is_mapped(device: u64, inode: u64) -> bool {
 
 /// A lease on the file behind `fd` is about to be asked for.
 pub fn wants_lease(fd: c_int) {
+    let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
     LEASED.add(stat.device, stat.inode);
     // Who is about to attach it has not looked at the list; who comes later does. (As each look at the clock ends in

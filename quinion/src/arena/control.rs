@@ -509,7 +509,9 @@ pub enum Operation {
     /// inode, 1 if it is that way.
     WriterOpened = 6,
     /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
-    /// answered the owner has not, as far as it depends on it. Arguments: the device, the inode.
+    /// answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to hear of
+    /// all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched; the first
+    /// two are 0 then for all files.
     LetGo = 8,
     /// Close all files that no viewer has open: one is about to unmount something.
     Release = 11,
@@ -620,7 +622,7 @@ pub enum Reason {
     NoOwner = 9,
     /// The file changed while it was open.
     Changed = 10,
-    /// The descriptor was not opened by a call that is served (it was inherited, or opened inside libc).
+    /// The descriptor was inherited or received, so its offset is not this process's alone.
     Foreign = 11,
     /// Nobody says that the file stays as it is: there is no lease on it, or none that means anything.
     Unguaranteed = 12,
@@ -632,11 +634,13 @@ pub enum Reason {
     Domain = 15,
     /// The process watches files, and is to hear of its own reads and of nobody else's.
     Watched = 16,
+    /// The process has limited its addresses, or locked all its memory.
+    Limited = 17,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 17] = [
+    pub const ALL: [Reason; 18] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -654,6 +658,7 @@ impl Reason {
         Reason::Careful,
         Reason::Domain,
         Reason::Watched,
+        Reason::Limited,
     ];
 }
 

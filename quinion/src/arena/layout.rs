@@ -21,7 +21,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
 /// to when leases are believed in. Since 7 each viewer's page is a memory file of its own, and the rest is read-only;
 /// nobody says what it writes, and a record that says nothing is not believed.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -17,6 +17,8 @@ impl Errno {
     pub const BADF: Errno = Errno(9);
     /// Somebody writes the file.
     pub const TXTBSY: Errno = Errno(26);
+    /// A program watches the file.
+    pub const BUSY: Errno = Errno(16);
     /// The file cannot be served.
     pub const OPNOTSUPP: Errno = Errno(95);
     /// It would have to wait.

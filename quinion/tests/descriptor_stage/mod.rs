@@ -251,16 +251,23 @@ impl Program {
             meanwhile();
             // AcqRel, partner: itself, in `fork`. The real ones are SeqCst loads and additions; in the checker only a
             // step of both kinds is sure to see the last.
-            self.forks.fetch_add(0, Ordering::AcqRel) == forks
+            forks == 0 && self.forks.fetch_add(0, Ordering::AcqRel) == forks
         };
         let opened = self.fd().open_for_reading(is_alone);
         assert_eq!(opened.stale, None, "wrong: it was closed before");
     }
 
-    /// What `fork` does before there is a child; then the child reads.
+    /// What `fork` does before there is a child; then the child reads. It is under way for ever, as an `exec` is that
+    /// succeeds: what is opened from then on is the next program's too.
     pub fn fork(&self, bytes: u64) -> u64 {
         self.forks.fetch_add(1, Ordering::AcqRel); // partner: itself, in `opened`
         self.call(Call::DupRead(bytes))
+    }
+
+    /// Opens the number for the first time, whatever else is under way: as [`Self::opened_meanwhile`], by what is known
+    /// of forks before the call.
+    pub fn open(&self) {
+        self.opened(self.forks.fetch_add(0, Ordering::AcqRel)); // partner: itself, in `fork`
     }
 
     /// The number is not in the table yet, although the kernel has opened it.

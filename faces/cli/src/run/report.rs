@@ -598,6 +598,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Careful => "careful",
         Reason::Domain => "domain",
         Reason::Watched => "watched",
+        Reason::Limited => "limited",
     }
 }
 
@@ -615,11 +616,12 @@ fn words(reason: Reason) -> &'static str {
         Reason::Refused => "refused by the cache",
         Reason::NoOwner => "without an owner",
         Reason::Changed => "changed while open",
-        Reason::Foreign => "opened before us or inside the C library",
+        Reason::Foreign => "opened before us, or received",
         Reason::Unguaranteed => "without a lease, or on a file system that is not served",
         Reason::Left => "served as well by the kernel, for a while",
         Reason::Careful => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
-        Reason::Watched => "since the process watches files (inotify, fanotify)",
+        Reason::Watched => "since a process watches files (inotify, fanotify)",
+        Reason::Limited => "since the process limits its addresses or locks its memory",
     }
 }

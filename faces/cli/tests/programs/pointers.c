@@ -624,6 +624,38 @@ static void c_strict_seccomp(void) {
     right += write(1, right == 3 ? "right\n" : "wrong\n", 6) == 6;
     syscall(SYS_exit, 10 + right);
 }
+#ifdef INSTRUCTIONS
+/* The same, said by an instruction of the program's own: nobody hears of it. What is read then is no file, by the C library. */
+static long by_instruction(long number, long a, long b) {
+    long answer;
+    __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b) : "rcx", "r11", "memory");
+    return answer;
+}
+static void c_strict_seccomp_by_instruction(void) {
+    int status, fd = warm(), ends[2], pair[2];
+    read(fd, buf, 1000);
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        pipe(ends), socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+        int second = dup(ends[0]), late = open(path, O_WRONLY);
+        if (by_instruction(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) _exit(3);
+        int right = write(ends[1], "hello, world", 12) == 12 && read(ends[0], buf, 5) == 5;
+        right += read(ends[0], buf, 2) == 2;
+        right += read(second, buf, 5) == 5;
+        right += write(pair[1], "hello", 5) == 5 && read(pair[0], buf, 9) == 5;
+        right += read(late, buf, 5) == -1 && errno == EBADF;
+        right += read(999, buf, 5) == -1 && errno == EBADF;
+        syscall(SYS_exit, 10 + right);
+    }
+    waitpid(child, &status, 0);
+    printf("%x\n", status);
+    printf("%ld\n", (long)read(fd, buf, 1000));
+}
+#define MORE(X) X(strict_seccomp_by_instruction)
+#else
+#define MORE(X)
+#endif
 /* Only what the program does itself from then on is allowed: no question about a file, no futex, no mask. */
 static volatile int told;
 static void *looks_on(void *fd) {
@@ -687,6 +719,57 @@ static void filter_case(int threads, int forks) {
     waitpid(child, &status, 0);
     printf("%d %d %x\n", threads, forks, status);
 }
+#define COLD_BYTES (256L << 20)
+static int cold_fd;
+/* Threads that are in the middle of reads of what is not in memory when another forbids all calls but a few, for all. */
+static volatile int cold_readers;
+static void *reads_cold(void *seed) {
+    static const long pages = COLD_BYTES / PAGE;
+    unsigned state = 1 + (long)seed;
+    char bytes[PAGE];
+    int fd = cold_fd;
+    pread(fd, bytes, 10, 0);
+    __atomic_add_fetch(&cold_readers, 1, __ATOMIC_SEQ_CST);
+    for (;;) {
+        state = state * 1103515245 + 12345;
+        pread(fd, bytes, PAGE, (state >> 8) % pages * PAGE);
+    }
+}
+static void c_filter_seccomp_amid_reads(void) {
+    enum { THREADS = 3 };
+    static const int allowed[] = {SYS_pread64, SYS_exit_group, SYS_write};
+    enum { COUNT = sizeof allowed / sizeof *allowed };
+    struct sock_filter filter[COUNT + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0 /* the number */)};
+    for (int i = 0; i < COUNT; i++)
+        filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], COUNT - i, 0);
+    filter[COUNT + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    filter[COUNT + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog rules = {COUNT + 3, filter};
+    char cold[4096];
+    snprintf(cold, sizeof cold, "%s.cold", path);
+    int made = open(cold, O_CREAT | O_WRONLY | O_TRUNC, 0600);
+    ftruncate(made, COLD_BYTES);
+    close(made);
+    for (int round = 0; round < 16; round++) {
+        int status;
+        fflush(stdout);
+        pid_t child = fork();
+        if (!child) {
+            cold_fd = open(cold, O_RDONLY);
+            pthread_t thread;
+            for (long i = 0; i < THREADS; i++) pthread_create(&thread, NULL, reads_cold, (void *)(i + round * 100));
+            while (cold_readers < THREADS) usleep(100);
+            usleep(2000 + round * 137);
+            if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(3);
+            if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &rules)) _exit(4);
+            for (volatile int i = 0; i < 20000000; i++) {}
+            _exit(10);
+        }
+        waitpid(child, &status, 0);
+        printf("%x\n", status);
+    }
+    unlink(cold);
+}
 static void c_filter_seccomp(void) {
     for (int i = 0; i < 4; i++) filter_case(i & 1, i >> 1);
 }
@@ -694,7 +777,7 @@ static void c_filter_seccomp(void) {
 #define CASES(X) X(bad_buffers) X(partly_bad_buffers) X(bad_buffers_of_cold_files) X(bad_arrays) X(bad_messages) \
     X(bad_environments) X(bad_blocks_and_modes) X(recovering_handler) X(signals_that_are_sent) X(ignored) \
     X(shows_signals) X(started_programs) X(default_deaths) X(many_handlers) X(guarded_pages) X(threads) \
-    X(strict_seccomp) X(filter_seccomp)
+    X(strict_seccomp) X(filter_seccomp) X(filter_seccomp_amid_reads) MORE(X)
 
 int main(int count, char **argument) {
     if (count < 3) return 2;

@@ -223,6 +223,63 @@ static void c_exec(void) {
     rd(fd, 100);
     execl(self, "rules", "rest", path, number, NULL);
 }
+/* One thread becomes another program while another opens files and reads: what that inherits stands where the reads
+   ended, or before the last. A long environment makes the becoming long. */
+struct passed { volatile int fd; volatile long position; volatile long lost; };
+static struct passed *passed;
+static void *opens_and_reads(void *unused) {
+    char bytes[100];
+    for (;;) {
+        passed->fd = -1, passed->position = 0;
+        passed->fd = open(path, O_RDONLY);
+        for (int i = 0; i < 2000; i++) passed->position += read(passed->fd, bytes, 100);
+        int fd = passed->fd;
+        passed->fd = -1;
+        close(fd);
+    }
+}
+static void c_exec_amid_opens(void) {
+    enum { LONG = 40000, ROUNDS = 24 };
+    static char *environment[LONG + 1000], strings[LONG][8];
+    int memory = syscall(SYS_memfd_create, "passed", 0), count = 0;
+    ftruncate(memory, 4096);
+    passed = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    for (; count < LONG; count++) {
+        snprintf(strings[count], sizeof *strings, "V%d=", count);
+        environment[count] = strings[count];
+    }
+    for (char **one = environ; *one; one++) environment[count++] = *one;
+    char number[16];
+    snprintf(number, sizeof number, "%d", memory);
+    char *arguments[] = {(char *)self, "exec_amid_opens_child", (char *)path, number, NULL};
+    for (int round = 0; round < ROUNDS; round++) {
+        int status;
+        passed->fd = -1, passed->position = 0; /* the thread may come to nothing */
+        pid_t child = fork();
+        if (!child) {
+            pthread_t thread;
+            pthread_create(&thread, NULL, opens_and_reads, NULL);
+            usleep(20000);
+            if (execve("/nonexistent", arguments, environ) != -1) _exit(8);
+            switch (round % 4) {
+            case 0: execve(self, arguments, environment); break;
+            case 1: syscall(SYS_execve, self, arguments, environment); break;
+            case 2: execle(self, self, arguments[1], path, number, NULL, environment); break;
+            case 3: environ = environment; execv(self, arguments); break;
+            }
+            _exit(9);
+        }
+        waitpid(child, &status, 0);
+        if (status) printf("round %d: %x\n", round, status);
+    }
+    printf("lost %ld\n", passed->lost);
+    /* What failed is over: a descriptor that is opened now is served at its offset. */
+    if (execl("/nonexistent", "x", "1", "2", "3", "4", "5", "6", "7", NULL) != -1 || errno != ENOENT) printf("wrong\n");
+    if (syscall(SYS_execve, "/nonexistent", arguments, environ) != -1 || errno != ENOENT) printf("wrong\n");
+    int fd = ro();
+    for (int i = 0; i < 300; i++) rd(fd, 1000);
+    say("afterwards", lseek(fd, 0, SEEK_CUR));
+}
 static void c_fdopen(void) {
     int fd = ro();
     rd(fd, 1000);
@@ -806,6 +863,11 @@ static void c_adopted_child(void) {
     at(fd, 10);
     say("reused", fd);
 }
+static void c_exec_amid_opens_child(void) {
+    struct passed *was = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(self), 0);
+    int fd = was->fd;
+    if (fd >= 0 && lseek(fd, 0, SEEK_CUR) < was->position) was->lost++;
+}
 static void c_inherited_writer(void) { /* a descriptor that can write comes through exec */
     int w = open(path, O_RDWR);
     char number[16];
@@ -1300,6 +1362,7 @@ int main(int argc, char **argv) {
     struct { const char *name; void (*run)(void); } cases[] = {
         {"read", c_read}, {"pread", c_pread}, {"hints", c_hints}, {"dup", c_dup}, {"fork", c_fork}, {"forkread", c_forkread}, {"vfork", c_vfork},
         {"some", c_some}, {"rest", c_rest}, {"spawn", c_spawn}, {"exec", c_exec}, {"fdopen", c_fdopen},
+        {"exec_amid_opens", c_exec_amid_opens}, {"exec_amid_opens_child", c_exec_amid_opens_child},
         {"sendfile", c_sendfile}, {"write", c_write}, {"stream", c_stream}, {"truncate", c_truncate},
         {"truncate_only", c_truncate_only}, {"append", c_append}, {"grow", c_grow}, {"vectors", c_vectors},
         {"seek", c_seek}, {"reuse", c_reuse}, {"signals", c_signals}, {"threads", c_threads},

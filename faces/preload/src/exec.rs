@@ -1,0 +1,146 @@
+//! Exec: the calls by which this process becomes another program.
+//!
+//! The new program inherits what is not closed, with the kernel's offsets. So they are put right first, as before a
+//! fork; and what another thread opens from then on, until the kernel has ended that thread, is inherited too. So the
+//! call counts as a fork under way (`process.rs`): no descriptor gets a private offset meanwhile. If it fails the count
+//! is taken back.
+//!
+//! The forms with a list of arguments have no number of them. Ours put those that came in registers before those on
+//! the stack, where they make an array as the other forms want it:
+//!
+//! ```text
+//!   execl(path, a, b, c, d, e, f, .., NULL)     stack at its entry  [ back | f, .., NULL ]
+//!   execv(path, array)                          [ back | a, b, c, d, e, f, .., NULL ]
+//! ```
+
+use core::arch::naked_asm;
+use core::ffi::{c_char, c_int, c_void};
+
+use quinion::viewer::sys::call;
+
+use crate::kernel::number;
+use crate::real::{self, Real};
+use crate::served::{call_real, names};
+use crate::{gone, process};
+
+/// A list of strings, as the C library takes it.
+type List = *const *const c_char;
+
+/// Runs a call that makes this process another program, if it does not fail. The new program has this environment.
+fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
+    let exec = process::begin_fork();
+    gone::forget_in(environment as usize);
+    let answer = call();
+    if let Some(exec) = exec {
+        process::end_fork(exec);
+    }
+    answer
+}
+
+/// The same by the system calls' numbers; the answer is that of `syscall`.
+pub fn by_number(number: usize, args: [usize; 5]) -> isize {
+    let environment = if number == number::EXECVE { args[2] } else { args[3] };
+    let [a, b, c, d, e] = args;
+    becoming(environment as List, || {
+        // SAFETY: the call is the program's, with its arguments.
+        real::answer(unsafe { call(number, [a, b, c, d, e, 0]) })
+    })
+}
+
+names! {
+    /// The new program inherits what is not closed.
+    execve(path: *const c_char, arguments: List, environment: List) -> c_int {
+        becoming(environment, || {
+            call_real!(execve(path => *const c_char, arguments => List, environment => List) -> c_int)
+        })
+    }
+    /// As `execve`. The new program has the environment that the C library says is this one's. Where that is not
+    /// patched, as in a program that was started when the owner had ended, `execve` is called inside of it and does
+    /// not come by here.
+    execv(path: *const c_char, arguments: List) -> c_int {
+        becoming(real::environment(), || {
+            call_real!(execv(path => *const c_char, arguments => List) -> c_int)
+        })
+    }
+    /// As `execv`.
+    execvp(name: *const c_char, arguments: List) -> c_int {
+        becoming(real::environment(), || {
+            call_real!(execvp(name => *const c_char, arguments => List) -> c_int)
+        })
+    }
+    /// As `execve`.
+    execvpe(name: *const c_char, arguments: List, environment: List) -> c_int {
+        becoming(environment, || {
+            call_real!(execvpe(name => *const c_char, arguments => List, environment => List) -> c_int)
+        })
+    }
+    /// As `execve`.
+    fexecve(fd: c_int, arguments: List, environment: List) -> c_int {
+        becoming(environment, || {
+            call_real!(fexecve(fd => c_int, arguments => List, environment => List) -> c_int)
+        })
+    }
+    /// As `execve`.
+    execveat(at: c_int, path: *const c_char, arguments: List, environment: List, flags: c_int) -> c_int {
+        becoming(environment, || call_real!(execveat(
+            at => c_int, path => *const c_char, arguments => List, environment => List, flags => c_int
+        ) -> c_int))
+    }
+}
+
+/// `execle` has the environment behind the end of the arguments.
+unsafe extern "C" fn execve_listed(path: *const c_char, arguments: List) -> c_int {
+    let mut at = arguments;
+    // SAFETY: the caller's list ends, or the C library's function would not find its end either.
+    unsafe {
+        while !(*at).is_null() {
+            at = at.add(1);
+        }
+        execve(path, arguments, at.add(1).cast::<List>().read())
+    }
+}
+
+unsafe extern "C" fn execv_listed(path: *const c_char, arguments: List) -> c_int {
+    // SAFETY: the program's arguments.
+    unsafe { execv(path, arguments) }
+}
+
+unsafe extern "C" fn execvp_listed(name: *const c_char, arguments: List) -> c_int {
+    // SAFETY: the program's arguments.
+    unsafe { execvp(name, arguments) }
+}
+
+/// The forms with a list: `name => what takes it as an array`.
+macro_rules! listed {
+    ($($(#[$doc:meta])* $name:ident => $array:ident;)*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// That of the C library's function of this name.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "pop rax", // the way back
+                "push r9", "push r8", "push rcx", "push rdx", "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                "call {array}",
+                "pop rcx",
+                "add rsp, 40",
+                "push rcx",
+                "ret",
+                array = sym $array,
+            )
+        }
+    )* };
+}
+
+listed! {
+    /// As `execv`.
+    execl => execv_listed;
+    /// As `execvp`.
+    execlp => execvp_listed;
+    /// As `execve`.
+    execle => execve_listed;
+}

@@ -634,8 +634,9 @@ impl Cache {
             let synced = self.shared.filemap.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
         });
-        // Every file is tried, whatever the first error is.
-        synced.fold(Ok(()), |so_far, synced| so_far.and(synced))
+        // All are tried before the first error is told.
+        let all: Vec<Result<()>> = synced.collect();
+        all.into_iter().collect()
     }
 
     /// Ends this handle of the cache, and says what dropping it would not: whether everything that was written is

@@ -79,10 +79,12 @@ use crate::viewer::sys::{
 };
 
 mod door;
+pub mod mounts;
 mod theirs;
 mod workers;
 
 use door::{Door, HELLO_MAX};
+use mounts::Mount;
 use theirs::Theirs;
 use workers::Workers;
 
@@ -773,8 +775,7 @@ impl Shared {
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
         let device = match job.operation {
-            ATTACH => Some(second),
-            EXAMINE | WRITER_OPENED | LET_GO | RELEASE => None,
+            ATTACH | EXAMINE | WRITER_OPENED | LET_GO | RELEASE => None,
             _ => match self.seats[job.viewer].lock().handles.get(&first) {
                 Some(handle) => Some(handle.device),
                 None => return Err(Errno::BADF),
@@ -787,6 +788,9 @@ impl Shared {
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
             EXAMINE => {
+                if !self.domain.has(&job.process.member) {
+                    return Err(Errno::ACCES);
+                }
                 let examine = self.examiner.as_ref();
                 let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process.number));
                 Ok([conduct as u64, 0])
@@ -874,22 +878,9 @@ impl Shared {
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
-        let file = if was_sent {
-            let offer = self.seats[job.viewer].lock().offers.remove(&(descriptor as u32));
-            let offer = offer.ok_or(Errno::BADF)?;
-            let file = offer.receive();
-            offer.close();
-            file?
-        } else {
-            let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
-            file.map_err(|error| match error {
-                // Not to us: the process may be none that we have started.
-                rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => {
-                    Errno(TO_BE_SENT)
-                }
-                error => Errno(error.raw_os_error()),
-            })?
-        };
+        let (file, mount) =
+            if was_sent { self.take_sent(job, descriptor)? } else { self.take_from(job, descriptor)? };
+        let _at_work = self.workers.enter(mount.device).ok_or(Errno::AGAIN)?;
         check_readable(&file)?;
         let name = FileName { device, inode };
         if FileName::of(&file) != Some(name) {
@@ -919,9 +910,54 @@ impl Shared {
             self.let_go(attached.handle, place);
             return Err(Errno(libc::EMFILE));
         }
-        let before = seat.handles.insert(attached.handle, Handle { place, device });
+        let before = seat.handles.insert(attached.handle, Handle { place, device: mount.device });
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
+    }
+
+    /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
+    fn take_from(&self, job: &Job, descriptor: i32) -> Result<(OwnedFd, Mount), Errno> {
+        let mount = mounts::of_descriptor(job.process.number, descriptor);
+        match mount {
+            Ok(mount) => self.check_file_system(mount)?,
+            // What it is opened by is asked for below, and refused in the same way.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+            Err(_) => return Err(Errno::OPNOTSUPP),
+        }
+        let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
+        let file = file.map_err(|error| match error {
+            // Not to us: the process may be none that we have started.
+            rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => Errno(TO_BE_SENT),
+            error => Errno(error.raw_os_error()),
+        })?;
+        self.check_mount(job, file)
+    }
+
+    /// Takes a descriptor that the viewer has sent.
+    fn take_sent(&self, job: &Job, ticket: i32) -> Result<(OwnedFd, Mount), Errno> {
+        let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
+        let file = offer.receive();
+        offer.close();
+        self.check_mount(job, file?)
+    }
+
+    /// What was taken, if it is of a file system whose files are served: the number that was looked at may have become
+    /// another file's. What is not is closed where nobody waits for it.
+    fn check_mount(&self, job: &Job, file: OwnedFd) -> Result<(OwnedFd, Mount), Errno> {
+        let mount = mounts::of_own(file.as_fd(), job.process.number);
+        let checked = mount.map_err(|_| Errno::OPNOTSUPP);
+        match checked.and_then(|mount| self.check_file_system(mount).map(|()| mount)) {
+            Ok(mount) => Ok((file, mount)),
+            Err(error) => {
+                self.door.close_apart(file);
+                Err(error)
+            }
+        }
+    }
+
+    fn check_file_system(&self, mount: Mount) -> Result<(), Errno> {
+        let any = self.owner.manners().any_file_system;
+        if mount.system.may_be_served(any) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
     }
 
     /// Takes a viewer's handle back. Two that ask at once: the map says who was first.

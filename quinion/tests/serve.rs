@@ -533,7 +533,7 @@ fn other_domain() {
     // Its standard input is a pipe, and not that file.
     let data = file.as_file().metadata().unwrap();
     let attach = |fd: u64| theirs.request(Operation::Attach, [fd, data.dev(), data.ino()]);
-    assert_eq!(attach(0), Err(RequestError::Errno(libc::ESTALE)));
+    assert_eq!(attach(0), Err(RequestError::Errno(libc::EOPNOTSUPP)));
     writeln!(child.stdin.as_mut().unwrap()).unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 2]).unwrap();
     assert_eq!(attach(0), Err(RequestError::Errno(libc::EACCES)));
@@ -700,6 +700,83 @@ fn hostile_descriptor() {
     drop(others); // ends the closes
 }
 
+/// A file system in user space that can be told to hang. It is aborted at the end, so that nobody hangs for ever.
+struct Hanging {
+    folder: tempfile::TempDir,
+    server: Child,
+}
+
+impl Hanging {
+    /// `None`, with a word, where none can be mounted.
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
+            println!("SKIPPED: it takes root and /dev/fuse to mount a file system in user space");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (point, stop) = (folder.path().join("point"), folder.path().join("stop"));
+        std::fs::create_dir(&point).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fuse.py");
+        let mut command = Command::new("python3");
+        command.arg(script).args([&point, &stop]).stdout(Stdio::piped());
+        let mut server = command.spawn().unwrap();
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut said)
+            .unwrap();
+        assert_eq!(said, "mounted\n");
+        Some(Self { folder, server })
+    }
+    fn file(&self) -> File {
+        File::open(self.folder.path().join("point/file")).unwrap()
+    }
+    fn hang(&self) {
+        std::fs::write(self.folder.path().join("stop"), "").unwrap();
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        // With its server the connection ends, and whoever waits for an answer is told so; only then is it asked.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = rustix::mount::unmount(self.folder.path().join("point"), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// 1. A viewer attaches a file of a file system that hangs, and says that it lies on another, so that nobody counts
+///    what it takes: by number, and by sending it.
+/// 2. Each question takes a worker until none is left, and the owner cannot be ended, nor killed.
+#[test]
+fn hung_file_system() {
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 2, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let Some(hanging) = Hanging::new() else { return };
+    let (hung, real) = (hanging.file(), temporary(1, 100_000));
+    hanging.hang();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
+    let data = real.as_file().metadata().unwrap();
+    let begun = Instant::now();
+    for round in 0..100 {
+        let question = match round % 2 {
+            0 => hung.as_raw_fd() as u64,
+            _ => u64::from(Viewer::send(&path, &Offer { version, token }, hung.as_fd()).unwrap()) | SENT,
+        };
+        // Another device each time, the honest one's among them.
+        let answer = viewer.request(Operation::Attach, [question, data.dev() + round / 2, data.ino()]);
+        assert_eq!(answer, Err(RequestError::Errno(libc::EOPNOTSUPP)), "in round {round}");
+    }
+    Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
+    service.stop();
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    drop(hanging); // before the file, whose close it would not answer
+    drop(hung);
+}
+
 /// Connects, says something, and stays.
 fn stranger(path: &std::path::Path, says: &[u8]) -> Option<std::os::fd::OwnedFd> {
     use rustix::net::{
@@ -734,7 +811,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                 let slot = &page.requests[next() as usize % REQUEST_SLOTS];
                 match next() % 7 {
                     0 => slot.state.store((next() % 8) as u32, Ordering::Relaxed),
-                    1 => slot.operation.store((next() % 8) as u32, Ordering::Relaxed),
+                    1 => slot.operation.store((next() % 16) as u32, Ordering::Relaxed),
                     2 => {
                         slot.arguments[next() as usize % 3].store(next() >> (next() % 64), Ordering::Relaxed)
                     }

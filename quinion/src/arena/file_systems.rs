@@ -68,7 +68,54 @@ const NO_CONTENT: [u32; 20] = [
     0x6c6f_6f70,
 ];
 
+/// What the tables of mounts call the local ones, and those that cannot be written. (NTFS by FUSE is called fuseblk.)
+#[cfg(feature = "std")]
+const LOCAL_NAMES: [&str; 20] = [
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "tmpfs", "devtmpfs", "ramfs", "rootfs",
+    "vfat", "msdos", "exfat", "ntfs3", "udf", "jfs", "nilfs2", "zfs", "ubifs",
+];
+#[cfg(feature = "std")]
+const READ_ONLY_NAMES: [&str; 5] = ["squashfs", "erofs", "iso9660", "cramfs", "romfs"];
+/// And those whose files are made anew at each read.
+#[cfg(feature = "std")]
+const NO_CONTENT_NAMES: [&str; 20] = [
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "selinuxfs",
+    "smackfs",
+    "bpf",
+    "pstore",
+    "efivarfs",
+    "configfs",
+    "devpts",
+    "binfmt_misc",
+    "nsfs",
+    "mqueue",
+    "resctrl",
+    "fusectl",
+    "binder",
+];
+
 impl FileSystem {
+    /// Of the type that a table of mounts names.
+    #[cfg(feature = "std")]
+    pub fn named(name: &str) -> Self {
+        if LOCAL_NAMES.contains(&name) {
+            Self::Local
+        } else if READ_ONLY_NAMES.contains(&name) {
+            Self::ReadOnly
+        } else if NO_CONTENT_NAMES.contains(&name) {
+            Self::NoContent
+        } else {
+            Self::Other
+        }
+    }
+
     /// Of that magic number, of which 32 bits count.
     pub fn of(magic: u64) -> Self {
         let magic = magic as u32;

@@ -81,6 +81,10 @@ impl Door {
         Ok([arena.try_clone()?, control.try_clone()?])
     }
 
+    /// Closes a descriptor whose close may wait, on a thread of its own.
+    pub(super) fn close_apart(&self, descriptor: OwnedFd) {
+        self.closers.close(descriptor);
+    }
     /// Whether a process can send us a descriptor.
     pub(super) fn is_open(&self) -> bool {
         self.listener.is_some()

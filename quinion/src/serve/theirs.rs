@@ -41,6 +41,20 @@ impl Closers {
     pub(super) fn are_all_busy(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= CLOSERS_MAX // a bound that need not be exact
     }
+
+    /// Closes a descriptor whose close may wait, on a thread of its own.
+    pub(super) fn close(&self, descriptor: OwnedFd) {
+        let closers = Arc::clone(&self.0);
+        closers.fetch_add(1, Ordering::Relaxed);
+        let close = std::mem::ManuallyDrop::new(descriptor);
+        let name = std::thread::Builder::new().name("quinion-close".into());
+        let spawned = name.spawn(move || {
+            drop(std::mem::ManuallyDrop::into_inner(close));
+            closers.fetch_sub(1, Ordering::Relaxed);
+        });
+        // No thread: it stays open, and counted, until this process ends; better than to wait.
+        drop(spawned);
+    }
 }
 
 /// Somebody's connection. Dropping it waits for nobody.
@@ -134,16 +148,7 @@ impl Drop for Theirs {
         if is_empty {
             return;
         }
-        let closers = Arc::clone(&self.closers.0);
-        closers.fetch_add(1, Ordering::Relaxed);
-        let close = std::mem::ManuallyDrop::new(socket);
-        let name = std::thread::Builder::new().name("quinion-close".into());
-        let spawned = name.spawn(move || {
-            drop(std::mem::ManuallyDrop::into_inner(close));
-            closers.fetch_sub(1, Ordering::Relaxed);
-        });
-        // No thread: the connection stays open, and counted, until this process ends; better than to wait.
-        drop(spawned);
+        self.closers.close(socket);
     }
 }
 

@@ -20,14 +20,17 @@
 //! [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use quinion::arena::control::Conduct;
+use quinion::serve::mounts::{self, Mount};
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use super::remembered::{Identity, OBJECTS, Remembered, sum};
 use super::{foreign, object};
@@ -122,12 +125,10 @@ impl Examiner {
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
         /// Larger objects are not read: it takes too long, and too much memory.
         const BYTES_MAX: u64 = 256 << 20;
-        let path = format!("/proc/{process}/root{}", part.path);
-        // Another file may have the name by now, and one that is a pipe would make us wait for who writes to it.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        let file = open_object(process, part.path)?;
         let data = file.metadata().ok()?;
         // The device is not compared: some file systems say another one here than there.
-        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX || may_hang(&file) {
+        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX {
             return None;
         }
         let identity = Identity::of(&data);
@@ -149,11 +150,22 @@ impl Examiner {
     }
 }
 
-/// Whether reads of the file may never end: it lies on a network, or somebody's process answers them. NFS, SMB in its
-/// versions, 9P, Ceph, FUSE.
-fn may_hang(file: &File) -> bool {
-    const SUCH: [u32; 6] = [0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x6573_5546];
-    rustix::fs::fstatfs(file).map_or(true, |system| SUCH.contains(&(system.f_type as u32)))
+/// Opens what `path` is in `process`, if no step of that can wait for ever: the path, which the process has chosen, is
+/// looked up in its table of mounts before any file system is asked, and what was found is looked at again before it is
+/// opened. A file system that is served to nobody unless asked for (FUSE, a network's) answers no question here.
+fn open_object(process: u32, path: &str) -> Option<File> {
+    let path = Path::new(path);
+    mounts::of_path(process, path).ok().filter(Mount::answers)?;
+    let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    // There are no links in what the kernel says of a mapping.
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
+    mounts::of_own(found.as_fd(), process).ok().filter(Mount::answers)?;
+    // One that is a pipe would make us wait for who writes to it.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let again = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;
+    Some(File::from(again))
 }
 
 // ---- what is remembered --------------------------------------------------------------------------------------

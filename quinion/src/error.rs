@@ -63,6 +63,8 @@ pub(crate) enum Repr {
     Build(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot open {}: {source}", path.display())]
     Open { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("cannot open {}: it is a directory; name a file in it", path.display())]
+    IsDirectory { path: PathBuf },
     #[error(
         "cannot read {len} bytes at byte {position}: {source}; nothing was cached, a later read tries again"
     )]
@@ -189,7 +191,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match *self.0 {
             Repr::Build(_) => ErrorKind::Build,
-            Repr::Open { .. } => ErrorKind::Open,
+            Repr::Open { .. } | Repr::IsDirectory { .. } => ErrorKind::Open,
             Repr::Read { .. } | Repr::Attributes(_) | Repr::Lock(_) | Repr::NoThread(_) | Repr::Panicked => {
                 ErrorKind::Io
             }
@@ -238,12 +240,6 @@ impl Error {
         self.cause()?.raw_os_error()
     }
 
-    /// Whether a directory was to be opened.
-    fn names_a_directory(&self) -> bool {
-        let Repr::Open { source, .. } = &*self.0 else { return false };
-        matches!(source.downcast_ref(), Some(crate::backend::OpenError::IsDirectory))
-    }
-
     /// The error of input or output that was the cause, if one was.
     fn cause(&self) -> Option<&io::Error> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(self);
@@ -276,7 +272,7 @@ impl From<Error> for io::Error {
             ErrorKind::NoMemory => io::ErrorKind::OutOfMemory,
             ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
             ErrorKind::UnexpectedEof => io::ErrorKind::UnexpectedEof,
-            ErrorKind::Open if error.names_a_directory() => io::ErrorKind::IsADirectory,
+            ErrorKind::Open if matches!(*error.0, Repr::IsDirectory { .. }) => io::ErrorKind::IsADirectory,
             ErrorKind::Forked | ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             // Nothing is wrong with the file system if it is the handle that does not write.
             ErrorKind::ReadOnly if error.raw_os_error().is_none() => io::ErrorKind::PermissionDenied,

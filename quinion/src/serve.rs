@@ -787,14 +787,7 @@ impl Shared {
         };
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
-            EXAMINE => {
-                if !self.domain.has(&job.process.member) {
-                    return Err(Errno::ACCES);
-                }
-                let examine = self.examiner.as_ref();
-                let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process.number));
-                Ok([conduct as u64, 0])
-            }
+            EXAMINE => self.examine(job),
             FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
             ADVANCE => {
@@ -834,6 +827,16 @@ impl Shared {
             }
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// What the code does that the viewer's process has loaded.
+    fn examine(&self, job: &Job) -> Result<[u64; 2], Errno> {
+        if !self.domain.has(&job.process.member) {
+            return Err(Errno::ACCES);
+        }
+        let examine = self.examiner.as_ref();
+        let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process.number));
+        Ok([conduct as u64, 0])
     }
 
     /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are

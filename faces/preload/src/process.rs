@@ -434,8 +434,9 @@ impl Drop for Taken {
     }
 }
 
-/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in the middle of a read: it finds zeros there, which
-/// are the descriptor of nothing, and asks the kernel; or of a question, which it gives up.
+/// Puts zeros in the place of the memory, if that was not done before; whether they are there. Another thread may be in
+/// the middle of a read: it finds zeros there, which are the descriptor of nothing, and asks the kernel; or of a
+/// question, which it gives up.
 fn cover([arena, own]: [Mapped; 2]) -> bool {
     if !IS_COVERED.load(Ordering::Relaxed) {
         let covered = [(arena, Access::Read), (own, Access::ReadWrite)]

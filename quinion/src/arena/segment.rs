@@ -85,7 +85,7 @@ impl Segment {
     /// writing. It takes address space, and no memory yet. The size is below `ulimit -f`, or a signal
     /// (SIGXFSZ) ends the process: [`super::process_limit`] counts it.
     pub fn create(name: &CStr, bytes: usize, sharing: Sharing) -> Result<Self, ArenaError> {
-        let file = create_file(name, bytes, sharing)?;
+        let file = create_sized(name, bytes, sharing)?;
         let reserved_bytes = bytes + EXTENT_SIZE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let reserved = unsafe {
@@ -104,6 +104,11 @@ impl Segment {
         let segment = Self { file, reserved, base, bytes, process, is_locked: AtomicBool::new(false) };
         segment.map(0, bytes, segment.file.as_fd(), 0).map_err(system("mmap"))?;
         segment.advise(0, bytes, sharing).map_err(system("madvise"))?;
+        // With its mapping in place: nobody makes another that writes, whoever opens the file once more.
+        if sharing == Sharing::Common {
+            let _before_5_1 = rustix::fs::fcntl_add_seals(&segment.file, SealFlags::FUTURE_WRITE);
+        }
+        seal(&segment.file, SealFlags::SEAL)?;
         Ok(segment)
     }
 
@@ -288,13 +293,6 @@ impl Drop for Segment {
     }
 }
 
-/// A memory file of its final size, which nobody can change from now on.
-fn create_file(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
-    let file = create_sized(name, bytes, sharing)?;
-    seal(&file, SealFlags::SEAL)?;
-    Ok(file)
-}
-
 /// A memory file of its final size, to which [`seal`] may still add seals. The size is below `ulimit -f`, as in
 /// [`Segment::create`].
 pub fn create_sized(name: &CStr, bytes: usize, sharing: Sharing) -> Result<OwnedFd, ArenaError> {
@@ -354,6 +352,30 @@ mod tests {
         assert_eq!(taken(&segment), EXTENT_SIZE);
         let mode = fstat(segment.file()).unwrap().st_mode & 0o777;
         assert_eq!(mode, 0o400);
+    }
+
+    /// Root may open a file of mode 0400 for writing, and so may its user after an `fchmod`.
+    #[test]
+    fn what_all_viewers_read_is_not_mapped_for_writing_a_second_time() {
+        use rustix::fs::OFlags;
+        let segment = Segment::create(c"quinion-common", EXTENT_SIZE, Sharing::Common).unwrap();
+        segment.populate_bytes(0, PAGE_SIZE).unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&segment.file()));
+        rustix::fs::fchmod(segment.file(), Mode::RUSR | Mode::WUSR).unwrap();
+        let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let map = |access| {
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            unsafe { rustix::mm::mmap(null_mut(), PAGE_SIZE, access, MapFlags::SHARED, &again, 0) }
+        };
+        assert_eq!(map(ProtFlags::READ | ProtFlags::WRITE), Err(Errno::PERM));
+        assert_eq!(rustix::io::pwrite(&again, b"x", 0), Err(Errno::PERM));
+        let read = map(ProtFlags::READ).unwrap();
+        // SAFETY: the page is mapped by the owner for writing, and by us for reading.
+        unsafe {
+            byte(&segment, 0).write_volatile(7);
+            assert_eq!(read.cast::<u8>().read_volatile(), 7);
+            rustix::mm::munmap(read, PAGE_SIZE).unwrap();
+        }
     }
 
     #[test]

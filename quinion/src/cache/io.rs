@@ -3,7 +3,8 @@
 //!
 //! A `File` has one position, in memory of its own. [`Read`], [`Write`] and [`Seek`] go on from there; the calls whose
 //! names end in `_at` neither use it nor move it. Threads that share a `File` by reference share the position as well:
-//! each call takes it once and sets it once, and two at the same time may read the same bytes. Give each thread a clone.
+//! each call takes it once and sets it once, and two at the same time may read the same bytes. Give each thread a
+//! clone.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::path::Path;

@@ -43,8 +43,8 @@ use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{
-    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, Parked, Reap, SyncKind, WaitRoom,
-    is_waking,
+    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, OpenError, Parked, Reap, SyncKind,
+    WaitRoom, is_waking,
 };
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
@@ -492,7 +492,10 @@ impl Cache {
             false if options.is_unseen() => engine.open_unseen(path),
             false => engine.open(path),
         };
-        let backend = backend.map_err(|e| failed(Box::new(e)))?;
+        let backend = backend.map_err(|error| match error {
+            OpenError::IsDirectory => Repr::IsDirectory { path: path.to_owned() }.into(),
+            error => failed(Box::new(error)),
+        })?;
         self.open_backend_in(Arc::new(backend), request).map_err(|error| match error.raw_os_error() {
             Some(code) if error.kind() == ErrorKind::Io => {
                 failed(Box::new(std::io::Error::from_raw_os_error(code)))

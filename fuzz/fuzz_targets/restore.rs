@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use quinion::Cache;
-use quinion::restore::message::{Said, check, parse};
+use quinion::restore::message::{ParseStep, check, parse};
 use quinion::restore::{OnFailure, RestoreOptions, Server};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -78,14 +78,14 @@ impl Stage {
 
     fn run(&self, kind: u8, message: &[u8]) {
         match parse(message) {
-            Ok(Said::Regions(regions)) => {
+            Ok(ParseStep::Regions(regions)) => {
                 if check(&regions, IMAGE_BYTES).is_ok() {
                     let bytes: u64 = regions.iter().map(|region| region.size).sum();
                     assert!(bytes <= IMAGE_BYTES, "more than there is, and no byte twice");
                     assert!(regions.iter().all(|region| region.offset + region.size <= IMAGE_BYTES));
                 }
             }
-            Ok(Said::WantsImage | Said::Unfinished) | Err(_) => {}
+            Ok(ParseStep::WantsImage | ParseStep::Unfinished) | Err(_) => {}
         }
         let said = self.answer(kind, message);
         let is_one_piece_of_nothing = message.iter().all(u8::is_ascii_whitespace);

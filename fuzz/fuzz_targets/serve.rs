@@ -26,11 +26,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use quinion::arena::control::{Advice, Manners, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state};
+use quinion::arena::control::{
+    Advice, AttachPolicy, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state,
+};
 use quinion::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
-use quinion::serve::{Attached, FileName, House, Owner, Service, ServiceOptions, listen};
+use quinion::serve::{Attached, FileName, Owner, Service, ServiceHandle, ServiceOptions, listen};
 use quinion::units::{Frame, MappingId, PageIndex};
-use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
+use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::viewer::sys::Errno;
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ServeRules};
@@ -138,13 +140,13 @@ impl Owner for Watched {
         self.given.lock().unwrap().insert(attached.handle);
         Ok(attached)
     }
-    fn manners(&self) -> Manners {
-        self.owner.manners()
+    fn attach_policy(&self) -> AttachPolicy {
+        self.owner.attach_policy()
     }
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         self.owner.leaves_to_kernel(file, name, spent)
     }
-    fn prepare(&self, house: &dyn House) {
+    fn prepare(&self, house: &dyn ServiceHandle) {
         self.owner.prepare(house);
     }
     fn sure_for(&self) -> Duration {
@@ -337,7 +339,7 @@ impl Stage {
                 }
                 Op::Say { message, descriptor } => self.say(message, file_of(*descriptor)),
                 Op::Offer { descriptor } => {
-                    let message = Offer { version: LAYOUT_VERSION, token }.bytes();
+                    let message = DescriptorOffer { version: LAYOUT_VERSION, token }.bytes();
                     self.say(&message, file_of(*descriptor));
                 }
                 Op::Honest { page } => self.read(*page),
@@ -356,7 +358,7 @@ impl Stage {
         }
         self.read(ops.len() as u8);
         // Whoever comes to the door is heard.
-        let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token ^ 1, run: 0 };
+        let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token ^ 1, run: 0 };
         let refused = Viewer::connect(&self.socket, &hello).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(71), "EPROTO and not {refused}");
         assert!(!self.owner.is_wrong.load(Ordering::Relaxed), "the owner was asked what it must not be");

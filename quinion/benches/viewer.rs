@@ -21,9 +21,9 @@ use quinion::arena::control::Operation;
 use quinion::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Coherence, ServeRules};
+use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
 const REPEATS: u64 = 15;
@@ -127,7 +127,7 @@ fn own() -> Result<(), Box<dyn std::error::Error>> {
 fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
     let fields: Vec<&str> = view.splitn(3, ':').collect();
     let [token, socket, path] = fields[..] else { return Err("not a view".into()) };
-    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse()?, run: 0 };
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse()?, run: 0 };
     let viewer = Viewer::connect(socket.as_ref(), &hello)?;
     let file = std::fs::File::open(path)?;
     let known = file.metadata()?;
@@ -153,5 +153,5 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

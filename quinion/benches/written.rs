@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::filemap::{Stopped, read_hits_into};
+use quinion::filemap::{HitStop, read_hits_into};
 use quinion::folio::written::{copy_page, try_copy_page};
-use quinion::mapping::{Mapping, Shape};
-use quinion::sync::Locks;
+use quinion::mapping::{FolioShape, Mapping};
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::tuning::Tuning;
 use quinion::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
@@ -48,11 +48,11 @@ impl Stage {
     }
     fn add(arena: &Arena, mapping: &Mapping, first: u64, order: u8) -> Frame {
         let pages = 1 << order;
-        let run = arena.alloc_run(pages, Locks::Wait).expect("there is room");
+        let run = arena.alloc_run(pages, LockWait::Wait).expect("there is room");
         assert_eq!(run.pages, pages);
         let fill = FillRun { index: PageIndex(first), frame: run.frame, pages };
-        let shape = Shape::of(Orders { min: Order::ZERO, max: Order(order) });
-        mapping.add_folio_range(fill, shape, Locks::Wait, &mut |_, _| {}).expect("nodes");
+        let shape = FolioShape::of(Orders { min: Order::ZERO, max: Order(order) });
+        mapping.add_folio_range(fill, shape, LockWait::Wait, &mut |_, _| {}).expect("nodes");
         arena.view().own(run.frame).complete(true);
         run.frame
     }
@@ -70,7 +70,7 @@ impl Stage {
             to,
             |_, _| (),
         );
-        assert_eq!(hits.stopped, Stopped::Full);
+        assert_eq!(hits.stopped, HitStop::Full);
     }
 }
 

@@ -72,7 +72,7 @@ struct Samples {
     threshold: u64,
     /// By hash, where in the row it was read last.
     last: BTreeMap<u64, u32>,
-    row: Row,
+    row: FenwickTree,
     seen: Histogram,
 }
 
@@ -87,14 +87,14 @@ struct Histogram {
 
 /// 0s and 1s, of which those from a place on are counted in few steps: a Fenwick tree.
 #[derive(Debug)]
-struct Row {
+struct FenwickTree {
     sums: Box<[u32]>,
     /// The first place that was not used yet.
     next: u32,
     ones: u32,
 }
 
-impl Row {
+impl FenwickTree {
     fn new(places: usize) -> Self {
         Self { sums: vec![0; places + 1].into(), next: 0, ones: 0 }
     }
@@ -198,7 +198,7 @@ impl Sampler {
             samples_max,
             threshold: u64::MAX,
             last: BTreeMap::new(),
-            row: Row::new(samples_max.max(1) * ROW),
+            row: FenwickTree::new(samples_max.max(1) * ROW),
             seen: Histogram { again: vec![0.0; CLASSES].into(), first: 0.0 },
         };
         Self { threshold: AtomicU64::new(u64::MAX), samples: Mutex::new(samples) }

@@ -47,7 +47,7 @@
 //!
 //! The **generation** tells one opening of a number, and one attachment of an opening, from the next. What the
 //! descriptor is attached to (the owner's handle, the file) changes only while the state is Moving and the generation
-//! is a new one; so a compare-exchange that succeeds, or [`Cell::is_still`], proves that it did not change.
+//! is a new one; so a compare-exchange that succeeds, or [`FdCell::is_still`], proves that it did not change.
 //!
 //! # Rules
 //!
@@ -120,9 +120,9 @@ impl State {
 
 /// A descriptor's word, as read at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Word(u64);
+pub struct FdWord(u64);
 
-impl Word {
+impl FdWord {
     const GENERATION: u64 = 1 << 48;
     const LOOKED: u64 = 1 << 47;
     const OWNERS: u64 = 1 << 46;
@@ -223,7 +223,7 @@ impl Word {
         Self(self.0.wrapping_add(step)).with_state(state).with_low(calls)
     }
     /// Whether both are of the same opening and the same attachment.
-    pub fn is_same_attachment(self, other: Word) -> bool {
+    pub fn is_same_attachment(self, other: FdWord) -> bool {
         (self.0 ^ other.0) << 3 >> 51 == 0
     }
 }
@@ -231,9 +231,9 @@ impl Word {
 /// Where a descriptor's word is. All zeros at first: Unknown.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Cell(AtomicU64);
+pub struct FdCell(AtomicU64);
 
-impl Cell {
+impl FdCell {
     /// An unknown descriptor's.
     #[cfg(not(quinion_model))]
     #[allow(clippy::new_without_default, reason = "made in statics")]
@@ -249,26 +249,26 @@ impl Cell {
 
     /// The word.
     #[inline]
-    pub fn look(&self) -> Word {
+    pub fn look(&self) -> FdWord {
         // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and
         // write).
         // It also is the Acquire whose partner is the store in `Fd::moving`: who sees SERVED sees the attachment.
-        Word(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
+        FdWord(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
     }
 
     /// Replaces `from` by `to`; the word as it is now if it is not `from`.
     #[inline]
-    fn exchange(&self, from: Word, to: Word) -> Result<(), Word> {
+    fn exchange(&self, from: FdWord, to: FdWord) -> Result<(), FdWord> {
         // SeqCst: as in `look`, its partner.
         match self.0.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Ok(()),
-            Err(now) => Err(Word(now)),
+            Err(now) => Err(FdWord(now)),
         }
     }
 
     /// Moves the private offset; whether nobody was faster.
     #[inline]
-    pub fn advance(&self, from: Word, offset: u64) -> bool {
+    pub fn advance(&self, from: FdWord, offset: u64) -> bool {
         debug_assert!(from.state() == State::Served);
         let to = from.with_low(offset);
         if mutant(Mutant::AdvanceExchange) {
@@ -280,36 +280,36 @@ impl Cell {
 
     /// After a copy, whether the descriptor still is what it was attached to when `word` was looked at.
     #[inline]
-    pub fn is_still(&self, word: Word) -> bool {
+    pub fn is_still(&self, word: FdWord) -> bool {
         if !mutant(Mutant::StillFence) {
             // Acquire, partner: the Release fence in `Fd::publish`. If what was read of the attachment is of a later
             // one, the word that is seen now is of that or a later one, too.
             fence(Ordering::Acquire);
         }
-        let now = Word(self.0.load(Ordering::Relaxed));
+        let now = FdWord(self.0.load(Ordering::Relaxed));
         mutant(Mutant::StillLook) || now.is_same_attachment(word)
     }
 
     /// What a look at the descriptor has shown is noted, if nobody was faster, who knew better.
-    pub fn settle(&self, from: Word, to: Word) {
+    pub fn settle(&self, from: FdWord, to: FdWord) {
         let _ = self.exchange(from, to);
     }
 
     /// Whether why this descriptor's reads are left to the kernel has not been counted yet; it has from now on.
-    pub fn tell(&self, word: Word) -> bool {
+    pub fn tell(&self, word: FdWord) -> bool {
         matches!(word.state(), State::Shared | State::Positioned)
             && !word.is_told()
             && self.exchange(word, word.told()).is_ok()
     }
 
     /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: somebody was faster.
-    pub fn give_credit(&self, from: Word, bytes: u64, is_owners: bool) -> bool {
-        let owners = if is_owners { Word::OWNERS } else { 0 };
-        self.exchange(from, Word(from.with_credit(bytes).0 | owners)).is_ok()
+    pub fn give_credit(&self, from: FdWord, bytes: u64, is_owners: bool) -> bool {
+        let owners = if is_owners { FdWord::OWNERS } else { 0 };
+        self.exchange(from, FdWord(from.with_credit(bytes).0 | owners)).is_ok()
     }
 
     /// Takes `bytes` off a credit; whether nobody was faster.
-    pub fn charge(&self, from: Word, bytes: u64) -> bool {
+    pub fn charge(&self, from: FdWord, bytes: u64) -> bool {
         self.exchange(from, from.charged(bytes)).is_ok()
     }
 
@@ -319,7 +319,7 @@ impl Cell {
         let word = self.look();
         let to = match word.state() {
             State::Unknown | State::Kernel | State::Other => word.with_low(0),
-            _ => word.next(State::Shared).with_low(Word::TOLD),
+            _ => word.next(State::Shared).with_low(FdWord::TOLD),
         };
         self.settle(word, to);
     }
@@ -353,19 +353,19 @@ pub struct Opened {
 /// One descriptor: its word, and its process.
 #[derive(Debug)]
 pub struct Fd<'a, P> {
-    cell: &'a Cell,
+    cell: &'a FdCell,
     process: P,
 }
 
 impl<'a, P: Process> Fd<'a, P> {
     /// The descriptor whose word is in `cell`.
     #[inline]
-    pub fn new(cell: &'a Cell, process: P) -> Self {
+    pub fn new(cell: &'a FdCell, process: P) -> Self {
         Self { cell, process }
     }
 
     /// The word once nobody is handing the offset over.
-    pub fn settled(&self) -> Word {
+    pub fn settled(&self) -> FdWord {
         let mut turn = 0;
         loop {
             let word = self.cell.look();
@@ -378,7 +378,7 @@ impl<'a, P: Process> Fd<'a, P> {
     }
 
     /// Takes `from` to Moving with signals held back, does `work`, and goes on to the word it answers.
-    fn moving(&self, from: Word, work: impl FnOnce() -> Word) -> Result<(), Word> {
+    fn moving(&self, from: FdWord, work: impl FnOnce() -> FdWord) -> Result<(), FdWord> {
         let _held = self.process.hold_signals();
         self.cell.exchange(from, from.with_state(State::Moving))?;
         let to = work();
@@ -388,7 +388,7 @@ impl<'a, P: Process> Fd<'a, P> {
     }
 
     /// From Served, with the private offset given to the kernel, to `to`.
-    fn leave(&self, from: Word, to: Word) -> Result<(), Word> {
+    fn leave(&self, from: FdWord, to: FdWord) -> Result<(), FdWord> {
         if mutant(Mutant::LeaveMoving) {
             self.process.set_offset(from.offset());
             return self.cell.exchange(from, to);
@@ -402,7 +402,7 @@ impl<'a, P: Process> Fd<'a, P> {
     }
 
     /// The handle of what `word` is attached to. It is that word's if an exchange of `word` succeeds afterwards.
-    fn handle_of(&self, word: Word) -> Option<u64> {
+    fn handle_of(&self, word: FdWord) -> Option<u64> {
         word.state().is_attached().then(|| self.process.handle())
     }
 
@@ -415,7 +415,7 @@ impl<'a, P: Process> Fd<'a, P> {
         self.open_as(|word| word.next(state))
     }
 
-    fn open_as(&self, next: impl Fn(Word) -> Word) -> Option<u64> {
+    fn open_as(&self, next: impl Fn(FdWord) -> FdWord) -> Option<u64> {
         loop {
             let word = self.settled();
             let handle = self.handle_of(word);
@@ -430,15 +430,15 @@ impl<'a, P: Process> Fd<'a, P> {
         let early = mutant(Mutant::OpenForked);
         let stale = self.open_as(|word| {
             let next = word.next(State::Shared);
-            if early { next.with_state(State::Candidate) } else { Word(next.0 | Word::OPENING) }
+            if early { next.with_state(State::Candidate) } else { FdWord(next.0 | FdWord::OPENING) }
         });
         let word = self.cell.look();
         let was_forked = !is_alone();
         if was_forked {
             self.share();
-        } else if word.state() == State::Shared && word.0 & Word::OPENING != 0 {
+        } else if word.state() == State::Shared && word.0 & FdWord::OPENING != 0 {
             // Whoever shared or attached it meanwhile has taken the mark away, and was right.
-            let candidate = Word(word.with_state(State::Candidate).0 & !Word::OPENING);
+            let candidate = FdWord(word.with_state(State::Candidate).0 & !FdWord::OPENING);
             self.cell.settle(word, candidate);
         }
         Opened { stale, was_forked }
@@ -469,12 +469,12 @@ impl<'a, P: Process> Fd<'a, P> {
     pub fn begin_kernels_call(&self, bytes: u64) -> bool {
         loop {
             let word = self.settled();
-            let is_full = word.0 & Word::CALLS == Word::CALLS;
+            let is_full = word.0 & FdWord::CALLS == FdWord::CALLS;
             if word.state() != State::Candidate || word.credit().is_none() || is_full {
                 return false;
             }
-            let call = if mutant(Mutant::CallCounted) { 0 } else { Word::CALL };
-            if self.cell.exchange(word, Word(word.charged(bytes).0 + call)).is_ok() {
+            let call = if mutant(Mutant::CallCounted) { 0 } else { FdWord::CALL };
+            if self.cell.exchange(word, FdWord(word.charged(bytes).0 + call)).is_ok() {
                 return true;
             }
         }
@@ -487,7 +487,7 @@ impl<'a, P: Process> Fd<'a, P> {
             if !word.has_kernels_calls() {
                 return; // a child's, which was forked by a handler that interrupted the call
             }
-            if self.cell.exchange(word, Word(word.0 - Word::CALL)).is_ok() {
+            if self.cell.exchange(word, FdWord(word.0 - FdWord::CALL)).is_ok() {
                 return;
             }
         }
@@ -497,7 +497,7 @@ impl<'a, P: Process> Fd<'a, P> {
 
     /// Attaches: `attach` stores to what. A candidate is served from its offset on; one that is shared, or that
     /// `can_write`, only for positional reads. The state it is in now; `None` if it was not attached.
-    pub fn publish(&self, from: Word, can_write: bool, attach: impl FnOnce()) -> Option<State> {
+    pub fn publish(&self, from: FdWord, can_write: bool, attach: impl FnOnce()) -> Option<State> {
         let is_served = match from.state() {
             State::Candidate => !can_write || mutant(Mutant::PublishWriter),
             State::Shared => false,
@@ -532,7 +532,7 @@ impl<'a, P: Process> Fd<'a, P> {
     /// A seek that the kernel is to work out, as if it had the offset: for a candidate, or a served one. `None`: it is
     /// neither any more. A served one stays served, from where the seek led to, or becomes positioned there if that
     /// offset does not fit.
-    pub fn seek<E>(&self, from: Word, seek: impl FnOnce() -> Result<u64, E>) -> Option<Result<u64, E>> {
+    pub fn seek<E>(&self, from: FdWord, seek: impl FnOnce() -> Result<u64, E>) -> Option<Result<u64, E>> {
         let mut answer = None;
         match from.state() {
             State::Candidate => {
@@ -642,7 +642,7 @@ impl<'a, P: Process> Fd<'a, P> {
 
     /// What was attached when `word` was looked at is not what the descriptor is now: it is to be attached anew, for
     /// positional reads. The handle to give back.
-    pub fn reattach(&self, word: Word) -> Option<u64> {
+    pub fn reattach(&self, word: FdWord) -> Option<u64> {
         let handle = self.handle_of(word);
         self.cell.exchange(word, word.next(State::Shared)).ok().and(handle)
     }

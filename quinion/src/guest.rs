@@ -10,10 +10,10 @@
 //!                                                                snapshot as it was opened
 //! ```
 //!
-//! [`Frozen`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a
+//! [`ImageMemory`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a
 //! guest's extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no
-//! second copy. It fills lazily. Whoever wants a range makes it **ready** first ([`Frozen::bring`]); pages that are
-//! ready stay as long as the image does, and never change.
+//! second copy. It fills lazily. Whoever wants a range makes it **ready** first ([`ImageMemory::bring`]); pages that
+//! are ready stay as long as the image does, and never change.
 //!
 //! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in
 //! place or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each
@@ -32,8 +32,8 @@
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
 //! were made ready, or is started when all of the image is.
 //!
-//! [`Memory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached, and
-//! there are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is
+//! [`MachineMemory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached,
+//! and there are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is
 //! touched by us, before, by a call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
@@ -42,10 +42,10 @@
 //!  2. No page of an image leaves, and none that is ready is written, as long as it lives.
 //!  3. No call touches a page of a guest that was not given memory.
 //!
-//! Not an invariant: that a read of [`Memory`] is of one moment, even of one byte after another.
+//! Not an invariant: that a read of [`MachineMemory`] is of one moment, even of one byte after another.
 //!
-//! Locks: none of its own but the one that keeps readers and writers of a [`Memory`] out of a punch. Cost of a range
-//! that is ready: a load for each 64 pages.
+//! Locks: none of its own but the one that keeps readers and writers of a [`MachineMemory`] out of a punch. Cost of a
+//! range that is ready: a load for each 64 pages.
 
 use std::fmt;
 use std::io;
@@ -61,7 +61,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::arena::{ArenaError, GuestExtents, GuestUse};
 use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr};
-use crate::filemap::{Filemap, Need};
+use crate::filemap::{Filemap, FillUrgency};
 use crate::folio::copy;
 use crate::mapping::Mapping;
 use crate::sync::{Rank, RankedRwLock};
@@ -91,7 +91,7 @@ fn extents_for(bytes: u64) -> Result<u32, Error> {
 }
 
 /// An image: the pages of a snapshot in a guest's extents, brought when somebody wants them.
-pub struct Frozen {
+pub struct ImageMemory {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     places: Arc<GuestExtents>,
@@ -107,9 +107,9 @@ pub struct Frozen {
 }
 
 /// Who is told what came of pages: in rising order, each page once. He may say that it is enough.
-pub type Told<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
+pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
-impl Frozen {
+impl ImageMemory {
     /// An image of what `backend` reads, called `name` in errors, known to reclaim under the number `id`, which nobody
     /// else has. Nothing is read yet. Waits a moment if the file was just written.
     ///
@@ -213,7 +213,7 @@ impl Frozen {
         let mut at = self.row(pages.start, pages.end, true);
         while at < pages.end && !self.is_broken() {
             let end = self.row(at, piece_end(at, pages.end), false);
-            if self.filemap.start_bringing(&self.mapping, at..end, Need::Ahead).is_err() {
+            if self.filemap.start_bringing(&self.mapping, at..end, FillUrgency::Ahead).is_err() {
                 return;
             }
             at = self.row(end, pages.end, true);
@@ -222,7 +222,7 @@ impl Frozen {
 
     /// Makes `pages`, which the snapshot has, ready, and tells of each what came of it: a piece at a time, and some
     /// more of them are on their way meanwhile. Waits for the device. Where a page cannot be read, the others are.
-    pub fn bring(&self, pages: Range<PageIndex>, tell: Told<'_>) {
+    pub fn bring(&self, pages: Range<PageIndex>, tell: PageObserver<'_>) {
         let (mut at, mut started) = (pages.start, pages.start);
         while at < pages.end {
             // 1 What is ready is said to be.
@@ -259,7 +259,7 @@ impl Frozen {
             return Err(self.changed(piece.start));
         }
         if *started < piece.end {
-            self.filemap.start_bringing(&self.mapping, piece.clone(), Need::Asked)?;
+            self.filemap.start_bringing(&self.mapping, piece.clone(), FillUrgency::Asked)?;
             *started = piece.end;
         }
         let far = end.min(piece.end.plus(AHEAD));
@@ -272,7 +272,7 @@ impl Frozen {
     }
 
     /// Waits for `piece`, then looks whether the snapshot is what it was, and tells what came of it all.
-    fn bring_piece(&self, piece: Range<PageIndex>, tell: Told<'_>) -> ControlFlow<()> {
+    fn bring_piece(&self, piece: Range<PageIndex>, tell: PageObserver<'_>) -> ControlFlow<()> {
         let brought = self.filemap.bring(&self.mapping, piece.clone());
         // After all of it came: what came from another content shows by now.
         if let Err(error) = self.look(brought.ended.is_some(), piece.start) {
@@ -327,7 +327,7 @@ impl Frozen {
     /// Copies up to `to.len()` bytes from byte `position` on, making them ready first; fewer where the snapshot ends.
     ///
     /// # Errors
-    /// As what [`Frozen::bring`] tells of any of them.
+    /// As what [`ImageMemory::bring`] tells of any of them.
     pub fn read(&self, position: u64, to: &mut [u8]) -> Result<usize, Error> {
         let left = self.len().saturating_sub(position).min(to.len() as u64);
         if left == 0 {
@@ -347,7 +347,7 @@ impl Frozen {
     }
 }
 
-impl Drop for Frozen {
+impl Drop for ImageMemory {
     fn drop(&mut self) {
         if !self.process.is_forked() {
             self.filemap.reclaim().remove_mapping(self.mapping.id());
@@ -355,7 +355,7 @@ impl Drop for Frozen {
     }
 }
 
-impl fmt::Debug for Frozen {
+impl fmt::Debug for ImageMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Frozen")
             .field("name", &self.name)
@@ -408,7 +408,7 @@ fn reopened(places: &GuestExtents, bytes: u64) -> Result<OwnedFd, Error> {
 }
 
 /// A machine's own memory.
-pub struct Memory {
+pub struct MachineMemory {
     extents: Arc<GuestExtents>,
     /// In bytes.
     size: u64,
@@ -416,7 +416,7 @@ pub struct Memory {
     touching: RankedRwLock<()>,
 }
 
-impl Memory {
+impl MachineMemory {
     /// Memory of `size` bytes, all zeros. It counts at once, and is taken when it is touched.
     ///
     /// # Errors
@@ -499,7 +499,7 @@ impl Memory {
         Ok(at - range.start)
     }
 
-    /// Copies bytes from `position` on into `to`; as [`Memory::write`].
+    /// Copies bytes from `position` on into `to`; as [`MachineMemory::write`].
     ///
     /// # Errors
     /// As there.
@@ -570,7 +570,7 @@ impl Memory {
 /// What is not written when it is given back ends the populate there.
 #[derive(Debug)]
 pub struct GuestSlice<'m> {
-    memory: &'m Memory,
+    memory: &'m MachineMemory,
     /// The position of the next byte.
     at: u64,
     /// Where it ends.
@@ -607,7 +607,7 @@ impl io::Write for GuestSlice<'_> {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for MachineMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory").field("size", &self.size).finish_non_exhaustive()
     }

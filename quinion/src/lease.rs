@@ -15,7 +15,7 @@
 //! opens with `O_NONBLOCK` is told `EAGAIN` instead and may come again; we are told all the same.)
 //!
 //! This room takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
-//! itself; that is the holder's part, and the order in which it has to be done is at [`Holder::look`].
+//! itself; that is the holder's part, and the order in which it has to be done is at [`LeaseHolder::look`].
 //!
 //! **Two threads**, started with the first lease and ended with the cache. The *fetcher* waits for the signal, which
 //! comes to it alone, and notes which lease it was about; why it does nothing else is told in `sys/lease.rs`. The
@@ -60,7 +60,7 @@ use std::time::Duration;
 use crate::backend::Backend;
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
-use crate::sys::lease::{self, Summoned, Summons, ThreadNumber};
+use crate::sys::lease::{self, LeaseSignal, ThreadNumber, WaitEnd};
 
 /// How long the fetcher waits at most, lest a call that got lost keep a cache from ending.
 const FETCH: Duration = Duration::from_secs(10);
@@ -116,7 +116,7 @@ impl NoLease {
 }
 
 /// Who has a lease.
-pub trait Holder: Send + Sync {
+pub trait LeaseHolder: Send + Sync {
     /// Looks whether the lease still stands ([`Lease::stands`]). If not: first believes it no more, then forgets what
     /// was read under it, and then drops it. May wait for locks; is waited for by somebody who wants to write.
     fn look(&self);
@@ -127,29 +127,29 @@ pub trait Holder: Send + Sync {
 
 /// The leases of one cache.
 pub struct Leases {
-    room: Arc<Room>,
+    room: Arc<LeaseRoom>,
     process: ForkGuard,
 }
 
 /// A read lease, which is given up when this is dropped.
 pub struct Lease {
-    room: Arc<Room>,
+    room: Arc<LeaseRoom>,
     process: ForkGuard,
     /// Keeps the descriptor, and so its number.
     on: Arc<dyn Backend>,
 }
 
 #[derive(Default)]
-struct Room {
+struct LeaseRoom {
     /// Until when leases are believed that nobody looks at, by [`now`].
     seen_until: AtomicU64,
-    book: Mutex<Book>,
+    book: Mutex<LeaseTable>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct Book {
-    holders: HashMap<RawFd, Weak<dyn Holder>>,
+struct LeaseTable {
+    holders: HashMap<RawFd, Weak<dyn LeaseHolder>>,
     /// Descriptors for which there was a signal.
     summoned: Vec<RawFd>,
     threads: Threads,
@@ -170,11 +170,11 @@ enum Threads {
 }
 
 /// What the worker does next.
-enum Round {
+enum WorkerStep {
     /// These are to look.
-    Some(Vec<Weak<dyn Holder>>),
+    Some(Vec<Weak<dyn LeaseHolder>>),
     /// All are to look; they are believed for so long from this time on.
-    All(Vec<Weak<dyn Holder>>, u64, Duration),
+    All(Vec<Weak<dyn LeaseHolder>>, u64, Duration),
     End,
 }
 
@@ -189,7 +189,7 @@ impl Leases {
     ///
     /// # Errors
     /// There can be none, for this reason.
-    pub fn take(&self, on: &Arc<dyn Backend>, holder: Weak<dyn Holder>) -> Result<Lease, NoLease> {
+    pub fn take(&self, on: &Arc<dyn Backend>, holder: Weak<dyn LeaseHolder>) -> Result<Lease, NoLease> {
         let Some(leasable) = on.leasable().filter(|_| !self.process.is_forked()) else {
             return Err(NoLease::NotSupported);
         };
@@ -304,13 +304,13 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Room {
-    fn lock(&self) -> MutexGuard<'_, Book> {
+impl LeaseRoom {
+    fn lock(&self) -> MutexGuard<'_, LeaseTable> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a lease that is about to be taken.
-    fn enter(&self, number: RawFd, holder: Weak<dyn Holder>) {
+    fn enter(&self, number: RawFd, holder: Weak<dyn LeaseHolder>) {
         let mut book = self.lock();
         if book.holders.is_empty() {
             // All there are, of which there are none, are seen now; and what is taken from now on is younger.
@@ -348,8 +348,8 @@ impl Room {
         let room = Arc::clone(self);
         let fetcher = named("quinion-summons").spawn(move || {
             crate::sys::signal::block_all();
-            let summons = Summons::here().ok();
-            let _ = tell.send(summons.as_ref().map(Summons::thread));
+            let summons = LeaseSignal::here().ok();
+            let _ = tell.send(summons.as_ref().map(LeaseSignal::thread));
             summons.into_iter().for_each(|summons| room.fetch(&summons));
         });
         let fetcher = fetcher.ok()?;
@@ -364,14 +364,14 @@ impl Room {
     }
 
     /// The fetcher's life. It calls nobody.
-    fn fetch(&self, summons: &Summons) {
+    fn fetch(&self, summons: &LeaseSignal) {
         loop {
             let summoned = summons.wait(FETCH);
             let mut book = self.lock();
             if book.is_closed {
                 return;
             }
-            if let Summoned::For(number) = summoned {
+            if let WaitEnd::For(number) = summoned {
                 book.summoned.push(number);
                 self.bell.notify_all();
             }
@@ -380,7 +380,7 @@ impl Room {
 
     /// The worker's life.
     fn work(&self) {
-        let look = |holders: Vec<Weak<dyn Holder>>| {
+        let look = |holders: Vec<Weak<dyn LeaseHolder>>| {
             for holder in holders.into_iter().filter_map(|holder| holder.upgrade()) {
                 let _ = catch_unwind(AssertUnwindSafe(|| holder.look()));
             }
@@ -388,31 +388,33 @@ impl Room {
         let mut all_at = 0;
         loop {
             match self.begin_round(all_at) {
-                Round::Some(holders) => look(holders),
-                Round::All(holders, begun, break_time) => {
+                WorkerStep::Some(holders) => look(holders),
+                WorkerStep::All(holders, begun, break_time) => {
                     look(holders);
                     self.see(begun, break_time);
                     all_at = begun.saturating_add(nanoseconds(break_time / 4));
                 }
-                Round::End => return,
+                WorkerStep::End => return,
             }
         }
     }
 
     /// Sleeps until there was a signal, or it is time, `all_at`, for all to look.
-    fn begin_round(&self, all_at: u64) -> Round {
+    fn begin_round(&self, all_at: u64) -> WorkerStep {
         let mut book = self.lock();
         loop {
             if book.is_closed {
-                return Round::End;
+                return WorkerStep::End;
             }
             if !book.summoned.is_empty() {
                 let summoned = std::mem::take(&mut book.summoned);
-                return Round::Some(summoned.iter().filter_map(|fd| book.holders.get(fd)).cloned().collect());
+                return WorkerStep::Some(
+                    summoned.iter().filter_map(|fd| book.holders.get(fd)).cloned().collect(),
+                );
             }
             let (begun, is_empty) = (now(), book.holders.is_empty());
             if begun >= all_at && !is_empty {
-                return Round::All(book.holders.values().cloned().collect(), begun, break_time());
+                return WorkerStep::All(book.holders.values().cloned().collect(), begun, break_time());
             }
             book = if is_empty {
                 self.bell.wait(book).unwrap_or_else(PoisonError::into_inner)
@@ -439,7 +441,7 @@ impl fmt::Debug for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{Engine, EngineOptions, WaitRoom};
+    use crate::backend::{Engine, EngineOptions, WaitQueue};
     use std::fs::{self, OpenOptions};
     use std::path::Path;
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -448,13 +450,13 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Tells of each look whether its lease stands, and gives it up if not.
-    struct Told {
+    struct LookReport {
         lease: Mutex<Option<Lease>>,
         looks: Mutex<Sender<bool>>,
         panics: bool,
     }
 
-    impl Holder for Told {
+    impl LeaseHolder for LookReport {
         fn look(&self) {
             let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
             let stands = lease.as_ref().is_some_and(Lease::stands);
@@ -469,19 +471,19 @@ mod tests {
         }
     }
 
-    fn told(panics: bool) -> (Arc<Told>, Receiver<bool>) {
+    fn told(panics: bool) -> (Arc<LookReport>, Receiver<bool>) {
         let (looks, heard) = channel();
-        (Arc::new(Told { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
+        (Arc::new(LookReport { lease: Mutex::default(), looks: Mutex::new(looks), panics }), heard)
     }
 
     fn backend(path: &Path) -> Arc<dyn Backend> {
         fs::write(path, [7; 100]).unwrap();
-        Arc::new(Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default()).open(path).unwrap())
+        Arc::new(Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default()).open(path).unwrap())
     }
 
     /// As [`take`], where there is a lease to be had: also if another test starts a process meanwhile, which has a
     /// writer's descriptor of ours until it executes its program.
-    fn take_at_last(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<Told>) {
+    fn take_at_last(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<LookReport>) {
         let begun = Instant::now();
         while let Err(why) = take(leases, on, holder) {
             assert!(why == NoLease::OpenForWriting && begun.elapsed() < LONG, "{why}");
@@ -489,8 +491,8 @@ mod tests {
         }
     }
 
-    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<Told>) -> Result<(), NoLease> {
-        let weak: Weak<Told> = Arc::downgrade(holder);
+    fn take(leases: &Leases, on: &Arc<dyn Backend>, holder: &Arc<LookReport>) -> Result<(), NoLease> {
+        let weak: Weak<LookReport> = Arc::downgrade(holder);
         let lease = leases.take(on, weak)?;
         // A holder that panics may have looked in between, with its lock held.
         *holder.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
@@ -544,25 +546,27 @@ mod tests {
 
     #[test]
     fn each_round_asks_those_who_were_summoned_or_from_time_to_time_all() {
-        let (room, (one, _), (other, _)) = (Room::default(), told(false), told(false));
-        let weak = |holder: &Arc<Told>| -> Weak<dyn Holder> { Arc::downgrade(holder) as Weak<Told> };
+        let (room, (one, _), (other, _)) = (LeaseRoom::default(), told(false), told(false));
+        let weak = |holder: &Arc<LookReport>| -> Weak<dyn LeaseHolder> {
+            Arc::downgrade(holder) as Weak<LookReport>
+        };
         room.enter(5, weak(&one));
         room.enter(7, weak(&other));
-        let is = |holders: &[Weak<dyn Holder>], expected: &[&Arc<Told>]| {
+        let is = |holders: &[Weak<dyn LeaseHolder>], expected: &[&Arc<LookReport>]| {
             holders.len() == expected.len()
                 && expected.iter().all(|one| holders.iter().any(|holder| holder.ptr_eq(&weak(one))))
         };
         let late = now() + nanoseconds(LONG);
         room.lock().summoned.extend([7, 9]);
-        assert!(matches!(room.begin_round(late), Round::Some(holders) if is(&holders, &[&other])));
+        assert!(matches!(room.begin_round(late), WorkerStep::Some(holders) if is(&holders, &[&other])));
         // A signal that got lost is made up for when all look.
         let before = now();
-        let Round::All(holders, begun, waits) = room.begin_round(before) else {
+        let WorkerStep::All(holders, begun, waits) = room.begin_round(before) else {
             panic!("it is time for all")
         };
         assert!(is(&holders, &[&one, &other]) && begun >= before && waits == break_time());
         room.lock().is_closed = true;
-        assert!(matches!(room.begin_round(0), Round::End));
+        assert!(matches!(room.begin_round(0), WorkerStep::End));
     }
 
     #[test]
@@ -583,7 +587,7 @@ mod tests {
 
     #[test]
     fn the_thread_that_is_summoned_has_the_signal_blocked_and_ends_when_it_is_called() {
-        let room = Arc::new(Room::default());
+        let room = Arc::new(LeaseRoom::default());
         let summoned = room.ensure_threads().unwrap();
         let threads = std::mem::take(&mut room.lock().threads);
         let Threads::Running { fetcher, worker, .. } = threads else { panic!("they run") };

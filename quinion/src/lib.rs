@@ -102,7 +102,7 @@ pub mod pressure;
 pub mod curve;
 // Upkeep: what is done when nobody waits, and room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub mod upkeep;
+pub mod background;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod lease;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -147,10 +147,10 @@ pub use arena::process_limit;
 pub use backend::Mechanism;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Durability, File, GuestMemory, GuestSlice, Image, ImageStats,
-    MemFile, MemFileOptions, MemFileStats, Metadata, OpenOptions, Outside, OutsideInForce, Pool, PoolOptions,
-    PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, Resident, Residents, Resized, Stats,
-    WriteOptions,
+    BatchRead, BatchWrite, Builder, Cache, Coherence, CoherenceInForce, Durability, File, GuestMemory,
+    GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats, Metadata, OpenOptions, Pool,
+    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, ResidentRange, ResidentRanges,
+    ResizeOutcome, Stats, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;
@@ -165,7 +165,7 @@ pub use lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{CacheOwner, Coherence, HotFile, ServeRules, Shortage};
+pub use owner::{CacheOwner, HotFile, ServeRules, Shortage, WithoutLease};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]

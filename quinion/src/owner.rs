@@ -24,29 +24,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::arena::control::{Advice, Manners};
-use crate::arena::{ArenaShare, Trust};
-use crate::cache::{Cache, File, OpenOptions, Outside};
+use crate::arena::control::{Advice, AttachPolicy};
+use crate::arena::{ArenaShare, Validation};
+use crate::cache::{Cache, Coherence, File, OpenOptions};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, FileName, House, Owner, ViewerTotals};
+use crate::serve::{Attached, FileMode, FileName, Owner, ServiceHandle, ViewerTotals};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
 
 mod guarantee;
 mod heat;
-mod polite;
+mod background_copy;
 mod thrash;
 
+use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
 use guarantee::Unserved;
-pub use guarantee::{Coherence, ServeRules};
+pub use guarantee::{ServeRules, WithoutLease};
 use heat::Heat;
 pub use heat::HotFile;
-use polite::{Polite, Room, Wish};
-use thrash::{Candidate, Detector, Sums};
+use thrash::{Candidate, Detector, WindowSums};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
 #[derive(Debug)]
@@ -59,9 +59,9 @@ pub struct CacheOwner {
     last: AtomicU64,
     heat: Heat,
     /// If what the kernel holds is left to it.
-    polite: Option<Polite>,
+    polite: Option<BackgroundCopies>,
     /// If memory is too small, for what.
-    short: RankedMutex<Short>,
+    short: RankedMutex<ShortageState>,
     /// Files that programs watch.
     watched: RankedMutex<Watched>,
     /// How often viewers said that a file is not to be believed any more, whichever.
@@ -101,10 +101,10 @@ const WATCHED: &str = "a program watches it";
 
 /// What is known of a memory that is too small.
 #[derive(Debug, Default)]
-struct Short {
+struct ShortageState {
     detector: Detector,
     /// Files that were left to the kernel for it, by device and inode.
-    files: BTreeMap<(u64, u64), LeftFile>,
+    files: BTreeMap<(u64, u64), RefusedFile>,
     /// How much memory would have held all files, in bytes.
     memory: u64,
     /// Windows, one after the other, in which nothing was attached.
@@ -112,7 +112,7 @@ struct Short {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct LeftFile {
+struct RefusedFile {
     bytes: u64,
     /// Whether it is refused to who attaches it.
     is_refused: bool,
@@ -155,7 +155,7 @@ impl CacheOwner {
         cache.park_idle_files();
         let files = RankedMutex::new(Rank::Viewer, HashMap::new());
         let modes = RankedMutex::new(Rank::Viewer, BTreeMap::new());
-        let short = RankedMutex::new(Rank::Viewer, Short::default());
+        let short = RankedMutex::new(Rank::Viewer, ShortageState::default());
         let watched = RankedMutex::new(Rank::Viewer, Watched::default());
         let (rules, last) = (ServeRules::default(), AtomicU64::new(0));
         Self {
@@ -179,7 +179,7 @@ impl CacheOwner {
     /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
-        self.polite = Some(Polite::new(self.cache.clone()));
+        self.polite = Some(BackgroundCopies::new(self.cache.clone()));
         self
     }
 
@@ -248,8 +248,8 @@ impl CacheOwner {
     fn trusted(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.file(handle)?;
         match file.trust() {
-            Trust::Kernel if self.is_refused(self.inode_of(handle)) => Err(Errno(libc::ENOMEM)),
-            Trust::Kernel => Err(Errno::TXTBSY),
+            Validation::Kernel if self.is_refused(self.inode_of(handle)) => Err(Errno(libc::ENOMEM)),
+            Validation::Kernel => Err(Errno::TXTBSY),
             _ => Ok(file),
         }
     }
@@ -271,7 +271,7 @@ impl CacheOwner {
     }
 
     /// A file is left to the kernel because the memory is too small for it beside the others.
-    fn note_short(&self, inode: (u64, u64), left: LeftFile) {
+    fn note_short(&self, inode: (u64, u64), left: RefusedFile) {
         let attached = self.candidates();
         let mut short = self.short.lock();
         short.files.insert(inode, left);
@@ -280,7 +280,7 @@ impl CacheOwner {
         let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
         short.memory = short.memory.max(memory);
         if self.polite.is_some() {
-            short.memory = short.memory.max(left.bytes.saturating_mul(polite::FILES_MIN));
+            short.memory = short.memory.max(left.bytes.saturating_mul(background_copy::FILES_MIN));
         }
     }
 
@@ -301,7 +301,7 @@ impl CacheOwner {
         });
         if let Some(known) = gone.first() {
             known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
-            self.note_mode(&known.path, known.inode, Trust::Kernel, why.into());
+            self.note_mode(&known.path, known.inode, Validation::Kernel, why.into());
         }
         drop(gone);
         let (device, inode) = inode;
@@ -318,7 +318,7 @@ impl CacheOwner {
         files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
         for chosen in thrash::choose(files, room) {
             // First, so that who attaches it from here on is refused; see `open`.
-            self.note_short(chosen.inode, LeftFile { bytes: chosen.bytes, is_refused: true });
+            self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
             if let Some(file) = self.of_inode(chosen.inode) {
                 file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
             }
@@ -327,7 +327,7 @@ impl CacheOwner {
 
     /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is
     /// copied is believed by nobody when the lease has ended. Whether all of it was.
-    fn copy(&self, wish: &Wish, house: &dyn House) -> bool {
+    fn copy(&self, wish: &CopyRequest, house: &dyn ServiceHandle) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
         let Ok((handle, file)) = self.open_and_note(&path, name, wish.name(), |_| true) else { return false };
@@ -336,7 +336,7 @@ impl CacheOwner {
             let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && house.has_viewers() {
-                sleep(polite::rest_after(begun.elapsed()));
+                sleep(background_copy::rest_after(begun.elapsed()));
             }
             done
         });
@@ -383,13 +383,13 @@ impl CacheOwner {
     /// may be believed, and notes what was done.
     fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
         let unserved = |unserved: Unserved| {
-            self.note_mode(&name, inode, Trust::Kernel, unserved.to_string());
+            self.note_mode(&name, inode, Validation::Kernel, unserved.to_string());
             if unserved == Unserved::Gone { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
         };
         let is_watched = || {
             let is_watched = self.watched.lock().has(inode);
             if is_watched {
-                self.note_mode(&name, inode, Trust::Kernel, WATCHED.into());
+                self.note_mode(&name, inode, Validation::Kernel, WATCHED.into());
             }
             is_watched
         };
@@ -398,9 +398,10 @@ impl CacheOwner {
         }
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
         // What never changes is looked at once, here: it may be another file of the same number.
-        let outside = if without_lease == Trust::Immutable { Outside::Check } else { Outside::Lease };
+        let outside =
+            if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
         let mut options = OpenOptions::new();
-        options.outside(outside).unseen();
+        options.coherence(outside).unseen();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
         if !file.is_inode(inode.0, inode.1) {
             return Err(unserved(Unserved::Gone));
@@ -416,23 +417,23 @@ impl CacheOwner {
         }
         if self.is_refused(inode) {
             file.give_way_to_cut();
-            self.note_mode(&name, inode, Trust::Kernel, TOO_SMALL.into());
+            self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
             return Err(Errno(libc::ENOMEM));
         }
-        let why = if matches!(trust, Trust::Sure | Trust::Immutable) {
+        let why = if matches!(trust, Validation::Sure | Validation::Immutable) {
             String::new()
         } else {
             no_lease.to_string()
         };
         self.note_mode(&name, inode, trust, why);
         match trust {
-            Trust::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
-            Trust::Kernel => Err(Errno::OPNOTSUPP),
+            Validation::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
+            Validation::Kernel => Err(Errno::OPNOTSUPP),
             _ => Ok(Attachment { file, inode, path: name, fills: 0 }),
         }
     }
 
-    fn note_mode(&self, path: &Path, inode: (u64, u64), trust: Trust, why: String) {
+    fn note_mode(&self, path: &Path, inode: (u64, u64), trust: Validation, why: String) {
         let mut modes = self.modes.lock();
         if modes.len() < MODES_MAX || modes.contains_key(&inode) {
             modes.insert(inode, FileMode { path: path.to_owned(), trust, why });
@@ -534,7 +535,7 @@ impl Owner for CacheOwner {
         polite.close_overdue();
         let stats = self.cache.stats();
         let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
-        let sums = Sums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
+        let sums = WindowSums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
         let is_idle = self.files.lock().is_empty();
         let mut short = self.short.lock();
         short.idle_windows = if is_idle { short.idle_windows.saturating_add(1) } else { 0 };
@@ -549,12 +550,13 @@ impl Owner for CacheOwner {
         }
     }
 
-    fn manners(&self) -> Manners {
-        let manners = self.polite.as_ref().map_or(Manners::default(), |_| polite::MANNERS);
-        Manners {
-            looks_at_times: self.rules.coherence == Coherence::Times,
+    fn attach_policy(&self) -> AttachPolicy {
+        let attach_policy =
+            self.polite.as_ref().map_or(AttachPolicy::default(), |_| background_copy::MANNERS);
+        AttachPolicy {
+            looks_at_times: self.rules.coherence == WithoutLease::Times,
             any_file_system: self.rules.any_file_system,
-            ..manners
+            ..attach_policy
         }
     }
 
@@ -569,19 +571,19 @@ impl Owner for CacheOwner {
             return None; // who attaches it is told
         }
         let bound = self.cache.arena().bound();
-        let room = Room { file: bound / polite::FILES_MIN, all: thrash::room_of(bound) };
+        let room = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::room_of(bound) };
         let attached = || self.candidates().into_iter().map(|(inode, file)| (inode, file.bytes)).collect();
         let left = polite.judge(file, inode, spent, room, attached)?;
         if let Some(bytes) = left.short {
-            self.note_short(inode, LeftFile { bytes, is_refused: false });
+            self.note_short(inode, RefusedFile { bytes, is_refused: false });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let name = std::fs::read_link(path).unwrap_or_default();
-            self.note_mode(&name, inode, Trust::Kernel, TOO_SMALL.into());
+            self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
         }
         Some(left.credit)
     }
 
-    fn prepare(&self, house: &dyn House) {
+    fn prepare(&self, house: &dyn ServiceHandle) {
         let Some(polite) = &self.polite else { return };
         while let Some(wish) = polite.next_wish() {
             let (device, inode) = wish.name();
@@ -637,9 +639,9 @@ impl Owner for CacheOwner {
 
     fn detach(&self, handle: u64) {
         let Some(gone) = self.files.lock().remove(&handle) else { return };
-        if gone.file.trust() == Trust::Kernel {
+        if gone.file.trust() == Validation::Kernel {
             let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
-            self.note_mode(&gone.path, gone.inode, Trust::Kernel, why.into());
+            self.note_mode(&gone.path, gone.inode, Validation::Kernel, why.into());
         }
         drop(gone); // outside the lock: it may be the file's last handle
     }

@@ -55,25 +55,27 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::arena::referenced::{self, Found};
-use crate::arena::{Arena, CELLS_PER_PAGE, Flags, Word};
+use crate::arena::referenced::{self, ReferenceState};
+use crate::arena::{Arena, CELLS_PER_PAGE, DescriptorWord, Flags};
 use crate::backend::Backend;
-use crate::lists::{Lists, ListsGuard, Promise};
-use crate::mapping::{Backing, Leave, Mapping, Reach, ShadowNodes};
-use crate::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Turns, Verdict, Weights};
-use crate::readahead::Passed;
+use crate::lists::{ListReservation, Lists, ListsGuard};
+use crate::mapping::{AgeLimit, Backing, Mapping, Replacement, ShadowNodes};
+use crate::policy::{
+    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, Weights,
+};
+use crate::readahead::StreamProgress;
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
-use crate::sync::{Locks, Rank, RankedMutex, RankedRwLock};
+use crate::sync::{LockWait, Rank, RankedMutex, RankedRwLock};
 use crate::tuning::PolicyKind;
 use crate::units::{EXTENT_PAGES, Frame, MappingId, Order, PAGE_SIZE, POOLS_MAX, PageIndex, PoolNumber};
-use crate::workingset::{Memory, Refault, RefaultCounts, RefaultCurve, Standing};
+use crate::workingset::{EvictedState, Refault, RefaultCounts, RefaultCurve, ShadowInfo};
 
 mod pools;
 mod spill;
 
 pub use pools::PoolCounts;
-use spill::Going;
+use spill::SpillBatch;
 
 /// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
@@ -107,7 +109,7 @@ pub struct Reclaim {
     arena: Arc<Arena>,
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
-    judges: RankedMutex<Judges>,
+    judges: RankedMutex<PoolPolicies>,
     policy_kind: PolicyKind,
     lists: Arc<Lists>,
     pools: Box<[pools::State]>,
@@ -123,12 +125,12 @@ pub struct Reclaim {
 
 /// Who judges: a policy for each pool, and whose turn it is.
 #[derive(Debug)]
-struct Judges {
+struct PoolPolicies {
     policies: Vec<Box<dyn Policy>>,
-    turns: Turns,
+    turns: PoolTurns,
 }
 
-impl Judges {
+impl PoolPolicies {
     fn policy(&mut self, pool: PoolNumber) -> &mut dyn Policy {
         &mut *self.policies[usize::from(pool.0)]
     }
@@ -136,7 +138,7 @@ impl Judges {
 
 /// Of whom room is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum From {
+enum ReclaimTarget {
     /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
     Any(PoolNumber),
     /// Of the pool whose turn it is; nobody asks.
@@ -172,17 +174,17 @@ struct Victim {
 
 /// How far one call has come in its search for victims.
 #[derive(Clone, Copy, Default, Debug)]
-struct Search {
+struct ReclaimScan {
     /// Judgements that are left; `None` before the first.
     left: Option<u64>,
-    met: [Met; POOLS_MAX],
+    met: [ScanCounts; POOLS_MAX],
     /// Nothing more is to be had.
     over: bool,
 }
 
 /// What one call has met in one pool.
 #[derive(Clone, Copy, Default, Debug)]
-struct Met {
+struct ScanCounts {
     /// Pages of each ring that were met and cannot go.
     stuck: Weights,
     /// Whether anything else was met since that was nothing.
@@ -193,7 +195,7 @@ struct Met {
     over: bool,
 }
 
-impl Met {
+impl ScanCounts {
     /// Which ring `policy` names, of what `listed` has besides what cannot go. What was met twice, in several rounds,
     /// was counted twice: when nothing seems to be left, it is counted anew, if anything has moved since.
     fn next(&mut self, policy: &mut dyn Policy, listed: Weights) -> Option<(Class, Weights)> {
@@ -220,7 +222,7 @@ impl Reclaim {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            judges: RankedMutex::new(Rank::Policy, Judges::new(policy)),
+            judges: RankedMutex::new(Rank::Policy, PoolPolicies::new(policy)),
             policy_kind: policy,
             lists: Arc::new(Lists::new(Arc::clone(&arena), RINGS)),
             pools: pools::State::all(pages_max),
@@ -287,14 +289,18 @@ impl Reclaim {
     /// are told apart by that. `promise` is as large as there are folios, and its charge says which pool's they are.
     ///
     /// Locks: Policy, Lists, for some steps a folio.
-    pub fn list(&self, folios: impl IntoIterator<Item = (Frame, Came)>, mut promise: Promise<'_>) {
+    pub fn list(
+        &self,
+        folios: impl IntoIterator<Item = (Frame, FetchOrigin)>,
+        mut promise: ListReservation<'_>,
+    ) {
         let pool = promise.pool();
         let (mut judges, mut lists) = (self.judges.lock(), self.lists.lock());
         let policy = judges.policy(pool);
         for (frame, came) in folios {
             let word = self.arena.view().own(frame).word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
-            let arrival = Arrival { pages: word.order().pages(), came, refault };
+            let arrival = ArrivingFolio { pages: word.order().pages(), came, refault };
             let class = policy.admit(arrival, &weights(&lists, pool));
             lists.list(frame, ring(pool, class as usize), &mut promise);
         }
@@ -303,7 +309,7 @@ impl Reclaim {
 
     /// Lists folios that were inserted and that nobody judges, those of memory files that stay. As [`Reclaim::list`],
     /// with no lock but that of the rings.
-    pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut promise: Promise<'_>) {
+    pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut promise: ListReservation<'_>) {
         let (pool, mut lists) = (promise.pool(), self.lists.lock());
         frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut promise));
     }
@@ -341,12 +347,12 @@ impl Reclaim {
 
     /// Has every mapping give its spare nodes back to the arena. Waits for mappings' locks.
     pub fn collect_spare_nodes(&self) {
-        self.mappings().iter().for_each(|mapping| mapping.give_back_nodes(Locks::Wait));
+        self.mappings().iter().for_each(|mapping| mapping.give_back_nodes(LockWait::Wait));
     }
 
     /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
     /// for long. Counts it among what came back.
-    pub fn judge(&self, pool: PoolNumber, memory: Memory, order: Order) -> Refault {
+    pub fn judge(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> Refault {
         let (view, state) = (self.arena.view(), self.state(pool));
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along. A pool holds
         // what it is charged for, and the default pool what the others are not.
@@ -366,7 +372,7 @@ impl Reclaim {
 
     /// Forgets at least `nodes` nodes that only remember, the oldest first, if there are so many; returns how
     /// many were. Passes over trees that are locked, if `locks` says so.
-    pub fn forget_nodes(&self, nodes: u64, locks: Locks) -> u64 {
+    pub fn forget_nodes(&self, nodes: u64, locks: LockWait) -> u64 {
         let mut forgotten = 0;
         while forgotten < nodes {
             match self.forget_some(nodes - forgotten, locks) {
@@ -378,13 +384,13 @@ impl Reclaim {
     }
 
     /// Forgets the oldest nodes of the first mapping that can be had; at most `max`.
-    fn forget_some(&self, max: u64, locks: Locks) -> u64 {
+    fn forget_some(&self, max: u64, locks: LockWait) -> u64 {
         for id in self.shadow_nodes.owners() {
             let Some(mapping) = self.mappings.read().get(&id).cloned() else { continue };
             let Some(mut guard) = mapping.lock_as(locks) else { continue };
             // The oldest, and those that follow of the same mapping; or one, if the oldest could not be had.
-            let forgotten = match guard.forget_nodes(max, Reach::Oldest) {
-                0 => guard.forget_nodes(1, Reach::Near),
+            let forgotten = match guard.forget_nodes(max, AgeLimit::Oldest) {
+                0 => guard.forget_nodes(1, AgeLimit::Near),
                 some => some,
             };
             drop(guard);
@@ -397,34 +403,34 @@ impl Reclaim {
 
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
     /// locks, never for a device.
-    pub fn reclaim(&self, pages: u32, locks: Locks) -> u32 {
+    pub fn reclaim(&self, pages: u32, locks: LockWait) -> u32 {
         self.reclaim_for(PoolNumber::DEFAULT, pages, locks)
     }
 
     /// As [`Reclaim::reclaim`], for a reader of `pool`.
-    pub fn reclaim_for(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
-        self.reclaim_from(From::Any(pool), pages, locks)
+    pub fn reclaim_for(&self, pool: PoolNumber, pages: u32, locks: LockWait) -> u32 {
+        self.reclaim_from(ReclaimTarget::Any(pool), pages, locks)
     }
 
     /// As [`Reclaim::reclaim`], of what `pool` has and of nothing else.
-    pub fn reclaim_in(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
-        self.reclaim_from(From::Pool(pool), pages, locks)
+    pub fn reclaim_in(&self, pool: PoolNumber, pages: u32, locks: LockWait) -> u32 {
+        self.reclaim_from(ReclaimTarget::Pool(pool), pages, locks)
     }
 
     /// As [`Reclaim::reclaim`], and leaves alone what pools protect, also if nothing else is to be had.
-    pub fn reclaim_unprotected(&self, pages: u32, locks: Locks) -> u32 {
-        self.reclaim_from(From::Unprotected, pages, locks)
+    pub fn reclaim_unprotected(&self, pages: u32, locks: LockWait) -> u32 {
+        self.reclaim_from(ReclaimTarget::Unprotected, pages, locks)
     }
 
     /// As [`Reclaim::reclaim_in`], of what uncached reads have made and nobody else has read; looks at a few hundred
     /// folios, since those on their way, or pinned, may be all that there are.
-    pub fn reclaim_uncached(&self, pool: PoolNumber, pages: u32, locks: Locks) -> u32 {
-        self.reclaim_from(From::Uncached(pool), pages, locks)
+    pub fn reclaim_uncached(&self, pool: PoolNumber, pages: u32, locks: LockWait) -> u32 {
+        self.reclaim_from(ReclaimTarget::Uncached(pool), pages, locks)
     }
 
     /// Pages that uncached reads have made and that stand in their ring, of a pool or of all; what is on its way is
     /// among them, and what somebody has read since and nobody has judged. `None` if the lock is busy.
-    pub fn uncached_pages(&self, of: Option<PoolNumber>, locks: Locks) -> Option<u64> {
+    pub fn uncached_pages(&self, of: Option<PoolNumber>, locks: LockWait) -> Option<u64> {
         let lists = self.lists.lock_as(locks)?;
         let pages = |pool| lists.pages(ring(pool, Class::Uncached as usize));
         Some(match of {
@@ -433,17 +439,21 @@ impl Reclaim {
         })
     }
 
-    fn reclaim_from(&self, from: From, pages: u32, locks: Locks) -> u32 {
-        let (mut went, mut search) = (Went::default(), Search::default());
+    fn reclaim_from(&self, from: ReclaimTarget, pages: u32, locks: LockWait) -> u32 {
+        let (mut went, mut search) = (EvictedPages::default(), ReclaimScan::default());
         while went.freed + went.sent < pages && !search.over {
             // What is protected is for who would have nothing else.
-            let from = if went.freed > 0 && matches!(from, From::Any(_)) { From::Unprotected } else { from };
+            let from = if went.freed > 0 && matches!(from, ReclaimTarget::Any(_)) {
+                ReclaimTarget::Unprotected
+            } else {
+                from
+            };
             let left = pages - went.freed - went.sent;
             let Some((victims, promise)) = self.gather(from, left, &mut search, locks) else {
                 break;
             };
             let some = self.evict(victims, promise, locks);
-            went = Went { freed: went.freed + some.freed, sent: went.sent + some.sent };
+            went = EvictedPages { freed: went.freed + some.freed, sent: went.sent + some.sent };
         }
         went.freed
     }
@@ -459,9 +469,9 @@ impl Reclaim {
     pub fn reclaim_passed(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
-        passed: Passed,
+        passed: StreamProgress,
         pages: u32,
-        locks: Locks,
+        locks: LockWait,
     ) -> u32 {
         let end = PageIndex(passed.to.0.saturating_sub(self.followers_pages()));
         let from = PageIndex(end.0.saturating_sub(2 * u64::from(pages))).max(passed.from);
@@ -472,7 +482,7 @@ impl Reclaim {
         let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
         let folios = self.newest_passed(guard.folios_within(from, end), (pool, pages), goes);
         let mut gone = Vec::with_capacity(folios.len());
-        guard.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
+        guard.evict_all(&folios, |_, _| Replacement::Nothing, &mut gone);
         drop(guard);
         self.arena.free_all(&gone);
         self.count_evicted(pool, &gone)
@@ -492,12 +502,12 @@ impl Reclaim {
     }
 
     /// Whether the pool's policy would let a stream's folio go, by how often that was read beyond the first.
-    fn goes_of_stream(&self, pool: PoolNumber, locks: Locks) -> Option<[bool; READS_MAX as usize + 1]> {
+    fn goes_of_stream(&self, pool: PoolNumber, locks: LockWait) -> Option<[bool; READS_MAX as usize + 1]> {
         let mut judges = self.judges.lock_as(locks)?;
         let held = weights(&self.lists.lock_as(locks)?, pool);
         let policy = judges.policy(pool);
         let goes =
-            |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), Verdict::Evict { .. });
+            |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), PolicyVerdict::Evict { .. });
         Some([0, 1, 2, 3].map(goes))
     }
 
@@ -514,8 +524,8 @@ impl Reclaim {
         let (view, mut found) = (self.arena.view(), 0);
         let is_passed = |frame: Frame| {
             let reads = match referenced::found(self.byte(frame).load(Ordering::Relaxed)) {
-                Found::Spared(_) => 0, // the reader has passed it by
-                Found::Reads(reads) => reads,
+                ReferenceState::Spared(_) => 0, // the reader has passed it by
+                ReferenceState::Reads(reads) => reads,
             };
             lists.ring_of(frame) == streams && goes[reads as usize] && self.can_go(frame)
         };
@@ -560,7 +570,7 @@ impl Reclaim {
         victims.sort_by_key(|(pool, _)| *pool);
         let of_pool = |group: &[(PoolNumber, Victim)]| {
             let victims = group.iter().map(|(_, victim)| *victim).collect();
-            self.evict(victims, self.lists.no_promise(group[0].0), Locks::Wait).freed
+            self.evict(victims, self.lists.empty_reservation(group[0].0), LockWait::Wait).freed
         };
         victims.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH)).map(of_pool).sum()
     }
@@ -591,19 +601,19 @@ impl Reclaim {
     /// The search is over when each folio was judged so often that nothing is to be had.
     fn gather(
         &self,
-        whose: From,
+        whose: ReclaimTarget,
         pages: u32,
-        search: &mut Search,
-        locks: Locks,
-    ) -> Option<(Vec<Victim>, Promise<'_>)> {
+        search: &mut ReclaimScan,
+        locks: LockWait,
+    ) -> Option<(Vec<Victim>, ListReservation<'_>)> {
         let mut judges = self.judges.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
-        let is_uncached = matches!(whose, From::Uncached(_));
+        let is_uncached = matches!(whose, ReclaimTarget::Uncached(_));
         let most = if is_uncached { UNCACHED_JUDGED_MAX } else { lists.listed() * JUDGEMENTS_MAX };
         let mut left = search.left.unwrap_or(most);
         let turn = self.choose(&mut judges, &lists, search, whose, pages).filter(|_| left > 0);
         let pool = PoolNumber(turn.map_or(0, |turn| turn.pool as u8));
-        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.no_promise(pool));
+        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.empty_reservation(pool));
         let Some(turn) = turn else {
             search.over = true;
             return Some((victims, promise));
@@ -627,20 +637,20 @@ impl Reclaim {
             left -= 1;
             let judged = self.judge_oldest(policy, frame, order, class, &held);
             match judged {
-                Judged::Stuck => {
+                OldestVerdict::Stuck => {
                     met.stuck.pages[class as usize] += u64::from(order.pages());
                     lists.list(frame, from, &mut promise);
                     continue;
                 }
-                Judged::Goes { .. } if found + u64::from(order.pages()) > may_go => {
+                OldestVerdict::Goes { .. } if found + u64::from(order.pages()) > may_go => {
                     met.at_minimum = true;
                     lists.list(frame, from, &mut promise);
                 }
-                Judged::Goes { remember } => {
+                OldestVerdict::Goes { remember } => {
                     found += u64::from(order.pages());
                     victims.push(self.victim(frame, remember, Some(from)));
                 }
-                Judged::Stays(class) => lists.list(frame, ring(pool, class as usize), &mut promise),
+                OldestVerdict::Stays(class) => lists.list(frame, ring(pool, class as usize), &mut promise),
             }
             met.moved = true;
         }
@@ -657,17 +667,19 @@ impl Reclaim {
         order: Order,
         class: Class,
         held: &Weights,
-    ) -> Judged {
+    ) -> OldestVerdict {
         match self.look(frame) {
-            Look::Stuck => Judged::Stuck,
-            Look::Spared => Judged::Stays(class),
-            Look::Due(_) if class == Class::Uncached && self.adopt(frame) => Judged::Stays(Class::Probation),
-            Look::Due(reads) => match policy.judge(class, reads, order.pages(), held) {
-                Verdict::Keep { class, reads } => {
+            OldestState::Stuck => OldestVerdict::Stuck,
+            OldestState::Spared => OldestVerdict::Stays(class),
+            OldestState::Due(_) if class == Class::Uncached && self.adopt(frame) => {
+                OldestVerdict::Stays(Class::Probation)
+            }
+            OldestState::Due(reads) => match policy.judge(class, reads, order.pages(), held) {
+                PolicyVerdict::Keep { class, reads } => {
                     self.byte(frame).store(reads, Ordering::Relaxed);
-                    Judged::Stays(class)
+                    OldestVerdict::Stays(class)
                 }
-                Verdict::Evict { remember } => Judged::Goes { remember },
+                PolicyVerdict::Evict { remember } => OldestVerdict::Goes { remember },
             },
         }
     }
@@ -691,18 +703,18 @@ impl Reclaim {
     }
 
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
-    fn look(&self, frame: Frame) -> Look {
+    fn look(&self, frame: Frame) -> OldestState {
         if !self.can_go(frame) && !self.can_spill(frame) {
-            return Look::Stuck;
+            return OldestState::Stuck;
         }
         let byte = self.byte(frame);
         match referenced::found(byte.load(Ordering::Relaxed)) {
             // A touch between the load and the store is lost: its folio is judged as if it had not been.
-            Found::Spared(left) => {
+            ReferenceState::Spared(left) => {
                 byte.store(left, Ordering::Relaxed);
-                Look::Spared
+                OldestState::Spared
             }
-            Found::Reads(reads) => Look::Due(reads),
+            ReferenceState::Reads(reads) => OldestState::Due(reads),
         }
     }
 
@@ -723,13 +735,13 @@ impl Reclaim {
 
     /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went, or sends them to the
     /// spill file. What stays, or is still there, is listed again.
-    fn evict(&self, mut victims: Vec<Victim>, promise: Promise<'_>, locks: Locks) -> Went {
+    fn evict(&self, mut victims: Vec<Victim>, promise: ListReservation<'_>, locks: LockWait) -> EvictedPages {
         let pool = promise.pool();
         self.make_room_to_remember(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
-        let mut going = Going::default();
+        let mut going = SpillBatch::default();
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
             let first = gone.len();
             self.evict_of_mapping(pool, group, (&mut gone, &mut going), locks);
@@ -741,7 +753,7 @@ impl Reclaim {
         self.relist(&stayed, promise);
         // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
         self.make_room_to_remember(0, locks);
-        Went { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
+        EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
     /// Takes out what can go of `group`, which is of one mapping, in the order of the indices; adds it to `gone`, or to
@@ -750,8 +762,8 @@ impl Reclaim {
         &self,
         pool: PoolNumber,
         group: &[Victim],
-        (gone, going): (&mut Vec<(Frame, Order)>, &mut Going),
-        locks: Locks,
+        (gone, going): (&mut Vec<(Frame, Order)>, &mut SpillBatch),
+        locks: LockWait,
     ) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
@@ -766,7 +778,7 @@ impl Reclaim {
 
     /// Victims that could not go after all join the rings they came from. One that is gone all the same may have left
     /// its frame to another folio, which is not ours to list.
-    fn relist(&self, stayed: &[Victim], mut promise: Promise<'_>) {
+    fn relist(&self, stayed: &[Victim], mut promise: ListReservation<'_>) {
         if !stayed.is_empty() {
             let mut lists = self.lists.lock();
             for victim in stayed {
@@ -778,7 +790,7 @@ impl Reclaim {
     }
 
     /// Before so many folios leave, each of which may leave a node that only remembers.
-    fn make_room_to_remember(&self, folios: u64, locks: Locks) {
+    fn make_room_to_remember(&self, folios: u64, locks: LockWait) {
         let wanted = self.shadow_nodes.count() + folios;
         let max = self.shadow_nodes_max();
         if wanted > max {
@@ -787,23 +799,24 @@ impl Reclaim {
     }
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
-    fn leave(&self, pool: PoolNumber, remember: bool, word: Word) -> Leave {
-        let standing = if word.has(Flags::WORKINGSET) { Standing::WorkingSet } else { Standing::Plain };
+    fn leave(&self, pool: PoolNumber, remember: bool, word: DescriptorWord) -> Replacement {
+        let standing =
+            if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
         // The pool ages by what goes, remembered or not.
         let memory = self.state(pool).workingset.remember(word.order(), standing);
         // That the working set does not fit is to be seen, whatever the policy makes of it.
-        let remember = remember || standing == Standing::WorkingSet;
+        let remember = remember || standing == EvictedState::WorkingSet;
         if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
-            return Leave::Nothing;
+            return Replacement::Nothing;
         }
         self.counters.add(Count::Shadows, u64::from(word.order().pages()));
-        Leave::Shadow(memory.payload())
+        Replacement::Shadow(memory.payload())
     }
 }
 
 /// What a batch of victims came to, in pages.
 #[derive(Clone, Copy, Default, Debug)]
-struct Went {
+struct EvictedPages {
     /// They are free.
     freed: u32,
     /// They are on their way to the spill file.
@@ -811,7 +824,7 @@ struct Went {
 }
 
 /// What a look at the oldest folio of a ring shows.
-enum Look {
+enum OldestState {
     /// It cannot go now, whatever is thought of it.
     Stuck,
     /// Its reader is still to come.
@@ -822,7 +835,7 @@ enum Look {
 
 /// What a judgement of the oldest folio of a ring makes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Judged {
+enum OldestVerdict {
     /// It cannot go now.
     Stuck,
     /// It joins this ring.

@@ -44,7 +44,7 @@
 //!  2. No lock of this room is held while the [`Owner`] is called.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
-//!  5. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/last_word.rs`).
+//!  5. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -63,29 +63,29 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::arena::control::{
-    ATTACHED_PLACES, Advice, CREDIT_SPENT, Conduct, Control, Counter, Manners, OPENED_ENTRIES, Operation,
-    Patching, RING_ENTRIES, Reason, Request, SENT, TO_BE_SENT, UNCACHED, VIEWERS_MAX, ViewerPage, place_of,
-    state,
+    ATTACHED_PLACES, Advice, AttachPolicy, CREDIT_SPENT, Control, Counter, OPENED_ENTRIES, Operation,
+    Patching, RING_ENTRIES, Reason, Request, SENT, SyscallAudit, TO_BE_SENT, UNCACHED, VIEWERS_MAX,
+    ViewerPage, place_of, state,
 };
-use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Trust};
+use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Validation};
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::death_notice::{DeathNotice, ENDED};
 use crate::sys::domain::{Domain, Member};
 use crate::sys::fork::ForkGuard;
-use crate::sys::last_word::{ENDED, LastWord};
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::Viewer;
 use crate::viewer::sys::{
     Errno, FUTEXES_MAX, FutexWait, futex_wait, futex_wait_any, futex_wake, ticks, ticks_within,
 };
 
-mod door;
+mod listener;
 pub mod mounts;
-mod theirs;
+mod peer_connection;
 mod workers;
 
-use door::{Door, HELLO_MAX};
+use listener::{HELLO_MAX, Listener};
 use mounts::Mount;
-use theirs::Theirs;
+use peer_connection::PeerConnection;
 use workers::Workers;
 
 /// How many threads answer viewers unless somebody says otherwise.
@@ -146,7 +146,7 @@ pub struct FileMode {
     /// Where it was when it was attached.
     pub path: PathBuf,
     /// What was done last.
-    pub trust: Trust,
+    pub trust: Validation,
     /// Why not more; empty if there is no more.
     pub why: String,
 }
@@ -161,15 +161,15 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// Attaches the file `name` for a viewer. `file` is a descriptor of that viewer's, duplicated, by which it can read
     /// the file: proof that it may, and not to be read by, moved or kept, as the viewer has it too. Size and times are
     /// looked at now, and the file's record
-    /// says how far viewers may believe what is cached of it ([`Trust`]) when this returns. `ETXTBSY`: they may not,
-    /// somebody has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
+    /// says how far viewers may believe what is cached of it ([`Validation`]) when this returns. `ETXTBSY`: they may
+    /// not, somebody has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
-    fn manners(&self) -> Manners {
-        Manners::default()
+    fn attach_policy(&self) -> AttachPolicy {
+        AttachPolicy::default()
     }
     /// Whether the file that a viewer is about to attach, as for [`Owner::attach`], is better left to the kernel for
-    /// now; then how many bytes of it are to be read, as [`Manners::worth`] counts, before the viewer asks again.
+    /// now; then how many bytes of it are to be read, as [`AttachPolicy::worth`] counts, before the viewer asks again.
     /// `spent` says that it does ask again.
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let _ = (file, name, spent);
@@ -177,11 +177,12 @@ pub trait Owner: Send + Sync + fmt::Debug {
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
     /// better done when nobody waits for it. It ends soon after `house` says that it is not to go on.
-    fn prepare(&self, house: &dyn House) {
+    fn prepare(&self, house: &dyn ServiceHandle) {
         let _ = house;
     }
-    /// How long from now on viewers may be sure of files of which their records say so ([`Trust::Sure`]), if nothing
-    /// else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was admitted.
+    /// How long from now on viewers may be sure of files of which their records say so ([`Validation::Sure`]), if
+    /// nothing else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was
+    /// admitted.
     fn sure_for(&self) -> Duration {
         Duration::ZERO
     }
@@ -237,7 +238,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
 }
 
 /// What the service does for an [`Owner`] that prepares files.
-pub trait House {
+pub trait ServiceHandle {
     /// Whether to go on.
     fn goes_on(&self) -> bool;
     /// Whether a program may be running that reads from us.
@@ -247,8 +248,8 @@ pub trait House {
     fn while_attached(&self, device: u64, inode: u64, work: &mut dyn FnMut());
 }
 
-/// Says what the code does that a process has loaded: see [`Conduct`]. Called by several threads at a time.
-pub type Examiner = Box<dyn Fn(u32) -> Conduct + Send + Sync>;
+/// Says what the code does that a process has loaded: see [`SyscallAudit`]. Called by several threads at a time.
+pub type SyscallAuditor = Box<dyn Fn(u32) -> SyscallAudit + Send + Sync>;
 
 /// What all viewers did, dead ones included. Counted by themselves, so worth what they are.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -299,7 +300,7 @@ impl ViewerTotals {
 
 /// What the owner knows of the viewer that has one page.
 #[derive(Debug, Default)]
-struct Seat {
+struct ViewerSlot {
     /// The process; `None` for nobody.
     process: Option<Process>,
     /// What it has attached.
@@ -309,7 +310,7 @@ struct Seat {
     /// Workers that are at work for it.
     busy: u32,
     /// Descriptors that it has sent and not asked for, by ticket; the last ticket.
-    offers: HashMap<u32, Theirs>,
+    offers: HashMap<u32, PeerConnection>,
     last_ticket: u32,
     /// Whether the process has joined anew since, as another program.
     is_replaced: bool,
@@ -317,7 +318,7 @@ struct Seat {
     past: BTreeMap<u64, ViewerTotals>,
 }
 
-impl Seat {
+impl ViewerSlot {
     /// Whether it is of a viewer that is no more.
     fn is_over(&self) -> bool {
         self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
@@ -344,7 +345,7 @@ struct Handle {
 }
 
 /// A question that a worker has taken.
-struct Job {
+struct ViewerJob {
     viewer: usize,
     slot: usize,
     process: Process,
@@ -355,10 +356,10 @@ struct Job {
 
 struct Shared {
     owner: Arc<dyn Owner>,
-    examiner: Option<Examiner>,
+    examiner: Option<SyscallAuditor>,
     /// Whose processes may view the cache.
     domain: Domain,
-    seats: Vec<RankedMutex<Seat>>,
+    seats: Vec<RankedMutex<ViewerSlot>>,
     /// The process that has which seat, 0 for nobody: for who looks at all of them.
     processes: Vec<AtomicU32>,
     /// Runs that have begun and not ended.
@@ -367,7 +368,7 @@ struct Shared {
     /// Where the last worker found work.
     cursor: AtomicU32,
     workers: Workers,
-    door: Door,
+    door: Listener,
 }
 
 /// How a [`Service`] is started.
@@ -376,7 +377,7 @@ pub struct ServiceOptions {
     /// How many threads answer; at least one does.
     pub workers: usize,
     /// Who answers [`Operation::Examine`]. If nobody does, processes that ask are to be careful.
-    pub examiner: Option<Examiner>,
+    pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
     /// [`Service::admit`] alone.
     pub listener: Option<OwnedFd>,
@@ -451,11 +452,11 @@ impl Service {
     pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
         let ServiceOptions { workers, examiner, listener } = options;
         owner.arena().populate_control().map_err(std::io::Error::other)?;
-        let door = Door::new(owner.arena(), listener)?;
+        let door = Listener::new(owner.arena(), listener)?;
         let shared = Arc::new(Shared {
             examiner,
             domain: Domain::ours()?,
-            seats: (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, Seat::default())).collect(),
+            seats: (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, ViewerSlot::default())).collect(),
             processes: (0..VIEWERS_MAX).map(|_| AtomicU32::new(0)).collect(),
             runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
             last_run: AtomicU64::new(0),
@@ -464,12 +465,12 @@ impl Service {
             door,
             owner,
         });
-        shared.control().set_manners(shared.owner.manners());
+        shared.control().set_attach_policy(shared.owner.attach_policy());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
         // alone; the rest is the keeper's, and it makes do with fewer.
         service.shared.start_worker()?;
-        let keep_house = move |shared: &Arc<Shared>| shared.keep_house(workers.saturating_sub(1));
+        let keep_house = move |shared: &Arc<Shared>| shared.run_keeper(workers.saturating_sub(1));
         service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
         Ok(service)
     }
@@ -631,9 +632,14 @@ impl Shared {
 
     /// Keeps a connection by which a viewer, the process `number`, has sent a descriptor, and has it `told` the ticket,
     /// or why not.
-    fn keep_offer(&self, number: u32, theirs: Theirs, told: impl FnOnce(Result<u32, Errno>, &Theirs)) {
+    fn keep_offer(
+        &self,
+        number: u32,
+        theirs: PeerConnection,
+        told: impl FnOnce(Result<u32, Errno>, &PeerConnection),
+    ) {
         let mut seats = self.present().map(|viewer| self.seats[viewer].lock());
-        let is_its = |seat: &Seat| {
+        let is_its = |seat: &ViewerSlot| {
             seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
         };
         let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
@@ -677,7 +683,7 @@ impl Shared {
 
     fn answer_viewers(&self) {
         while !self.is_closed() {
-            let (control, mut bells) = (self.control(), ArrayOf::new());
+            let (control, mut bells) = (self.control(), BellList::new());
             // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. Whoever asks after we
             // looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
@@ -703,7 +709,7 @@ impl Shared {
     }
 
     /// Takes the next question, of any viewer.
-    fn take_job(&self) -> Option<Job> {
+    fn take_job(&self) -> Option<ViewerJob> {
         let start = self.cursor.load(Ordering::Relaxed) as usize;
         (0..VIEWERS_MAX).map(|step| (start + step) % VIEWERS_MAX).find_map(|viewer| {
             if self.process(viewer) == 0 {
@@ -721,7 +727,7 @@ impl Shared {
 
     /// Takes one question, if it still stands and its viewer does not occupy too many workers; its seat is busy from
     /// here on.
-    fn take(&self, viewer: usize, slot: usize) -> Option<Job> {
+    fn take(&self, viewer: usize, slot: usize) -> Option<ViewerJob> {
         let mut seat = self.seats[viewer].lock();
         let request = &self.page(viewer).requests[slot];
         let pending = request.state.load(Ordering::Relaxed);
@@ -732,7 +738,7 @@ impl Shared {
         // Acquire, partner: the viewer's Release of PENDING: we see the question.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         seat.busy += 1;
-        Some(Job {
+        Some(ViewerJob {
             viewer,
             slot,
             process,
@@ -742,12 +748,12 @@ impl Shared {
         })
     }
 
-    fn do_job(&self, job: &Job) {
+    fn do_job(&self, job: &ViewerJob) {
         // What it has read since it last asked is known before room is made for more.
         self.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         let request = &self.page(job.viewer).requests[job.slot];
-        if write_answer(request, job.attended, result) == Delivered::No
+        if write_answer(request, job.attended, result) == AnswerDelivery::No
             && job.operation == Operation::Attach as u32
             && let Ok([handle, _]) = result
             && handle != 0
@@ -760,7 +766,7 @@ impl Shared {
         }
     }
 
-    fn answer(&self, job: &Job) -> Result<[u64; 2], Errno> {
+    fn answer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         const ATTACH: u32 = Operation::Attach as u32;
         const FILL: u32 = Operation::Fill as u32;
         const ADVANCE: u32 = Operation::Advance as u32;
@@ -807,13 +813,13 @@ impl Shared {
                 Ok([0, 0])
             }
             RELEASE => {
-                self.hear_what_was_closed(|| true);
+                self.drain_closed_handles(|| true);
                 self.owner.release_idle();
                 Ok([0, 0])
             }
             REMOVES => {
                 let attached = &self.control().attached[place_of(first, second, ATTACHED_PLACES)];
-                self.hear_what_was_closed(|| !attached.is_zero());
+                self.drain_closed_handles(|| !attached.is_zero());
                 self.owner.close_idle(first, second);
                 Ok([0, 0])
             }
@@ -830,18 +836,18 @@ impl Shared {
     }
 
     /// What the code does that the viewer's process has loaded.
-    fn examine(&self, job: &Job) -> Result<[u64; 2], Errno> {
+    fn examine(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
         let examine = self.examiner.as_ref();
-        let conduct = examine.map_or(Conduct::Careful, |examine| examine(job.process.number));
+        let conduct = examine.map_or(SyscallAudit::Careful, |examine| examine(job.process.number));
         Ok([conduct as u64, 0])
     }
 
     /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
     /// at of that is waited for, for a bounded time, and while it `matters`.
-    fn hear_what_was_closed(&self, matters: impl Fn() -> bool) {
+    fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
         const DETACH: u32 = Operation::Detach as u32;
         // Those that have a file open which nobody who waits has. Of the others their viewers wait for the answer.
         const HAVE_OPEN: [u32; 4] =
@@ -873,7 +879,7 @@ impl Shared {
         }
     }
 
-    fn attach(&self, job: &Job, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
+    fn attach(&self, job: &ViewerJob, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
         let spent = descriptor & CREDIT_SPENT != 0;
         let was_sent = descriptor & SENT != 0;
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
@@ -893,7 +899,7 @@ impl Shared {
             return Ok([0, credit]);
         }
         // Nobody believes us before it is seen to that he hears of our end.
-        // Acquire, partner: the store in `LastWord::new`.
+        // Acquire, partner: the store in `DeathNotice::new`.
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
         }
@@ -919,7 +925,7 @@ impl Shared {
     }
 
     /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
-    fn take_from(&self, job: &Job, descriptor: i32) -> Result<(OwnedFd, Mount), Errno> {
+    fn take_from(&self, job: &ViewerJob, descriptor: i32) -> Result<(OwnedFd, Mount), Errno> {
         let mount = mounts::of_descriptor(job.process.number, descriptor);
         match mount {
             Ok(mount) => self.check_file_system(mount)?,
@@ -937,7 +943,7 @@ impl Shared {
     }
 
     /// Takes a descriptor that the viewer has sent.
-    fn take_sent(&self, job: &Job, ticket: i32) -> Result<(OwnedFd, Mount), Errno> {
+    fn take_sent(&self, job: &ViewerJob, ticket: i32) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         let file = offer.receive();
         offer.close();
@@ -946,7 +952,7 @@ impl Shared {
 
     /// What was taken, if it is of a file system whose files are served: the number that was looked at may have become
     /// another file's. What is not is closed where nobody waits for it.
-    fn check_mount(&self, job: &Job, file: OwnedFd) -> Result<(OwnedFd, Mount), Errno> {
+    fn check_mount(&self, job: &ViewerJob, file: OwnedFd) -> Result<(OwnedFd, Mount), Errno> {
         let mount = mounts::of_own(file.as_fd(), job.process.number);
         let checked = mount.map_err(|_| Errno::OPNOTSUPP);
         match checked.and_then(|mount| self.check_file_system(mount).map(|()| mount)) {
@@ -959,7 +965,7 @@ impl Shared {
     }
 
     fn check_file_system(&self, mount: Mount) -> Result<(), Errno> {
-        let any = self.owner.manners().any_file_system;
+        let any = self.owner.attach_policy().any_file_system;
         if mount.system.may_be_served(any) { Ok(()) } else { Err(Errno::OPNOTSUPP) }
     }
 
@@ -991,10 +997,10 @@ impl Shared {
     // ---- the keeper -----------------------------------------------------------------------------
 
     /// The keeper's life; the workers besides the first are its children.
-    fn keep_house(self: &Arc<Self>, workers: usize) {
+    fn run_keeper(self: &Arc<Self>, workers: usize) {
         // Said when we serve no more, or by the kernel if we are killed: before that lets go of a lease.
         let arena = self.owner.arena();
-        let ended = LastWord::new(arena.owner_lives());
+        let ended = DeathNotice::new(arena.owner_lives());
         for _ in 0..workers {
             let _ = self.start_worker(); // fewer do, too
         }
@@ -1034,7 +1040,7 @@ impl Shared {
     fn vouch(&self) {
         let from = ticks();
         let time = catch_unwind(AssertUnwindSafe(|| self.owner.sure_for())).unwrap_or(Duration::ZERO);
-        // Release, partner: the Acquire in `Viewer::trust`.
+        // Release, partner: the Acquire in `Viewer::validation`.
         self.control().sure_until.store(from.saturating_add(ticks_within(time)), Ordering::Release);
     }
 
@@ -1066,7 +1072,7 @@ impl Shared {
         self.drain_ring_of(&mut self.seats[viewer].lock(), viewer);
     }
 
-    fn drain_ring_of(&self, seat: &mut Seat, viewer: usize) {
+    fn drain_ring_of(&self, seat: &mut ViewerSlot, viewer: usize) {
         let page = self.page(viewer);
         let head = page.ring_head.load(Ordering::Relaxed);
         let tail = std::mem::replace(&mut seat.tail, head);
@@ -1094,7 +1100,7 @@ impl Shared {
         seat.past.entry(run).or_default().add(self.page(viewer));
         let past = std::mem::take(&mut seat.past);
         // The next in this seat gets another page: what this one still writes into its own is nobody's.
-        let gone = std::mem::replace(&mut *seat, Seat { past, ..Seat::default() });
+        let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
         self.detach_handles(gone);
@@ -1105,7 +1111,7 @@ impl Shared {
         self.seats[viewer].lock().is_over()
     }
 
-    fn detach_handles(&self, seat: Seat) {
+    fn detach_handles(&self, seat: ViewerSlot) {
         for (handle, known) in seat.handles {
             self.let_go(handle, known.place);
         }
@@ -1124,7 +1130,7 @@ impl Shared {
     fn detach_all(&self) {
         for seat in &self.seats {
             let handles = std::mem::take(&mut seat.lock().handles); // its sums stay
-            self.detach_handles(Seat { handles, ..Seat::default() });
+            self.detach_handles(ViewerSlot { handles, ..ViewerSlot::default() });
         }
     }
 
@@ -1143,7 +1149,7 @@ impl Shared {
     }
 }
 
-impl House for Shared {
+impl ServiceHandle for Shared {
     fn goes_on(&self) -> bool {
         !self.is_closed()
     }
@@ -1181,13 +1187,13 @@ fn is_pending(now: u32) -> bool {
 
 /// Whether an answer reached who asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Delivered {
+enum AnswerDelivery {
     Yes,
     No,
 }
 
 /// Writes the answer and wakes who waits for it. Of a question nobody waits for, only the slot is freed.
-fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> Delivered {
+fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> AnswerDelivery {
     if attended {
         match result {
             Ok(answers) => {
@@ -1205,13 +1211,13 @@ fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errn
             if request.sleeper.load(Ordering::SeqCst) != 0 {
                 futex_wake(&request.state, 1);
             }
-            return Delivered::Yes;
+            return AnswerDelivery::Yes;
         }
         // Given up meanwhile.
     }
     // Release, partner: the Acquire by which a viewer claims the slot.
     request.state.store(state::FREE, Ordering::Release);
-    Delivered::No
+    AnswerDelivery::No
 }
 
 /// Whether who has this descriptor can read the file by it.
@@ -1229,12 +1235,12 @@ fn has_ended(process: &OwnedFd) -> bool {
 }
 
 /// Some bells, without a list in memory.
-struct ArrayOf<'a> {
+struct BellList<'a> {
     words: [FutexWait<'a>; FUTEXES_MAX],
     count: usize,
 }
 
-impl<'a> ArrayOf<'a> {
+impl<'a> BellList<'a> {
     fn new() -> Self {
         static NOTHING: AtomicU32 = AtomicU32::new(0);
         Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0 }

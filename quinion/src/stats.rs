@@ -212,9 +212,9 @@ fn take_shard() -> usize {
 }
 
 /// Gives the thread's shard back when the thread ends.
-struct Keeper(Cell<usize>);
+struct ShardGuard(Cell<usize>);
 
-impl Drop for Keeper {
+impl Drop for ShardGuard {
     fn drop(&mut self) {
         // Whoever counts in this thread after this point shares the last shard.
         MY_SHARD.set(SHARED);
@@ -228,7 +228,7 @@ impl Drop for Keeper {
 std::thread_local! {
     // Apart from its keeper, because a local without a destructor is one load away.
     static MY_SHARD: Cell<usize> = const { Cell::new(NONE) };
-    static KEEPER: Keeper = const { Keeper(Cell::new(NONE)) };
+    static KEEPER: ShardGuard = const { ShardGuard(Cell::new(NONE)) };
 }
 
 #[cfg(test)]

@@ -367,7 +367,7 @@ pub mod model {
 /// Whether a call may wait for a lock that somebody else holds.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Locks {
+pub enum LockWait {
     /// It waits.
     Wait,
     /// It goes without.
@@ -495,10 +495,10 @@ mod ranked {
         }
         /// Takes the lock, or not if that means waiting and `locks` says no.
         #[inline]
-        pub fn lock_as(&self, locks: super::Locks) -> Option<RankedGuard<'_, T>> {
+        pub fn lock_as(&self, locks: super::LockWait) -> Option<RankedGuard<'_, T>> {
             match locks {
-                super::Locks::Wait => Some(self.lock()),
-                super::Locks::Try => self.try_lock(),
+                super::LockWait::Wait => Some(self.lock()),
+                super::LockWait::Try => self.try_lock(),
             }
         }
         /// What is guarded, for who has the mutex alone.

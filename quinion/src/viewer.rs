@@ -29,24 +29,24 @@
 //!  4. An owner that did not answer in time is not waited for again before its heartbeat has risen.
 //!
 //! Not an invariant: that the owner exists, or moves. What is in the arena can be read without it, and is not to be
-//! believed of a file that may change ([`Viewer::trust`]).
+//! believed of a file that may change ([`Viewer::validation`]).
 
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::control::{
-    ATTACHED_PLACES, Advice, Counter, Manners, OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS,
+    ATTACHED_PLACES, Advice, AttachPolicy, Counter, OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS,
     RING_ENTRIES, Reason, Request, UNCACHED, ViewerControl, ViewerPage, opening_of, place_of, state,
 };
 use crate::arena::referenced::is_saturated;
-use crate::arena::{CellNumber, Flags, Grown, LayoutError, Trust, View};
-use crate::filemap::{Stopped, read_hits};
+use crate::arena::{CellNumber, Flags, GrownView, LayoutError, Validation, View};
+use crate::filemap::{HitStop, read_hits};
 use crate::units::{Frame, MappingId};
 
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod connect;
-pub mod hello;
+pub mod handshake;
 pub mod sys;
 
 use sys::SignalsHeld;
@@ -122,7 +122,7 @@ pub struct ViewedFile<'a> {
 #[derive(Debug)]
 pub struct Hit {
     bytes: usize,
-    stopped: Stopped,
+    stopped: HitStop,
     /// A marker that the owner is to be told of.
     marker: Option<u64>,
 }
@@ -131,7 +131,7 @@ impl Hit {
     /// How many bytes were copied, if they are all that was asked for, and there is nothing to tell the owner.
     #[inline]
     pub fn whole(&self) -> Option<usize> {
-        (self.stopped == Stopped::Full && self.marker.is_none()).then_some(self.bytes)
+        (self.stopped == HitStop::Full && self.marker.is_none()).then_some(self.bytes)
     }
 }
 
@@ -167,7 +167,7 @@ pub struct Viewer {
     control: ViewerControl,
     run: AtomicU64,
     /// How long it waits for an answer, in milliseconds.
-    patience: u32,
+    wait_policy: u32,
     /// Whether the owner did not answer in time when its heartbeat was `late_at`.
     is_late: AtomicBool,
     late_at: AtomicU32,
@@ -199,19 +199,19 @@ impl Viewer {
             return Err(AttachError::Closed);
         }
         let (is_late, late_at) = (AtomicBool::new(false), AtomicU32::new(0));
-        Ok(Self { arena, control, run: AtomicU64::new(0), patience: ANSWER_MILLIS_MAX, is_late, late_at })
+        Ok(Self { arena, control, run: AtomicU64::new(0), wait_policy: ANSWER_MILLIS_MAX, is_late, late_at })
     }
 
     /// The same viewer, which waits up to `millis` milliseconds for an answer.
     #[must_use]
     pub fn waiting_at_most(mut self, millis: u32) -> Self {
-        self.patience = millis;
+        self.wait_policy = millis;
         self
     }
 
     /// How long it waits for an answer at most, whatever is asked, in milliseconds.
     pub fn waits_at_most(&self) -> u32 {
-        LONG_MILLIS_MAX.max(self.patience)
+        LONG_MILLIS_MAX.max(self.wait_policy)
     }
 
     /// The arena.
@@ -238,8 +238,8 @@ impl Viewer {
     }
 
     /// When files are asked for.
-    pub fn manners(&self) -> Manners {
-        self.control.control().manners()
+    pub fn attach_policy(&self) -> AttachPolicy {
+        self.control.control().attach_policy()
     }
     /// Whether the owner has taken the file over, or another that looks like it.
     pub fn is_taken(&self, device: u64, inode: u64) -> bool {
@@ -265,16 +265,16 @@ impl Viewer {
     /// What has to be done before the next read of `file` believes what is cached. Looked at before the read begins;
     /// what becomes so while it is under way is of no concern to it.
     #[inline]
-    pub fn trust(&self, file: &ViewedFile<'_>) -> Trust {
+    pub fn validation(&self, file: &ViewedFile<'_>) -> Validation {
         if self.arena.owner_has_ended() {
-            return Trust::Kernel; // nobody sees to it any more that records say what is so
+            return Validation::Kernel; // nobody sees to it any more that records say what is so
         }
         // Before what is said: who sees a time sees what was said of files before that was promised. Acquire, partner:
         // `Shared::vouch`.
         let until = self.control.control().sure_until.load(Ordering::Acquire);
-        let said = self.arena.record(file.cell).map_or(Trust::Kernel, |record| record.trust());
+        let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
         // Its owner may have been stopped, and others at work since.
-        if said == Trust::Sure && sys::ticks() >= until { Trust::Unheard } else { said }
+        if said == Validation::Sure && sys::ticks() >= until { Validation::Unheard } else { said }
     }
 
     /// Whether any file is attached, by any viewer.
@@ -326,7 +326,7 @@ impl Viewer {
     #[inline]
     pub unsafe fn read_hit(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> Hit {
         let end = position.wrapping_add(len as u64); // a number to compare with
-        let touch = |_: Grown<'_>, frame| self.note(file, frame, position, end);
+        let touch = |_: GrownView<'_>, frame| self.note(file, frame, position, end);
         // SAFETY: the caller's promise.
         let hits = unsafe { read_hits(&self.arena, file.cell, file.id, position, to, len, touch) };
         Hit { bytes: hits.bytes, stopped: hits.stopped, marker: hits.marker.map(|page| page.0) }
@@ -349,7 +349,7 @@ impl Viewer {
             self.tell_marker(file, page, 0);
         }
         match hit.stopped {
-            Stopped::Full => ReadOutcome { bytes: hit.bytes, asked: 0, end: ReadEnd::Full },
+            HitStop::Full => ReadOutcome { bytes: hit.bytes, asked: 0, end: ReadEnd::Full },
             // SAFETY: the caller's promise.
             stopped => unsafe { self.read_asking(file, position, to, len, hit.bytes, stopped) },
         }
@@ -370,11 +370,11 @@ impl Viewer {
         // SAFETY: the caller's promise.
         let (bytes, stopped) = unsafe { self.read_cached(file, position, to, len) };
         let end = match stopped {
-            Stopped::Full => ReadEnd::Full,
-            Stopped::EndOfFile(size) => ReadEnd::EndOfFile(size),
-            Stopped::Stale => ReadEnd::Stale,
-            Stopped::Absent | Stopped::Filling | Stopped::Writing if bytes > 0 => ReadEnd::Full,
-            Stopped::Absent | Stopped::Filling | Stopped::Writing => return None,
+            HitStop::Full => ReadEnd::Full,
+            HitStop::EndOfFile(size) => ReadEnd::EndOfFile(size),
+            HitStop::Stale => ReadEnd::Stale,
+            HitStop::Absent | HitStop::Filling | HitStop::Writing if bytes > 0 => ReadEnd::Full,
+            HitStop::Absent | HitStop::Filling | HitStop::Writing => return None,
         };
         Some(ReadOutcome { bytes, asked: 0, end })
     }
@@ -414,8 +414,8 @@ impl Viewer {
         to: *mut u8,
         len: usize,
         met: &Cell<bool>,
-    ) -> (usize, Stopped) {
-        let touch = |grown: Grown<'_>, frame| {
+    ) -> (usize, HitStop) {
+        let touch = |grown: GrownView<'_>, frame| {
             let leaves = grown.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::DROPBEHIND));
             met.set(met.get() | leaves);
         };
@@ -451,7 +451,7 @@ impl Viewer {
         position: u64,
         to: *mut u8,
         len: usize,
-    ) -> (usize, Stopped) {
+    ) -> (usize, HitStop) {
         // SAFETY: the caller's promise.
         let hit = unsafe { self.read_hit(file, position, to, len) };
         if let Some(page) = hit.marker {
@@ -472,7 +472,7 @@ impl Viewer {
         to: *mut u8,
         len: usize,
         bytes: usize,
-        stopped: Stopped,
+        stopped: HitStop,
     ) -> ReadOutcome {
         // SAFETY: the caller's promise, for each part of the range.
         let look = |at, to, len| unsafe { self.read_cached(file, at, to, len) };
@@ -491,16 +491,16 @@ impl Viewer {
         position: u64,
         to: *mut u8,
         len: usize,
-        (mut bytes, mut stopped): (usize, Stopped),
-        look: impl Fn(u64, *mut u8, usize) -> (usize, Stopped),
+        (mut bytes, mut stopped): (usize, HitStop),
+        look: impl Fn(u64, *mut u8, usize) -> (usize, HitStop),
     ) -> ReadOutcome {
         let (mut asked, mut fruitless) = (0, 0);
         let end = loop {
             match stopped {
-                Stopped::Full => break ReadEnd::Full,
-                Stopped::EndOfFile(size) => break ReadEnd::EndOfFile(size),
-                Stopped::Stale => break ReadEnd::Stale,
-                Stopped::Absent | Stopped::Filling | Stopped::Writing => {}
+                HitStop::Full => break ReadEnd::Full,
+                HitStop::EndOfFile(size) => break ReadEnd::EndOfFile(size),
+                HitStop::Stale => break ReadEnd::Stale,
+                HitStop::Absent | HitStop::Filling | HitStop::Writing => {}
             }
             if fruitless == FRUITLESS_MAX {
                 break ReadEnd::Failed(RequestError::Fruitless);
@@ -552,7 +552,7 @@ impl Viewer {
     /// meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not come back would
     /// take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
-        self.ask(operation, arguments, self.patience)
+        self.ask(operation, arguments, self.wait_policy)
     }
 
     /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
@@ -661,7 +661,7 @@ impl Viewer {
         let heartbeat = &self.control.control().heartbeat;
         let (mut beat, begun) = (heartbeat.load(Ordering::Relaxed), sys::clock_millis());
         let (until, mut still) =
-            (begun + u64::from(millis), begun + STILL_MILLIS_MAX.max(u64::from(self.patience)));
+            (begun + u64::from(millis), begun + STILL_MILLIS_MAX.max(u64::from(self.wait_policy)));
         loop {
             let now = slot.state.load(Ordering::Acquire); // partner: as in `done`
             if now == state::DONE {
@@ -670,7 +670,7 @@ impl Viewer {
             let time = sys::clock_millis();
             let beats = heartbeat.load(Ordering::Relaxed);
             if beats != beat {
-                (beat, still) = (beats, time + STILL_MILLIS_MAX.max(u64::from(self.patience)));
+                (beat, still) = (beats, time + STILL_MILLIS_MAX.max(u64::from(self.wait_policy)));
             }
             let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
             let is_gone = self.owner_is_gone();

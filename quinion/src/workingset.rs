@@ -60,7 +60,7 @@ const _: () = assert!(AGES * 2 == PAYLOADS_MAX, "a standing and an age are a sha
 
 /// What a folio was to the cache when it left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum EvictedState {
     /// One of many.
     Plain,
     /// It had come back soon before, and had been kept for that.
@@ -69,9 +69,9 @@ pub enum Standing {
 
 /// What a shadow remembers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory {
+pub struct ShadowInfo {
     /// What the folio was.
-    pub standing: Standing,
+    pub standing: EvictedState,
     /// The age at which it left, in buckets; below 2^24.
     bucket: u32,
 }
@@ -85,19 +85,19 @@ pub enum Refault {
     Old,
 }
 
-impl Memory {
+impl ShadowInfo {
     /// As a shadow's payload.
     pub fn payload(self) -> u32 {
         let standing = match self.standing {
-            Standing::Plain => 0,
-            Standing::WorkingSet => AGES,
+            EvictedState::Plain => 0,
+            EvictedState::WorkingSet => AGES,
         };
         standing | self.bucket
     }
 
     /// From a shadow's payload.
     pub fn from_payload(payload: u32) -> Self {
-        let standing = if payload & AGES == 0 { Standing::Plain } else { Standing::WorkingSet };
+        let standing = if payload & AGES == 0 { EvictedState::Plain } else { EvictedState::WorkingSet };
         Self { standing, bucket: payload & (AGES - 1) }
     }
 }
@@ -122,7 +122,7 @@ impl Scale {
     }
 
     /// Pages from the age that `memory` was left at to the age `now`.
-    fn distance(self, memory: Memory, now: u64) -> u64 {
+    fn distance(self, memory: ShadowInfo, now: u64) -> u64 {
         let buckets = self.bucket(now).wrapping_sub(memory.bucket) & (AGES - 1);
         u64::from(buckets) << self.shift
     }
@@ -155,19 +155,19 @@ impl WorkingSet {
     }
 
     /// A folio of `order` leaves: what its shadow is to say. The age grows by its pages.
-    pub fn remember(&self, order: Order, standing: Standing) -> Memory {
+    pub fn remember(&self, order: Order, standing: EvictedState) -> ShadowInfo {
         let age = self.age.fetch_add(u64::from(order.pages()), Ordering::Relaxed);
-        Memory { standing, bucket: self.scale.bucket(age) }
+        ShadowInfo { standing, bucket: self.scale.bucket(age) }
     }
 
     /// Pages that were evicted or activated since `memory` was left: so many more would have kept what left it.
-    pub fn distance(&self, memory: Memory) -> u64 {
+    pub fn distance(&self, memory: ShadowInfo) -> u64 {
         self.scale.distance(memory, self.age())
     }
 
     /// A folio of `order` comes back to where `memory` was left, in a cache that holds `held` pages.
     /// The age grows by its pages if it is to be activated, that is, if it is [`Refault::Recent`].
-    pub fn judge(&self, memory: Memory, order: Order, held: u64) -> Refault {
+    pub fn judge(&self, memory: ShadowInfo, order: Order, held: u64) -> Refault {
         if self.distance(memory) > held {
             return Refault::Old;
         }
@@ -261,7 +261,7 @@ mod tests {
     fn w01_a_distance_up_to_what_the_cache_holds_is_recent_and_one_more_is_not() {
         for distance in [1, 2, 99, 100, 101, 1000] {
             let set = WorkingSet::new(100);
-            let memory = set.remember(PAGE, Standing::Plain);
+            let memory = set.remember(PAGE, EvictedState::Plain);
             pass(&set, distance - 1);
             let expected = if distance <= 100 { Refault::Recent } else { Refault::Old };
             assert_eq!(set.judge(memory, PAGE, 100), expected, "{distance}");
@@ -274,7 +274,7 @@ mod tests {
             let lap = u64::from(AGES) << Scale::of(pages).shift;
             for (age, distance) in [(lap - 1, 5), (lap - pages / 2, pages), (u64::MAX - 3, pages)] {
                 let set = aged(pages, age);
-                let memory = set.remember(PAGE, Standing::Plain);
+                let memory = set.remember(PAGE, EvictedState::Plain);
                 pass(&set, distance - 1);
                 let found = set.scale.distance(memory, set.age());
                 assert!(found.abs_diff(distance) < 1 << set.scale.shift, "{pages} {age}: {found}");
@@ -287,8 +287,8 @@ mod tests {
     #[test]
     fn w06_a_folio_of_order_n_counts_its_pages() {
         let set = WorkingSet::new(1000);
-        let first = set.remember(PAGE, Standing::Plain);
-        let large = set.remember(Order(9), Standing::WorkingSet);
+        let first = set.remember(PAGE, EvictedState::Plain);
+        let large = set.remember(Order(9), EvictedState::WorkingSet);
         assert_eq!(set.age(), 1 + 512);
         assert_eq!(set.scale.distance(first, set.age()), 513);
         assert_eq!(set.judge(large, Order(3), 512), Refault::Recent);
@@ -340,7 +340,7 @@ mod tests {
     #[derive(Default)]
     struct Naive {
         age: u128,
-        left: Vec<(u128, Memory)>,
+        left: Vec<(u128, ShadowInfo)>,
     }
 
     #[derive(Clone, Debug)]
@@ -369,9 +369,9 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Leave(order, set_member) => {
-                        let standing = if set_member { Standing::WorkingSet } else { Standing::Plain };
+                        let standing = if set_member { EvictedState::WorkingSet } else { EvictedState::Plain };
                         let memory = set.remember(Order(order), standing);
-                        let kept = Memory::from_payload(memory.payload());
+                        let kept = ShadowInfo::from_payload(memory.payload());
                         prop_assert_eq!((kept, kept.standing), (memory, standing));
                         prop_assert!(memory.payload() < PAYLOADS_MAX);
                         naive.left.push((naive.age, memory));

@@ -19,14 +19,14 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use quinion::mapping::{AddedFolio, NewFolio, Purpose, SPARE_MAX, Shape};
-use quinion::sync::Locks;
+use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, SPARE_MAX};
+use quinion::sync::LockWait;
 use quinion::units::{Frame, Order, Orders, PAGE_SIZE};
 use quinion::xarray::{Kind, Value};
 use quinion::{Descent, NodeReserve, Tuning};
 use stage::{Stage, is_folio, page};
 
-const ONE: Shape = Shape::of(Orders::PAGES);
+const ONE: FolioShape = FolioShape::of(Orders::PAGES);
 
 fn short(nodes: u32) -> Stage {
     Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
@@ -134,7 +134,7 @@ fn read_page(stage: &Stage, index: u64) -> bool {
     let Ok(held) = stage.mapping.try_hold(page(index)) else { return false };
     let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
     assert!(covered.contains(&index), "a folio of {covered:?} for page {index}");
-    if held.is_readable() != quinion::arena::Readable::Yes {
+    if held.is_readable() != quinion::arena::ReadableState::Yes {
         return false;
     }
     let mut bytes = [0; PAGE_SIZE];
@@ -149,7 +149,7 @@ fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
     let folio = stage.folio(77, 0);
     let mut gap = Some(gap);
     let before = stage.mapping.tree_counts();
-    let got = stage.mapping.add_folio_watched(folio, ONE, Locks::Wait, &mut || {
+    let got = stage.mapping.add_folio_watched(folio, ONE, LockWait::Wait, &mut || {
         if let Some(gap) = gap.take() {
             gap();
         }
@@ -236,7 +236,7 @@ fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
     let folio = stage.folio(77, 0);
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     stage.arena.free_cell(all.pop().unwrap());
     assert_eq!(stage.add(folio), AddedFolio::NoNode, "it needs two and there is one");
     assert_eq!(stage.mapping.spare_nodes(), 0);
@@ -273,13 +273,13 @@ fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
     let stage = Stage::new();
     stage.put_shadow(64, 6, 9);
     let folio = stage.folio(70, 0);
-    let got = stage.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+    let got = stage.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
     assert_eq!(got, added(None));
     assert!(is_folio(stage.load(70), folio.frame));
     let run = stage.run(80, 16);
-    let shape = Shape { purpose: Purpose::Write, ..ONE };
+    let shape = FolioShape { purpose: InsertPurpose::Write, ..ONE };
     let heard = &mut |_, value| panic!("{value:?} was reported");
-    assert_eq!(stage.mapping.add_folio_range(run, shape, Locks::Wait, heard).unwrap().pages, 16);
+    assert_eq!(stage.mapping.add_folio_range(run, shape, LockWait::Wait, heard).unwrap().pages, 16);
     assert!((80..96).all(|index| is_folio(stage.load(index), run.frame.plus(index as u32 - 80))));
 }
 
@@ -339,7 +339,7 @@ fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
         stage.complete(folio);
     }
     assert_eq!((stage.arena.stats().cells_used, stage.mapping.spare_nodes()), (cells, spare));
-    stage.mapping.give_back_nodes(Locks::Wait);
+    stage.mapping.give_back_nodes(LockWait::Wait);
     assert_eq!(stage.mapping.spare_nodes(), 0);
     stage.finish();
 }
@@ -350,7 +350,7 @@ fn a_busy_lock_costs_who_does_not_wait_nothing() {
     let folio = stage.folio(0, 0);
     let guard = stage.mapping.lock();
     let got = thread::scope(|scope| {
-        let add = || stage.mapping.add_folio(folio, Purpose::Read, Locks::Try);
+        let add = || stage.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Try);
         scope.spawn(add).join().unwrap()
     });
     assert_eq!(got, AddedFolio::NoNode);

@@ -21,23 +21,23 @@ use std::thread;
 
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Backend, FillRun, MemoryFile, WaitRoom};
-use quinion::filemap::{Filemap, Patience, Reader};
-use quinion::mapping::{Added, AddedFolio, Leave, Mapping, NewFolio, SPARE_MAX, Shape};
+use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
+use quinion::filemap::{Filemap, Reader, WaitPolicy};
+use quinion::mapping::{AddedFolio, FolioShape, Mapping, NewFolio, Replacement, RunOutcome, SPARE_MAX};
 use quinion::readahead::{Config, Readahead};
 use quinion::reclaim::NODE_BYTES;
-use quinion::sync::{Locks, Rank, RankedMutex};
+use quinion::sync::{LockWait, Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, Orders};
-use quinion::xarray::{Kind, Stop, Value};
+use quinion::xarray::{Kind, RangeStop, Value};
 use quinion::{Cache, File, Insertion, NodeReserve, Tuning};
 use stage::{Stage, is_folio, page};
 
 const PAGE: u64 = 4096;
-const PAGES: Shape = Shape::of(Orders::PAGES);
+const PAGES: FolioShape = FolioShape::of(Orders::PAGES);
 
-fn orders(min: u8, max: u8) -> Shape {
-    Shape::of(Orders { min: Order(min), max: Order(max) })
+fn orders(min: u8, max: u8) -> FolioShape {
+    FolioShape::of(Orders { min: Order(min), max: Order(max) })
 }
 fn short(nodes: u32) -> Stage {
     Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(nodes)))
@@ -45,8 +45,8 @@ fn short(nodes: u32) -> Stage {
 fn no_shadow(frame: Frame, value: Value) {
     panic!("{value:?} came from nowhere to {frame:?}");
 }
-fn add(stage: &Stage, run: FillRun, shape: Shape) -> Added {
-    stage.mapping.add_folio_range(run, shape, Locks::Wait, &mut no_shadow).unwrap()
+fn add(stage: &Stage, run: FillRun, shape: FolioShape) -> RunOutcome {
+    stage.mapping.add_folio_range(run, shape, LockWait::Wait, &mut no_shadow).unwrap()
 }
 /// Ends the fills of a run of folios of one order.
 fn complete(stage: &Stage, run: FillRun, order: u8) {
@@ -69,7 +69,7 @@ fn b02_every_frame_of_a_run_stands_at_its_page() {
         let stage = Stage::new();
         let run = stage.run(start, pages);
         let free = stage.free_pages();
-        assert_eq!(add(&stage, run, orders(min, min)), Added { pages, stop: Stop::All });
+        assert_eq!(add(&stage, run, orders(min, min)), RunOutcome { pages, stop: RangeStop::All });
         for nth in 0..pages {
             let head = run.frame.plus(nth & !((1 << min) - 1));
             assert!(is_folio(stage.walk(start + u64::from(nth)), head), "page {nth} of {pages} at {start}");
@@ -89,10 +89,10 @@ fn b05_a_folio_hears_once_of_its_shadows_of_the_highest() {
     stage.put_shadow(128, 7, 8);
     let run = stage.run(0, 256);
     let mut heard = Vec::new();
-    let got = stage.mapping.add_folio_range(run, orders(2, 2), Locks::Wait, &mut |frame, value| {
+    let got = stage.mapping.add_folio_range(run, orders(2, 2), LockWait::Wait, &mut |frame, value| {
         heard.push((frame.0 - run.frame.0, value.payload()));
     });
-    assert_eq!(got.unwrap(), Added { pages: 256, stop: Stop::All });
+    assert_eq!(got.unwrap(), RunOutcome { pages: 256, stop: RangeStop::All });
     let mut want = vec![(0, 2), (8, 4), (12, 5), (60, 6), (64, 7)];
     want.extend((128..256).step_by(4).map(|at| (at, 8)));
     assert_eq!(heard, want);
@@ -106,12 +106,13 @@ fn b08_a_run_whose_nodes_run_out_is_completed_all_the_same() {
         let (stage, start) = (short(reserve), 1u64 << 24);
         let run = stage.run(start, 500);
         let mut seen = Vec::new();
-        let got = stage.mapping.add_folio_range_watched(run, PAGES, Locks::Wait, &mut no_shadow, &mut || {
-            let inside =
-                (0..500).take_while(|nth| is_folio(stage.walk(start + nth), run.frame.plus(*nth as u32)));
-            seen.push((inside.count() as u64, stage.pages()));
-        });
-        assert_eq!(got.unwrap(), Added { pages: 500, stop: Stop::All });
+        let got =
+            stage.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
+                let inside =
+                    (0..500).take_while(|nth| is_folio(stage.walk(start + nth), run.frame.plus(*nth as u32)));
+                seen.push((inside.count() as u64, stage.pages()));
+            });
+        assert_eq!(got.unwrap(), RunOutcome { pages: 500, stop: RangeStop::All });
         assert!(seen.len() as u32 >= 8 / reserve, "{seen:?}");
         assert!(
             seen.iter().all(|(visible, counted)| visible == counted),
@@ -129,13 +130,13 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
     let run = stage.run(0, 512);
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     for nodes in [0, 1, 2, 5] {
         stage.arena.free_cells(all.drain(..nodes));
         let got = add(&stage, run, PAGES);
         // Page 0 needs no node, the first node is for 64 pages, and the second is the one above it.
         let pages = [1, 64, 64, 4 * 64][[0, 1, 2, 5].iter().position(|n| *n == nodes).unwrap()];
-        assert_eq!(got, Added { pages, stop: Stop::NoNode }, "with {nodes} nodes");
+        assert_eq!(got, RunOutcome { pages, stop: RangeStop::NoNode }, "with {nodes} nodes");
         assert_eq!((stage.mapping.spare_nodes(), stage.pages()), (0, u64::from(pages)));
         for nth in pages..512 {
             let word = stage.word(run.frame.plus(nth));
@@ -146,10 +147,10 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
             (0..pages).map(|nth| (run.index.plus(u64::from(nth)), run.frame.plus(nth))).collect();
         let mut guard = stage.mapping.lock();
         for (index, frame) in removed {
-            assert!(guard.evict(index, frame, |_| Leave::Nothing).is_some());
+            assert!(guard.evict(index, frame, |_| Replacement::Nothing).is_some());
         }
         drop(guard);
-        stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
+        stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     }
     stage.arena.free_run(run.frame, run.pages);
     stage.arena.free_cells(all);
@@ -161,13 +162,13 @@ fn b10_who_comes_while_nodes_are_fetched_ends_the_prefix() {
     let (stage, start) = (short(1), 1u64 << 24);
     let (run, winner) = (stage.run(start, 300), stage.folio(start + 150, 0));
     let mut come = false;
-    let got = stage.mapping.add_folio_range_watched(run, PAGES, Locks::Wait, &mut no_shadow, &mut || {
+    let got = stage.mapping.add_folio_range_watched(run, PAGES, LockWait::Wait, &mut no_shadow, &mut || {
         if !come && stage.pages() > 0 {
             come = true;
             assert_eq!(stage.add(winner), AddedFolio::Added { shadow: None });
         }
     });
-    let Added { pages: 150, stop: Stop::Present(found) } = got.unwrap() else { panic!("{got:?}") };
+    let RunOutcome { pages: 150, stop: RangeStop::Present(found) } = got.unwrap() else { panic!("{got:?}") };
     assert!(come && is_folio(found, winner.frame) && is_folio(stage.walk(start + 150), winner.frame));
     assert!(stage.load(start + 151).is_empty());
     free_rest(&stage, run, 150);
@@ -181,7 +182,7 @@ fn b15_exactly_the_folio_of_the_marked_page_carries_the_marker() {
     for marker in [0u64, 1, 63, 64, 130] {
         let stage = Stage::new();
         let run = stage.run(0, 131 & !1);
-        let shape = Shape { marker: Some(page(marker)), ..orders(1, 1) };
+        let shape = FolioShape { marker: Some(page(marker)), ..orders(1, 1) };
         assert_eq!(add(&stage, run, shape).pages, 130);
         let marked: Vec<u64> = (0..130)
             .step_by(2)
@@ -200,10 +201,10 @@ fn b15_a_page_that_is_there_already_gets_no_marker() {
     stage.add(there);
     stage.complete(there);
     let run = stage.run(0, 16);
-    let shape = Shape { marker: Some(page(5)), ..PAGES };
-    let nothing = stage.mapping.add_window(&[], shape, Locks::Wait, &mut no_shadow).unwrap();
-    assert_eq!((nothing.inserted.len(), nothing.left.len(), nothing.stop), (0, 0, Stop::All));
-    let got = stage.mapping.add_window(&[run], shape, Locks::Wait, &mut no_shadow).unwrap();
+    let shape = FolioShape { marker: Some(page(5)), ..PAGES };
+    let nothing = stage.mapping.add_window(&[], shape, LockWait::Wait, &mut no_shadow).unwrap();
+    assert_eq!((nothing.inserted.len(), nothing.left.len(), nothing.stop), (0, 0, RangeStop::All));
+    let got = stage.mapping.add_window(&[run], shape, LockWait::Wait, &mut no_shadow).unwrap();
     let parts: Vec<_> = got.inserted.iter().map(|run| (run.index.0, run.pages)).collect();
     assert_eq!(parts, [(0, 5), (6, 10)], "it goes on behind what is there");
     assert_eq!(got.left.iter().map(|run| (run.index.0, run.pages)).collect::<Vec<_>>(), [(5, 1)]);
@@ -241,18 +242,18 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
             let order = (round % 4) as u8;
             let run = stage.run(round % 3 * 8, 384);
             let got = add(&stage, run, orders(0, order));
-            assert_eq!(got.stop, Stop::All);
+            assert_eq!(got.stop, RangeStop::All);
             stage.mapping.lock().remove_all();
             let mut at = 0;
             while at < run.pages {
                 let descriptor = stage.arena.view().own(run.frame.plus(at));
                 let pages = descriptor.word().order().pages();
                 match descriptor.complete(false) {
-                    quinion::arena::Completed::Detached(quinion::arena::Put::Last(order)) => {
+                    quinion::arena::FillEnd::Detached(quinion::arena::PutOutcome::Last(order)) => {
                         stage.arena.free(run.frame.plus(at), order);
                     }
-                    quinion::arena::Completed::Detached(quinion::arena::Put::Kept) => {}
-                    quinion::arena::Completed::Attached => panic!("it was removed"),
+                    quinion::arena::FillEnd::Detached(quinion::arena::PutOutcome::Kept) => {}
+                    quinion::arena::FillEnd::Attached => panic!("it was removed"),
                 }
                 at += pages;
             }
@@ -276,14 +277,20 @@ fn under_the_lock_nodes_come_out_of_the_stock_and_from_nowhere_else() {
     // The arena has plenty, the stock has none.
     let mut guard = stage.mapping.lock();
     assert_eq!(guard.add_folio(folio, PAGES), AddedFolio::NoNode);
-    assert_eq!(guard.add_folio_range(run, PAGES, &mut no_shadow), Added { pages: 0, stop: Stop::NoNode });
+    assert_eq!(
+        guard.add_folio_range(run, PAGES, &mut no_shadow),
+        RunOutcome { pages: 0, stop: RangeStop::NoNode }
+    );
     drop(guard);
     // The stock has enough, the arena has none.
-    let mut guard = stage.mapping.lock_to_add(run.index, 300, Locks::Wait).unwrap();
+    let mut guard = stage.mapping.lock_to_add(run.index, 300, LockWait::Wait).unwrap();
     while stage.arena.alloc(Order::MAX).is_some() {}
     let mut all = Vec::new();
-    stage.arena.alloc_cells(usize::MAX / 2, &mut all, Locks::Wait);
-    assert_eq!(guard.add_folio_range(run, PAGES, &mut no_shadow), Added { pages: 300, stop: Stop::All });
+    stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
+    assert_eq!(
+        guard.add_folio_range(run, PAGES, &mut no_shadow),
+        RunOutcome { pages: 300, stop: RangeStop::All }
+    );
     drop(guard);
     stage.arena.free_cells(all);
     complete(&stage, run, 0);
@@ -297,7 +304,7 @@ fn nodes_take_less_than_a_hundredth_of_the_pages_they_find() {
     let mut pages = 0;
     for start in [0, 512, 5000] {
         let run = stage.run(start, 512);
-        assert_eq!(add(&stage, run, PAGES).stop, Stop::All);
+        assert_eq!(add(&stage, run, PAGES).stop, RangeStop::All);
         complete(&stage, run, 0);
         pages += 512;
         let bytes = stage.arena.stats().cells_used * NODE_BYTES;
@@ -311,7 +318,7 @@ fn a_stock_is_bounded_and_goes_back() {
     let stage = Stage::new();
     for window in 0..40u64 {
         let run = stage.run(window * 5000, 512);
-        assert_eq!(add(&stage, run, PAGES).stop, Stop::All);
+        assert_eq!(add(&stage, run, PAGES).stop, RangeStop::All);
         complete(&stage, run, 0);
         assert!(stage.mapping.spare_nodes() <= SPARE_MAX);
         stage.check();
@@ -352,7 +359,7 @@ fn b11_an_invalidation_waits_for_who_inserts_and_leaves_nothing_of_it() {
         }
         (0..1000).for_each(|_| thread::yield_now()); // time enough, if it did not wait
         let run = stage.run(0, 8);
-        let added = stage.mapping.add_folio_range(run, PAGES, Locks::Wait, &mut no_shadow).unwrap();
+        let added = stage.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut no_shadow).unwrap();
         assert_eq!(added.pages, 8);
         for nth in 0..8 {
             let (index, frame) = (page(u64::from(nth)), run.frame.plus(nth));
@@ -487,7 +494,7 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
     const FILES: u32 = 32;
     const FILE_PAGES: usize = 256;
     let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).unwrap());
-    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitRoom::new()), Orders::PAGES, tuning);
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), Orders::PAGES, tuning);
     let (filemap, process) = (Arc::new(filemap), ForkGuard::new());
     let mappings: Vec<Arc<Mapping>> = (1..=FILES)
         .map(|id| {
@@ -507,7 +514,7 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
                     let read = filemap.read(
                         mapping,
                         Reader::plain(&readahead),
-                        Patience::Wait,
+                        WaitPolicy::Wait,
                         at * PAGE,
                         &mut page,
                     );
@@ -565,7 +572,7 @@ fn a_walked_tree_says_what_was_put_in() {
     stage.put_shadow(0, 9, 4);
     let run = stage.run(77, 3);
     let mut heard = 0;
-    let got = stage.mapping.add_folio_range(run, PAGES, Locks::Wait, &mut |_, value| {
+    let got = stage.mapping.add_folio_range(run, PAGES, LockWait::Wait, &mut |_, value| {
         assert_eq!(value, Value::shadow(0, 4));
         heard += 1;
     });

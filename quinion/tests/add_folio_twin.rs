@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use quinion::arena::CellNumber;
 use quinion::backend::FillRun;
-use quinion::mapping::{Added, AddedFolio, Leave, NewFolio, Purpose, Shape};
-use quinion::sync::Locks;
+use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, Replacement, RunOutcome};
+use quinion::sync::LockWait;
 use quinion::units::{Frame, Order, Orders};
-use quinion::xarray::{Kind, Stop};
+use quinion::xarray::{Kind, RangeStop};
 use quinion::{Descent, NodeReserve, Tuning};
 use stage::{Stage, page};
 
@@ -34,7 +34,7 @@ enum Op {
     Folio {
         at: u64,
         order: u8,
-        purpose: Purpose,
+        purpose: InsertPurpose,
     },
     Range {
         at: u64,
@@ -42,7 +42,7 @@ enum Op {
         min: u8,
         max: u8,
         marker: u64,
-        purpose: Purpose,
+        purpose: InsertPurpose,
     },
     Evict(usize),
     Shadow {
@@ -59,8 +59,8 @@ enum Op {
 fn at() -> impl Strategy<Value = u64> {
     (0..PAGES, 0..2usize).prop_map(|(at, region)| REGIONS[region] + at)
 }
-fn purpose() -> impl Strategy<Value = Purpose> {
-    prop_oneof![4 => Just(Purpose::Read), 1 => Just(Purpose::Write)]
+fn purpose() -> impl Strategy<Value = InsertPurpose> {
+    prop_oneof![4 => Just(InsertPurpose::Read), 1 => Just(InsertPurpose::Write)]
 }
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -130,11 +130,11 @@ impl Rig {
             Op::Folio { at, order, purpose } => self.add(at, order, purpose),
             Op::Range { at, pages, min, max, marker, purpose } => {
                 let index = at & !((1 << min) - 1);
-                let shape = Shape {
+                let shape = FolioShape {
                     orders: Orders { min: Order(min), max: Order(max) },
                     marker: Some(page(index + marker)),
                     purpose,
-                    ..Shape::of(Orders::PAGES)
+                    ..FolioShape::of(Orders::PAGES)
                 };
                 self.add_range(index, pages.next_multiple_of(1 << min), shape);
             }
@@ -145,13 +145,13 @@ impl Rig {
         }
     }
 
-    fn add(&mut self, at: u64, order: u8, purpose: Purpose) {
+    fn add(&mut self, at: u64, order: u8, purpose: InsertPurpose) {
         let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
         let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
-        match self.stage.mapping.add_folio(folio, purpose, Locks::Wait) {
+        match self.stage.mapping.add_folio(folio, purpose, LockWait::Wait) {
             AddedFolio::Added { shadow } => {
                 assert!(self.is_free(folio));
-                let want = self.insert(folio).filter(|_| purpose == Purpose::Read);
+                let want = self.insert(folio).filter(|_| purpose == InsertPurpose::Read);
                 assert_eq!(shadow.map(|value| value.payload()), want);
                 return;
             }
@@ -161,11 +161,11 @@ impl Rig {
         self.stage.free(folio);
     }
 
-    fn add_range(&mut self, index: u64, pages: u32, shape: Shape) {
+    fn add_range(&mut self, index: u64, pages: u32, shape: FolioShape) {
         let Some(run) = self.stage.try_run(index, pages) else { return };
         let mut heard = Vec::new();
         let note = &mut |frame: Frame, value: quinion::xarray::Value| heard.push((frame, value.payload()));
-        let got = self.stage.mapping.add_folio_range(run, shape, Locks::Wait, note).unwrap();
+        let got = self.stage.mapping.add_folio_range(run, shape, LockWait::Wait, note).unwrap();
         let (mut expected, mut done) = (Vec::new(), 0);
         while done < got.pages {
             let folio = first_folio(run, done, shape.orders);
@@ -175,16 +175,16 @@ impl Rig {
             expected.extend(self.insert(folio).map(|payload| (folio.frame, payload)));
             done += folio.order.pages();
         }
-        if shape.purpose == Purpose::Write {
+        if shape.purpose == InsertPurpose::Write {
             expected.clear();
         }
         assert_eq!(heard, expected);
         match got {
-            Added { pages, stop: Stop::All } => assert_eq!(pages, run.pages),
-            Added { stop: Stop::Present(_), .. } => {
+            RunOutcome { pages, stop: RangeStop::All } => assert_eq!(pages, run.pages),
+            RunOutcome { stop: RangeStop::Present(_), .. } => {
                 assert!(!self.is_free(first_folio(run, done, shape.orders)))
             }
-            Added { stop: Stop::NoNode, .. } => assert!(self.nodes_may_lack()),
+            RunOutcome { stop: RangeStop::NoNode, .. } => assert!(self.nodes_may_lack()),
         }
         if done < run.pages {
             self.stage.arena.free_run(run.frame.plus(done), run.pages - done);
@@ -204,7 +204,7 @@ impl Rig {
             return;
         }
         let folio = folios[which % folios.len()];
-        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing);
+        let gone = self.stage.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing);
         assert_eq!(gone, Some(folio.order));
         self.stage.free(folio);
         self.twin.retain(|_, is| *is != Is::Folio(folio));
@@ -223,7 +223,7 @@ impl Rig {
     }
 
     fn hoard(&mut self, left: usize) {
-        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard, Locks::Wait);
+        self.stage.arena.alloc_cells(usize::MAX / 2, &mut self.hoard, LockWait::Wait);
         let left = left.min(self.hoard.len() - 1);
         self.stage.arena.free_cells(self.hoard.drain(..left));
     }

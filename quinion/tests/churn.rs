@@ -25,7 +25,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use quinion::arena::{Completed, Descriptor, Put, Retire, Ticket};
+use quinion::arena::{Descriptor, FillEnd, PutOutcome, RetireOutcome, Ticket};
 use quinion::folio::copy::{copy_in, copy_out};
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -160,17 +160,17 @@ impl Owner<'_> {
         self.live = staying;
         let leaving: Vec<Folio> = leaving;
         for old in leaving {
-            if self.retire(&old) == Retire::Held {
+            if self.retire(&old) == RetireOutcome::Held {
                 self.detached.push(old);
             }
         }
     }
 
-    fn retire(&mut self, old: &Folio) -> Retire {
+    fn retire(&mut self, old: &Folio) -> RetireOutcome {
         let descriptor = &self.stage.descriptors[old.frame];
         // Eviction if possible, removal if it is held or the dice say so.
         let evict = self.dice.below(2) == 0 && descriptor.try_retire().is_some();
-        let retire = if evict { Retire::Free } else { descriptor.retire() };
+        let retire = if evict { RetireOutcome::Free } else { descriptor.retire() };
         for page in old.page..old.page + old.pages() {
             self.stage.slots[old.file][page].store(NOWHERE, Ordering::Relaxed);
             // Release, partner: the Acquire of a read that begins: it may not return what has left.
@@ -202,7 +202,7 @@ impl Owner<'_> {
             // SAFETY: the frame is in the arena and locked by us; the source is our own.
             unsafe { copy_in(content.as_ptr(), self.stage.address(folio.frame + page), PAGE) };
         }
-        assert_eq!(descriptor.complete(true), Completed::Attached);
+        assert_eq!(descriptor.complete(true), FillEnd::Attached);
         self.live.push(folio);
     }
 }
@@ -265,7 +265,7 @@ fn hold(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
     let index = PageIndex::of_byte(wanted.position);
     let Ok(ticket) = descriptor.try_hold(mapping(wanted.file), index) else { return };
     let bytes = stage.copy(wanted.frame, ticket, wanted.position, &mut buf[..wanted.bytes]);
-    if let Put::Last(_) = descriptor.put() {
+    if let PutOutcome::Last(_) = descriptor.put() {
         stage.given_back[wanted.frame].store(true, Ordering::Release); // partner: `is_free`
     }
     stage.held.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use quinion::backend::{CrashDisk, CrashLog, Faults, Sequence, Simulated, WriteFaults};
+use quinion::backend::{CompletionOrder, CrashDisk, CrashLog, Faults, SimulatedBackend, WriteFaults};
 use quinion::{Cache, Durability, File, OpenOptions, WriteOptions};
 
 const PAGE: usize = 4096;
@@ -113,8 +113,9 @@ const EVERYTHING: Range<usize> = 0..usize::MAX;
 impl Story {
     fn new(start: Vec<u8>, order: u8, seed: u64, write_faults: WriteFaults) -> Self {
         let disk = Arc::new(CrashDisk::new(start.clone()));
-        let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };
-        let device = Simulated::of_crash_disk(Arc::clone(&disk), faults).with_write_faults(write_faults);
+        let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
+        let device =
+            SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults).with_write_faults(write_faults);
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order).build().unwrap();
         let options = *OpenOptions::new().write(true);
         let file = cache.open_backend_with(Arc::new(device), &options).unwrap();

@@ -35,7 +35,8 @@ use std::thread;
 use cache_pair::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use common::{Dice, PAGE, fill_content, generations, page_content};
 use quinion::backend::{
-    Attributes, Backend, CrashDisk, Faults, Fill, Flush, Reap, Reaped, Simulated, SyncKind, WaitRoom,
+    Attributes, Backend, CrashDisk, Faults, Fill, Flush, ReapMode, ReapOutcome, SimulatedBackend, SyncKind,
+    WaitQueue,
 };
 use quinion::{Cache, File, Mechanism, OpenOptions, WriteOptions};
 use shrinking::shrunk;
@@ -191,7 +192,7 @@ fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
 /// was told. Its times say nothing.
 #[derive(Debug)]
 struct Slow {
-    inner: Simulated,
+    inner: SimulatedBackend,
     questions: AtomicU32,
 }
 
@@ -199,7 +200,7 @@ impl Backend for Slow {
     fn name(&self) -> &'static str {
         "slow"
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.inner.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -209,7 +210,7 @@ impl Backend for Slow {
         if self.questions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) == Ok(1) {
             self.inner.resume();
             while self.inner.held() > 0 {
-                self.inner.reap(Reap::Ready, &mut || false);
+                self.inner.reap(ReapMode::Ready, &mut || false);
             }
         }
         Ok(told)
@@ -217,7 +218,7 @@ impl Backend for Slow {
     fn submit(&self, fills: Vec<Fill>) {
         self.inner.submit(fills);
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.inner.reap(how, done)
     }
     fn wants_leader(&self) -> bool {
@@ -241,8 +242,10 @@ impl Backend for Slow {
 #[test]
 fn a_file_that_grows_while_it_is_opened_keeps_its_new_end() {
     let disk = Arc::new(CrashDisk::new(vec![1; 3 * PAGE]));
-    let slow =
-        Slow { inner: Simulated::of_crash_disk(disk, Faults::default()), questions: AtomicU32::new(0) };
+    let slow = Slow {
+        inner: SimulatedBackend::of_crash_disk(disk, Faults::default()),
+        questions: AtomicU32::new(0),
+    };
     let slow = Arc::new(slow);
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let open = || {

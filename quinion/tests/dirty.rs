@@ -13,10 +13,10 @@ use quinion::Tuning;
 use quinion::arena::{Arena, Flags, HOLDS_MAX};
 use quinion::backend::FillRun;
 use quinion::mapping::{
-    AddedFolio, Begun, DirtyPages, Ended, Fate, Leave, Leaving, Marked, NewFolio, Outcome, RUN_PAGES_MAX,
-    Shape, TAGGED_MAX, Which, WritebackRun,
+    AddedFolio, DirtyPages, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX,
+    Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::units::{Millis, Order, Orders, PageIndex};
 use stage::{Stage, page};
 
@@ -49,22 +49,22 @@ impl Rig {
         Self { stage, totals }
     }
     /// A filled folio; one that drops behind if `fate` says so.
-    fn filled(&self, index: u64, order: u8, fate: Fate) -> NewFolio {
+    fn filled(&self, index: u64, order: u8, fate: FolioLifetime) -> NewFolio {
         let folio = self.folio(index, order);
-        let shape = Shape { fate, ..Shape::of(Orders::PAGES) };
-        let added = self.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {});
+        let shape = FolioShape { fate, ..FolioShape::of(Orders::PAGES) };
+        let added = self.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {});
         assert!(matches!(added, AddedFolio::Added { .. }), "{added:?}");
         self.complete(folio);
         folio
     }
     fn plain(&self, index: u64, order: u8) -> NewFolio {
-        self.filled(index, order, Fate::Stays)
+        self.filled(index, order, FolioLifetime::Stays)
     }
     /// Folios of single pages, whose frames follow each other.
     fn row(&self, index: u64, count: u32) -> FillRun {
         let run = self.run(index, count);
-        let shape = Shape::of(Orders::PAGES);
-        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        let shape = FolioShape::of(Orders::PAGES);
+        let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, count);
         for nth in 0..count {
             self.arena.view().own(run.frame.plus(nth)).complete(true);
@@ -80,38 +80,38 @@ impl Rig {
             let dirty = self.mapping.is_dirty(&held, pages(at..end));
             let marked = self.mapping.lock().mark_dirty(&held, pages(at..end), NOW);
             match marked {
-                Marked::Done { newly: more } => {
+                MarkOutcome::Done { newly: more } => {
                     assert_eq!(dirty, more == 0, "the look without the lock says the same");
                     newly += more;
                 }
-                Marked::Left => panic!("page {at} has left"),
+                MarkOutcome::Left => panic!("page {at} has left"),
             }
             at = end;
         }
         newly
     }
-    fn begin(&self, range: Range<u64>, which: Which, max: u32) -> (Begun, Vec<WritebackRun>) {
+    fn begin(&self, range: Range<u64>, which: TakeFilter, max: u32) -> (TakeEnd, Vec<WritebackRun>) {
         let mut runs = Vec::new();
         let begun = self.mapping.lock().begin_writeback(pages(range), which, max, &mut runs);
         (begun, runs)
     }
     fn take_all(&self) -> Vec<WritebackRun> {
-        let (begun, runs) = self.begin(0..u64::MAX >> 12, Which::Dirty, u32::MAX);
-        assert_eq!(begun, Begun::Done);
+        let (begun, runs) = self.begin(0..u64::MAX >> 12, TakeFilter::Dirty, u32::MAX);
+        assert_eq!(begun, TakeEnd::Done);
         runs
     }
-    fn end(&self, run: WritebackRun, outcome: Outcome) -> Ended {
+    fn end(&self, run: WritebackRun, outcome: WritebackOutcome) -> WritebackEnd {
         let ended = self.mapping.lock().end_writeback(run, outcome, NOW);
         self.check();
         ended
     }
     fn end_all(&self, runs: impl IntoIterator<Item = WritebackRun>) {
         for run in runs {
-            self.end(run, Outcome::Written);
+            self.end(run, WritebackOutcome::Written);
         }
     }
     fn evict(&self, folio: NewFolio) -> bool {
-        self.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing).is_some()
+        self.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing).is_some()
     }
     fn counts(&self) -> (u64, u64, u64) {
         let of = |pages: &DirtyPages| (pages.dirty(), pages.writeback(), pages.drop_behind());
@@ -126,7 +126,7 @@ impl Rig {
         let mut at = page(range.start);
         while at < page(range.end) {
             let pages = at..page(range.end);
-            at = self.mapping.drop_behind(pages, Leaving::LeftOver, Locks::Wait).unwrap().next;
+            at = self.mapping.drop_behind(pages, DropReason::LeftOver, LockWait::Wait).unwrap().next;
         }
         before - self.pages()
     }
@@ -156,7 +156,7 @@ fn one_changed_page_of_a_large_folio_is_one_page_to_write() {
     assert!(!rig.has(folio, Flags::DIRTY) && rig.has(folio, Flags::WRITEBACK));
     assert_eq!(rig.mapping.dirty_since(), None);
     assert_eq!(rig.mapping.lock().next_writeback(pages(0..700)), Some(page(600)));
-    assert_eq!(rig.end(run(folio, 88, 1), Outcome::Written), Ended::default());
+    assert_eq!(rig.end(run(folio, 88, 1), WritebackOutcome::Written), WritebackEnd::default());
     assert_eq!((rig.counts(), rig.word(folio.frame).holds()), ((0, 0, 0), 0));
     rig.finish();
 }
@@ -170,7 +170,7 @@ fn what_is_not_in_the_file_yet_is_not_evicted() {
     let runs = rig.take_all();
     assert!(!rig.evict(folio));
     rig.mark(10..11);
-    rig.end(runs[0], Outcome::Written);
+    rig.end(runs[0], WritebackOutcome::Written);
     assert!(!rig.evict(folio), "another page of it was changed meanwhile");
     rig.end_all(rig.take_all());
     assert!(rig.evict(folio));
@@ -183,16 +183,16 @@ fn runs_go_over_folios_that_follow_each_other_in_file_and_memory_up_to_their_len
     let rig = Rig::new();
     let row = rig.row(100, 400);
     rig.mark(100..500);
-    let (begun, runs) = rig.begin(0..1000, Which::Dirty, 300);
-    assert_eq!(begun, Begun::More(page(400)));
+    let (begun, runs) = rig.begin(0..1000, TakeFilter::Dirty, 300);
+    assert_eq!(begun, TakeEnd::More(page(400)));
     let expected = |from: u32, pages| WritebackRun {
         index: row.index.plus(u64::from(from)),
         frame: row.frame.plus(from),
         pages,
     };
     assert_eq!(runs, [expected(0, RUN_PAGES_MAX), expected(256, 44)]);
-    let (begun, rest) = rig.begin(400..450, Which::Dirty, 300);
-    assert_eq!((begun, &rest[..]), (Begun::Done, &[expected(300, 50)][..]));
+    let (begun, rest) = rig.begin(400..450, TakeFilter::Dirty, 300);
+    assert_eq!((begun, &rest[..]), (TakeEnd::Done, &[expected(300, 50)][..]));
     assert_eq!(rig.counts(), (50, 350, 0));
     rig.end_all(runs.into_iter().chain(rest));
     rig.finish();
@@ -204,14 +204,14 @@ fn a_run_may_end_in_parts_and_what_failed_is_dirty_again() {
     let folio = rig.plain(0, 4);
     rig.mark(2..12);
     assert_eq!(rig.take_all(), [run(folio, 2, 10)]);
-    assert_eq!(rig.end(run(folio, 2, 3), Outcome::Written), Ended::default());
+    assert_eq!(rig.end(run(folio, 2, 3), WritebackOutcome::Written), WritebackEnd::default());
     assert!(rig.has(folio, Flags::WRITEBACK));
     let later = Millis(99);
-    let ended = rig.mapping.lock().end_writeback(run(folio, 5, 7), Outcome::Failed, later);
-    assert_eq!(ended, Ended { failed: 7, ..Ended::default() });
+    let ended = rig.mapping.lock().end_writeback(run(folio, 5, 7), WritebackOutcome::Failed, later);
+    assert_eq!(ended, WritebackEnd { failed: 7, ..WritebackEnd::default() });
     assert_eq!((rig.counts(), rig.mapping.dirty_since()), ((7, 0, 0), Some(later)));
     assert_eq!(rig.take_all(), [run(folio, 5, 7)], "it is tried again");
-    rig.end(run(folio, 5, 7), Outcome::Written);
+    rig.end(run(folio, 5, 7), WritebackOutcome::Written);
     rig.finish();
 }
 
@@ -224,11 +224,11 @@ fn what_is_changed_while_it_is_written_is_written_again_and_not_twice_at_a_time(
     assert_eq!((rig.mark(1..3), rig.counts()), (2, (2, 2, 0)));
     assert_eq!(rig.take_all(), [run(folio, 2, 1)], "the page that is being written waits for its turn");
     // Both at once are under way; each ends for itself.
-    rig.end(run(folio, 2, 1), Outcome::Written);
+    rig.end(run(folio, 2, 1), WritebackOutcome::Written);
     assert!(rig.has(folio, Flags::WRITEBACK));
-    assert_eq!(rig.end(first[0], Outcome::Failed).failed, 1, "the other one was dirty already");
+    assert_eq!(rig.end(first[0], WritebackOutcome::Failed).failed, 1, "the other one was dirty already");
     assert_eq!(rig.take_all(), [run(folio, 0, 2)]);
-    rig.end(run(folio, 0, 2), Outcome::Written);
+    rig.end(run(folio, 0, 2), WritebackOutcome::Written);
     rig.finish();
 }
 
@@ -236,9 +236,9 @@ fn what_is_changed_while_it_is_written_is_written_again_and_not_twice_at_a_time(
 fn what_was_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
     let rig = Rig::new();
     let run_in = rig.run(3, 6); // folios at 3, 4..8 and 8
-    let shape = Shape::of(Orders { min: Order(0), max: Order(2) });
-    rig.mapping.add_folio_range(run_in, shape, Locks::Wait, &mut |_, _| {}).unwrap();
-    assert_eq!(rig.mapping.lock().mark_run_dirty(run_in, NOW), Marked::Done { newly: 6 });
+    let shape = FolioShape::of(Orders { min: Order(0), max: Order(2) });
+    rig.mapping.add_folio_range(run_in, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
+    assert_eq!(rig.mapping.lock().mark_run_dirty(run_in, NOW), MarkOutcome::Done { newly: 6 });
     rig.check();
     for nth in 0..6 {
         let head = rig.arena.view().own(run_in.frame.plus(nth));
@@ -260,7 +260,7 @@ fn a_mark_on_what_has_left_says_so() {
     let held = rig.mapping.try_hold(page(0)).unwrap();
     rig.mapping.lock().remove_all();
     assert!(!rig.mapping.is_dirty(&held, pages(0..1)));
-    assert_eq!(rig.mapping.lock().mark_dirty(&held, pages(0..1), NOW), Marked::Left);
+    assert_eq!(rig.mapping.lock().mark_dirty(&held, pages(0..1), NOW), MarkOutcome::Left);
     assert_eq!(rig.counts(), (0, 0, 0));
     drop(held);
     rig.finish();
@@ -277,7 +277,7 @@ fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
     assert!(rig.mapping.try_hold(page(0)).is_err());
     rig.mapping.lock().remove_all();
     drop(held);
-    assert_eq!(rig.end(runs[0], Outcome::Written).left, 1);
+    assert_eq!(rig.end(runs[0], WritebackOutcome::Written).left, 1);
     rig.finish();
 }
 
@@ -291,7 +291,7 @@ fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device
     let free = rig.free_pages();
     let folio = rig.plain(0, 3);
     rig.mark(0..8);
-    let (_, runs) = rig.begin(2..4, Which::Dirty, 100);
+    let (_, runs) = rig.begin(2..4, TakeFilter::Dirty, 100);
     assert_eq!(rig.mapping.lock().remove_all(), 8);
     assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((0, 2, 0), 2));
     assert_eq!(rig.take_all(), []);
@@ -301,7 +301,10 @@ fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device
     let anew = rig.plain(0, 3);
     assert_ne!(anew.frame, folio.frame);
     rig.mark(2..3);
-    assert_eq!(rig.end(runs[0], Outcome::Failed), Ended { left: 2, ..Ended::default() });
+    assert_eq!(
+        rig.end(runs[0], WritebackOutcome::Failed),
+        WritebackEnd { left: 2, ..WritebackEnd::default() }
+    );
     assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((1, 0, 0), 0), "nothing is dirty again");
     rig.finish();
     assert_eq!(rig.free_pages(), free);
@@ -315,12 +318,12 @@ fn pages_that_are_forgotten_are_not_written() {
     rig.mapping.lock().tag_to_write(pages(0..1000));
     assert_eq!(rig.mapping.lock().forget_dirty(pages(70..1000)), 58);
     rig.check();
-    assert_eq!(rig.begin(0..1000, Which::ToWrite, 100).1, [run(folio, 0, 6)]);
+    assert_eq!(rig.begin(0..1000, TakeFilter::ToWrite, 100).1, [run(folio, 0, 6)]);
     rig.mark(100..101);
     assert_eq!(rig.mapping.lock().forget_dirty(pages(0..1000)), 1, "what is being written goes on");
     rig.check();
     assert!(!rig.has(folio, Flags::DIRTY));
-    rig.end(run(folio, 0, 6), Outcome::Written);
+    rig.end(run(folio, 0, 6), WritebackOutcome::Written);
     rig.finish();
 }
 
@@ -330,14 +333,14 @@ fn pages_that_are_forgotten_are_not_written() {
 #[test]
 fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
     let rig = Rig::new();
-    let folio = rig.filled(0, 2, Fate::DropsBehind);
-    rig.filled(4, 2, Fate::DropsBehind);
+    let folio = rig.filled(0, 2, FolioLifetime::DropsBehind);
+    rig.filled(4, 2, FolioLifetime::DropsBehind);
     rig.mark(1..2);
     assert_eq!((rig.drop_behind(0..100), rig.counts()), (4, (1, 0, 1)), "the clean one goes");
     let runs = rig.take_all();
     assert_eq!((rig.drop_behind(0..100), rig.counts()), (0, (0, 1, 0)));
     assert!(rig.has(folio, Flags::DROPBEHIND));
-    let ended = rig.end(runs[0], Outcome::Written);
+    let ended = rig.end(runs[0], WritebackOutcome::Written);
     assert_eq!(ended.behind, Some(pages(0..4)));
     assert_eq!(rig.drop_behind(0..4), 4);
     rig.finish();
@@ -351,7 +354,7 @@ fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
 #[test]
 fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
     let rig = Rig::new();
-    rig.filled(0, 0, Fate::DropsBehind);
+    rig.filled(0, 0, FolioLifetime::DropsBehind);
     assert_eq!(rig.mapping.find_behind(page(0)), Some((page(0), Order(0))));
     rig.mark(0..1);
     assert_eq!(rig.drop_behind(0..1), 0);
@@ -375,10 +378,10 @@ fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                rig.mapping.drop_behind(pages(0..1), Leaving::LeftOver, Locks::Wait);
+                rig.mapping.drop_behind(pages(0..1), DropReason::LeftOver, LockWait::Wait);
                 let folio = rig.mapping.try_hold(page(0)).map(|held| held.frame());
                 if let Ok(frame) = folio
-                    && rig.mapping.lock().evict(page(0), frame, |_| Leave::Nothing).is_some()
+                    && rig.mapping.lock().evict(page(0), frame, |_| Replacement::Nothing).is_some()
                 {
                     rig.arena.free(frame, Order(0));
                 }
@@ -388,13 +391,13 @@ fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
         let (mut written, mut left) = (0, 0);
         for _ in 0..rounds {
             let Ok(held) = rig.mapping.try_hold(page(0)) else {
-                rig.filled(0, 0, Fate::DropsBehind);
+                rig.filled(0, 0, FolioLifetime::DropsBehind);
                 continue;
             };
             let marked = rig.mapping.lock().mark_dirty(&held, pages(0..1), NOW);
             match marked {
-                Marked::Left => left += 1,
-                Marked::Done { newly } => {
+                MarkOutcome::Left => left += 1,
+                MarkOutcome::Done { newly } => {
                     assert_eq!(newly, 1);
                     let frame = held.frame();
                     drop(held);
@@ -402,7 +405,7 @@ fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
                     let runs = rig.take_all();
                     assert_eq!(runs, [WritebackRun { index: page(0), frame, pages: 1 }]);
                     assert!(rig.mapping.try_hold(page(0)).is_ok());
-                    rig.mapping.lock().end_writeback(runs[0], Outcome::Written, NOW);
+                    rig.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, NOW);
                     written += 1;
                 }
             }
@@ -417,16 +420,16 @@ fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
 #[test]
 fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
     let rig = Rig::new();
-    let folio = rig.filled(0, 1, Fate::DropsBehind);
+    let folio = rig.filled(0, 1, FolioLifetime::DropsBehind);
     rig.mark(0..2);
     let runs = rig.take_all();
-    assert_eq!(rig.end(runs[0], Outcome::Failed).behind, None);
+    assert_eq!(rig.end(runs[0], WritebackOutcome::Failed).behind, None);
     assert_eq!((rig.drop_behind(0..2), rig.counts()), (0, (2, 0, 2)));
     rig.take_all();
     rig.mark(1..2);
-    assert_eq!(rig.end(run(folio, 0, 2), Outcome::Written).behind, None, "it is dirty again");
+    assert_eq!(rig.end(run(folio, 0, 2), WritebackOutcome::Written).behind, None, "it is dirty again");
     rig.take_all();
-    assert_eq!(rig.end(run(folio, 1, 1), Outcome::Written).behind, Some(pages(0..2)));
+    assert_eq!(rig.end(run(folio, 1, 1), WritebackOutcome::Written).behind, Some(pages(0..2)));
     assert_eq!(rig.drop_behind(0..2), 2);
     rig.finish();
 }
@@ -435,7 +438,7 @@ fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
 #[test]
 fn d15_what_a_plain_write_adopts_stays_after_its_write_back() {
     let rig = Rig::new();
-    rig.filled(0, 2, Fate::DropsBehind);
+    rig.filled(0, 2, FolioLifetime::DropsBehind);
     rig.mark(0..3);
     assert_eq!(rig.counts(), (3, 0, 3));
     let held = rig.mapping.try_hold(page(1)).unwrap();
@@ -443,7 +446,7 @@ fn d15_what_a_plain_write_adopts_stays_after_its_write_back() {
     drop(held);
     assert_eq!(rig.counts(), (3, 0, 0));
     let runs = rig.take_all();
-    assert_eq!(rig.end(runs[0], Outcome::Written).behind, None);
+    assert_eq!(rig.end(runs[0], WritebackOutcome::Written).behind, None);
     assert_eq!(rig.drop_behind(0..4), 0);
     rig.finish();
 }
@@ -480,7 +483,7 @@ fn d16_the_counter_of_flagged_dirty_pages_returns_to_nothing() {
     ];
     for (name, end) in ends {
         let rig = Rig::new();
-        let folio = rig.filled(0, 2, Fate::DropsBehind);
+        let folio = rig.filled(0, 2, FolioLifetime::DropsBehind);
         rig.mark(0..2);
         assert_eq!(rig.counts(), (2, 0, 2), "{name}");
         end(&rig, folio);
@@ -506,14 +509,14 @@ fn sync(rig: &Rig, mut meanwhile: impl FnMut(usize)) -> Vec<u64> {
     let mut from = 0;
     for round in 0.. {
         meanwhile(round);
-        let (begun, runs) = rig.begin(from..all.end, Which::ToWrite, 16);
+        let (begun, runs) = rig.begin(from..all.end, TakeFilter::ToWrite, 16);
         for run in runs {
             written.extend(run.index.0..run.end().0);
-            rig.mapping.lock().end_writeback(run, Outcome::Written, NOW);
+            rig.mapping.lock().end_writeback(run, WritebackOutcome::Written, NOW);
         }
         match begun {
-            Begun::Done => break,
-            Begun::More(next) | Begun::Busy(next) => from = next.0,
+            TakeEnd::Done => break,
+            TakeEnd::More(next) | TakeEnd::Busy(next) => from = next.0,
         }
     }
     written
@@ -545,10 +548,10 @@ fn tags_are_set_4096_entries_a_hold() {
     rig.mark(0..count);
     let tag = |from: u64| rig.mapping.lock().tag_to_write(pages(from..count));
     assert_eq!(tag(0), page(4096));
-    assert_eq!(rig.begin(4096..count, Which::ToWrite, 1), (Begun::Done, vec![]), "not tagged yet");
+    assert_eq!(rig.begin(4096..count, TakeFilter::ToWrite, 1), (TakeEnd::Done, vec![]), "not tagged yet");
     assert_eq!(tag(4096), page(count));
-    let (_, last) = rig.begin(count - 1..count, Which::ToWrite, 1);
-    rig.end(last[0], Outcome::Written);
+    let (_, last) = rig.begin(count - 1..count, TakeFilter::ToWrite, 1);
+    rig.end(last[0], WritebackOutcome::Written);
     rig.finish();
 }
 
@@ -557,15 +560,15 @@ fn a_page_that_is_tagged_and_being_written_is_waited_for() {
     let rig = Rig::new();
     let row = rig.row(0, 4);
     rig.mark(0..4);
-    let (_, background) = rig.begin(2..3, Which::Dirty, 9);
+    let (_, background) = rig.begin(2..3, TakeFilter::Dirty, 9);
     rig.mark(2..3);
     rig.mapping.lock().tag_to_write(pages(0..4));
-    let (begun, mut runs) = rig.begin(0..4, Which::ToWrite, 9);
-    assert_eq!((begun, runs.len(), runs[0].pages), (Begun::Busy(page(2)), 1, 2));
-    assert_eq!(rig.begin(2..4, Which::ToWrite, 9), (Begun::Busy(page(2)), vec![]));
-    rig.end(background[0], Outcome::Written);
-    let (begun, more) = rig.begin(2..4, Which::ToWrite, 9);
-    assert_eq!((begun, more[0].frame), (Begun::Done, row.frame.plus(2)));
+    let (begun, mut runs) = rig.begin(0..4, TakeFilter::ToWrite, 9);
+    assert_eq!((begun, runs.len(), runs[0].pages), (TakeEnd::Busy(page(2)), 1, 2));
+    assert_eq!(rig.begin(2..4, TakeFilter::ToWrite, 9), (TakeEnd::Busy(page(2)), vec![]));
+    rig.end(background[0], WritebackOutcome::Written);
+    let (begun, more) = rig.begin(2..4, TakeFilter::ToWrite, 9);
+    assert_eq!((begun, more[0].frame), (TakeEnd::Done, row.frame.plus(2)));
     runs.extend(more);
     rig.end_all(runs);
     rig.finish();
@@ -579,18 +582,18 @@ fn a_tag_goes_with_the_last_dirty_page_and_not_before() {
     let folio = rig.plain(0, 4);
     rig.mark(0..8);
     rig.mapping.lock().tag_to_write(pages(0..4)); // a sync of the first pages: the folio is tagged
-    let (_, first) = rig.begin(0..4, Which::ToWrite, 9);
+    let (_, first) = rig.begin(0..4, TakeFilter::ToWrite, 9);
     assert_eq!(first, [run(folio, 0, 4)]);
     // Another sync, of others, had tagged it as well: it must not find it untagged.
-    let (_, others) = rig.begin(4..6, Which::ToWrite, 9);
+    let (_, others) = rig.begin(4..6, TakeFilter::ToWrite, 9);
     assert_eq!(others, [run(folio, 4, 2)]);
-    let (_, background) = rig.begin(0..16, Which::Dirty, 9);
+    let (_, background) = rig.begin(0..16, TakeFilter::Dirty, 9);
     assert_eq!(background, [run(folio, 6, 2)]);
-    assert_eq!(rig.begin(0..16, Which::ToWrite, 9), (Begun::Done, vec![]));
+    assert_eq!(rig.begin(0..16, TakeFilter::ToWrite, 9), (TakeEnd::Done, vec![]));
     assert_eq!(rig.mapping.lock().next_writeback(pages(6..16)), Some(page(6)), "so the sync waits for it");
     // Dirty again, it is not tagged: it came after the sync.
     rig.mark(10..11);
-    assert_eq!(rig.begin(0..16, Which::ToWrite, 9), (Begun::Done, vec![]));
+    assert_eq!(rig.begin(0..16, TakeFilter::ToWrite, 9), (TakeEnd::Done, vec![]));
     rig.end_all([first, others, background].concat());
     rig.finish();
 }
@@ -603,10 +606,10 @@ fn a_round_says_how_old_what_is_dirty_can_be() {
     rig.mapping.lock().note_round(Millis(5));
     assert_eq!(rig.mapping.dirty_since(), Some(NOW), "a round that began before says nothing");
     rig.mark(1..2);
-    rig.begin(0..1, Which::Dirty, 1);
+    rig.begin(0..1, TakeFilter::Dirty, 1);
     rig.mapping.lock().note_round(Millis(20));
     assert_eq!(rig.mapping.dirty_since(), Some(Millis(20)));
-    rig.begin(0..2, Which::Dirty, 1);
+    rig.begin(0..2, TakeFilter::Dirty, 1);
     rig.mapping.lock().note_round(Millis(30));
     assert_eq!(rig.mapping.dirty_since(), None);
     let runs = [0, 1].map(|nth| {

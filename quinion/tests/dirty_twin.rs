@@ -16,10 +16,10 @@ use std::ops::Range;
 use proptest::prelude::*;
 use quinion::arena::Flags;
 use quinion::mapping::{
-    AddedFolio, Begun, Ended, Fate, Leave, Leaving, Marked, NewFolio, Outcome, RUN_PAGES_MAX, Shape, Which,
-    WritebackRun,
+    AddedFolio, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX, Replacement,
+    TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::units::{Frame, Millis, Order, Orders, PageIndex};
 use stage::{Stage, page};
 
@@ -39,7 +39,7 @@ enum Op {
     Tag(Range<u64>),
     Begin {
         pages: Range<u64>,
-        which: Which,
+        which: TakeFilter,
         max: u32,
     },
     /// Ends a run, of which the pages behind the `cut`th fail, if that is in it.
@@ -63,8 +63,8 @@ fn range() -> impl Strategy<Value = Range<u64>> {
         1 => Just(EVERYTHING),
     ]
 }
-fn which() -> impl Strategy<Value = Which> {
-    prop_oneof![Just(Which::Dirty), Just(Which::ToWrite)]
+fn which() -> impl Strategy<Value = TakeFilter> {
+    prop_oneof![Just(TakeFilter::Dirty), Just(TakeFilter::ToWrite)]
 }
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
@@ -180,9 +180,9 @@ impl Rig {
     fn insert(&mut self, at: u64, order: u8, behind: bool) {
         let Some(frame) = self.stage.arena.alloc(Order(order)) else { return };
         let folio = NewFolio { index: page(at).align_down(Order(order)), frame, order: Order(order) };
-        let fate = if behind { Fate::DropsBehind } else { Fate::Stays };
-        let shape = Shape { fate, ..Shape::of(Orders::PAGES) };
-        match self.stage.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {}) {
+        let fate = if behind { FolioLifetime::DropsBehind } else { FolioLifetime::Stays };
+        let shape = FolioShape { fate, ..FolioShape::of(Orders::PAGES) };
+        match self.stage.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}) {
             AddedFolio::Added { .. } => self.stage.complete(folio),
             _ => return self.stage.free(folio),
         }
@@ -199,23 +199,23 @@ impl Rig {
             let newly = some.clone().filter(|page| !folio.dirty.contains(page)).count() as u32;
             assert_eq!(mapping.is_dirty(&held, pages(&some)), newly == 0);
             let marked = mapping.lock().mark_dirty(&held, pages(&some), now);
-            assert_eq!(marked, Marked::Done { newly });
+            assert_eq!(marked, MarkOutcome::Done { newly });
             folio.dirty.extend(some);
         }
     }
 
-    fn begin(&mut self, range: Range<u64>, which: Which, max: u32) {
+    fn begin(&mut self, range: Range<u64>, which: TakeFilter, max: u32) {
         let mut runs = Vec::new();
         let begun = self.stage.mapping.lock().begin_writeback(pages(&range), which, max, &mut runs);
-        let (mut expected, mut taken) = (Begun::Done, Vec::new());
-        let wanted = |folio: &&mut Twin| folio.meets(&range) && (which == Which::Dirty || folio.tagged);
+        let (mut expected, mut taken) = (TakeEnd::Done, Vec::new());
+        let wanted = |folio: &&mut Twin| folio.meets(&range) && (which == TakeFilter::Dirty || folio.tagged);
         'all: for folio in self.folios.values_mut().filter(wanted) {
             let dirty: Vec<u64> = folio.dirty.iter().copied().filter(|page| range.contains(page)).collect();
             for index in dirty {
                 match (folio.written.contains(&index), which) {
-                    (true, Which::Dirty) => continue,
-                    (true, Which::ToWrite) => expected = Begun::Busy(page(index)),
-                    (false, _) if taken.len() == max as usize => expected = Begun::More(page(index)),
+                    (true, TakeFilter::Dirty) => continue,
+                    (true, TakeFilter::ToWrite) => expected = TakeEnd::Busy(page(index)),
+                    (false, _) if taken.len() == max as usize => expected = TakeEnd::More(page(index)),
                     (false, _) => {
                         taken.push((index, folio.frame(index)));
                         folio.dirty.remove(&index);
@@ -250,15 +250,15 @@ impl Rig {
         let good = WritebackRun { pages: cut, ..run };
         let (index, frame) = (run.index.plus(u64::from(cut)), run.frame.plus(cut));
         let bad = WritebackRun { index, frame, pages: run.pages - cut };
-        for (part, outcome) in [(good, Outcome::Written), (bad, Outcome::Failed)] {
+        for (part, outcome) in [(good, WritebackOutcome::Written), (bad, WritebackOutcome::Failed)] {
             let ended = self.stage.mapping.lock().end_writeback(part, outcome, Millis(self.now));
             assert_eq!(ended, self.ended(part, outcome));
         }
     }
 
     /// What the end of `run` does to the twin.
-    fn ended(&mut self, run: WritebackRun, outcome: Outcome) -> Ended {
-        let mut ended = Ended::default();
+    fn ended(&mut self, run: WritebackRun, outcome: WritebackOutcome) -> WritebackEnd {
+        let mut ended = WritebackEnd::default();
         let mut touched = BTreeSet::new();
         for nth in 0..run.pages {
             let (index, frame) = (run.index.0 + u64::from(nth), run.frame.plus(nth));
@@ -269,7 +269,7 @@ impl Rig {
             let folio = self.folios.values_mut().find(|folio| folio.pages().contains(&index)).unwrap();
             assert_eq!(folio.frame(index), frame);
             assert!(folio.written.remove(&index));
-            ended.failed += u32::from(outcome == Outcome::Failed && folio.dirty.insert(index));
+            ended.failed += u32::from(outcome == WritebackOutcome::Failed && folio.dirty.insert(index));
             touched.insert(folio.folio.index.0);
         }
         let done = |folio: &&Twin| folio.behind && folio.dirty.is_empty() && folio.written.is_empty();
@@ -287,7 +287,8 @@ impl Rig {
             if !twin.meets(range) {
                 return true;
             }
-            let gone = stage.mapping.lock().evict(folio.index, folio.frame, |_| Leave::Nothing).is_some();
+            let gone =
+                stage.mapping.lock().evict(folio.index, folio.frame, |_| Replacement::Nothing).is_some();
             assert_eq!(gone, twin.dirty.is_empty() && twin.written.is_empty());
             if gone {
                 stage.free(folio);
@@ -298,7 +299,8 @@ impl Rig {
 
     fn drop_behind(&mut self, range: Range<u64>) {
         let before = self.stage.pages();
-        let dropped = self.stage.mapping.drop_behind(pages(&range), Leaving::Passed, Locks::Wait).unwrap();
+        let dropped =
+            self.stage.mapping.drop_behind(pages(&range), DropReason::Passed, LockWait::Wait).unwrap();
         assert_eq!((dropped.next, dropped.kept), (page(range.end), None));
         let goes = |folio: &Twin| {
             let inside = range.start <= folio.pages().start && folio.pages().end <= range.end;

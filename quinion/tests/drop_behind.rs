@@ -306,7 +306,7 @@ impl Backend for Parts {
             let mut bytes = vec![0; fill.len()];
             content(&self.device, fill.position(), &mut bytes);
             fill.write(0, &bytes);
-            fill.landed((self.lands)(fill.len()));
+            fill.pages_were_read((self.lands)(fill.len()));
             self.held.lock().unwrap().push(fill);
         }
     }

@@ -17,7 +17,9 @@ use std::thread;
 
 use common::Dice;
 use device::{Device, verify};
-use quinion::backend::{Attributes, Backend, Completing, Faults, Fill, Sequence, Simulated};
+use quinion::backend::{
+    Attributes, Backend, CompletionOrder, CompletionPoint, Faults, Fill, SimulatedBackend,
+};
 use quinion::{Cache, ErrorKind, File, Result};
 use runtime::{block_on, block_on_while};
 
@@ -200,8 +202,8 @@ fn storm(seed: u64) {
         early_ends: 30,
         drops: 10,
         delay_max: 5,
-        sequence: Sequence::Shuffled,
-        completing: Completing::WhenReaped,
+        sequence: CompletionOrder::Shuffled,
+        completing: CompletionPoint::WhenReaped,
     };
     let size = 3000 * PAGE + 777;
     let page = |file: u64, page: u64, bytes: &mut [u8]| {
@@ -211,7 +213,7 @@ fn storm(seed: u64) {
     let (order, parts) = if seed.is_multiple_of(2) { (9, 3) } else { (0, 1 << 20) };
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).folio_order_max(order);
     let cache = builder.build().unwrap();
-    let backend = Arc::new(Simulated::generated(1, size, page, faults).in_parts(parts));
+    let backend = Arc::new(SimulatedBackend::generated(1, size, page, faults).in_parts(parts));
     let file = cache.open_backend(Arc::clone(&backend) as _).unwrap();
     thread::scope(|scope| {
         for reader in 0..4 {

@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex};
 use flush_stage::{PAGE, POISON, Run, read, write};
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Completing, CrashDisk, Creation, Engine, EngineOptions, Faults, Identity, LocalFile,
-    Mechanism, MemoryFile, OpenError, ReadAt, Sequence, Simulated, Start, SyncKind, Times, Version, WaitRoom,
-    Way, WriteAt, WriteFaults, WriteOptions,
+    Attributes, Backend, CompletionOrder, CompletionPoint, CrashDisk, Creation, Engine, EngineOptions,
+    FailureCount, Faults, Identity, InitialContent, IoMode, LocalFile, Mechanism, MemoryFile, OpenError,
+    ReadAt, SimulatedBackend, SyncKind, Version, WaitQueue, WriteAt, WriteFaults, WriteOptions,
 };
 use tempfile::TempDir;
 
@@ -37,13 +37,14 @@ fn folders() -> [TempDir; 2] {
     [disk(), TempDir::new_in("/dev/shm").unwrap()]
 }
 
-fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitRoom>, Engine) {
-    let room = Arc::new(WaitRoom::new());
+fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitQueue>, Engine) {
+    let room = Arc::new(WaitQueue::new());
     let options = EngineOptions { mechanism, queue_depth, io_bytes_max, ..EngineOptions::default() };
     (Arc::clone(&room), Engine::new(room, options))
 }
 
-const NEW: WriteOptions = WriteOptions { creation: Creation::MustBeNew, start: Start::Kept, mode: 0o644 };
+const NEW: WriteOptions =
+    WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
 
 /// `len` bytes of the `generation`th writing, none of them [`POISON`] or 0.
 fn bytes(generation: u32, len: usize) -> Vec<u8> {
@@ -85,7 +86,7 @@ fn steps() -> impl Strategy<Value = Step> {
 
 /// A backend, what it should hold, and a way to see what it holds.
 struct Story<'a> {
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     backend: &'a dyn Backend,
     twin: Vec<u8>,
     look: &'a dyn Fn() -> Vec<u8>,
@@ -93,7 +94,7 @@ struct Story<'a> {
 }
 
 impl<'a> Story<'a> {
-    fn new(room: &Arc<WaitRoom>, backend: &'a dyn Backend, look: &'a dyn Fn() -> Vec<u8>) -> Self {
+    fn new(room: &Arc<WaitQueue>, backend: &'a dyn Backend, look: &'a dyn Fn() -> Vec<u8>) -> Self {
         assert!(backend.can_write());
         Self { room: Arc::clone(room), backend, twin: Vec::new(), look, generation: 0 }
     }
@@ -189,7 +190,7 @@ proptest! {
 
     #[test]
     fn memory_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let file = MemoryFile::new([]);
         let look = || read(&room, &file, 0, 2 * PAGES);
         let mut story = Story::new(&room, &file, &look);
@@ -209,12 +210,12 @@ proptest! {
     fn a_device_that_delays_and_shuffles_holds_what_a_vector_holds(
         steps in prop::collection::vec(steps(), 1..25), seed: u64, remembers: bool,
     ) {
-        let room = Arc::new(WaitRoom::new());
-        let faults = Faults { seed, delay_max: 5, sequence: Sequence::Shuffled, ..Faults::default() };
+        let room = Arc::new(WaitQueue::new());
+        let faults = Faults { seed, delay_max: 5, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let disk = Arc::new(CrashDisk::new([]));
         let device = match remembers {
-            true => Simulated::of_crash_disk(Arc::clone(&disk), faults),
-            false => Simulated::of_memory(Arc::new(MemoryFile::new([])), faults),
+            true => SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults),
+            false => SimulatedBackend::of_memory(Arc::new(MemoryFile::new([])), faults),
         };
         device.attach(&room);
         let look = || match remembers {
@@ -339,12 +340,12 @@ fn nothing_is_written_behind_the_end() {
 }
 
 /// Writes as who syncs next does: what is better made here is made here, and has ended then.
-fn write_here(room: &Arc<WaitRoom>, file: &LocalFile, page: u64, bytes: &[u8]) {
+fn write_here(room: &Arc<WaitQueue>, file: &LocalFile, page: u64, bytes: &[u8]) {
     let (flush, run) = Run::flush(room, page, bytes);
     let is_here = file.flushes_here(&flush);
     assert_eq!(
         is_here,
-        file.way() == Way::Direct && bytes.len() < PAGE,
+        file.way() == IoMode::Direct && bytes.len() < PAGE,
         "a part of a page, and nothing else"
     );
     if is_here {
@@ -407,14 +408,14 @@ fn a_file_that_is_written_directly_leaves_its_last_partial_page_in_the_kernels_c
         let folder = disk();
         let (room, engine) = engine(mechanism, 4, 16 << 10);
         let file = engine.open_for_writing(folder.path().join("file"), NEW).unwrap();
-        if file.way() == Way::Buffered || cached_by_the_kernel(&file).is_none() {
+        if file.way() == IoMode::Buffered || cached_by_the_kernel(&file).is_none() {
             return println!("SKIPPED: no direct I/O here, or no way to ask the kernel");
         }
         for size in [100, 4096, 5000, 70_001] {
             write(&room, &file, 0, &bytes(1, size)).unwrap();
             let most = u64::from(!size.is_multiple_of(4096));
             assert!(cached_by_the_kernel(&file) <= Some(most), "{size} bytes");
-            assert_eq!(file.way(), Way::Direct);
+            assert_eq!(file.way(), IoMode::Direct);
         }
     }
 }
@@ -440,7 +441,7 @@ fn flushes_and_fills_share_an_engine() {
     }
 }
 
-fn story_of_a_thread(room: &Arc<WaitRoom>, file: &LocalFile, first: usize) {
+fn story_of_a_thread(room: &Arc<WaitQueue>, file: &LocalFile, first: usize) {
     let mut twin = vec![0; 16 * PAGE];
     for round in 0..80 {
         let (page, pages) = (round * 7 % 16, 1 + round % 5);
@@ -467,7 +468,7 @@ fn story_of_a_thread(room: &Arc<WaitRoom>, file: &LocalFile, first: usize) {
     }
 }
 
-fn many(room: &Arc<WaitRoom>) -> (Vec<u8>, Vec<quinion::backend::Flush>, Vec<Arc<Run>>) {
+fn many(room: &Arc<WaitQueue>) -> (Vec<u8>, Vec<quinion::backend::Flush>, Vec<Arc<Run>>) {
     let content = bytes(3, 50 * 2 * PAGE + 77);
     let runs = (0..51).map(|n| {
         let from = n * 2 * PAGE;
@@ -501,8 +502,11 @@ fn dropping_an_engine_waits_for_its_flushes() {
             for _ in 0..5 {
                 let (room, engine) = engine(mechanism, 2, 8192);
                 let path = folder.path().join("file");
-                let options =
-                    WriteOptions { creation: Creation::IfMissing, start: Start::Emptied, mode: 0o600 };
+                let options = WriteOptions {
+                    creation: Creation::IfMissing,
+                    start: InitialContent::Emptied,
+                    mode: 0o600,
+                };
                 let file = engine.open_for_writing(&path, options).unwrap();
                 let content = bytes(9, 3 * PAGE + 100);
                 let (flush, run) = Run::flush(&room, 0, &content);
@@ -553,11 +557,11 @@ fn what_is_opened_for_reading_says_so_and_how_to_write() {
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
     let (room, engine) = engine(Mechanism::Auto, 4, 8192);
-    let generated = Simulated::generated(
+    let generated = SimulatedBackend::generated(
         1,
         9000,
         |_, _, page| page.fill(1),
-        Faults { completing: Completing::WhenSubmitted, ..Faults::default() },
+        Faults { completing: CompletionPoint::WhenSubmitted, ..Faults::default() },
     );
     let source = engine.serve(Grudging::default());
     for backend in [&engine.open(&path).unwrap() as &dyn Backend, &generated, &source] {
@@ -587,13 +591,13 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
     let is = |result: Result<LocalFile, OpenError>, wanted: io::ErrorKind| {
         assert!(matches!(result, Err(OpenError::Io(error)) if error.kind() == wanted));
     };
-    is(open(Creation::MustExist, Start::Kept), io::ErrorKind::NotFound);
-    let file = open(Creation::MustBeNew, Start::Kept).unwrap();
+    is(open(Creation::MustExist, InitialContent::Kept), io::ErrorKind::NotFound);
+    let file = open(Creation::MustBeNew, InitialContent::Kept).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !0o640, 0);
     write(&room, &file, 0, &bytes(1, 5000)).unwrap();
-    is(open(Creation::MustBeNew, Start::Kept), io::ErrorKind::AlreadyExists);
-    assert_eq!(open(Creation::IfMissing, Start::Kept).unwrap().attributes().unwrap().size, 5000);
-    assert_eq!(open(Creation::MustExist, Start::Emptied).unwrap().attributes().unwrap().size, 0);
+    is(open(Creation::MustBeNew, InitialContent::Kept), io::ErrorKind::AlreadyExists);
+    assert_eq!(open(Creation::IfMissing, InitialContent::Kept).unwrap().attributes().unwrap().size, 5000);
+    assert_eq!(open(Creation::MustExist, InitialContent::Emptied).unwrap().attributes().unwrap().size, 0);
     assert_eq!(file.attributes().unwrap().size, 0, "it is one file");
     let refused = engine.open_for_writing(folder.path(), WriteOptions::default());
     assert!(matches!(refused, Err(OpenError::IsDirectory)));
@@ -609,14 +613,14 @@ fn a_refused_direct_write_turns_to_the_kernels_cache_for_good() {
         let (room, engine) = engine(mechanism, 4, 8192);
         let path = folder.path().join("file");
         let file = engine.open_for_writing(&path, NEW).unwrap();
-        if file.way() == Way::Buffered {
+        if file.way() == IoMode::Buffered {
             return;
         }
         let content = bytes(4, 9 * PAGE + 5);
         let (flush, run) = Run::flush_from(&room, 0, &content, 1);
         file.flush(vec![flush]);
         run.wait(&file).unwrap();
-        assert_eq!(file.way(), Way::Buffered);
+        assert_eq!(file.way(), IoMode::Buffered);
         assert!(fs::read(&path).unwrap() == content);
         write(&room, &file, 3, &bytes(5, 3 * PAGE)).unwrap();
         assert!(fs::read(&path).unwrap()[3 * PAGE..6 * PAGE] == bytes(5, 3 * PAGE));
@@ -701,15 +705,16 @@ proptest! {
     fn every_flush_ends_once_and_tells_the_truth(
         seed: u64, remembers: bool, at_once: bool, runs in prop::collection::vec((0..20u64, lens()), 1..30),
     ) {
-        let room = Arc::new(WaitRoom::new());
-        let completing = if at_once { Completing::WhenSubmitted } else { Completing::WhenReaped };
-        let faults = Faults { seed, delay_max: 4, sequence: Sequence::Shuffled, completing, ..Faults::default() };
+        let room = Arc::new(WaitQueue::new());
+        let completing = if at_once { CompletionPoint::WhenSubmitted } else { CompletionPoint::WhenReaped };
+        let sequence = CompletionOrder::Shuffled;
+        let faults = Faults { seed, delay_max: 4, sequence, completing, ..Faults::default() };
         let device = match remembers {
-            true => Simulated::of_crash_disk(Arc::new(CrashDisk::new([])), faults),
-            false => Simulated::of_memory(Arc::new(MemoryFile::new([])), faults),
+            true => SimulatedBackend::of_crash_disk(Arc::new(CrashDisk::new([])), faults),
+            false => SimulatedBackend::of_memory(Arc::new(MemoryFile::new([])), faults),
         };
         let device = device.with_write_faults(WriteFaults { errors: 150, full: 150, drops: 100, sync_errors: 200 });
-        device.fail_writes_at(5 * 4096..6 * 4096, Times::First(2));
+        device.fail_writes_at(5 * 4096..6 * 4096, FailureCount::First(2));
         device.attach(&room);
         for (number, &(page, len)) in runs.iter().enumerate() {
             // One at a time, so that nothing else changes what it says it wrote.
@@ -738,8 +743,9 @@ proptest! {
 
 #[test]
 fn the_write_and_the_sync_that_were_named_fail() {
-    let room = Arc::new(WaitRoom::new());
-    let device = Simulated::of_crash_disk(Arc::new(CrashDisk::new(vec![0; 3 * PAGE])), Faults::default());
+    let room = Arc::new(WaitQueue::new());
+    let device =
+        SimulatedBackend::of_crash_disk(Arc::new(CrashDisk::new(vec![0; 3 * PAGE])), Faults::default());
     device.attach(&room);
     device.fail_write(1, libc::ENOSPC);
     device.fail_sync(0, libc::EIO);
@@ -768,10 +774,10 @@ enum Writer {
 fn keeps_its_promises(writer: Writer, seed: u64) -> (bool, usize) {
     const FILE_PAGES: usize = 6;
     let disk = Arc::new(CrashDisk::new(vec![0; FILE_PAGES * PAGE]));
-    let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };
-    let device = Simulated::of_crash_disk(Arc::clone(&disk), faults);
+    let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
+    let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults);
     let device = device.with_write_faults(WriteFaults { errors: 100, full: 50, drops: 50, sync_errors: 300 });
-    let room = Arc::new(WaitRoom::new());
+    let room = Arc::new(WaitQueue::new());
     device.attach(&room);
     let flush = |page: usize, generation: u8| {
         while write(&room, &device, page as u64, &[generation; PAGE]).is_err() {}
@@ -875,7 +881,7 @@ fn fill_up(folder: &Path, mechanism: Mechanism) {
     let (room, engine) = engine(mechanism, 4, 256 << 10);
     let path = folder.join("large");
     let file = engine.open_for_writing(&path, NEW).unwrap();
-    assert_eq!(file.way(), Way::Direct);
+    assert_eq!(file.way(), IoMode::Direct);
     let content = bytes(1, 25 << 20);
     let failed = write(&room, &file, 0, &content).unwrap_err();
     assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC), "{failed}");

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 
 use common::{Dice, PAGE, fill_content, verify};
-use quinion::backend::{Backend, CrashDisk, Faults, Simulated, Times};
+use quinion::backend::{Backend, CrashDisk, FailureCount, Faults, SimulatedBackend};
 use quinion::{Cache, Durability, Error, ErrorKind, File, OpenOptions, WriteOptions};
 
 const HANDLES: usize = 10;
@@ -28,7 +28,7 @@ const FILE: u32 = 3;
 /// A device that fails as it is told, a file on it, and a cache.
 struct Stage {
     disk: Arc<CrashDisk>,
-    device: Arc<Simulated>,
+    device: Arc<SimulatedBackend>,
     cache: Cache,
 }
 
@@ -41,7 +41,7 @@ fn generation_of(generation: u32) -> Vec<u8> {
 impl Stage {
     fn new() -> Self {
         let disk = Arc::new(CrashDisk::new(generation_of(1)));
-        let device = Arc::new(Simulated::of_crash_disk(Arc::clone(&disk), Faults::default()));
+        let device = Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(&disk), Faults::default()));
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
         Self { disk, device, cache }
     }
@@ -173,7 +173,7 @@ fn a_sync_goes_on_after_an_error_and_writes_what_it_can() {
     let file = stage.open();
     let now = change(&file, 2);
     let bad = (5 * PAGE) as u64;
-    stage.device.fail_writes_at(bad..bad + 1, Times::Always);
+    stage.device.fail_writes_at(bad..bad + 1, FailureCount::Always);
     // Three parts with a clean page between them, so that one of them is bad and two are not.
     assert_eq!(errno_of(file.sync_data()), Some(libc::EIO));
     assert!(file.dirty_bytes().unwrap() >= PAGE as u64, "the bad page is still to be written");

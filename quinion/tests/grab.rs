@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use quinion::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, Readable};
-use quinion::backend::{FillRun, WaitRoom};
-use quinion::folio::State;
+use quinion::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
+use quinion::backend::{FillRun, WaitQueue};
+use quinion::folio::LockedState;
 use quinion::mapping::{
-    Committed, Content, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed,
-    Mapping, OnLocked, Purpose, Shape, Taken,
+    Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
+    Grabbed, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter,
 };
 use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::xarray::{Entry, Kind, Stored, Value};
@@ -36,7 +36,7 @@ struct Frames<'a> {
     order_max: u8,
     pages_max: u64,
     /// What was asked for, and whether it might have been waited for.
-    asked: Vec<(u64, ForMemory)>,
+    asked: Vec<(u64, MemoryWait)>,
     given_back: u64,
 }
 
@@ -62,7 +62,7 @@ fn pieces(first: u64, pages: u64, order_max: u8) -> Vec<(u64, u8)> {
 
 impl FrameSource for Frames<'_> {
     type Error = &'static str;
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error> {
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error> {
         self.asked.push((gaps.iter().map(|(_, pages)| u64::from(*pages)).sum(), memory));
         let (mut left, mut runs) = (self.pages_max, Vec::new());
         for &(first, pages) in gaps {
@@ -73,7 +73,7 @@ impl FrameSource for Frames<'_> {
             }
             left -= some;
         }
-        Ok(Taken::Runs(runs))
+        Ok(GapFrames::Runs(runs))
     }
     fn settle(&mut self, _inserted: &[FillRun], left: &[FillRun]) {
         for run in left {
@@ -91,7 +91,7 @@ impl FrameSource for Frames<'_> {
 
 fn how(order_max: u8) -> Grab {
     let orders = Orders { min: Order(0), max: Order(order_max) };
-    let shape = Shape { purpose: Purpose::Write, ..Shape::of(orders) };
+    let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
     Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Touched(Millis(1)) }
 }
 fn nowait(order_max: u8) -> Grab {
@@ -115,7 +115,7 @@ fn born(how: Grab) -> Grab {
 
 struct Test<'a> {
     mapping: &'a Mapping,
-    room: &'a WaitRoom,
+    room: &'a WaitQueue,
 }
 
 impl<'a> Test<'a> {
@@ -150,12 +150,12 @@ fn once<'w>(step: GrabStep, mut act: impl FnMut() + 'w) -> impl FnMut(GrabStep) 
 }
 
 /// (first page, pages, what it was) of each folio.
-fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, State)> {
+fn seen(grabbed: &Grabbed<'_>) -> Vec<(u64, u32, LockedState)> {
     grabbed.folios().map(|folio| (folio.first().0, folio.order().pages(), folio.state())).collect()
 }
 /// One page, new.
-fn new(index: u64) -> (u64, u32, State) {
-    (index, 1, State::New)
+fn new(index: u64) -> (u64, u32, LockedState) {
+    (index, 1, LockedState::New)
 }
 
 /// Each folio follows the last, is locked, held once by the grab, and in the index.
@@ -215,7 +215,7 @@ fn fill_all(grabbed: &mut Grabbed<'_>, byte: u8) {
 
 fn byte_at(stage: &Stage, position: u64) -> u8 {
     let held = stage.mapping.try_hold(PageIndex::of_byte(position)).unwrap();
-    assert_eq!(held.is_readable(), Readable::Yes);
+    assert_eq!(held.is_readable(), ReadableState::Yes);
     let mut byte = [0];
     assert_eq!(held.copy_out(position, &mut byte), 1);
     byte[0]
@@ -224,7 +224,7 @@ fn byte_at(stage: &Stage, position: u64) -> u8 {
 #[test]
 fn g01_nothing_is_nothing_and_much_is_split_inside() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         let mut frames = Frames::of(&stage, 0);
@@ -236,7 +236,7 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
         assert_eq!((grabbed.start(), grabbed.end()), (Some(page(first)), Some(page(first + pages))));
         all_locked(&stage, &grabbed);
         assert!(frames.asked.len() >= 3, "{:?}", frames.asked);
-        let waits: Vec<_> = frames.asked.iter().map(|(_, memory)| *memory == ForMemory::Wait).collect();
+        let waits: Vec<_> = frames.asked.iter().map(|(_, memory)| *memory == MemoryWait::Wait).collect();
         assert!(
             waits[0] && waits[1..].iter().all(|wait| !wait),
             "memory is waited for only while nothing is locked"
@@ -250,7 +250,7 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
 #[test]
 fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         for (order_max, folios) in [(0, 128), (4, 8), (9, 1)] {
@@ -269,7 +269,7 @@ fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
 #[test]
 fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
@@ -280,11 +280,11 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
         assert_eq!(end, GrabEnd::All);
         all_locked(&stage, &grabbed);
         assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
-        assert!(grabbed.folios().all(|folio| folio.state() == State::Data));
+        assert!(grabbed.folios().all(|folio| folio.state() == LockedState::Data));
         assert_eq!((stage.free_pages(), frames.asked.len()), (before, 0));
         // Readers go on.
         let held = stage.mapping.try_hold(page(50)).unwrap();
-        assert_eq!(held.is_readable(), Readable::Yes);
+        assert_eq!(held.is_readable(), ReadableState::Yes);
         let mut number = [0; 8];
         held.copy_out(50 * 4096 + 80, &mut number);
         assert_eq!(u64::from_le_bytes(number), 50);
@@ -297,7 +297,7 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
 #[test]
 fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let test = Test { mapping: &stage.mapping, room: &room };
         let mut pages = 0;
         for pattern in 0..256u64 {
@@ -309,8 +309,8 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
             all_locked(&stage, &grabbed);
             for (nth, folio) in grabbed.folios().enumerate() {
                 match there.get(&(nth as u64)) {
-                    Some(frame) => assert_eq!((folio.frame(), folio.state()), (*frame, State::Data)),
-                    None => assert_eq!(folio.state(), State::New),
+                    Some(frame) => assert_eq!((folio.frame(), folio.state()), (*frame, LockedState::Data)),
+                    None => assert_eq!(folio.state(), LockedState::New),
                 }
             }
             drop(grabbed);
@@ -327,7 +327,7 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
 #[test]
 fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         let mut frames = Frames::of(&stage, 0);
@@ -339,7 +339,7 @@ fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
         assert_eq!((grabbed.len(), end), (8, GrabEnd::All));
         all_locked(&stage, &grabbed);
         let first = grabbed.folios().next().unwrap();
-        assert_eq!((Some(first.frame()), first.state()), (theirs, State::Data));
+        assert_eq!((Some(first.frame()), first.state()), (theirs, LockedState::Data));
         assert_eq!((frames.asked.len(), frames.given_back), (2, 8), "no frame of the first round was used");
         drop(grabbed);
         nothing_leaks(&stage, free);
@@ -350,7 +350,7 @@ fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
 fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
     for way in WAYS {
         for (at, step) in (1..8).flat_map(|at| [(at, GrabStep::Framed), (at, GrabStep::Locked)]) {
-            let (stage, room) = (tuned(way), WaitRoom::new());
+            let (stage, room) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             let behind = put(&stage, 9, 0); // there from the start, behind the conflict
@@ -384,7 +384,7 @@ fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
 fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() {
     for way in WAYS {
         for k in 1..10u64 {
-            let (stage, room) = (tuned(way), WaitRoom::new());
+            let (stage, room) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             let there: Vec<(u64, Frame)> = [2, 5, 11].map(|index| (index, put(&stage, index, 0))).into();
@@ -407,14 +407,18 @@ fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() 
 
 #[test]
 fn g08_no_memory_at_all_is_nothing_and_says_so() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (stage(), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, room: &room };
     put(&stage, 3, 0);
     let (grabbed, end) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0).at_most(0));
     assert!(grabbed.is_empty() && end == GrabEnd::NoFrames);
     let (grabbed, end) = test.grab(3..8, how(0), &mut Frames::of(&stage, 0).at_most(0));
-    assert_eq!((seen(&grabbed), end), (vec![(3, 1, State::Data)], GrabEnd::NoFrames), "what is there is had");
+    assert_eq!(
+        (seen(&grabbed), end),
+        (vec![(3, 1, LockedState::Data)], GrabEnd::NoFrames),
+        "what is there is had"
+    );
     drop(grabbed);
     nothing_leaks(&stage, free);
 }
@@ -426,19 +430,19 @@ fn g08_no_memory_at_all_is_nothing_and_says_so() {
 fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_handed_out() {
     for way in WAYS {
         for step in [GrabStep::Framed, GrabStep::Locked] {
-            let (stage, room) = (tuned(way), WaitRoom::new());
+            let (stage, room) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             let there = [3, 6].map(|index| put(&stage, index, 0));
             let (grabbed, end) = {
-                let cut = || assert_eq!(stage.mapping.remove_range(page(3)..page(4), Content::All), 1);
+                let cut = || assert_eq!(stage.mapping.remove_range(page(3)..page(4), RemoveFilter::All), 1);
                 let mut cut = once(step, cut);
                 test.watched(0..8, how(0), &mut Frames::of(&stage, 0), &mut cut)
             };
             assert_eq!((grabbed.len(), end), (8, GrabEnd::All), "{step:?}");
             all_locked(&stage, &grabbed);
             let folios: Vec<_> = grabbed.folios().collect();
-            assert_eq!((folios[3].state(), folios[6].state()), (State::New, State::Data));
+            assert_eq!((folios[3].state(), folios[6].state()), (LockedState::New, LockedState::Data));
             assert_eq!(folios[6].frame(), there[1]);
             drop(grabbed);
             nothing_leaks(&stage, free);
@@ -449,14 +453,14 @@ fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_hand
 #[test]
 fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
     for step in [GrabStep::Framed, GrabStep::Locked, GrabStep::Inserted] {
-        let (stage, room) = (stage(), WaitRoom::new());
+        let (stage, room) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         put(&stage, 6, 0);
         let (mut grabbed, end) = {
             let mut cut = once(step, || {
                 stage.mapping.set_size(4 * 4096 + 1);
-                stage.mapping.remove_range(page(5)..page(100), Content::All);
+                stage.mapping.remove_range(page(5)..page(100), RemoveFilter::All);
             });
             test.watched(2..9, how(0), &mut Frames::of(&stage, 0), &mut cut)
         };
@@ -466,7 +470,7 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
         all_locked(&stage, &grabbed);
         // Cut again while it is ours: what is put there is nobody's, and nobody's memory.
         stage.mapping.set_size(3 * 4096);
-        stage.mapping.remove_range(page(3)..page(100), Content::All);
+        stage.mapping.remove_range(page(3)..page(100), RemoveFilter::All);
         fill_all(&mut grabbed, 9);
         assert_eq!(grabbed.commit(), Committed { pages: 1, left: 2 });
         nothing_leaks(&stage, free);
@@ -477,7 +481,7 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
 fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind() {
     for way in WAYS {
         for j in 0..8u64 {
-            let (stage, room) = (tuned(way), WaitRoom::new());
+            let (stage, room) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             put(&stage, j, 0);
@@ -489,7 +493,7 @@ fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind()
             let (grabbed, end) = test.grab(0..8, nowait(0), &mut frames);
             assert_eq!((grabbed.len() as u64, end), (j, GrabEnd::Locked));
             all_locked(&stage, &grabbed);
-            let created = grabbed.folios().filter(|folio| folio.state() == State::New).count() as u64;
+            let created = grabbed.folios().filter(|folio| folio.state() == LockedState::New).count() as u64;
             assert_eq!(stage.pages(), pages + created, "nothing was created at or behind {j}");
             drop((grabbed, theirs));
             nothing_leaks(&stage, free);
@@ -500,7 +504,7 @@ fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind()
 #[test]
 fn g11_what_remembers_an_eviction_is_consumed() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         stage.put_shadow(2, 0, 1);
@@ -519,15 +523,15 @@ fn g11_what_remembers_an_eviction_is_consumed() {
 #[test]
 fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         for index in [4, 12, 20] {
             put(&stage, index, 2);
         }
-        let four = |index| (index, 4, State::Data);
+        let four = |index| (index, 4, LockedState::Data);
         let (grabbed, end) = test.grab(6..22, how(2), &mut Frames::of(&stage, 2));
-        let want = vec![four(4), (8, 4, State::New), four(12), (16, 4, State::New), four(20)];
+        let want = vec![four(4), (8, 4, LockedState::New), four(12), (16, 4, LockedState::New), four(20)];
         assert_eq!((seen(&grabbed), end), (want, GrabEnd::All));
         all_locked(&stage, &grabbed);
         drop(grabbed);
@@ -547,7 +551,7 @@ fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
 fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
     for (index, order) in [(4, 2), (0, 3), (0, 2)] {
         for step in [GrabStep::Framed, GrabStep::Locked] {
-            let (stage, room) = (stage(), WaitRoom::new());
+            let (stage, room) = (stage(), WaitQueue::new());
             let free = all_free(&stage);
             let test = Test { mapping: &stage.mapping, room: &room };
             put(&stage, 9, 0);
@@ -557,7 +561,7 @@ fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
             let (grabbed, end) = test.watched(2..10, how(0), &mut Frames::of(&stage, 0), &mut other);
             assert_eq!((grabbed.end(), end), (Some(page(10)), GrabEnd::All));
             all_locked(&stage, &grabbed);
-            assert!(seen(&grabbed).contains(&(index, 1 << order, State::Data)), "{:?}", seen(&grabbed));
+            assert!(seen(&grabbed).contains(&(index, 1 << order, LockedState::Data)), "{:?}", seen(&grabbed));
             drop((grabbed, other));
             nothing_leaks(&stage, free);
         }
@@ -566,7 +570,7 @@ fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
 
 #[test]
 fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (stage(), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, room: &room };
     let (grabbed, _) = test.grab(3..1030, how(9), &mut Frames::of(&stage, 9));
     let orders: Vec<u32> = seen(&grabbed).iter().map(|(_, pages, _)| pages.ilog2()).collect();
@@ -577,7 +581,7 @@ fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
 #[test]
 fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
     for (nth, way) in (0..8).flat_map(|nth| WAYS.map(|way| (nth, way))) {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         put(&stage, 2, 1);
@@ -614,7 +618,7 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
                 for folio in grabbed.folios_mut() {
                     // What had its bytes says so; what had none is filled for nobody.
                     let written = folio.write(folio.first().first_byte(), &[1; 10]);
-                    assert_eq!(written.is_ok(), folio.state() == State::New);
+                    assert_eq!(written.is_ok(), folio.state() == LockedState::New);
                 }
                 let ended = grabbed.commit();
                 assert!(ended.left > 0 && ended.pages == 0, "{ended:?}");
@@ -644,7 +648,7 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
     let stage = stage();
     put(&stage, 5, 0);
     let mut holds: Vec<_> = (1..HOLDS_MAX).map(|_| stage.mapping.try_hold(page(5)).unwrap()).collect();
-    let (room, mut frames) = (WaitRoom::new(), Frames::of(&stage, 0));
+    let (room, mut frames) = (WaitQueue::new(), Frames::of(&stage, 0));
     let test = Test { mapping: &stage.mapping, room: &room };
     let (grabbed, end) = test.grab(5..7, how(0), &mut frames);
     assert_eq!((grabbed.len(), end), (2, GrabEnd::All), "its hold is the last");
@@ -658,7 +662,7 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
 
 #[test]
 fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
-    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
+    let (stage, room) = (memory(Grabbing::Batched), WaitQueue::new());
     let value = Entry::value(Value::spill(1, 40));
     assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
     let test = Test { mapping: &stage.mapping, room: &room };
@@ -676,7 +680,7 @@ fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
 /// Somebody has the tree's lock, and the page neither there nor gone, for as long as it takes.
 #[test]
 fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (stage(), WaitQueue::new());
     let frame = put(&stage, 5, 0);
     let test = Test { mapping: &stage.mapping, room: &room };
     let (rounds, has_begun) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -709,7 +713,7 @@ fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
 
 #[test]
 fn g13_the_next_who_wants_the_lock_gets_it() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (stage(), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, room: &room };
     put(&stage, 1, 0);
     let (grabbed, _) = test.grab(0..3, how(0), &mut Frames::of(&stage, 0));
@@ -721,7 +725,7 @@ fn g13_the_next_who_wants_the_lock_gets_it() {
             (grabbed.commit(), end)
         });
         let held = stage.mapping.try_hold(page(1)).unwrap();
-        let again = quinion::folio::Locked::lock(held);
+        let again = quinion::folio::LockedFolio::lock(held);
         assert_eq!(again.map_err(|(why, _)| why).unwrap_err(), LockRefused::Locked);
         drop(grabbed);
         assert_eq!(waiter.join().unwrap(), (Committed { pages: 3, left: 0 }, GrabEnd::All));
@@ -730,7 +734,7 @@ fn g13_the_next_who_wants_the_lock_gets_it() {
 
 #[test]
 fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
-    let (stage, room) = (stage(), WaitRoom::new());
+    let (stage, room) = (stage(), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, room: &room };
     let (mut grabbed, _) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0));
     let awake = AtomicBool::new(false);
@@ -739,9 +743,9 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
         let reader = scope.spawn(|| {
             let held = stage.mapping.try_hold(page(5)).unwrap();
             let backend = &*stage.mapping.backend();
-            room.wait(backend, &mut || held.is_readable() != Readable::NotYet);
+            room.wait(backend, &mut || held.is_readable() != ReadableState::NotYet);
             awake.store(true, Ordering::SeqCst);
-            assert_eq!(held.is_readable(), Readable::Yes);
+            assert_eq!(held.is_readable(), ReadableState::Yes);
             let mut bytes = vec![0; PAGE_SIZE];
             held.copy_out(5 * 4096, &mut bytes);
             bytes
@@ -764,7 +768,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
 #[test]
 fn g15_where_the_source_fails_what_came_is_kept_and_the_rest_is_absent() {
     for (order_max, at) in [(0, 5 * 4096), (0, 5 * 4096 + 100), (2, 5 * 4096 + 100), (4, 0), (4, 1)] {
-        let (stage, room) = (stage(), WaitRoom::new());
+        let (stage, room) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, room: &room };
         let (mut grabbed, _) = test.grab(0..16, how(order_max), &mut Frames::of(&stage, order_max));
@@ -789,7 +793,7 @@ fn g16_a_round_takes_the_tree_lock_once() {
     for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {
         for is_memory in [false, true] {
             let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
-            let room = WaitRoom::new();
+            let room = WaitQueue::new();
             let test = Test { mapping: &stage.mapping, room: &room };
             let locks = || stage.mapping.tree_counts().locks;
             put(&stage, 65, 0);
@@ -804,7 +808,7 @@ fn g16_a_round_takes_the_tree_lock_once() {
             assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
         }
     }
-    let (stage, room) = (tuned(Grabbing::LookupBatched), WaitRoom::new());
+    let (stage, room) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, room: &room };
     let before = stage.mapping.tree_counts().locks;
     let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
@@ -816,7 +820,7 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
     for most in [0, 1] {
         let stage = Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(most)));
         stage.mapping.set_size(1 << 50);
-        let (room, free) = (WaitRoom::new(), all_free(&stage));
+        let (room, free) = (WaitQueue::new(), all_free(&stage));
         let test = Test { mapping: &stage.mapping, room: &room };
         let (grabbed, end) = test.grab(1 << 30..(1 << 30) + 200, how(0), &mut Frames::of(&stage, 0));
         let want = if most == 0 { (0, GrabEnd::NoNode) } else { (200, GrabEnd::All) };
@@ -829,18 +833,18 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
 
 #[test]
 fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
-    let (stage, room) = (memory(Grabbing::Batched), WaitRoom::new());
+    let (stage, room) = (memory(Grabbing::Batched), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, room: &room };
     let (grabbed, _) = test.grab(0..16, born(how(3)), &mut Frames::of(&stage, 3));
     assert_eq!(grabbed.leave_allocated(), Committed::default());
     nothing_leaks(&stage, free);
     let held = stage.mapping.try_hold(page(9)).unwrap();
-    assert_eq!(held.is_readable(), Readable::Zeros);
+    assert_eq!(held.is_readable(), ReadableState::Zeros);
     assert_eq!(held.writer().unwrap_err(), quinion::arena::WriteRefused::Filling);
     drop(held);
     let (mut grabbed, _) = test.grab(9..12, born(how(3)), &mut Frames::of(&stage, 3));
-    assert_eq!(seen(&grabbed), [(8, 8, State::Allocated)]);
+    assert_eq!(seen(&grabbed), [(8, 8, LockedState::Allocated)]);
     let folio = grabbed.front_mut().unwrap();
     // In any order, over each other, with gaps.
     folio.write(11 * 4096, &[1; 10]).unwrap();
@@ -866,7 +870,7 @@ fn many_who_grab_ranges_that_overlap_all_get_through() {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 300;
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitRoom::new());
+        let (stage, room) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
         let work = |thread: u64| {
@@ -881,7 +885,7 @@ fn many_who_grab_ranges_that_overlap_all_get_through() {
                 for folio in grabbed.folios_mut() {
                     for index in folio.first().0.max(first)..folio.end().0.min(first + len) {
                         let mut count = [0; 4];
-                        if folio.state() == State::Data {
+                        if folio.state() == LockedState::Data {
                             stage.mapping.try_hold(page(index)).unwrap().copy_out(index * 4096, &mut count);
                         }
                         let count = u32::from_le_bytes(count) + 1;
@@ -980,14 +984,14 @@ impl Twin {
         order_max: u8,
         mut frames: u64,
         locked: Option<u64>,
-    ) -> (Vec<(u64, u8, State)>, GrabEnd<&'static str>) {
+    ) -> (Vec<(u64, u8, LockedState)>, GrabEnd<&'static str>) {
         let (mut at, mut got) = (pages.start, Vec::new());
         while at < pages.end {
             let bound = (at - at % GRAB_PAGES_MAX + GRAB_PAGES_MAX).min(pages.end);
             match self.at(at) {
                 Some((first, _)) if locked == Some(first) => return (got, GrabEnd::Locked),
                 Some((first, known)) => {
-                    let state = if known.has_bytes { State::Data } else { State::Allocated };
+                    let state = if known.has_bytes { LockedState::Data } else { LockedState::Allocated };
                     got.push((first, known.order, state));
                     at = first + (1 << known.order);
                 }
@@ -995,7 +999,9 @@ impl Twin {
                     let gap = (at..bound).take_while(|index| self.at(*index).is_none()).count() as u64;
                     let some = gap.min(frames);
                     got.extend(
-                        pieces(at, some, order_max).iter().map(|(index, order)| (*index, *order, State::New)),
+                        pieces(at, some, order_max)
+                            .iter()
+                            .map(|(index, order)| (*index, *order, LockedState::New)),
                     );
                     (at, frames) = (at + some, frames - some);
                     if some < gap {
@@ -1009,7 +1015,7 @@ impl Twin {
 }
 
 fn play(way: Grabbing, ops: &[Op]) {
-    let (stage, room) = (memory(way), WaitRoom::new());
+    let (stage, room) = (memory(way), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, room: &room };
     let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();
@@ -1017,7 +1023,7 @@ fn play(way: Grabbing, ops: &[Op]) {
         match *op {
             Op::Put { index, order } => twin.put(&stage, index & !((1 << order) - 1), order),
             Op::Remove { first, pages } => {
-                stage.mapping.remove_range(page(first)..page(first + pages), Content::All);
+                stage.mapping.remove_range(page(first)..page(first + pages), RemoveFilter::All);
                 twin.folios.retain(|at, known| *at < first || at + (1 << known.order) > first + pages);
                 let held = lock.take().filter(|lock| lock.folios().all(|folio| folio.is_live()));
                 lock = held;
@@ -1051,8 +1057,8 @@ fn play(way: Grabbing, ops: &[Op]) {
                     Ending::Allocated => drop(grabbed.leave_allocated()),
                 }
                 for (at, order, state) in want {
-                    let has_bytes = state == State::Data || touched.contains(&at);
-                    if has_bytes || state == State::Allocated || matches!(end, Ending::Allocated) {
+                    let has_bytes = state == LockedState::Data || touched.contains(&at);
+                    if has_bytes || state == LockedState::Allocated || matches!(end, Ending::Allocated) {
                         twin.folios.insert(at, Known { order, has_bytes });
                     }
                 }
@@ -1064,7 +1070,7 @@ fn play(way: Grabbing, ops: &[Op]) {
             let held = stage.mapping.try_hold(page(*first)).unwrap();
             assert_eq!((held.first().0, held.order().0), (*first, known.order));
             if theirs_not(&lock, *first) {
-                let is = if known.has_bytes { Readable::Yes } else { Readable::Zeros };
+                let is = if known.has_bytes { ReadableState::Yes } else { ReadableState::Zeros };
                 assert_eq!(held.is_readable(), is, "page {first} after {op:?}");
             }
         }

@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Completing, Faults, Fill, Reap, Reaped, Sequence, Simulated, Times, WaitRoom,
+    Attributes, Backend, CompletionOrder, CompletionPoint, FailureCount, Faults, Fill, ReapMode, ReapOutcome,
+    SimulatedBackend, WaitQueue,
 };
 use quinion::{Cache, ErrorKind, GuestMemory, Image};
 use rustix::fs::{FallocateFlags, fallocate, fstat};
@@ -51,18 +52,18 @@ fn snapshot(len: u64) -> (tempfile::TempDir, PathBuf) {
 }
 
 /// A device of `pages` pages that answers late and out of order.
-fn device(pages: u64, seed: u64) -> Arc<Simulated> {
+fn device(pages: u64, seed: u64) -> Arc<SimulatedBackend> {
     let page = |file, page: u64, to: &mut [u8]| {
         to.iter_mut().zip(page * PAGE..).for_each(|(to, at)| *to = byte(file, at));
     };
     let faults = Faults {
         seed,
         delay_max: 3,
-        sequence: Sequence::Shuffled,
-        completing: Completing::WhenReaped,
+        sequence: CompletionOrder::Shuffled,
+        completing: CompletionPoint::WhenReaped,
         ..Faults::default()
     };
-    Arc::new(Simulated::generated(1, pages * PAGE, page, faults))
+    Arc::new(SimulatedBackend::generated(1, pages * PAGE, page, faults))
 }
 
 /// A mapping of a guest's file, as a machine has it.
@@ -109,7 +110,7 @@ fn taken(file: BorrowedFd<'_>) -> u64 {
     fstat(file).unwrap().st_blocks as u64 * 512
 }
 
-fn image_of(cache: &Cache, device: &Arc<Simulated>) -> Image {
+fn image_of(cache: &Cache, device: &Arc<SimulatedBackend>) -> Image {
     Image::from_backend(cache, Arc::clone(device) as Arc<dyn Backend>, "device").unwrap()
 }
 
@@ -225,8 +226,8 @@ fn what_is_prefetched_is_found() {
 #[test]
 fn a_page_that_cannot_be_read_takes_no_other_with_it() {
     let (cache, device) = (cache(64 * MIB), device(1024, 3));
-    device.fail_at(700 * PAGE + 17..700 * PAGE + 18, Times::Always);
-    device.fail_at(3 * PAGE..5 * PAGE, Times::Always);
+    device.fail_at(700 * PAGE + 17..700 * PAGE + 18, FailureCount::Always);
+    device.fail_at(3 * PAGE..5 * PAGE, FailureCount::Always);
     let image = image_of(&cache, &device);
     let bad = [3, 4, 700];
     for _ in 0..2 {
@@ -294,7 +295,7 @@ fn one_that_is_renamed_or_removed_is_served_on() {
 /// A device whose file changes while the first fill is under way.
 #[derive(Debug)]
 struct Changing {
-    device: Arc<Simulated>,
+    device: Arc<SimulatedBackend>,
     has_changed: AtomicBool,
 }
 
@@ -302,7 +303,7 @@ impl Backend for Changing {
     fn name(&self) -> &'static str {
         "changing"
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.device.attach(room);
     }
     fn attributes(&self) -> std::io::Result<Attributes> {
@@ -314,7 +315,7 @@ impl Backend for Changing {
         self.has_changed.store(true, Ordering::Relaxed);
         self.device.submit(fills);
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.device.reap(how, done)
     }
     fn wants_leader(&self) -> bool {

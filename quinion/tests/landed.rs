@@ -19,8 +19,8 @@ use std::time::Duration;
 use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
-use quinion::arena::{ArenaShare, Readable};
-use quinion::filemap::{Hits, Patience, Reader, Stopped, Wanted, read_group, read_hits_into};
+use quinion::arena::{ArenaShare, ReadableState};
+use quinion::filemap::{BatchedRead, HitStop, Hits, Reader, WaitPolicy, read_group, read_hits_into};
 use quinion::readahead::{Config, Hint, Readahead};
 use quinion::serve::{Attached, FileName, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
@@ -47,7 +47,7 @@ fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
 }
 
 /// How many pages a reader of `pages` pages from `page` on gets, and why no more.
-fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, Stopped) {
+fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     let hits = hit(rig, page, &mut vec![0; pages * PAGE_SIZE]);
     assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has landed or it has not");
     (hits.bytes / PAGE_SIZE, hits.stopped)
@@ -60,7 +60,7 @@ fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
     let mut wanted: Vec<_> = buffers
         .iter_mut()
         .zip(pages)
-        .map(|(buffer, page)| Wanted::new(cell, id, page * PAGE, buffer))
+        .map(|(buffer, page)| BatchedRead::new(cell, id, page * PAGE, buffer))
         .collect();
     let served = read_group(rig.arena.view(), &mut wanted, |_, _| ());
     drop(wanted);
@@ -81,14 +81,14 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
     thread::scope(|scope| {
         let first = scope.spawn(|| rig.try_read(0, 1).unwrap());
         let mut fill = rig.device.kept();
-        assert_eq!(hit_pages(&rig, 64, 1), (0, Stopped::Filling));
+        assert_eq!(hit_pages(&rig, 64, 1), (0, HitStop::Filling));
         // Out of order, and beyond the bits of one word.
         land(&mut fill, 100..200);
-        assert_eq!(hit_pages(&rig, 99, 2), (0, Stopped::Filling));
-        assert_eq!(hit_pages(&rig, 100, 100), (100, Stopped::Full));
-        assert_eq!(hit_pages(&rig, 199, 1), (1, Stopped::Full));
-        assert_eq!(hit_pages(&rig, 150, 300), (50, Stopped::Filling));
-        assert_eq!(hit_pages(&rig, 200, 1), (0, Stopped::Filling));
+        assert_eq!(hit_pages(&rig, 99, 2), (0, HitStop::Filling));
+        assert_eq!(hit_pages(&rig, 100, 100), (100, HitStop::Full));
+        assert_eq!(hit_pages(&rig, 199, 1), (1, HitStop::Full));
+        assert_eq!(hit_pages(&rig, 150, 300), (50, HitStop::Filling));
+        assert_eq!(hit_pages(&rig, 200, 1), (0, HitStop::Filling));
         assert_eq!(group(&rig, &[99, 100, 150, 199, 200, 511, 512]), [100, 150, 199]);
         // Within a page, and from the middle of one into what has not landed.
         let mut bytes = [0; 6000];
@@ -100,17 +100,17 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
             &mut bytes,
             |_, _| (),
         );
-        assert_eq!((hits.bytes, hits.stopped), (4000, Stopped::Filling));
+        assert_eq!((hits.bytes, hits.stopped), (4000, HitStop::Filling));
         let word = rig.arena.view().own(rig.mapping.try_hold(PageIndex(0)).unwrap().frame()).word();
         assert!(word.holds() <= 3, "the fill, the reader who waits, and the hold of this line: {word:?}");
         land(&mut fill, 0..100);
         assert_eq!(first.join().unwrap() as u64, PAGE);
-        assert_eq!(hit_pages(&rig, 0, 512), (200, Stopped::Filling));
+        assert_eq!(hit_pages(&rig, 0, 512), (200, HitStop::Filling));
         land(&mut fill, 200..512);
-        assert_eq!(hit_pages(&rig, 0, 512), (512, Stopped::Full), "all has landed, though its fill goes on");
+        assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full), "all has landed, though its fill goes on");
         fill.complete(Ok(512 * PAGE_SIZE));
     });
-    assert_eq!(hit_pages(&rig, 0, 512), (512, Stopped::Full));
+    assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full));
     assert_eq!(group(&rig, &[0, 300, 511]), [0, 300, 511]);
     rig.finish();
 }
@@ -130,7 +130,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         let begun = rig.filemap.read(
             &rig.mapping,
             Reader::plain(&rig.readahead),
-            Patience::Start,
+            WaitPolicy::Start,
             next * PAGE,
             &mut [0; 8],
         );
@@ -204,11 +204,11 @@ fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
             let reader = scope.spawn(|| rig.try_read(0, 1));
             let mut fill = rig.device.kept();
             // The frames may be the same ones again: nothing of the round before is left.
-            assert_eq!(hit_pages(&rig, 64, 64), (0, Stopped::Filling), "round {round}");
+            assert_eq!(hit_pages(&rig, 64, 64), (0, HitStop::Filling), "round {round}");
             land(&mut fill, 64..128);
-            assert_eq!(hit_pages(&rig, 64, 128), (64, Stopped::Filling));
+            assert_eq!(hit_pages(&rig, 64, 128), (64, HitStop::Filling));
             fill.complete(Err(io::Error::from_raw_os_error(5)));
-            assert_eq!(hit_pages(&rig, 64, 64), (0, Stopped::Absent));
+            assert_eq!(hit_pages(&rig, 64, 64), (0, HitStop::Absent));
             assert!(group(&rig, &[64, 127]).is_empty());
             // Its reader asks for the page's folio alone; that fails, too.
             rig.device.kept().complete(Err(io::Error::from_raw_os_error(5)));
@@ -226,13 +226,13 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
         let reader = scope.spawn(|| rig.try_read(0, 1).unwrap());
         let mut fill = rig.device.kept();
         land(&mut fill, 200..210);
-        assert_eq!(hit_pages(&rig, 200, 10), (10, Stopped::Full));
+        assert_eq!(hit_pages(&rig, 200, 10), (10, HitStop::Full));
         land(&mut fill, 0..100);
         fill.complete(Ok(100 * PAGE_SIZE)); // the file was cut
         reader.join().unwrap();
     });
-    assert_eq!(hit_pages(&rig, 200, 10), (0, Stopped::EndOfFile(100 * PAGE)));
-    assert_eq!(hit_pages(&rig, 90, 20), (10, Stopped::EndOfFile(100 * PAGE)));
+    assert_eq!(hit_pages(&rig, 200, 10), (0, HitStop::EndOfFile(100 * PAGE)));
+    assert_eq!(hit_pages(&rig, 90, 20), (10, HitStop::EndOfFile(100 * PAGE)));
     rig.finish();
 }
 
@@ -248,8 +248,8 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
         thread::sleep(Duration::from_millis(30));
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
-            let patience = Patience::Wait;
-            rig.filemap.read(&rig.mapping, Reader::plain(&other), patience, 0, &mut bytes).unwrap()
+            let wait_policy = WaitPolicy::Wait;
+            rig.filemap.read(&rig.mapping, Reader::plain(&other), wait_policy, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
         drop(judging);
@@ -307,7 +307,7 @@ impl Owner for OneFile {
     }
     fn advance(&self, _: u64, page: PageIndex, _: bool) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.advance(mapping, Reader::plain(readahead), page, Patience::Wait);
+        filemap.advance(mapping, Reader::plain(readahead), page, WaitPolicy::Wait);
     }
     fn revalidate(&self, _: u64) -> Result<u64, Errno> {
         Ok(self.rig.mapping.size())
@@ -404,7 +404,7 @@ fn a_viewer_of_a_part_that_failed_asks_again_and_reads_what_lands_then() {
         fill.complete(Err(io::Error::from_raw_os_error(5)));
         let mut again = device.kept();
         assert_eq!((again.run().index, again.run().pages), (PageIndex(64), 1), "the page alone");
-        assert_eq!(hit_pages(&owner.rig, 0, 64), (0, Stopped::Absent));
+        assert_eq!(hit_pages(&owner.rig, 0, 64), (0, HitStop::Absent));
         land(&mut again, 0..1);
         assert_eq!(reader.join().unwrap(), full(65, 2), "what it had read before is right");
         again.complete(Ok(PAGE_SIZE));
@@ -436,7 +436,7 @@ fn storm(seed: u64) -> u64 {
                     let page = (place.load(Ordering::Relaxed) + dice.below(64)) % PAGES;
                     let got = hit_pages(rig, page, 1 + dice.below(8) as usize).0;
                     let held = rig.mapping.try_hold(PageIndex(page));
-                    if held.is_ok_and(|held| held.is_readable() == Readable::NotYet) {
+                    if held.is_ok_and(|held| held.is_readable() == ReadableState::NotYet) {
                         early.fetch_add(got as u64, Ordering::Relaxed);
                     }
                 }

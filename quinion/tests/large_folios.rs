@@ -22,8 +22,8 @@ use std::thread;
 use common::{Dice, page_content};
 use device::Device;
 use parts_stage::{ALL, Parts, Rig, land};
-use quinion::backend::{Faults, Simulated, Times};
-use quinion::filemap::{Patience, Reader};
+use quinion::backend::{FailureCount, Faults, SimulatedBackend};
+use quinion::filemap::{Reader, WaitPolicy};
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
@@ -54,7 +54,7 @@ fn a_handles_smallest_folio_goes_around_what_others_cached() {
     let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: Order(4), max: Order(4) });
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];
-    rig.filemap.read(&rig.mapping, Reader::plain(&plain), Patience::Wait, 37 * PAGE, &mut page).unwrap();
+    rig.filemap.read(&rig.mapping, Reader::plain(&plain), WaitPolicy::Wait, 37 * PAGE, &mut page).unwrap();
     assert_eq!(rig.order(37), Some(0));
     rig.read(33, 1);
     assert_eq!(rig.device.requests(), [(37, 1), (32, 5), (38, 10)]);
@@ -183,7 +183,7 @@ fn who_must_not_wait_gets_what_has_landed() {
         let read = rig.filemap.read(
             &rig.mapping,
             Reader::plain(&rig.readahead),
-            Patience::Start,
+            WaitPolicy::Start,
             page * PAGE,
             &mut byte,
         );
@@ -279,8 +279,9 @@ fn of_a_device_with_bad_spots_exactly_their_pages_fail() {
         |page: u64| spots.iter().any(|spot| spot.start < (page + 1) * PAGE && page * PAGE < spot.end);
     let content = |_: u64, page: u64, bytes: &mut [u8]| bytes.copy_from_slice(&page_content(1, page, 0));
     for (part, step) in [(1, 1), (16, 1), (64, 7), (64, 501)] {
-        let device = Simulated::generated(1, PAGES * PAGE - 1000, content, Faults::default()).in_parts(part);
-        spots.iter().for_each(|spot| device.fail_at(spot.clone(), Times::Always));
+        let device =
+            SimulatedBackend::generated(1, PAGES * PAGE - 1000, content, Faults::default()).in_parts(part);
+        spots.iter().for_each(|spot| device.fail_at(spot.clone(), FailureCount::Always));
         let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().unwrap();
         let file = cache.open_backend(Arc::new(device)).unwrap();
         let mut buffer = vec![0; 4096];

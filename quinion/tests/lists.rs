@@ -15,11 +15,11 @@ use std::sync::{Arc, Barrier};
 use device::{Device, verify};
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{Fate, Mapping, Marked, Outcome, Shape, Which};
-use quinion::policy::{Came, Class};
+use quinion::mapping::{FolioLifetime, FolioShape, Mapping, MarkOutcome, TakeFilter, WritebackOutcome};
+use quinion::policy::{Class, FetchOrigin};
 use quinion::reclaim::Reclaim;
 use quinion::stats::{Count, Counters};
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
 use quinion::{Cache, File, Tuning};
 
@@ -128,23 +128,24 @@ impl Rings {
 
     /// Inserts a folio and fills it; nobody lists it.
     fn insert(&self, index: u64, order: u8) -> Frame {
-        self.insert_as(index, order, Fate::Stays)
+        self.insert_as(index, order, FolioLifetime::Stays)
     }
-    fn insert_as(&self, index: u64, order: u8, fate: Fate) -> Frame {
+    fn insert_as(&self, index: u64, order: u8, fate: FolioLifetime) -> Frame {
         let frame = self.arena.alloc(Order(order)).unwrap();
         let run = FillRun { index: PageIndex(index), frame, pages: 1 << order };
-        let shape = Shape { fate, ..Shape::of(Orders { min: Order::ZERO, max: Order(order) }) };
-        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        let shape = FolioShape { fate, ..FolioShape::of(Orders { min: Order::ZERO, max: Order(order) }) };
+        let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, 1 << order);
         self.arena.view().own(frame).complete(true);
         frame
     }
-    fn list(&self, frame: Frame, came: Came) {
-        let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
+    fn list(&self, frame: Frame, came: FetchOrigin) {
+        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
         self.reclaim.list([(frame, came)], promise);
     }
-    fn add(&self, index: u64, order: u8, came: Came) -> Frame {
-        let fate = if came == Came::Uncached { Fate::DropsBehind } else { Fate::Stays };
+    fn add(&self, index: u64, order: u8, came: FetchOrigin) -> Frame {
+        let fate =
+            if came == FetchOrigin::Uncached { FolioLifetime::DropsBehind } else { FolioLifetime::Stays };
         let frame = self.insert_as(index, order, fate);
         self.list(frame, came);
         frame
@@ -162,17 +163,17 @@ impl Rings {
         self.mapping.try_hold(PageIndex(index)).unwrap().frame()
     }
     fn reclaim(&self, pages: u32) -> u32 {
-        self.reclaim.reclaim(pages, Locks::Wait)
+        self.reclaim.reclaim(pages, LockWait::Wait)
     }
 }
 
 #[test]
 fn folios_weigh_their_pages() {
     let rings = Rings::new();
-    rings.add(0, 9, Came::Asked);
-    rings.add(512, 0, Came::Ahead);
-    rings.add(1024, 7, Came::Stream);
-    rings.add(1152, 2, Came::Uncached);
+    rings.add(0, 9, FetchOrigin::Asked);
+    rings.add(512, 0, FetchOrigin::Ahead);
+    rings.add(1024, 7, FetchOrigin::Stream);
+    rings.add(1152, 2, FetchOrigin::Uncached);
     assert_eq!(Class::ALL.map(|class| rings.pages(class)), [4, 128, 513, 0]);
     // What is not to be kept goes first, then a stream's above an eighth. It is asked once whether its reader has come.
     assert_eq!(rings.reclaim(1), 4);
@@ -189,8 +190,8 @@ fn a_folio_is_listed_once_and_one_that_is_not_is_seen() {
     let rings = Rings::new();
     let frame = rings.insert(0, 4);
     assert!(rings.mapping.check().unwrap_err().contains("stand in no ring"));
-    rings.list(frame, Came::Asked);
-    rings.list(frame, Came::Stream);
+    rings.list(frame, FetchOrigin::Asked);
+    rings.list(frame, FetchOrigin::Stream);
     assert_eq!((rings.pages(Class::Probation), rings.pages(Class::Stream)), (16, 0));
 }
 
@@ -198,7 +199,7 @@ fn a_folio_is_listed_once_and_one_that_is_not_is_seen() {
 fn what_leaves_by_another_door_is_taken_off() {
     let rings = Rings::new();
     for round in 0..20 {
-        (0..500).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+        (0..500).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
         let held = rings.mapping.try_hold(PageIndex(7)).unwrap();
         match round % 3 {
             0 => assert_eq!(rings.mapping.lock().remove_all(), 500),
@@ -217,7 +218,7 @@ fn what_leaves_by_another_door_is_taken_off() {
 #[test]
 fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
     let rings = Rings::new();
-    (0..100).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    (0..100).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
     let [locked, done] = [(); 2].map(|()| Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -226,7 +227,7 @@ fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
             done.wait();
         });
         locked.wait();
-        let freed = rings.reclaim.reclaim(10, Locks::Try);
+        let freed = rings.reclaim.reclaim(10, LockWait::Try);
         done.wait();
         assert_eq!(freed, 0);
     });
@@ -238,9 +239,9 @@ fn victims_of_a_tree_that_is_locked_join_their_rings_again() {
 fn write_back(rings: &Rings) {
     let mut runs = Vec::new();
     let everything = PageIndex(0)..PageIndex(1 << 20);
-    rings.mapping.lock().begin_writeback(everything, Which::Dirty, u32::MAX, &mut runs);
+    rings.mapping.lock().begin_writeback(everything, TakeFilter::Dirty, u32::MAX, &mut runs);
     for run in runs {
-        rings.mapping.lock().end_writeback(run, Outcome::Written, Millis(1));
+        rings.mapping.lock().end_writeback(run, WritebackOutcome::Written, Millis(1));
     }
 }
 
@@ -248,13 +249,13 @@ fn dirty(rings: &Rings, index: u64) {
     let held = rings.mapping.try_hold(PageIndex(index)).unwrap();
     let page = PageIndex(index)..PageIndex(index + 1);
     let marked = rings.mapping.lock().mark_dirty(&held, page, Millis(1));
-    assert_ne!(marked, Marked::Left);
+    assert_ne!(marked, MarkOutcome::Left);
 }
 
 #[test]
 fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
     let rings = Rings::new();
-    (0..300).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    (0..300).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
     (0..300).filter(|index| index % 3 != 0).for_each(|index| dirty(&rings, index));
     assert_eq!(rings.reclaim(1000), 100, "the clean ones, wherever they stand");
     assert_eq!(rings.pages(Class::Probation), 200);
@@ -263,9 +264,9 @@ fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
     // What is being written stays, too, and what was written and is held is another matter.
     let mut runs = Vec::new();
     let one = PageIndex(1)..PageIndex(2);
-    rings.mapping.lock().begin_writeback(one, Which::Dirty, 1, &mut runs);
+    rings.mapping.lock().begin_writeback(one, TakeFilter::Dirty, 1, &mut runs);
     assert_eq!(rings.reclaim(10), 0);
-    rings.mapping.lock().end_writeback(runs[0], Outcome::Written, Millis(1));
+    rings.mapping.lock().end_writeback(runs[0], WritebackOutcome::Written, Millis(1));
     assert_eq!(rings.reclaim(10), 1);
     write_back(&rings);
     let held: Vec<_> = (0..300).filter_map(|index| rings.mapping.try_hold(PageIndex(index)).ok()).collect();
@@ -279,7 +280,7 @@ fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
 #[test]
 fn writers_and_reclaim_leave_every_folio_in_one_ring_and_no_dirty_one_is_lost() {
     let rings = Rings::new();
-    (0..200).for_each(|index| _ = rings.add(index, 0, Came::Asked));
+    (0..200).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
     let rounds = 60;
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -293,7 +294,7 @@ fn writers_and_reclaim_leave_every_folio_in_one_ring_and_no_dirty_one_is_lost() 
                 let Ok(held) = rings.mapping.try_hold(PageIndex(index)) else { continue };
                 let page = PageIndex(index)..PageIndex(index + 1);
                 let done = rings.mapping.lock().mark_dirty(&held, page, Millis(1));
-                marked.extend((done != Marked::Left).then_some(index));
+                marked.extend((done != MarkOutcome::Left).then_some(index));
             }
             for &index in &marked {
                 assert!(rings.mapping.try_hold(PageIndex(index)).is_ok(), "page {index} is dirty and gone");
@@ -318,9 +319,9 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
                 for round in 0..40 {
                     for index in 0..60 {
                         // A promise first, as a fill has: what is inserted and not listed yet is accounted for.
-                        let promise = rings.reclaim.lists().promise(1, Locks::Wait).unwrap();
+                        let promise = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
                         let frame = rings.insert((thread * 1000 + round) * 64 + index, 0);
-                        rings.reclaim.list([(frame, Came::Asked)], promise);
+                        rings.reclaim.list([(frame, FetchOrigin::Asked)], promise);
                     }
                     match (thread + round) % 4 {
                         0 => drop(rings.reclaim(50)),
@@ -345,7 +346,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
 #[test]
 fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cache_either() {
     let rings = Rings::new();
-    let [made, kept] = [rings.add(0, 2, Came::Uncached), rings.add(4, 2, Came::Asked)];
+    let [made, kept] = [rings.add(0, 2, FetchOrigin::Uncached), rings.add(4, 2, FetchOrigin::Asked)];
     assert_eq!(made.extent(), kept.extent());
     assert_eq!(rings.reclaim.evict_extent(made.extent(), quinion::reclaim::Protection::Ignored), 8);
     assert_eq!(rings.counters.sum(Count::Shadows), 4);
@@ -357,8 +358,8 @@ fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cach
 #[test]
 fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
     let rings = Rings::new();
-    let adopted = rings.add(0, 2, Came::Uncached);
-    rings.add(4, 2, Came::Uncached);
+    let adopted = rings.add(0, 2, FetchOrigin::Uncached);
+    rings.add(4, 2, FetchOrigin::Uncached);
     quinion::arena::referenced::touch(rings.arena.view().referenced(adopted).unwrap());
     assert_eq!(rings.reclaim(1), 4);
     assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 4, 0]);

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Dice, PAGE as PAGE_BYTES, fill_content, generations, page_content, verify};
-use quinion::backend::{Attributes, Backend, Fill, MemoryFile, Reap, Reaped};
+use quinion::backend::{Attributes, Backend, Fill, MemoryFile, ReapMode, ReapOutcome};
 use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, OnPinned, Pinned, PoolOptions};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -543,14 +543,14 @@ impl Backend for Left {
     fn submit(&self, fills: Vec<Fill>) {
         self.kept.lock().unwrap().extend(fills);
     }
-    fn reap(&self, how: Reap, _done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, _done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let fills =
-            if how == Reap::Wait { std::mem::take(&mut *self.kept.lock().unwrap()) } else { Vec::new() };
+            if how == ReapMode::Wait { std::mem::take(&mut *self.kept.lock().unwrap()) } else { Vec::new() };
         match fills.len() {
-            0 => Reaped::Elsewhere,
+            0 => ReapOutcome::Elsewhere,
             some => {
                 self.memory.submit(fills);
-                Reaped::Some(some)
+                ReapOutcome::Some(some)
             }
         }
     }

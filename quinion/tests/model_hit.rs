@@ -194,8 +194,8 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
 use quinion::arena::{
-    Completed, Descriptor, Flags, LockRefused, NotReady, Put, Readable, Retire, Ticket, WriteRefused,
-    before_bytes, dirty, landed, written,
+    Descriptor, FillEnd, Flags, LockRefused, NotReady, PutOutcome, ReadableState, RetireOutcome, Ticket,
+    WriteRefused, before_bytes, dirty, pages_read, written,
 };
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
@@ -252,14 +252,14 @@ impl Frames {
     fn fill(&self, frame: usize, mapping: MappingId, index: PageIndex, content: u64) {
         self.descriptors[frame].prepare(mapping, index, SMALL, false);
         self.bytes[frame].write(content);
-        assert_eq!(self.descriptors[frame].complete(true), Completed::Attached);
+        assert_eq!(self.descriptors[frame].complete(true), FillEnd::Attached);
     }
     /// Makes both frames one folio and fills it; the second page's content is one more.
     fn fill_pair(&self, mapping: MappingId, content: u64) {
         self.descriptors[0].prepare(mapping, PAGE_0, PAIR, false);
         self.bytes[0].write(content);
         self.bytes[1].write(content + 1);
-        assert_eq!(self.descriptors[0].complete(true), Completed::Attached);
+        assert_eq!(self.descriptors[0].complete(true), FillEnd::Attached);
     }
     fn retire(&self, frame: usize) {
         self.descriptors[frame].try_retire().expect("nobody holds it");
@@ -326,7 +326,7 @@ impl Held {
         let held = Self::new();
         held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
         held.write(1);
-        assert_eq!(held.descriptor.complete(true), Completed::Attached);
+        assert_eq!(held.descriptor.complete(true), FillEnd::Attached);
         held
     }
     fn write(&self, content: u64) {
@@ -380,7 +380,7 @@ impl Held {
             }
             Ok(_) => {
                 self.write(content);
-                assert_eq!(self.descriptor.complete(true), Completed::Attached);
+                assert_eq!(self.descriptor.complete(true), FillEnd::Attached);
                 "filled".into()
             }
             Err(refused) => {
@@ -391,14 +391,14 @@ impl Held {
     }
     fn put(&self) -> String {
         let put = self.descriptor.put();
-        if put != Put::Kept {
+        if put != PutOutcome::Kept {
             self.free();
         }
         format!("{put:?}")
     }
     fn retire(&self) -> String {
         let retire = self.descriptor.retire();
-        if retire == Retire::Free {
+        if retire == RetireOutcome::Free {
             self.free();
         }
         format!("{retire:?}")
@@ -419,11 +419,11 @@ impl Held {
 }
 
 /// A fill that fails: the folio leaves its tree, and is unlocked. The caller is the fill, under the tree lock.
-fn fail(descriptor: &Descriptor) -> Put {
-    assert_eq!(descriptor.retire(), Retire::Held, "a fill has a hold");
+fn fail(descriptor: &Descriptor) -> PutOutcome {
+    assert_eq!(descriptor.retire(), RetireOutcome::Held, "a fill has a hold");
     match descriptor.complete(false) {
-        Completed::Detached(put) => put,
-        Completed::Attached => panic!("it was just retired"),
+        FillEnd::Detached(put) => put,
+        FillEnd::Attached => panic!("it was just retired"),
     }
 }
 
@@ -526,7 +526,7 @@ fn failed_fill() {
             frames.retire(0);
             frames.descriptors[0].prepare(TWO, PAGE_0, SMALL, false);
             let put = fail(&frames.descriptors[0]);
-            assert_eq!(put, Put::Last(Order(0)), "nobody holds it");
+            assert_eq!(put, PutOutcome::Last(Order(0)), "nobody holds it");
             frames.fill(0, ONE, PAGE_0, 3);
             reader.join().unwrap()
         },
@@ -649,9 +649,9 @@ fn hold_against_split() {
             Err(reason) => format!("{reason:?}"),
             Ok(ticket) => {
                 let bytes = frames.bytes[1].copy();
-                let same = frames.descriptors[0].is_readable(ticket) == Readable::Yes;
+                let same = frames.descriptors[0].is_readable(ticket) == ReadableState::Yes;
                 assert!(bytes == [11; 2] && same, "wrong bytes: accepted {bytes:?} under a hold");
-                assert_eq!(frames.descriptors[0].put(), Put::Kept);
+                assert_eq!(frames.descriptors[0].put(), PutOutcome::Kept);
                 "held".to_owned()
             }
         });
@@ -763,7 +763,7 @@ fn growth_after_a_cut(outcomes: &[&str], read: fn(&Frames, &dyn Fn() -> bool) ->
         let retired = frames.descriptors[0].retire();
         size.store(2, Ordering::Release); // partner: the Acquire above
         // What is still held is another's to reuse.
-        if retired == Retire::Free {
+        if retired == RetireOutcome::Free {
             frames.fill(0, ONE, PAGE_0, 2);
         }
         reader.join().unwrap()
@@ -932,7 +932,7 @@ fn fill_against_removal() {
         let filler = spawn(&held, |held| {
             held.write(1);
             let completed = held.descriptor.complete(true);
-            if let Completed::Detached(Put::Last(_)) = completed {
+            if let FillEnd::Detached(PutOutcome::Last(_)) = completed {
                 held.free();
             }
             format!("{completed:?}")
@@ -961,7 +961,7 @@ fn hold_against_failed_fill() {
                 Ok(ticket) => {
                     let readable = held.descriptor.is_readable(ticket);
                     assert!(
-                        readable != Readable::Yes,
+                        readable != ReadableState::Yes,
                         "wrong answer: a folio that was never filled is readable"
                     );
                     held.put()
@@ -969,7 +969,7 @@ fn hold_against_failed_fill() {
             });
             held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
             let given_up = fail(&held.descriptor);
-            if given_up != Put::Kept {
+            if given_up != PutOutcome::Kept {
                 held.free();
             }
             let look = holder.join().unwrap();
@@ -994,7 +994,7 @@ fn unfilled_hold_of_a_later_folio() {
             let holder = spawn(&held, |held| match held.descriptor.try_hold_unfilled(ONE, PAGE_0) {
                 Err(reason) => format!("{reason:?}"),
                 Ok(ticket) => {
-                    if held.descriptor.is_readable(ticket) == Readable::Yes {
+                    if held.descriptor.is_readable(ticket) == ReadableState::Yes {
                         let content = held.content();
                         assert!(content == 1, "wrong bytes: {content} under a hold");
                     }
@@ -1013,12 +1013,12 @@ fn unfilled_hold_of_a_later_folio() {
 }
 
 /// A reader holds a folio that is being filled, and reads it when it is told that it may.
-fn wait(held: &Held) -> (Readable, String) {
+fn wait(held: &Held) -> (ReadableState, String) {
     let Ok(ticket) = held.descriptor.try_hold_unfilled(ONE, PAGE_0) else {
-        return (Readable::Never, "Mismatch".into());
+        return (ReadableState::Never, "Mismatch".into());
     };
     let readable = held.descriptor.is_readable(ticket);
-    if readable == Readable::Yes {
+    if readable == ReadableState::Yes {
         let content = held.content();
         assert!(content == 1, "wrong bytes: {content} under a hold");
     }
@@ -1048,12 +1048,12 @@ fn wait_for_a_removed_fill() {
         held.descriptor.prepare(ONE, PAGE_0, SMALL, false);
         let waiter = spawn(&held, |held| {
             let (readable, put) = wait(held);
-            assert!(readable != Readable::Yes, "wrong answer: it left the index before it was filled");
+            assert!(readable != ReadableState::Yes, "wrong answer: it left the index before it was filled");
             format!("{readable:?}, {put}")
         });
         held.retire();
         held.write(1);
-        if let Completed::Detached(Put::Last(_)) = held.descriptor.complete(true) {
+        if let FillEnd::Detached(PutOutcome::Last(_)) = held.descriptor.complete(true) {
             held.free();
         }
         let waited = waiter.join().unwrap();
@@ -1080,7 +1080,7 @@ impl Landing {
     /// The fill says that a page has come.
     fn land(&self, bit: u64) {
         self.held.descriptor.note_landed();
-        landed::set(&self.bits, bit);
+        pages_read::set(&self.bits, bit);
     }
     /// A reader holds the folio, and reads the first page when it is told that it may.
     fn wait(&self, mapping: MappingId, right: u64) -> String {
@@ -1088,8 +1088,8 @@ impl Landing {
             return "Mismatch".into();
         };
         let descriptor = &self.held.descriptor;
-        let readable = descriptor.is_page_readable(ticket, || landed::load(&self.bits) & 1 != 0);
-        if readable == Readable::Yes {
+        let readable = descriptor.is_page_readable(ticket, || pages_read::load(&self.bits) & 1 != 0);
+        if readable == ReadableState::Yes {
             let content = self.held.content();
             assert!(content == right, "wrong bytes: {content} in a page that has landed");
         }
@@ -1120,7 +1120,7 @@ fn page_of_a_later_fill() {
         stage.land(1);
         stage.held.descriptor.complete(true);
         stage.held.descriptor.try_retire().expect("nobody holds it");
-        landed::clear(&stage.bits, 3);
+        pages_read::clear(&stage.bits, 3);
         stage.prepare(TWO);
         let waiter = spawn(&stage, |stage| stage.wait(TWO, 2));
         stage.land(2);
@@ -1144,7 +1144,7 @@ fn page_of_a_removed_fill() {
         stage.held.write(1);
         stage.land(1);
         stage.held.retire();
-        if let Completed::Detached(Put::Last(_)) = stage.held.descriptor.complete(false) {
+        if let FillEnd::Detached(PutOutcome::Last(_)) = stage.held.descriptor.complete(false) {
             stage.held.free();
         }
         waiter.join().unwrap()
@@ -1173,23 +1173,23 @@ impl Parts {
     fn land(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
         self.head().note_landed();
-        landed::set(&self.bits, 1 << page);
+        pages_read::set(&self.bits, 1 << page);
     }
     fn complete(&self) {
-        assert_eq!(self.head().complete(true), Completed::Attached);
+        assert_eq!(self.head().complete(true), FillEnd::Attached);
     }
     /// A part of the fill fails: the folio goes, and its frames are freed.
     fn fail(&self) {
-        assert_eq!(fail(self.head()), Put::Last(PAIR), "nobody holds it");
-        landed::clear(&self.bits, 3);
+        assert_eq!(fail(self.head()), PutOutcome::Last(PAIR), "nobody holds it");
+        pages_read::clear(&self.bits, 3);
     }
     fn evict(&self) {
         self.head().try_retire().expect("nobody holds it");
-        landed::clear(&self.bits, 3);
+        pages_read::clear(&self.bits, 3);
     }
     /// The hit on a folio that is being filled: look at its word and at the page's bit, copy, look again.
     fn read(&self, mapping: MappingId, index: PageIndex) -> Read {
-        let in_row = |place: u32, pages| (landed::load(&self.bits) >> place).trailing_ones().min(pages);
+        let in_row = |place: u32, pages| (pages_read::load(&self.bits) >> place).trailing_ones().min(pages);
         match self.head().begin_read_landed(mapping, index, in_row) {
             Err(reason) => Read::Refused(reason),
             Ok((ticket, _)) => {
@@ -1287,7 +1287,7 @@ fn landed_page_said_elsewhere() {
             // Acquire, partner: the Release below.
             if queue.load(Ordering::Acquire) == 1 {
                 stage.head().note_landed();
-                landed::set(&stage.bits, 2);
+                pages_read::set(&stage.bits, 2);
             }
         });
         let reader = stage.reader(TWO, &[]);
@@ -1344,7 +1344,7 @@ impl Pages {
         self.head().prepare(ONE, PAGE_0, PAIR, false);
         self.frames.bytes[0].write(1);
         self.frames.bytes[1].write(11);
-        assert_eq!(self.head().complete(true), Completed::Attached);
+        assert_eq!(self.head().complete(true), FillEnd::Attached);
     }
     fn head(&self) -> &Descriptor {
         &self.frames.descriptors[0]
@@ -1864,7 +1864,7 @@ fn two_who_fill_an_allocated_folio() {
     explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
         let stage = Held::new();
         stage.descriptor.prepare(ONE, PAGE_0, SMALL, false);
-        assert_eq!(stage.descriptor.complete(false), Completed::Attached);
+        assert_eq!(stage.descriptor.complete(false), FillEnd::Attached);
         let other = spawn(&stage, |stage| stage.lock_and_fill(3));
         let mine = stage.lock_and_fill(2);
         format!("{mine}, {}", other.join().unwrap())

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, LAYOUT_VERSION, Trust};
+use quinion::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner};
 
@@ -57,7 +57,9 @@ fn be_the_owner() {
 
 /// Reads a file by an owner of its own, does to that what `end` does, which may ask how far the viewer trusts what it
 /// has, and says how far it did before and does after.
-fn trust_after(end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Trust)) -> (Trust, Trust) {
+fn trust_after(
+    end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Validation),
+) -> (Validation, Validation) {
     // 1 an owner
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_owner", "--nocapture", "--test-threads=1"]).env(OWNER_VARIABLE, "1");
@@ -66,7 +68,7 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Trust)) -> 
     let said = lines.find_map(|line| line.unwrap().strip_prefix("owner ").map(str::to_owned)).unwrap();
     let (token, socket) = said.split_once(' ').unwrap();
     // 2 a viewer of it
-    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
     let viewer = Viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(60_000);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), [7; BYTES]).unwrap();
@@ -85,9 +87,9 @@ fn trust_after(end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Trust)) -> 
     let outcome = unsafe { viewer.read(&file, 0, to.as_mut_ptr(), BYTES) };
     assert_eq!((outcome.bytes, outcome.end), (BYTES, ReadEnd::Full));
     // 3 and its end
-    let before = viewer.trust(&file);
-    end(&mut child, &mut lines, &|| viewer.trust(&file));
-    let after = viewer.trust(&file);
+    let before = viewer.validation(&file);
+    end(&mut child, &mut lines, &|| viewer.validation(&file));
+    let after = viewer.validation(&file);
     let _ = child.kill();
     child.wait().unwrap();
     (before, after)
@@ -99,8 +101,8 @@ fn what_a_killed_owner_left_is_not_believed() {
         owner.kill().unwrap();
         owner.wait().unwrap();
     });
-    assert_ne!(before, Trust::Kernel);
-    assert_eq!(after, Trust::Kernel);
+    assert_ne!(before, Validation::Kernel);
+    assert_eq!(after, Validation::Kernel);
 }
 
 #[test]
@@ -110,8 +112,8 @@ fn what_an_owner_that_ends_left_is_not_believed() {
         writeln!(owner.stdin.as_mut().unwrap()).unwrap();
         assert!(lines.any(|line| line.unwrap() == "stopped"));
     });
-    assert_ne!(before, Trust::Kernel);
-    assert_eq!(after, Trust::Kernel);
+    assert_ne!(before, Validation::Kernel);
+    assert_eq!(after, Validation::Kernel);
 }
 
 /// 1. The viewer is sure: the owner has a lease.
@@ -130,12 +132,12 @@ fn a_stopped_owner_is_not_believed_for_long() {
         }
     };
     let (before, after) = trust_after(|owner, _, trust| {
-        assert_eq!(trust(), Trust::Sure, "there is a lease");
+        assert_eq!(trust(), Validation::Sure, "there is a lease");
         let process = Pid::from_raw(owner.id() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        until(&|| trust() == Trust::Unheard);
+        until(&|| trust() == Validation::Unheard);
         kill_process(process, Signal::CONT).unwrap();
-        until(&|| trust() == Trust::Sure);
+        until(&|| trust() == Validation::Sure);
     });
-    assert_eq!((before, after), (Trust::Sure, Trust::Sure));
+    assert_eq!((before, after), (Validation::Sure, Validation::Sure));
 }

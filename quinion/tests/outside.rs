@@ -26,8 +26,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{fill_content, generations};
-use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, WaitRoom};
-use quinion::{BatchRead, Cache, ErrorKind, File, NoLease, OpenOptions as Opening, Outside};
+use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, WaitQueue};
+use quinion::{BatchRead, Cache, Coherence, ErrorKind, File, NoLease, OpenOptions as Opening};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -62,7 +62,7 @@ fn cache() -> Cache {
 }
 
 fn leasing() -> Opening {
-    *Opening::new().outside(Outside::Lease)
+    *Opening::new().coherence(Coherence::Lease)
 }
 
 fn leased(cache: &Cache, path: &Path) -> File {
@@ -75,8 +75,8 @@ fn until_leased(open: impl Fn() -> File) -> File {
     let begun = Instant::now();
     loop {
         let file = open();
-        let outside = file.outside().unwrap();
-        if outside.in_force == Outside::Lease {
+        let outside = file.coherence().unwrap();
+        if outside.in_force == Coherence::Lease {
             return file;
         }
         let passes = outside.no_lease == Some(NoLease::OpenForWriting);
@@ -86,8 +86,8 @@ fn until_leased(open: impl Fn() -> File) -> File {
     }
 }
 
-fn in_force(file: &File) -> Outside {
-    file.outside().unwrap().in_force
+fn in_force(file: &File) -> Coherence {
+    file.coherence().unwrap().in_force
 }
 
 /// Reads page `page`; its generation.
@@ -119,7 +119,7 @@ fn least_word(bytes: &[u8], position: usize) -> u32 {
 fn wait_for_lease(file: &File) {
     wait_until("there is no lease again", || {
         generation(file, 0);
-        in_force(file) == Outside::Lease
+        in_force(file) == Coherence::Lease
     });
 }
 
@@ -331,8 +331,8 @@ fn a_writer_waits_for_moments_only_and_the_lease_comes_back() {
             "he did not wait until the kernel lost its patience"
         );
         assert_eq!(file.cached_pages(), 0, "nothing from before is there when the open has returned");
-        assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
-        assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::GivenUp));
+        assert_eq!(in_force(&file), Coherence::CheckEvery(Duration::ZERO));
+        assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::GivenUp));
         // While he writes, each read looks.
         for generation_now in 1..50 {
             other.has(&format!("page 7 {generation_now}"));
@@ -341,7 +341,7 @@ fn a_writer_waits_for_moments_only_and_the_lease_comes_back() {
         other.has("close");
         wait_for_lease(&file);
         assert_eq!((generation(&file, 7), generation(&file, 8)), (49, 0));
-        assert_eq!(file.outside().unwrap().no_lease, None);
+        assert_eq!(file.coherence().unwrap().no_lease, None);
     }
 }
 
@@ -373,7 +373,7 @@ fn another_file_in_its_place_is_another_file() {
     fs::rename(&beside, &path).unwrap();
     let new = leased(&cache, &path);
     assert_eq!(all_generations(&old, PAGES), (0, 0), "an open file stays what it is");
-    assert_eq!(in_force(&old), Outside::Lease);
+    assert_eq!(in_force(&old), Coherence::Lease);
     assert_eq!(all_generations(&new, PAGES), (9, 9));
 }
 
@@ -439,7 +439,7 @@ impl Backend for Slow {
 }
 
 fn slow(path: &Path) -> Arc<Slow> {
-    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
+    let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
     let (file, bytes) = (Arc::new(engine.open(path).unwrap()), Plain::open(path).unwrap());
     Arc::new(Slow { file, bytes, holds: AtomicBool::new(false), held: Mutex::default() })
 }
@@ -477,7 +477,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
     let slow = slow(&path);
     other.has(&format!("open {}", path.display()));
     let file = cache.open_backend_with(Arc::clone(&slow) as _, &leasing()).unwrap();
-    assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
+    assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::OpenForWriting));
     slow.holds.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
         let early = scope.spawn(|| generation(&file, 3));
@@ -489,7 +489,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
         thread::sleep(Duration::from_millis(50));
         wait_until("there is no lease", || {
             let asks = cache.open_backend_with(Arc::clone(&slow) as _, &leasing()).unwrap();
-            in_force(&asks) == Outside::Lease
+            in_force(&asks) == Coherence::Lease
         });
         slow.release();
         assert_eq!(generation(&file, 3), 1);
@@ -506,8 +506,8 @@ fn while_somebody_writes_there_is_no_lease_and_each_read_looks() {
         let (path, cache, mut other) = (file_in(&folder, PAGES), cache(), Other::start());
         other.has(&format!("open {}", path.display()));
         let file = cache.open_with(&path, &leasing()).unwrap();
-        assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
-        assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::OpenForWriting));
+        assert_eq!(in_force(&file), Coherence::CheckEvery(Duration::ZERO));
+        assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::OpenForWriting));
         for round in 1..50 {
             other.has(&format!("write {PAGES} {round}"));
             assert_eq!(all_generations(&file, PAGES), (round, round));
@@ -524,7 +524,7 @@ fn an_opener_who_does_not_wait_is_refused_and_may_come_again() {
     let file = leased(&cache, &path);
     let refused = other.tell(&format!("hasty {}", path.display()));
     assert!(refused.contains("WouldBlock"), "{refused}");
-    wait_until("it is not given up", || in_force(&file) != Outside::Lease);
+    wait_until("it is not given up", || in_force(&file) != Coherence::Lease);
     other.has(&format!("hasty {}", path.display()));
 }
 
@@ -552,8 +552,8 @@ fn of_anothers_file_there_is_no_lease() {
         PathBuf::from("/etc/passwd")
     };
     let file = cache().open_with(&path, &leasing()).unwrap();
-    assert_eq!(in_force(&file), Outside::CheckEvery(Duration::ZERO));
-    assert_eq!(file.outside().unwrap().no_lease, Some(NoLease::NotPermitted));
+    assert_eq!(in_force(&file), Coherence::CheckEvery(Duration::ZERO));
+    assert_eq!(file.coherence().unwrap().no_lease, Some(NoLease::NotPermitted));
     assert!(NoLease::NotPermitted.to_string().contains("CAP_LEASE"), "it says what to do");
     if is_root {
         fs::write(&path, content(PAGES, 1)).unwrap();
@@ -567,9 +567,9 @@ fn what_is_no_file_of_the_system_has_no_lease() {
     let file =
         cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), &leasing());
     let file = file.unwrap();
-    let outside = file.outside().unwrap();
+    let outside = file.coherence().unwrap();
     assert_eq!(outside.no_lease, Some(NoLease::NotSupported));
-    assert_eq!((outside.wanted, outside.in_force), (Outside::Lease, Outside::CheckEvery(Duration::ZERO)));
+    assert_eq!((outside.wanted, outside.in_force), (Coherence::Lease, Coherence::CheckEvery(Duration::ZERO)));
 }
 
 /// 1 A handle reads by a lease.
@@ -582,8 +582,8 @@ fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
         assert_eq!(generation(&reader, 3), 0);
         let writer = cache.open_with(&path, leasing().write(true)).unwrap();
         for file in [&reader, &writer] {
-            let outside = file.outside().unwrap();
-            assert_eq!((outside.in_force, outside.no_lease), (Outside::Check, Some(NoLease::WeWrite)));
+            let outside = file.coherence().unwrap();
+            assert_eq!((outside.in_force, outside.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
         }
         assert_eq!(leases_on(&path), 0);
         for round in 1..20 {
@@ -617,26 +617,26 @@ fn who_opens_a_file_for_writing_waits_for_the_lease_of_another_cache() {
 fn each_policy_sees_what_it_says() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
-    let open = |outside| cache.open_with(&path, Opening::new().outside(outside)).unwrap();
-    let (immutable, check) = (open(Outside::Immutable), open(Outside::Check));
-    let each = open(Outside::CheckEvery(Duration::ZERO));
-    let rarely = open(Outside::CheckEvery(Duration::from_secs(1 << 30)));
+    let open = |outside| cache.open_with(&path, Opening::new().coherence(outside)).unwrap();
+    let (immutable, check) = (open(Coherence::Immutable), open(Coherence::Check));
+    let each = open(Coherence::CheckEvery(Duration::ZERO));
+    let rarely = open(Coherence::CheckEvery(Duration::from_secs(1 << 30)));
     assert_eq!(all_generations(&immutable, PAGES), (0, 0));
     fs::write(&path, content(PAGES, 1)).unwrap();
-    assert_eq!(generation(&open(Outside::Immutable), 5), 0, "it is not looked at");
+    assert_eq!(generation(&open(Coherence::Immutable), 5), 0, "it is not looked at");
     assert_eq!(generation(&check, 5), 0, "it was not opened again");
     assert_eq!(generation(&rarely, 5), 0, "it was looked at not long ago");
     assert_eq!(generation(&each, 5), 1);
     assert_eq!(generation(&check, 5), 1, "one file has one cache");
     fs::write(&path, content(PAGES, 2)).unwrap();
     assert_eq!(generation(&rarely, 5), 1);
-    assert_eq!(generation(&open(Outside::Check), 5), 2);
+    assert_eq!(generation(&open(Coherence::Check), 5), 2);
     // Longer by a page: who believes that it cannot be does not look where it ends.
     OpenOptions::new().append(true).open(&path).unwrap().write_all(&[7; PAGE]).unwrap();
     let mut byte = [0];
     assert_eq!(immutable.read_at(&mut byte, (PAGES * PAGE) as u64).unwrap(), 0);
     assert_eq!(check.read_at(&mut byte, (PAGES * PAGE) as u64).unwrap(), 1);
-    assert_eq!(in_force(&immutable), Outside::Immutable);
+    assert_eq!(in_force(&immutable), Coherence::Immutable);
 }
 
 #[test]
@@ -644,13 +644,13 @@ fn one_handle_that_wants_a_lease_has_one_for_all() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
     let plain = cache.open(&path).unwrap();
-    assert_eq!((in_force(&plain), leases_on(&path)), (Outside::Check, 0));
+    assert_eq!((in_force(&plain), leases_on(&path)), (Coherence::Check, 0));
     let (first, second) = (leased(&cache, &path), leased(&cache, &path));
-    assert_eq!((in_force(&plain), leases_on(&path)), (Outside::Lease, 1));
+    assert_eq!((in_force(&plain), leases_on(&path)), (Coherence::Lease, 1));
     drop(first);
-    assert_eq!((in_force(&second), leases_on(&path)), (Outside::Lease, 1));
+    assert_eq!((in_force(&second), leases_on(&path)), (Coherence::Lease, 1));
     drop(second);
-    assert_eq!((in_force(&plain), leases_on(&path)), (Outside::Check, 0));
+    assert_eq!((in_force(&plain), leases_on(&path)), (Coherence::Check, 0));
 }
 
 #[test]
@@ -693,7 +693,7 @@ fn a_thousand_leases_are_given_up_one_by_one() {
             leased(&cache, path)
         })
         .collect();
-    assert!(files.iter().all(|file| generation(file, 0) == 0 && in_force(file) == Outside::Lease));
+    assert!(files.iter().all(|file| generation(file, 0) == 0 && in_force(file) == Coherence::Lease));
     for path in &paths {
         other.send(&format!("open {}", path.display()));
         other.send("write 1 1");
@@ -758,7 +758,7 @@ fn a_forked_child_keeps_no_lease_and_breaks_none() {
     };
     if child == 0 {
         let refused = file.as_ref().unwrap().read_at(&mut [0; 10], 0).map_err(|error| error.kind());
-        let told = file.as_ref().unwrap().outside().map_err(|error| error.kind());
+        let told = file.as_ref().unwrap().coherence().map_err(|error| error.kind());
         let forked = refused == Err(ErrorKind::Forked) && told.is_err();
         drop(file); // of the child: the parent's lease is no business of its
         // SAFETY: as above.
@@ -772,7 +772,7 @@ fn a_forked_child_keeps_no_lease_and_breaks_none() {
     // SAFETY: one byte is written.
     assert_eq!(unsafe { libc::read(ends[0], forked.as_mut_ptr().cast(), 1) }, 1);
     assert_eq!(forked, [1], "a child is told that it is one");
-    assert_eq!((in_force(file.as_ref().unwrap()), leases_on(&path)), (Outside::Lease, 1));
+    assert_eq!((in_force(file.as_ref().unwrap()), leases_on(&path)), (Coherence::Lease, 1));
     drop(OpenOptions::new().write(true).open(&path).unwrap());
     wait_for_lease(file.as_ref().unwrap());
     // The child has the description, too, and the lease ends all the same.
@@ -860,5 +860,5 @@ fn what_was_adopted_has_a_lease_of_its_own() {
     let theirs = Plain::open(&path).unwrap();
     let file = leased(&cache, Path::new(&format!("/proc/self/fd/{}", theirs.as_raw_fd())));
     drop(theirs);
-    assert_eq!((in_force(&file), leases_on(&path)), (Outside::Lease, 1));
+    assert_eq!((in_force(&file), leases_on(&path)), (Coherence::Lease, 1));
 }

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, Parked, WaitRoom,
+    Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, ParkedBackend, WaitQueue,
 };
 use quinion::serve::{Owner, ViewerTotals};
-use quinion::{Cache, CacheOwner, File, OpenOptions, Outside};
+use quinion::{Cache, CacheOwner, Coherence, File, OpenOptions};
 
 const BYTES: usize = 300_000;
 /// Longer than a change takes to be told by times from a later one.
@@ -97,14 +97,14 @@ fn keeps(cache: &Parking, path: &Path) -> bool {
 
 /// Reads the file by a handle with `outside` that is closed then; what it gave, and how many bytes came from the
 /// device.
-fn read_by(cache: &Parking, path: &Path, outside: Outside) -> (Vec<u8>, u64) {
+fn read_by(cache: &Parking, path: &Path, outside: Coherence) -> (Vec<u8>, u64) {
     let before = cache.stats().device_bytes;
-    let bytes = read_all(&cache.open_with(path, OpenOptions::new().outside(outside)).unwrap());
+    let bytes = read_all(&cache.open_with(path, OpenOptions::new().coherence(outside)).unwrap());
     cache.release_idle();
     (bytes, cache.stats().device_bytes - before)
 }
 
-const POLICIES: [Outside; 3] = [Outside::Check, Outside::Lease, Outside::CheckEvery(Duration::ZERO)];
+const POLICIES: [Coherence; 3] = [Coherence::Check, Coherence::Lease, Coherence::CheckEvery(Duration::ZERO)];
 
 #[test]
 fn pages_of_an_unchanged_file_survive_its_descriptor() {
@@ -133,7 +133,7 @@ fn a_closed_file_has_no_descriptor_wherever_it_is() {
         let path = folder.join("file");
         write_settled(&path, 2);
         for outside in POLICIES {
-            let open = cache.open_with(&path, OpenOptions::new().outside(outside)).unwrap();
+            let open = cache.open_with(&path, OpenOptions::new().coherence(outside)).unwrap();
             assert_eq!(open.read_at(&mut [0; 10], 0).unwrap(), 10);
             assert_eq!(descriptors_of(folder), 1);
             let other = cache.open(&path).unwrap();
@@ -189,7 +189,7 @@ impl Backend for WithoutMount {
     fn leasable(&self) -> Option<Leasable<'_>> {
         self.0.leasable()
     }
-    fn parked(&self) -> Option<Parked> {
+    fn parked(&self) -> Option<ParkedBackend> {
         self.0.parked()
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -207,11 +207,11 @@ fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
     let (folder, cache) = (folder(), cache());
     let path = folder.path().join("file");
     write_settled(&path, 8);
-    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
+    let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
     let read = || {
         let before = cache.stats().device_bytes;
         let backend = Arc::new(WithoutMount(engine.open(&path).unwrap()));
-        let file = cache.open_backend_with(backend, OpenOptions::new().outside(Outside::Lease)).unwrap();
+        let file = cache.open_backend_with(backend, OpenOptions::new().coherence(Coherence::Lease)).unwrap();
         assert!(read_all(&file) == content(8));
         cache.stats().device_bytes - before
     };
@@ -327,7 +327,7 @@ fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
             // And what was told at its end is not told of another content.
             change(&path, Change::Write, 0x56);
             assert!(
-                read_by(&cache, &path, Outside::Immutable).0 == fs::read(&path).unwrap(),
+                read_by(&cache, &path, Coherence::Immutable).0 == fs::read(&path).unwrap(),
                 "{what:?} {outside:?}"
             );
             cache.check().unwrap();
@@ -353,7 +353,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
         // SAFETY: inside the mapping, which nobody else uses.
         unsafe { map.cast::<u8>().write_volatile(1) };
         sleep(SETTLED);
-        let cached = cache.open_with(&path, OpenOptions::new().outside(Outside::Lease)).unwrap();
+        let cached = cache.open_with(&path, OpenOptions::new().coherence(Coherence::Lease)).unwrap();
         assert_eq!(read_all(&cached)[0], 1);
         // SAFETY: as above; then it is given back, once.
         unsafe { map.cast::<u8>().write_volatile(2) };
@@ -362,7 +362,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
         assert_eq!(unsafe { libc::munmap(map, BYTES) }, 0);
         drop(file);
         // Also who goes by times alone finds nothing that was read without a lease.
-        for outside in [Outside::Check, Outside::Lease, Outside::Lease] {
+        for outside in [Coherence::Check, Coherence::Lease, Coherence::Lease] {
             let (bytes, _) = read_by(&cache, &path, outside);
             assert_eq!(bytes[0], 2, "{outside:?} at {}", place.path().display());
         }
@@ -383,7 +383,7 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
             write_settled(&path, round);
             let first = content(round)[0];
             for _ in 0..2 {
-                assert_eq!(read_by(&cache, &path, Outside::Lease).0[0], first);
+                assert_eq!(read_by(&cache, &path, Coherence::Lease).0[0], first);
             }
             let file = PlainOptions::new().read(true).write(true).open(&path).unwrap();
             // SAFETY: a new mapping of a file that is so long; nothing else is at its address.
@@ -398,11 +398,11 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
             let store = |byte: u8| unsafe { map.cast::<u8>().write_volatile(byte) };
             if round % 2 == 0 {
                 // It is read before he stores, too, and parked as what it was.
-                assert_eq!(read_by(&cache, &path, Outside::Lease).0[0], first);
+                assert_eq!(read_by(&cache, &path, Coherence::Lease).0[0], first);
             }
             store(101);
             sleep(SETTLED);
-            let open = cache.open_with(&path, OpenOptions::new().outside(Outside::Lease)).unwrap();
+            let open = cache.open_with(&path, OpenOptions::new().coherence(Coherence::Lease)).unwrap();
             assert_eq!(read_all(&open)[0], 101, "round {round} at {}", place.path().display());
             if round < 2 {
                 store(102);
@@ -414,7 +414,7 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
             // SAFETY: it is what was mapped.
             assert_eq!(unsafe { libc::munmap(map, BYTES) }, 0);
             for _ in 0..2 {
-                let (bytes, _) = read_by(&cache, &path, Outside::Lease);
+                let (bytes, _) = read_by(&cache, &path, Coherence::Lease);
                 assert_eq!(bytes[0], 102, "round {round} at {}", place.path().display());
             }
         }
@@ -435,7 +435,7 @@ fn who_opens_while_another_parks_reads_the_file() {
             std::thread::spawn(move || {
                 for round in 0..200 {
                     let outside = POLICIES[(thread + round) % POLICIES.len()];
-                    let file = cache.open_with(&*path, OpenOptions::new().outside(outside)).unwrap();
+                    let file = cache.open_with(&*path, OpenOptions::new().coherence(outside)).unwrap();
                     let (mut bytes, at) = ([0; 100], (round * 4099) % (BYTES - 100));
                     assert_eq!(file.read_at(&mut bytes, at as u64).unwrap(), 100);
                     assert!(bytes[..] == content(6)[at..at + 100]);
@@ -488,7 +488,7 @@ proptest! {
             match *step {
                 Step::Open(handle, policy) => {
                     let mut options = OpenOptions::new();
-                    options.outside(POLICIES[usize::from(policy)]);
+                    options.coherence(POLICIES[usize::from(policy)]);
                     let file = cache.open_with(&path, &options).unwrap();
                     let twin = fs::read(&path).unwrap();
                     prop_assert!(read_all(&file) == twin, "{step:?} of {story:?}");

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use quinion::serve::{FileName, House, Owner, ViewerTotals};
+use quinion::serve::{FileName, Owner, ServiceHandle, ViewerTotals};
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 1 << 20;
@@ -56,7 +56,7 @@ fn forget(file: &File) {
 /// A house without viewers.
 struct Alone;
 
-impl House for Alone {
+impl ServiceHandle for Alone {
     fn goes_on(&self) -> bool {
         true
     }
@@ -72,7 +72,7 @@ impl House for Alone {
 fn who_is_not_polite_leaves_nothing() {
     let (folder, cache) = (folder(), Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap());
     let owner = CacheOwner::new(cache);
-    assert_eq!(owner.manners(), Default::default());
+    assert_eq!(owner.attach_policy(), Default::default());
     assert_eq!(ask(&owner, &file(folder.path(), BYTES), false), None);
 }
 
@@ -114,7 +114,7 @@ fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
 #[derive(Default)]
 struct Busy(Cell<u32>);
 
-impl House for Busy {
+impl ServiceHandle for Busy {
     fn goes_on(&self) -> bool {
         true
     }
@@ -240,7 +240,7 @@ fn what_waits_to_be_copied_is_closed_for_who_unmounts() {
 /// A house in which somebody wants to unmount something after the first step of a copy, and waits until he may.
 struct Unmounting<'a, 's>(&'a CacheOwner, &'s std::thread::Scope<'s, 'a>, Cell<u32>);
 
-impl House for Unmounting<'_, '_> {
+impl ServiceHandle for Unmounting<'_, '_> {
     fn goes_on(&self) -> bool {
         true
     }

@@ -27,9 +27,9 @@ use proptest::prelude::*;
 
 use batch_stage::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
 use common::Dice;
-use quinion::arena::{HOLDS_MAX, Readable};
-use quinion::mapping::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules};
-use quinion::policy::Came;
+use quinion::arena::{HOLDS_MAX, ReadableState};
+use quinion::mapping::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch};
+use quinion::policy::FetchOrigin;
 use quinion::reclaim::Reclaim;
 use quinion::stats::Counters;
 use quinion::units::PageIndex;
@@ -59,11 +59,11 @@ fn ones(pages: impl IntoIterator<Item = u64>) -> Vec<Shape> {
 #[test]
 fn r01_a_range_that_ends_before_it_begins_is_empty() {
     let stage = stage_of(0..4);
-    assert_eq!(stage.gather(3, 2, Rules::READ), (End::Covered, vec![], 0));
-    assert_eq!(stage.gather(u64::MAX, 0, Rules::CONTIG), (End::Covered, vec![], 0));
+    assert_eq!(stage.gather(3, 2, BatchRules::READ), (BatchEnd::Covered, vec![], 0));
+    assert_eq!(stage.gather(u64::MAX, 0, BatchRules::CONTIG), (BatchEnd::Covered, vec![], 0));
     // What the batch held before is given back all the same.
     let (_, mut batch) = stage.batch(0, 3);
-    assert_eq!(stage.mapping.get_read_batch(PageIndex(1), PageIndex(0), &mut batch), End::Covered);
+    assert_eq!(stage.mapping.get_read_batch(PageIndex(1), PageIndex(0), &mut batch), BatchEnd::Covered);
     assert!(batch.is_empty());
     stage.let_all_go();
     stage.check();
@@ -73,9 +73,10 @@ fn r01_a_range_that_ends_before_it_begins_is_empty() {
 fn r02_one_cached_page_costs_one_slot_read_after_the_descent() {
     let stage = stage_of(0..64);
     for page in [0, 5, 62, 63] {
-        let gathered = stage.gather(page, page, Rules::READ);
-        assert_eq!(gathered, (End::Covered, ones([page]), DESCENT + CONFIRM));
-        let past = stage.gather(page, page, Rules { at_end: AtEnd::LookPast, ..Rules::READ });
+        let gathered = stage.gather(page, page, BatchRules::READ);
+        assert_eq!(gathered, (BatchEnd::Covered, ones([page]), DESCENT + CONFIRM));
+        let past =
+            stage.gather(page, page, BatchRules { at_end: LastFolioRule::LookPast, ..BatchRules::READ });
         assert_eq!((past.0, past.1), (gathered.0, gathered.1));
         // Behind 63 the leaf ends; 64 is not there, and to learn that takes a descent to the hole above.
         assert_eq!(past.2, gathered.2 + STEP, "the step that is not taken would have been seen");
@@ -88,10 +89,10 @@ fn r03_a_read_of_many_folios_is_batches_that_join() {
     for pages in [1, 2, 30, 31, 32, 62, 63, 64, 65, 100] {
         let (mut from, mut seen) = (0, Vec::new());
         while from < pages {
-            let (end, folios, reads) = stage.gather(from, pages - 1, Rules::READ);
+            let (end, folios, reads) = stage.gather(from, pages - 1, BatchRules::READ);
             let count = (pages - from).min(BATCH_FOLIOS_MAX as u64);
             assert_eq!(folios.len() as u64, count);
-            assert_eq!(end, if from + count == pages { End::Covered } else { End::Full });
+            assert_eq!(end, if from + count == pages { BatchEnd::Covered } else { BatchEnd::Full });
             let leaves = ((from + count - 1) / 64 - from / 64 + 1) as u32;
             let slots = leaves * DESCENT + (count as u32 - leaves) * STEP + count as u32 * CONFIRM;
             assert_eq!(reads, slots, "{count} folios from {from} on");
@@ -114,7 +115,7 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
         let inside = behind - 1;
         let (end, batch) = stage.batch(inside, behind);
         assert_eq!(shapes(&batch), [(64, order), (behind, 0)]);
-        assert_eq!(end, End::Covered);
+        assert_eq!(end, BatchEnd::Covered);
         let (mut bytes, position) = ([0; 1000], inside * PAGE + 77);
         assert_eq!(batch.iter().next().unwrap().copy_out(position, &mut bytes), 1000);
         common::verify(&bytes, FILE, position).unwrap();
@@ -126,26 +127,29 @@ fn r05_a_range_that_ends_inside_a_folio_ends_with_it() {
     let stage = stage_of([15, 32]);
     stage.add(16, 4, State::Ready);
     for last in 16..32 {
-        let (end, folios, reads) = stage.gather(15, last, Rules::READ);
-        assert_eq!((end, folios), (End::Covered, vec![(15, 0), (16, 4)]));
+        let (end, folios, reads) = stage.gather(15, last, BatchRules::READ);
+        assert_eq!((end, folios), (BatchEnd::Covered, vec![(15, 0), (16, 4)]));
         assert_eq!(reads, DESCENT + CONFIRM + STEP + CONFIRM, "no slot behind the folio, and none twice");
     }
     // A folio that takes a whole slot of the upper level, and the end of the tree behind it.
     stage.add(64, 6, State::Ready);
-    let (end, folios, reads) = stage.gather(70, 80, Rules::READ);
-    assert_eq!((end, folios, reads), (End::Covered, vec![(64, 6)], 1 + CONFIRM));
+    let (end, folios, reads) = stage.gather(70, 80, BatchRules::READ);
+    assert_eq!((end, folios, reads), (BatchEnd::Covered, vec![(64, 6)], 1 + CONFIRM));
 }
 
 #[test]
 fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
     let stage = stage_of([0, 1, 2, 8, 9]);
     stage.add_shadow(10, 1);
-    for rules in [Rules::READ, Rules::CONTIG] {
-        assert_eq!(stage.gather(1, 9, rules), (End::Absent, ones([1, 2]), DESCENT + 2 * STEP + 2 * CONFIRM));
-        assert_eq!(stage.gather(8, 20, rules).0, End::Absent);
+    for rules in [BatchRules::READ, BatchRules::CONTIG] {
+        assert_eq!(
+            stage.gather(1, 9, rules),
+            (BatchEnd::Absent, ones([1, 2]), DESCENT + 2 * STEP + 2 * CONFIRM)
+        );
+        assert_eq!(stage.gather(8, 20, rules).0, BatchEnd::Absent);
         assert_eq!(stage.gather(8, 20, rules).1, ones([8, 9]));
         for nothing in [3, 7, 10, 11, 100, FAR + 1, 1 << 40, u64::MAX] {
-            assert_eq!(stage.gather(nothing, u64::MAX, rules).0, End::Absent);
+            assert_eq!(stage.gather(nothing, u64::MAX, rules).0, BatchEnd::Absent);
             assert_eq!(stage.gather(nothing, u64::MAX, rules).1, []);
         }
     }
@@ -155,41 +159,56 @@ fn r06_a_hole_or_a_shadow_ends_a_batch_before_it() {
 fn r07_a_folio_that_is_not_ready_is_left_out_unless_it_is_the_first() {
     let stage = stage_of([0, 1, 2, 4]);
     let frame = stage.add(3, 0, State::Filling);
-    assert_eq!(stage.gather(0, 4, Rules::READ).1, ones(0..3));
-    assert_eq!(stage.gather(0, 4, Rules::READ).0, End::NotReady);
+    assert_eq!(stage.gather(0, 4, BatchRules::READ).1, ones(0..3));
+    assert_eq!(stage.gather(0, 4, BatchRules::READ).0, BatchEnd::NotReady);
     assert_eq!(stage.holds(frame), 1, "the fill's alone");
     let (end, batch) = stage.batch(3, 4);
-    assert_eq!((end, shapes(&batch)), (End::FirstNotReady, ones([3])));
+    assert_eq!((end, shapes(&batch)), (BatchEnd::FirstNotReady, ones([3])));
     assert_eq!(stage.holds(frame), 2, "the fill's and ours");
-    assert_eq!(batch.last().unwrap().is_readable(), Readable::NotYet);
-    assert_eq!(stage.gather(0, 4, Rules::CONTIG).1, ones(0..5), "the contiguous look-up takes it as it is");
+    assert_eq!(batch.last().unwrap().is_readable(), ReadableState::NotYet);
+    assert_eq!(
+        stage.gather(0, 4, BatchRules::CONTIG).1,
+        ones(0..5),
+        "the contiguous look-up takes it as it is"
+    );
     stage.complete(frame);
-    assert_eq!(batch.last().unwrap().is_readable(), Readable::Yes, "what was waited for");
-    assert_eq!(stage.gather(0, 4, Rules::READ).1, ones(0..5));
+    assert_eq!(batch.last().unwrap().is_readable(), ReadableState::Yes, "what was waited for");
+    assert_eq!(stage.gather(0, 4, BatchRules::READ).1, ones(0..5));
 }
 
 #[test]
 fn r08_a_folio_with_the_marker_is_the_last() {
     let stage = stage_of([0, 1, 4, 5]);
     stage.add(2, 1, State::Marked);
-    assert_eq!(stage.gather(0, 5, Rules::READ).0, End::Marked);
-    assert_eq!(stage.gather(0, 5, Rules::READ).1, [(0, 0), (1, 0), (2, 1)]);
-    assert_eq!(stage.gather(0, 2, Rules::READ).0, End::Marked, "though it covers the last index");
-    assert_eq!(stage.gather(0, 5, Rules::CONTIG).0, End::Covered);
+    assert_eq!(stage.gather(0, 5, BatchRules::READ).0, BatchEnd::Marked);
+    assert_eq!(stage.gather(0, 5, BatchRules::READ).1, [(0, 0), (1, 0), (2, 1)]);
+    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Marked, "though it covers the last index");
+    assert_eq!(stage.gather(0, 5, BatchRules::CONTIG).0, BatchEnd::Covered);
     assert!(stage.mapping.take_marker(PageIndex(3)));
-    assert_eq!(stage.gather(0, 5, Rules::READ).0, End::Covered);
+    assert_eq!(stage.gather(0, 5, BatchRules::READ).0, BatchEnd::Covered);
     stage.add(6, 1, State::MarkedFilling);
-    assert_eq!(stage.gather(4, 7, Rules::READ).0, End::NotReady, "a marker on what is not ready waits too");
-    assert_eq!(stage.gather(6, 7, Rules::READ), (End::FirstNotReady, vec![(6, 1)], DESCENT + CONFIRM));
+    assert_eq!(
+        stage.gather(4, 7, BatchRules::READ).0,
+        BatchEnd::NotReady,
+        "a marker on what is not ready waits too"
+    );
+    assert_eq!(
+        stage.gather(6, 7, BatchRules::READ),
+        (BatchEnd::FirstNotReady, vec![(6, 1)], DESCENT + CONFIRM)
+    );
 }
 
 // ---- what changes meanwhile -----------------------------------------------------------------------------
 
 /// Gathers 0 to 3 of four cached pages while `act` is done at `moment`.
-fn gather_while<'s>(stage: &'s Stage, moment: Moment, act: impl FnMut() + 's) -> (End, ReadBatch<'s>, u32) {
+fn gather_while<'s>(
+    stage: &'s Stage,
+    moment: Moment,
+    act: impl FnMut() + 's,
+) -> (BatchEnd, ReadBatch<'s>, u32) {
     let watch = Watch::acting(stage.arena.view().grown(), moment, act);
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.gather(&watch, PageIndex(0), PageIndex(3), &mut batch, Rules::READ);
+    let end = stage.mapping.gather(&watch, PageIndex(0), PageIndex(3), &mut batch, BatchRules::READ);
     (end, batch, watch.reads.get())
 }
 
@@ -202,7 +221,7 @@ fn r09_a_folio_that_leaves_between_slot_and_hold_is_sought_again_and_never_held(
         let frame = frames[page as usize];
         let (end, batch, reads) =
             gather_while(&stage, Moment::After(slot_read), || assert!(stage.evict(page, frame)));
-        assert_eq!((end, shapes(&batch)), (End::Absent, ones(0..page)));
+        assert_eq!((end, shapes(&batch)), (BatchEnd::Absent, ones(0..page)));
         assert_eq!(reads, slot_read + DESCENT, "from the root again, once");
         assert_eq!(stage.holds(frame), 0);
         drop(batch);
@@ -220,7 +239,7 @@ fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
         stage.add(40, 0, State::Ready);
         new.set(Some(stage.add(0, 0, State::Ready)));
     });
-    assert_eq!((end, shapes(&batch)), (End::Covered, ones(0..4)));
+    assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(0..4)));
     assert_eq!(batch.iter().next().map(|held| held.frame()), new.get());
 }
 
@@ -236,7 +255,7 @@ fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
             let added: Vec<_> = (0..4).map(|page| stage.add(page, 0, State::Ready)).collect();
             new.set(Some(added[page as usize]));
         });
-        assert_eq!((end, shapes(&batch)), (End::Covered, ones(0..4)));
+        assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(0..4)));
         let found = batch.iter().nth(page as usize).map(|held| held.frame());
         assert_eq!(found, new.get(), "the newer one, not the one that was held");
         assert_ne!(found, Some(frames[page as usize]));
@@ -249,7 +268,7 @@ fn r10_a_folio_replaced_between_the_two_looks_at_its_slot_is_sought_again() {
 fn r10_a_folio_that_only_left_between_the_two_looks_is_not_handed_out() {
     let stage = stage_of(0..4);
     let (end, batch, _) = gather_while(&stage, Moment::Before(DESCENT + CONFIRM), || stage.let_all_go());
-    assert_eq!((end, batch.len()), (End::Absent, 0));
+    assert_eq!((end, batch.len()), (BatchEnd::Absent, 0));
     stage.check();
 }
 
@@ -263,8 +282,8 @@ fn r11_a_folio_always_contains_its_index() {
         (0..16).for_each(|page| _ = stage.add(page, 0, State::Ready));
     });
     let mut batch = ReadBatch::new();
-    let end = stage.mapping.gather(&watch, PageIndex(5), PageIndex(7), &mut batch, Rules::READ);
-    assert_eq!((end, shapes(&batch)), (End::Covered, ones(5..8)));
+    let end = stage.mapping.gather(&watch, PageIndex(5), PageIndex(7), &mut batch, BatchRules::READ);
+    assert_eq!((end, shapes(&batch)), (BatchEnd::Covered, ones(5..8)));
     let mut bytes = [0; 4096];
     batch.iter().for_each(|held| {
         held.copy_out(held.first().first_byte(), &mut bytes);
@@ -282,13 +301,13 @@ fn r18_every_way_out_gives_every_hold_back() {
     let holds = || frames.iter().map(|&frame| stage.holds(frame)).collect::<Vec<_>>();
     let before = holds();
     let mut ends = Vec::new();
-    for rules in [Rules::READ, Rules::CONTIG, Rules::SINGLE] {
+    for rules in [BatchRules::READ, BatchRules::CONTIG, BatchRules::SINGLE] {
         for (from, to) in [(0, 1), (0, 9), (3, 9), (4, 9), (5, 9), (6, 9), (1, 0)] {
             ends.push(stage.gather(from, to, rules).0);
             assert_eq!(holds(), before, "{from} to {to} by {rules:?}");
         }
     }
-    use End::{Absent, Covered, FirstNotReady, Full, Marked, NotReady};
+    use BatchEnd::{Absent, Covered, FirstNotReady, Full, Marked, NotReady};
     assert!([Absent, Covered, FirstNotReady, Full, Marked, NotReady].iter().all(|end| ends.contains(end)));
     // Taken out in part, and the rest dropped; used again; left by a panic.
     let (_, mut batch) = stage.batch(0, 1);
@@ -299,7 +318,7 @@ fn r18_every_way_out_gives_every_hold_back() {
     drop(batch);
     assert_eq!(holds(), before);
     let (_, mut batch) = stage.batch(0, 1);
-    assert_eq!(stage.mapping.get_read_batch(PageIndex(6), PageIndex(6), &mut batch), End::Absent);
+    assert_eq!(stage.mapping.get_read_batch(PageIndex(6), PageIndex(6), &mut batch), BatchEnd::Absent);
     assert_eq!(holds(), before, "what the last use held");
     drop(batch);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -314,10 +333,10 @@ fn r18_every_way_out_gives_every_hold_back() {
 fn r18_a_folio_without_a_hold_to_spare_ends_a_batch_and_says_so() {
     let stage = stage_of(0..3);
     let all: Vec<_> = (0..HOLDS_MAX).map(|_| stage.mapping.try_hold(PageIndex(1)).unwrap()).collect();
-    assert_eq!(stage.gather(0, 2, Rules::READ).0, End::TooMany);
-    assert_eq!(stage.gather(0, 2, Rules::READ).1, ones([0]));
+    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::TooMany);
+    assert_eq!(stage.gather(0, 2, BatchRules::READ).1, ones([0]));
     drop(all);
-    assert_eq!(stage.gather(0, 2, Rules::READ).0, End::Covered);
+    assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Covered);
 }
 
 #[test]
@@ -363,13 +382,13 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     reclaim.add_mapping(Arc::clone(&stage.mapping));
     let frames: Vec<_> =
         [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
-    let promise = reclaim.lists().promise(65, quinion::sync::Locks::Wait).unwrap();
-    reclaim.list(frames.iter().map(|&frame| (frame, Came::Asked)), promise);
+    let promise = reclaim.lists().reserve(65, quinion::sync::LockWait::Wait).unwrap();
+    reclaim.list(frames.iter().map(|&frame| (frame, FetchOrigin::Asked)), promise);
     reclaim.lists().check().unwrap();
     let (end, batch) = stage.batch(0, 63);
-    assert_eq!((end, batch.len()), (End::Full, BATCH_FOLIOS_MAX));
+    assert_eq!((end, batch.len()), (BatchEnd::Full, BATCH_FOLIOS_MAX));
     let others = 64 - BATCH_FOLIOS_MAX as u32 + 1; // the page far out is one
-    assert_eq!(reclaim.reclaim(1000, quinion::sync::Locks::Wait), others);
+    assert_eq!(reclaim.reclaim(1000, quinion::sync::LockWait::Wait), others);
     assert_eq!(stage.mapping.lock().pages(), BATCH_FOLIOS_MAX as u64);
     let mut bytes = [0; 4096];
     for held in batch.iter() {
@@ -378,7 +397,7 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     }
     drop(batch);
     assert_eq!(frames.iter().map(|&frame| stage.holds(frame)).sum::<u32>(), 0);
-    assert_eq!(reclaim.reclaim(1000, quinion::sync::Locks::Wait), BATCH_FOLIOS_MAX as u32);
+    assert_eq!(reclaim.reclaim(1000, quinion::sync::LockWait::Wait), BATCH_FOLIOS_MAX as u32);
     stage.check();
 }
 
@@ -433,28 +452,28 @@ fn lay_out(pieces: &[(bool, u8, State)]) -> Vec<(Shape, State)> {
 }
 
 /// What a batch must be, looked up page by page in the list.
-fn twin(folios: &[(Shape, State)], from: u64, to: u64, rules: Rules) -> (End, Vec<Shape>) {
+fn twin(folios: &[(Shape, State)], from: u64, to: u64, rules: BatchRules) -> (BatchEnd, Vec<Shape>) {
     let (mut at, mut batch) = (from, Vec::new());
     while at <= to {
         if batch.len() == rules.folios_max {
-            return (End::Full, batch);
+            return (BatchEnd::Full, batch);
         }
         let covers = |&&((first, order), _): &&(Shape, State)| first <= at && at < first + (1 << order);
-        let Some(&(found, state)) = folios.iter().find(covers) else { return (End::Absent, batch) };
-        let reads = rules.stops == Rules::READ.stops;
+        let Some(&(found, state)) = folios.iter().find(covers) else { return (BatchEnd::Absent, batch) };
+        let reads = rules.stops == BatchRules::READ.stops;
         match state {
             State::Filling | State::MarkedFilling if reads && batch.is_empty() => {
-                return (End::FirstNotReady, vec![found]);
+                return (BatchEnd::FirstNotReady, vec![found]);
             }
-            State::Filling | State::MarkedFilling if reads => return (End::NotReady, batch),
+            State::Filling | State::MarkedFilling if reads => return (BatchEnd::NotReady, batch),
             _ => batch.push(found),
         }
         if reads && state == State::Marked {
-            return (End::Marked, batch);
+            return (BatchEnd::Marked, batch);
         }
         at = found.0 + (1 << found.1);
     }
-    (End::Covered, batch)
+    (BatchEnd::Covered, batch)
 }
 
 fn piece() -> impl Strategy<Value = (bool, u8, State)> {
@@ -479,12 +498,13 @@ proptest! {
         let folios = lay_out(&pieces);
         folios.iter().for_each(|&((first, order), state)| _ = stage.add(first, order, state));
         for (from, pages) in ranges {
-            let rules = [Rules::READ, Rules::CONTIG, Rules::SINGLE, Rules { folios_max: max, ..Rules::READ }];
+            let some = BatchRules { folios_max: max, ..BatchRules::READ };
+            let rules = [BatchRules::READ, BatchRules::CONTIG, BatchRules::SINGLE, some];
             for rules in rules {
                 let (end, batch, reads) = stage.gather(from, from + pages, rules);
                 let want = twin(&folios, from, from + pages, rules);
                 prop_assert_eq!((end, batch), want, "{} to {} by {:?}", from, from + pages, rules);
-                let past = stage.gather(from, from + pages, Rules { at_end: AtEnd::LookPast, ..rules });
+                let past = stage.gather(from, from + pages, BatchRules { at_end: LastFolioRule::LookPast, ..rules });
                 prop_assert_eq!(past.0, end);
                 prop_assert!(past.2 >= reads);
             }
@@ -536,13 +556,13 @@ fn judge(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
         let (first, order) = shape(held);
         assert!(first <= at && at < first + (1 << order), "{at} is not in {first} of order {order}");
         assert!(at <= to, "a folio behind the one that covers the last index");
-        if end != End::FirstNotReady {
+        if end != BatchEnd::FirstNotReady {
             let n = held.copy_out(at * PAGE, bytes);
             common::verify(&bytes[..n], FILE, at * PAGE).unwrap();
         }
         at = first + (1 << order);
     }
-    assert!(end != End::Covered || at > to);
+    assert!(end != BatchEnd::Covered || at > to);
     batch.len() as u64
 }
 

@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use quinion::arena::control::Operation;
 use quinion::arena::{CellNumber, LAYOUT_VERSION};
-use quinion::pressure::Gauge;
+use quinion::pressure::PressureSource;
 use quinion::serve::{Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Coherence, ErrorKind, File, Pressure, ServeRules};
+use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure, ServeRules, WithoutLease};
 
 mod common;
 mod device;
@@ -91,7 +91,8 @@ fn read_about(file: &File, seed: u64, stop: &AtomicBool) -> u64 {
 fn viewer_process() {
     let Ok(told) = std::env::var("QUINION_RESIZE_VIEWER") else { return };
     let told: Vec<&str> = told.split(' ').collect();
-    let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: told[1].parse().unwrap(), run: 0 };
+    let hello =
+        JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: told[1].parse().unwrap(), run: 0 };
     let viewer = Viewer::connect(told[0].as_ref(), &hello).unwrap().waiting_at_most(60_000);
     let file = fs::File::open(told[2]).unwrap();
     let data = file.metadata().unwrap();
@@ -294,8 +295,8 @@ fn a_cache_gives_way_when_the_machine_is_short_of_memory() {
         fs::write(&meminfo, format!("MemTotal: {} kB\nMemAvailable: {} kB\n", MIB, free * 1024)).unwrap()
     };
     say(1000);
-    let gauge = Gauge { meminfo: Some(meminfo.clone()), ..Gauge::default() };
-    let pressure = Pressure::shrink_to(SMALL).with_gauge(gauge);
+    let gauge = PressureSource { meminfo: Some(meminfo.clone()), ..PressureSource::default() };
+    let pressure = Pressure::shrink_to(SMALL).with_source(gauge);
     let cache = Cache::builder().memory(LARGE).readahead(0).pressure(pressure).build().unwrap();
     let device = Device::new(2 * LARGE);
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -362,5 +363,5 @@ fn up_to_memory_max_and_no_further() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

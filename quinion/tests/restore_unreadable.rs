@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
-use quinion::backend::{Faults, Simulated, Times};
+use quinion::backend::{FailureCount, Faults, SimulatedBackend};
 use quinion::restore::{RestoreOptions, Server};
 use quinion::{Cache, File};
 
@@ -27,10 +27,10 @@ fn be_the_monitor() {
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 
 /// A device of which some bytes cannot be read, as a file of a cache.
-fn simulated(image: Image, bad: Range<u64>, times: Times) -> (Cache, File, Arc<Simulated>) {
+fn simulated(image: Image, bad: Range<u64>, times: FailureCount) -> (Cache, File, Arc<SimulatedBackend>) {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let page = move |_, page, bytes: &mut [u8]| bytes.copy_from_slice(&image.page(page));
-    let device = Simulated::generated(u64::from(image.number), image.bytes(), page, Faults::default());
+    let device = SimulatedBackend::generated(u64::from(image.number), image.bytes(), page, Faults::default());
     device.fail_at(bad.start * PAGE as u64..bad.end * PAGE as u64, times);
     let device = Arc::new(device);
     let file = cache.open_backend(device.clone()).unwrap();
@@ -48,7 +48,7 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
     let sockets = tempfile::tempdir().unwrap();
     let socket = sockets.path().join("socket");
     let image = Image::new(13, 600);
-    let (cache, file, device) = simulated(image, 100..102, Times::Always);
+    let (cache, file, device) = simulated(image, 100..102, FailureCount::Always);
     let server = Server::start_file(&cache, &file, &socket, RestoreOptions::default()).unwrap();
     let plan = Plan::new(&socket, image);
     let mut other = Monitor::start(&plan);
@@ -86,7 +86,7 @@ fn a_sector_that_fails_once_fails_nobody() {
     let sockets = tempfile::tempdir().unwrap();
     let socket = sockets.path().join("socket");
     let image = Image::new(14, 300);
-    let (cache, file, _device) = simulated(image, 50..54, Times::First(1));
+    let (cache, file, _device) = simulated(image, 50..54, FailureCount::First(1));
     let server = Server::start_file(&cache, &file, &socket, RestoreOptions::default()).unwrap();
     Monitor::start(&Plan::new(&socket, image)).does("touch 0 300 1");
     assert_eq!(server.stop().numbers.poisoned_bytes, 0);
@@ -102,7 +102,7 @@ fn a_guest_that_touches_an_unreadable_sector_stops_and_nobody_else() {
     let sockets = tempfile::tempdir().unwrap();
     let socket = sockets.path().join("socket");
     let image = Image::new(15, 300);
-    let (cache, file, _device) = simulated(image, 200..201, Times::Always);
+    let (cache, file, _device) = simulated(image, 200..201, FailureCount::Always);
     let _server = Server::start_file(&cache, &file, &socket, RestoreOptions::default()).unwrap();
     let plan = Plan::new(&socket, image);
     let mut guest = Monitor::start(&plan);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 
 use hazard::{Whom, in_a_process_of_its_own, refuse};
-use quinion::backend::{Chosen, Engine, EngineOptions, Mechanism, WaitRoom};
+use quinion::backend::{ChosenMechanism, Engine, EngineOptions, Mechanism, WaitQueue};
 use quinion::{Cache, File, Hint};
 use runtime::block_on;
 
@@ -55,8 +55,8 @@ fn read_async(file: &File, page: u64) {
 
 fn without_setup(error: i32, words: &str) {
     refuse(libc::SYS_io_uring_setup, error, Whom::Caller);
-    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
-    assert!(matches!(engine.mechanism(), Chosen::Fallback(_)));
+    let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
+    assert!(matches!(engine.mechanism(), ChosenMechanism::Fallback(_)));
     let said = engine.mechanism().to_string();
     assert!(said.contains(words) && said.contains("sandbox"), "{said}");
     let ((_folder, path), cache) = (content(), cache());

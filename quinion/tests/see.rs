@@ -14,7 +14,7 @@ use std::thread;
 
 use common::Dice;
 use device::Device;
-use quinion::backend::{Backend, Completing, Faults, Reap, Sequence, Simulated};
+use quinion::backend::{Backend, CompletionOrder, CompletionPoint, Faults, ReapMode, SimulatedBackend};
 use quinion::{BatchRead, Cache, ErrorKind, File, PageState, ReadOptions, RefaultCurve, Stats};
 
 const PAGE: u64 = 4096;
@@ -35,11 +35,11 @@ fn assert_adds_up(stats: &Stats, cached: u64) {
 const SIZE: u64 = 3000 * PAGE + 777;
 
 /// A device on which much goes wrong.
-fn failing(number: u64, seed: u64, completing: Completing) -> Arc<Simulated> {
-    let sequence = Sequence::Shuffled;
+fn failing(number: u64, seed: u64, completing: CompletionPoint) -> Arc<SimulatedBackend> {
+    let sequence = CompletionOrder::Shuffled;
     let faults = Faults { seed, errors: 30, early_ends: 10, drops: 10, delay_max: 5, sequence, completing };
     let page = |_: u64, page: u64, bytes: &mut [u8]| bytes.fill(page as u8);
-    Arc::new(Simulated::generated(number, SIZE, page, faults))
+    Arc::new(SimulatedBackend::generated(number, SIZE, page, faults))
 }
 
 fn read_somewhere(file: &File, dice: &mut Dice, options: ReadOptions) {
@@ -58,7 +58,7 @@ fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
         8 => drop(file.revalidate().unwrap()),
         9 => {
             // A file that is forgotten as soon as nobody has it open.
-            let passing = failing(10 + dice.below(3), dice.roll(), Completing::WhenSubmitted);
+            let passing = failing(10 + dice.below(3), dice.roll(), CompletionPoint::WhenSubmitted);
             read_somewhere(&cache.open_backend(passing).unwrap(), dice, ReadOptions::new());
         }
         10..16 => read_somewhere(file, dice, ReadOptions::new().nowait(true)),
@@ -76,7 +76,7 @@ fn storm(seed: u64) -> Stats {
     let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).idle_files_max(0);
     let cache = builder.folio_order_max([0, 4, 9][seed as usize % 3]).build().unwrap();
     let devices: Vec<_> =
-        (1..4).map(|number| failing(number, seed + number, Completing::WhenReaped)).collect();
+        (1..4).map(|number| failing(number, seed + number, CompletionPoint::WhenReaped)).collect();
     let files: Vec<_> =
         devices.iter().map(|device| cache.open_backend(Arc::clone(device) as _).unwrap()).collect();
     thread::scope(|scope| {
@@ -91,7 +91,7 @@ fn storm(seed: u64) -> Stats {
     // What is in flight lands when somebody looks.
     for device in &devices {
         while device.held() > 0 {
-            device.reap(Reap::Ready, &mut || false);
+            device.reap(ReapMode::Ready, &mut || false);
         }
     }
     let stats = cache.stats();

@@ -15,11 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::arena::control::{Counter, Operation, REQUEST_SLOTS, Request, SENT, Tally, VIEWERS_MAX, state};
-use quinion::arena::{CellNumber, LAYOUT_VERSION, Trust};
+use quinion::arena::control::{
+    Counter, Operation, REQUEST_SLOTS, Request, SENT, SaturatingCount, VIEWERS_MAX, state,
+};
+use quinion::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
+use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 #[path = "support/naive_owner.rs"]
@@ -223,15 +225,15 @@ fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
     // A process that another test starts has our writer's descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
     assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
-    let trust = || viewer.arena().record(CellNumber(place as u32)).unwrap().trust();
-    assert_eq!(trust(), Trust::Immutable);
+    let trust = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
+    assert_eq!(trust(), Validation::Immutable);
     for cuts in [0, 1] {
         viewer.request(Operation::WriterOpened, [u64::MAX, u64::MAX, cuts]).unwrap();
     }
     viewer.request(Operation::LetGo, [u64::MAX, u64::MAX, 0]).unwrap();
-    assert_eq!(trust(), Trust::Immutable, "those were other files");
+    assert_eq!(trust(), Validation::Immutable, "those were other files");
     viewer.request(Operation::WriterOpened, [device, inode, 0]).unwrap();
-    assert_eq!(trust(), Trust::Kernel);
+    assert_eq!(trust(), Validation::Kernel);
     viewer.request(Operation::Detach, [handle, 0, 0]).unwrap();
     assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
     let writer = std::fs::OpenOptions::new().append(true).open(folder.path().join("file")).unwrap();
@@ -243,7 +245,7 @@ fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
 /// A count that was full once says for good that there is something.
 #[test]
 fn a_full_tally_stays_full() {
-    let tally = Tally::default();
+    let tally = SaturatingCount::default();
     for round in 1..=254 {
         (0..round).for_each(|_| tally.raise());
         assert!(!tally.is_zero());
@@ -592,7 +594,7 @@ fn processes_join_by_the_socket() {
     let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
-    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     // Silent ones, and ones who talk nonsense.
     let silent: Vec<_> = (0..100).filter_map(|_| stranger(&path, b"")).collect();
     let babbling: Vec<_> = (0..100).filter_map(|_| stranger(&path, &[7; 4000])).collect();
@@ -601,11 +603,11 @@ fn processes_join_by_the_socket() {
     let file = temporary(1, 100_000);
     Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
     let refused = |hello| Viewer::connect(&path, &hello).unwrap_err().raw_os_error();
-    assert_eq!(refused(Hello { token: token ^ 1, ..hello }), Some(libc::EPROTO));
-    assert_eq!(refused(Hello { version: version - 1, ..hello }), Some(libc::EPROTO));
-    assert_eq!(refused(Hello { plan: 0, ..hello }), Some(libc::EINVAL));
+    assert_eq!(refused(JoinRequest { token: token ^ 1, ..hello }), Some(libc::EPROTO));
+    assert_eq!(refused(JoinRequest { version: version - 1, ..hello }), Some(libc::EPROTO));
+    assert_eq!(refused(JoinRequest { plan: 0, ..hello }), Some(libc::EINVAL));
     let plan = service.add_plan(file.reopen().unwrap().into());
-    Viewer::connect(&path, &Hello { plan, ..hello }).unwrap();
+    Viewer::connect(&path, &JoinRequest { plan, ..hello }).unwrap();
     assert_eq!(service.stop().viewers, 2);
     assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
 }
@@ -621,14 +623,14 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
     let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let _service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
-    let offer = Offer { version, token };
+    let offer = DescriptorOffer { version, token };
     let file = temporary(1, 100_000);
     // Why may be lost: who is refused has sent what nobody takes, and then the kernel says that it was reset.
     let is_refused = |offer| Viewer::send(&path, &offer, file.as_file()).is_err();
     assert!(is_refused(offer), "we are no viewer yet");
-    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
-    assert!(is_refused(Offer { token: token ^ 1, ..offer }));
+    assert!(is_refused(DescriptorOffer { token: token ^ 1, ..offer }));
     let data = file.as_file().metadata().unwrap();
     let ask = |ticket: u64| viewer.request(Operation::Attach, [ticket | SENT, data.dev(), data.ino()]);
     let send = |descriptor: BorrowedFd<'_>| u64::from(Viewer::send(&path, &offer, descriptor).unwrap());
@@ -665,11 +667,11 @@ fn hostile_descriptor() {
     let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
-    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let _viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut others = Vec::new();
-    let messages = [&hello.bytes()[..], &Offer { version, token }.bytes(), b"x", &[7; 4000]];
+    let messages = [&hello.bytes()[..], &DescriptorOffer { version, token }.bytes(), b"x", &[7; 4000]];
     for says in messages.into_iter().chain(messages) {
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         others.push(listener.accept().unwrap());
@@ -757,14 +759,17 @@ fn hung_file_system() {
     let (hung, real) = (hanging.file(), temporary(1, 100_000));
     hanging.hang();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
-    let hello = Hello { version, plan: NO_PLAN, token, run: 0 };
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     let data = real.as_file().metadata().unwrap();
     let begun = Instant::now();
     for round in 0..100 {
         let question = match round % 2 {
             0 => hung.as_raw_fd() as u64,
-            _ => u64::from(Viewer::send(&path, &Offer { version, token }, hung.as_fd()).unwrap()) | SENT,
+            _ => {
+                u64::from(Viewer::send(&path, &DescriptorOffer { version, token }, hung.as_fd()).unwrap())
+                    | SENT
+            }
         };
         // Another device each time, the honest one's among them.
         let answer = viewer.request(Operation::Attach, [question, data.dev() + round / 2, data.ino()]);

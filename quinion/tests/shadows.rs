@@ -22,13 +22,13 @@ use std::time::Duration;
 
 use device::{Device, verify};
 use proptest::prelude::*;
-use quinion::arena::{Arena, ArenaOptions, Run};
+use quinion::arena::{Arena, ArenaOptions, FrameRun};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{Leave, Mapping, Shape, find};
-use quinion::policy::Came;
+use quinion::mapping::{FolioShape, Mapping, Replacement, find};
+use quinion::policy::FetchOrigin;
 use quinion::reclaim::{NODE_BYTES, Reclaim};
 use quinion::stats::{Count, Counters};
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
 use quinion::xarray::{Kind, Value};
 use quinion::{Cache, File, ReadOptions, Stats, Tuning};
@@ -55,18 +55,24 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
 fn add(mapping: &Mapping, index: u64, pages: u32, order: u8) -> Vec<(Frame, Value)> {
     let (mut consumed, mut done) = (Vec::new(), 0);
     while done < pages {
-        let run = mapping.arena().alloc_run(pages - done, Locks::Wait).unwrap();
+        let run = mapping.arena().alloc_run(pages - done, LockWait::Wait).unwrap();
         add_run(mapping, PageIndex(index + u64::from(done)), run, Order(order), &mut consumed);
         done += run.pages;
     }
     consumed
 }
 
-fn add_run(mapping: &Mapping, index: PageIndex, run: Run, order: Order, consumed: &mut Vec<(Frame, Value)>) {
+fn add_run(
+    mapping: &Mapping,
+    index: PageIndex,
+    run: FrameRun,
+    order: Order,
+    consumed: &mut Vec<(Frame, Value)>,
+) {
     let mut told = |frame, shadow| consumed.push((frame, shadow));
     let fill = FillRun { index, frame: run.frame, pages: run.pages };
-    let shape = Shape::of(Orders { min: Order::ZERO, max: order });
-    let added = mapping.add_folio_range(fill, shape, Locks::Wait, &mut told).unwrap();
+    let shape = FolioShape::of(Orders { min: Order::ZERO, max: order });
+    let added = mapping.add_folio_range(fill, shape, LockWait::Wait, &mut told).unwrap();
     assert_eq!(added.pages, run.pages);
     let mut page = 0;
     while page < run.pages {
@@ -77,7 +83,7 @@ fn add_run(mapping: &Mapping, index: PageIndex, run: Run, order: Order, consumed
 }
 
 /// Evicts the folio at `index`, leaving `leave`.
-fn evict(mapping: &Mapping, index: u64, leave: Leave) -> Order {
+fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
     let frame = mapping.try_hold(PageIndex(index)).unwrap().frame();
     let order = mapping.lock().evict(PageIndex(index), frame, |_| leave).unwrap();
     mapping.arena().free(frame, order);
@@ -92,10 +98,10 @@ fn b05_a_refault_is_told_once_per_folio_through_the_mapping() {
     assert_eq!(add(&mapping, 0, 16, 0), []);
     // Shadows on some pages of each folio to come: of several the one at the highest index is told.
     for page in [0, 1, 2, 5, 12, 15] {
-        evict(&mapping, page, Leave::Shadow(100 + page as u32));
+        evict(&mapping, page, Replacement::Shadow(100 + page as u32));
     }
     for page in [3, 4, 6, 7, 8, 9, 10, 11, 13, 14] {
-        evict(&mapping, page, Leave::Nothing);
+        evict(&mapping, page, Replacement::Nothing);
     }
     let consumed = add(&mapping, 0, 16, 2);
     let payloads: Vec<u32> = consumed.iter().map(|(_, shadow)| shadow.payload()).collect();
@@ -104,7 +110,7 @@ fn b05_a_refault_is_told_once_per_folio_through_the_mapping() {
         assert_eq!(arena.view().own(frame).word().order(), Order(2), "a folio's own first frame is told");
     }
     mapping.check().unwrap();
-    assert_eq!(evict(&mapping, 4, Leave::Nothing), Order(2));
+    assert_eq!(evict(&mapping, 4, Replacement::Nothing), Order(2));
     assert_eq!(add(&mapping, 4, 4, 0), [], "they are consumed");
 }
 
@@ -114,7 +120,7 @@ fn a_large_folio_leaves_one_large_shadow_and_takes_no_node_for_it() {
     let mapping = mapping(&arena, 1);
     add(&mapping, 0, 64, 6);
     let before = arena.stats().cells_used;
-    assert_eq!(evict(&mapping, 0, Leave::Shadow(7)), Order(6));
+    assert_eq!(evict(&mapping, 0, Replacement::Shadow(7)), Order(6));
     assert!(arena.stats().cells_used <= before);
     assert_eq!(add(&mapping, 40, 1, 0).iter().map(|(_, shadow)| shadow.payload()).collect::<Vec<_>>(), [7]);
     for (index, pages) in [(0, 32), (32, 8), (41, 1), (42, 2), (44, 4), (48, 16)] {
@@ -128,7 +134,7 @@ fn a_mapping_of_one_evicted_page_remembers_it_without_a_node() {
     let arena = arena();
     let mapping = mapping(&arena, 1);
     add(&mapping, 0, 1, 0);
-    evict(&mapping, 0, Leave::Shadow(3));
+    evict(&mapping, 0, Replacement::Shadow(3));
     assert_eq!(arena.stats().cells_used, 1, "its record's");
     assert_eq!(add(&mapping, 0, 1, 0).len(), 1);
 }
@@ -141,12 +147,12 @@ fn w03_a_mapping_that_was_let_go_has_no_shadows_and_leaves_none() {
     let kept = Arc::new(mapping(&arena, 1).with_shadow_nodes(&nodes));
     reclaim.add_mapping(Arc::clone(&kept));
     (0..3).for_each(|i| drop(add(&kept, i * NODE, 1, 0)));
-    evict(&kept, 0, Leave::Shadow(1));
-    evict(&kept, NODE, Leave::Shadow(1));
+    evict(&kept, 0, Replacement::Shadow(1));
+    evict(&kept, NODE, Replacement::Shadow(1));
     assert_eq!(nodes.count(), 2);
     reclaim.remove_mapping(MappingId(1)); // while somebody still has it
     assert_eq!(nodes.count(), 0);
-    evict(&kept, 2 * NODE, Leave::Shadow(1));
+    evict(&kept, 2 * NODE, Replacement::Shadow(1));
     assert_eq!(nodes.count(), 0, "nobody could forget it");
     assert_eq!(add(&kept, 0, 1, 0), []);
     drop(kept);
@@ -169,19 +175,19 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
     // 1:0 2:0 2:1 1:1 1:2 2:2 ...
     let order = [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2), (1, 3), (0, 3)];
     for (which, i) in order {
-        evict(&two[which], i * NODE, Leave::Shadow(i as u32));
+        evict(&two[which], i * NODE, Replacement::Shadow(i as u32));
     }
     let left = |which: usize| (0..4).filter(|i| is_remembered(&two[which], i * NODE)).collect::<Vec<u64>>();
-    assert_eq!(reclaim.forget_nodes(3, Locks::Wait), 3);
+    assert_eq!(reclaim.forget_nodes(3, LockWait::Wait), 3);
     assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![2, 3]));
     let guard = two[0].lock();
     thread::scope(|scope| {
         // By another thread: a lock that is held is passed over, one node at a time.
-        scope.spawn(|| assert_eq!(reclaim.forget_nodes(1, Locks::Try), 1));
+        scope.spawn(|| assert_eq!(reclaim.forget_nodes(1, LockWait::Try), 1));
     });
     drop(guard);
     assert_eq!((left(0), left(1)), (vec![1, 2, 3], vec![3]));
-    assert_eq!(reclaim.forget_nodes(100, Locks::Try), 4);
+    assert_eq!(reclaim.forget_nodes(100, LockWait::Try), 4);
     assert_eq!((left(0), left(1)), (vec![], vec![]));
     assert_eq!(nodes.count(), 0);
     two.iter().for_each(|mapping| mapping.check().unwrap());
@@ -198,20 +204,20 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
     for i in 0..reclaim.shadow_nodes_max() {
         add(&old, i * NODE, 1, 0);
         let frame = old.try_hold(PageIndex(i * NODE)).unwrap().frame();
-        let order = old.lock().evict(PageIndex(i * NODE), frame, |_| Leave::Shadow(1)).unwrap();
+        let order = old.lock().evict(PageIndex(i * NODE), frame, |_| Replacement::Shadow(1)).unwrap();
         arena.free(frame, order);
     }
     (0..100).for_each(|i| drop(add(&new, i * NODE, 1, 0)));
-    let promise = reclaim.lists().promise(100, Locks::Wait).unwrap();
+    let promise = reclaim.lists().reserve(100, LockWait::Wait).unwrap();
     let frames = (0..100).map(|i| new.try_hold(PageIndex(i * NODE)).unwrap().frame());
-    reclaim.list(frames.map(|frame| (frame, Came::Asked)), promise);
+    reclaim.list(frames.map(|frame| (frame, FetchOrigin::Asked)), promise);
     let guard = old.lock();
     thread::scope(|scope| {
-        scope.spawn(|| assert!(reclaim.reclaim(50, Locks::Try) >= 50));
+        scope.spawn(|| assert!(reclaim.reclaim(50, LockWait::Try) >= 50));
     });
     drop(guard);
     assert_eq!((counters.sum(Count::Shadows), nodes.count()), (0, reclaim.shadow_nodes_max()));
-    let freed = reclaim.reclaim(1, Locks::Try);
+    let freed = reclaim.reclaim(1, LockWait::Try);
     assert!(freed > 0);
     assert_eq!(counters.sum(Count::Shadows), u64::from(freed));
     assert!(
@@ -308,7 +314,7 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
         Op::Evict(w, at, left) => {
             if twins[w].get(&at) == Some(&Page::Folio) {
                 let first = two[w].try_hold(PageIndex(at)).unwrap().first().0;
-                let leave = left.map_or(Leave::Nothing, Leave::Shadow);
+                let leave = left.map_or(Replacement::Nothing, Replacement::Shadow);
                 let order = evict(&two[w], first, leave);
                 for index in first..first + u64::from(order.pages()) {
                     match left {
@@ -320,7 +326,7 @@ fn step(op: Op, two: &[Arc<Mapping>], twins: &mut [Twin], reclaim: &Reclaim) {
         }
         Op::Forget(nodes) => {
             let before = reclaim.shadow_nodes().count();
-            assert_eq!(reclaim.forget_nodes(nodes, Locks::Wait), nodes.min(before));
+            assert_eq!(reclaim.forget_nodes(nodes, LockWait::Wait), nodes.min(before));
             for (mapping, twin) in two.iter().zip(twins) {
                 let left = pages_of(mapping);
                 assert!(left.iter().all(|(index, page)| twin.get(index) == Some(page)));
@@ -352,7 +358,7 @@ proptest! {
                 prop_assert_eq!(&pages_of(mapping), twin);
             }
         }
-        reclaim.forget_nodes(u64::MAX, Locks::Wait);
+        reclaim.forget_nodes(u64::MAX, LockWait::Wait);
         prop_assert_eq!(reclaim.shadow_nodes().count(), 0);
     }
 }

@@ -40,9 +40,9 @@ use quinion::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::backend::Mechanism;
 use quinion::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Coherence, ErrorKind, File, Pinned, ReadOptions, ServeRules};
+use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions, ServeRules, WithoutLease};
 
 mod common;
 use common::{Dice, fill_content, generations};
@@ -662,7 +662,8 @@ impl Sight {
     fn attach() -> Self {
         let view = std::env::var(VIEW).unwrap();
         let (token, socket) = view.split_once(':').unwrap();
-        let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
+        let hello =
+            JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
         let viewer = Viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(10_000);
         let number = |name| std::env::var(name).unwrap().parse().unwrap();
         Self {
@@ -935,5 +936,5 @@ fn a_viewer_outlives_its_owner() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use common::{Dice, PAGE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
-use quinion::backend::{Backend, Faults, MemoryFile, Reap, Sequence, Simulated, Times, WriteFaults};
+use quinion::backend::{
+    Backend, CompletionOrder, FailureCount, Faults, MemoryFile, ReapMode, SimulatedBackend, WriteFaults,
+};
 use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
 
 const MIB: u64 = 1 << 20;
@@ -42,8 +44,9 @@ fn in_memory(mib: u64) -> (Cache, Arc<MemoryFile>) {
 }
 
 /// A cache that spills to a device with these faults.
-fn simulated(mib: u64, faults: Faults, writes: WriteFaults) -> (Cache, Arc<Simulated>) {
-    let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults).with_write_faults(writes);
+fn simulated(mib: u64, faults: Faults, writes: WriteFaults) -> (Cache, Arc<SimulatedBackend>) {
+    let disk =
+        SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults).with_write_faults(writes);
     let disk = Arc::new(disk);
     let backend = Arc::clone(&disk) as Arc<dyn Backend>;
     (builder().spill_to(backend, options(mib)).build().unwrap(), disk)
@@ -319,7 +322,7 @@ fn a_page_that_cannot_be_read_fails_alone_and_stays_where_it_is() {
     let (cache, disk) = simulated(64, Faults::default(), WriteFaults::default());
     let file = file(&cache);
     fill(&file, BIG, 1);
-    disk.fail_at(0..64 * MIB, Times::First(2));
+    disk.fail_at(0..64 * MIB, FailureCount::First(2));
     let mut page = [0; PAGE];
     // Page 0 is out: the batch fails, then the page alone.
     let error = file.read_at(&mut page, 0).unwrap_err();
@@ -364,7 +367,7 @@ fn errors_under_a_seed_lose_nothing() {
             early_ends: 50,
             drops: 20,
             delay_max: 4,
-            sequence: Sequence::Shuffled,
+            sequence: CompletionOrder::Shuffled,
             ..Faults::default()
         };
         let writes = WriteFaults { errors: 100, full: 50, drops: 20, ..WriteFaults::default() };
@@ -475,7 +478,7 @@ fn threads_under_pressure_read_what_was_written() {
 
 #[test]
 fn threads_under_pressure_with_a_device_that_takes_its_time() {
-    let faults = Faults { seed: 5, delay_max: 6, sequence: Sequence::Shuffled, ..Faults::default() };
+    let faults = Faults { seed: 5, delay_max: 6, sequence: CompletionOrder::Shuffled, ..Faults::default() };
     let (cache, _disk) = simulated(64, faults, WriteFaults::default());
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -498,8 +501,8 @@ fn threads_under_pressure_with_a_file_without_a_name() {
 /// 2 C, who cuts it, wants that folio back, because his edge is inside it, and waits for who reads its slots.
 #[test]
 fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
-    let faults = Faults { seed: 9, delay_max: 4, sequence: Sequence::Shuffled, ..Faults::default() };
-    let disk = Arc::new(Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults));
+    let faults = Faults { seed: 9, delay_max: 4, sequence: CompletionOrder::Shuffled, ..Faults::default() };
+    let disk = Arc::new(SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults));
     let cache = builder().spill_to(disk.clone(), options(64).compress(true)).build().unwrap();
     let file = file(&cache);
     // Pages that can be packed: each is full of one byte, which says which it is.
@@ -550,7 +553,7 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
     // asked again, which such a disk waits for.
     let is_late = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while cache.stats().spill_pages > 0 && std::time::Instant::now() < is_late {
-        disk.reap(Reap::Wait, &mut || false);
+        disk.reap(ReapMode::Wait, &mut || false);
         std::thread::yield_now();
     }
     assert_eq!(cache.stats().spill_pages, 0);
@@ -609,8 +612,8 @@ proptest! {
         compress in any::<bool>(),
         ops in proptest::collection::vec(op(), 1..40),
     ) {
-        let faults = Faults { seed, delay_max: 5, sequence: Sequence::Shuffled, ..Faults::default() };
-        let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults);
+        let faults = Faults { seed, delay_max: 5, sequence: CompletionOrder::Shuffled, ..Faults::default() };
+        let disk = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults);
         let cache = builder().spill_to(Arc::new(disk), options(64).compress(compress)).build().unwrap();
         let (file, other, mut twin) = (file(&cache), file(&cache), Vec::new());
         for op in ops {

@@ -7,16 +7,17 @@
 use std::sync::Arc;
 
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Backend, Faults, FillRun, MemoryFile, Simulated, WaitRoom, WriteFaults};
+use quinion::backend::{Backend, Faults, FillRun, MemoryFile, SimulatedBackend, WaitQueue, WriteFaults};
 use quinion::mapping::{
-    AddedFolio, At, Backing, Content, Dirtying, ForMemory, FrameSource, Grab, GrabEnd, Grabbed, Mapping,
-    NewFolio, OnLocked, Parted, Purpose, Restored, Seek, Shape, Taken,
+    AddedFolio, Backing, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
+    Mapping, MemoryEntry, MemoryWait, NewFolio, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
+    SeekTarget,
 };
-use quinion::policy::Came;
+use quinion::policy::FetchOrigin;
 use quinion::reclaim::Reclaim;
 use quinion::spill::{Spill, SpillOptions};
 use quinion::stats::Counters;
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::tuning::Tuning;
 use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
@@ -27,7 +28,7 @@ struct Stage {
     mapping: Arc<Mapping>,
     reclaim: Reclaim,
     spill: Arc<Spill>,
-    disk: Arc<Simulated>,
+    disk: Arc<SimulatedBackend>,
     arena: Arc<Arena>,
 }
 
@@ -36,7 +37,7 @@ struct NoFrames;
 
 impl FrameSource for NoFrames {
     type Error = ();
-    fn take(&mut self, _: &[(PageIndex, u32)], _: ForMemory) -> Result<Taken, ()> {
+    fn take(&mut self, _: &[(PageIndex, u32)], _: MemoryWait) -> Result<GapFrames, ()> {
         Err(())
     }
     fn settle(&mut self, _: &[FillRun], _: &[FillRun]) {}
@@ -54,8 +55,8 @@ const ORDER: Order = Order(4);
 impl Stage {
     fn new(writes: WriteFaults) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
-        let disk = Simulated::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
-        let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitRoom::new()));
+        let disk = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
+        let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitQueue::new()));
         let backend = Arc::clone(&disk) as Arc<dyn Backend>;
         let spill = Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &room).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
@@ -79,22 +80,22 @@ impl Stage {
 
     fn add_at(&self, index: PageIndex) {
         let frame = self.arena.alloc(ORDER).unwrap();
-        let promise = self.reclaim.lists().promise(1, Locks::Wait).unwrap();
+        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
         let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
         let folio = NewFolio { index, frame, order: ORDER };
-        let added = self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+        let added = self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
         let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
-        self.reclaim.list([(frame, Came::Asked)], promise.with_charge(charge));
+        self.reclaim.list([(frame, FetchOrigin::Asked)], promise.with_charge(charge));
         self.arena.view().own(frame).complete(true);
     }
 
     /// Has room made: nothing is free, and the folio is under way.
     fn send(&self) {
-        assert_eq!(self.reclaim.reclaim(1, Locks::Wait), 0);
+        assert_eq!(self.reclaim.reclaim(1, LockWait::Wait), 0);
         assert_eq!(self.spill.under_way().0, u64::from(ORDER.pages()));
-        assert_eq!(self.at(), At::Folio, "readers find it where it was");
+        assert_eq!(self.at(), MemoryEntry::Folio, "readers find it where it was");
     }
 
     fn spilled() -> Self {
@@ -102,29 +103,29 @@ impl Stage {
         stage.send();
         stage.spill.drain();
         let value = Value::spill(ORDER.0, 0);
-        assert_eq!(stage.at(), At::Spilled { first: FIRST, order: ORDER, value });
+        assert_eq!(stage.at(), MemoryEntry::Spilled { first: FIRST, order: ORDER, value });
         stage.check();
         stage
     }
 
     /// The folio, grabbed: locked and held.
-    fn grab<'a>(&'a self, room: &'a WaitRoom) -> Grabbed<'a> {
+    fn grab<'a>(&'a self, room: &'a WaitQueue) -> Grabbed<'a> {
         let orders = Orders { min: Order(0), max: Order(9) };
-        let shape = Shape { purpose: Purpose::Write, ..Shape::of(orders) };
+        let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
         let how = Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Born(Millis(3)) };
         let (grabbed, end) = self.mapping.grab(room, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
         assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
         grabbed
     }
 
-    fn at(&self) -> At {
+    fn at(&self) -> MemoryEntry {
         self.mapping.lock().at(FIRST, FIRST.plus(16))
     }
 
     /// All pages of the folio are dirty, and it has no slots.
     fn stays(&self) {
         self.spill.drain();
-        assert_eq!((self.at(), self.mapping.dirty_pages().dirty()), (At::Folio, 16));
+        assert_eq!((self.at(), self.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
         assert_eq!((self.spill.stats().pages, self.spill.stats().bytes), (0, 0));
         self.check();
     }
@@ -157,7 +158,7 @@ fn no_more_sets_out_at_once_than_may_be_under_way() {
     (2..64).for_each(|nth| stage.add_at(PageIndex(16 * nth)));
     let max = stage.spill.in_flight_max();
     assert!(max < 63 * 16, "there are more than {max}");
-    assert_eq!(stage.reclaim.reclaim(1000, Locks::Wait), 0);
+    assert_eq!(stage.reclaim.reclaim(1000, LockWait::Wait), 0);
     let under_way = stage.spill.under_way().0;
     assert!(under_way <= max && under_way > max / 2, "{under_way} pages, and {max} may be");
     stage.spill.drain();
@@ -199,8 +200,8 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     let ticket = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
     assert!(descriptor.try_lock(ticket).is_ok());
     stage.spill.drain();
-    assert_eq!((stage.at(), stage.mapping.dirty_pages().dirty()), (At::Folio, 16));
-    assert_eq!(stage.reclaim.reclaim(1, Locks::Wait), 0);
+    assert_eq!((stage.at(), stage.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+    assert_eq!(stage.reclaim.reclaim(1, LockWait::Wait), 0);
     assert_eq!(stage.spill.under_way().0, 0, "what is locked does not set out");
     descriptor.unlock();
     drop(held);
@@ -209,7 +210,7 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
 
 #[test]
 fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
     let mut grabbed = stage.grab(&room);
     let page = FIRST.plus(3);
@@ -224,7 +225,7 @@ fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
 
 #[test]
 fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
     let mut grabbed = stage.grab(&room);
     grabbed.front_mut().unwrap().touch_all();
@@ -234,7 +235,7 @@ fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
 
 #[test]
 fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitRoom::new());
+    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
     drop(stage.grab(&room));
     stage.spill.drain();
@@ -256,11 +257,11 @@ fn a_folio_that_could_not_be_written_stays() {
 fn a_folio_that_is_taken_out_on_its_way_leaves_no_slot() {
     let stage = Stage::new(WriteFaults::default());
     stage.send();
-    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::All), 16);
+    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All), 16);
     assert_eq!(stage.mapping.detached_pages(), 16, "who cuts the file waits for this");
     stage.spill.drain();
     assert_eq!((stage.mapping.detached_pages(), stage.spill.stats().bytes), (0, 0));
-    assert_eq!(stage.at(), At::Hole { end: FIRST.plus(16) });
+    assert_eq!(stage.at(), MemoryEntry::Hole { end: FIRST.plus(16) });
     stage.check();
 }
 
@@ -284,20 +285,22 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
     {
         let frame = stage.arena.alloc(order).unwrap();
         let folio = NewFolio { index, frame, order };
-        for purpose in [Purpose::Read, Purpose::Write] {
-            assert_eq!(stage.mapping.add_folio(folio, purpose, Locks::Wait), AddedFolio::Present);
+        for purpose in [InsertPurpose::Read, InsertPurpose::Write] {
+            assert_eq!(stage.mapping.add_folio(folio, purpose, LockWait::Wait), AddedFolio::Present);
         }
         let run = FillRun { index, frame, pages: order.pages() };
         let orders = Orders { min: Order(0), max: Order(0) };
         let before = FIRST.0.saturating_sub(index.0) as u32;
-        let added =
-            stage.mapping.add_folio_range(run, Shape::of(orders), Locks::Wait, &mut |_, _| {}).unwrap();
+        let added = stage
+            .mapping
+            .add_folio_range(run, FolioShape::of(orders), LockWait::Wait, &mut |_, _| {})
+            .unwrap();
         assert_eq!(added.pages, before.min(order.pages()), "what comes before it");
         let (left, pages) = (Frame(frame.0 + added.pages), order.pages() - added.pages);
         for page in 0..added.pages {
             stage.arena.view().own(frame.plus(page)).complete(false);
         }
-        stage.mapping.remove_range(PageIndex(0)..FIRST, Content::All);
+        stage.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
         stage.arena.free_run(left, pages);
         assert_eq!(stage.mapping.spilled_pages(), 16);
     }
@@ -306,8 +309,8 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         Some((FIRST.plus(16), 4)),
         "it is no gap"
     );
-    assert_eq!(stage.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), Seek::Data), Some(FIRST));
-    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::Clean), 0, "and not clean");
+    assert_eq!(stage.mapping.seek_memory(PageIndex(0)..FIRST.plus(20), SeekTarget::Data), Some(FIRST));
+    assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::Clean), 0, "and not clean");
     stage.check();
 }
 
@@ -315,15 +318,15 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
 fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
     let stage = Stage::spilled();
     let edge = FIRST.plus(5);
-    assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), Content::All), 0);
+    assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All), 0);
     assert_eq!(stage.mapping.spilled_pages(), 16, "what reaches over an edge stays");
-    let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, Locks::Wait).unwrap().part_at(edge);
-    assert_eq!(part(edge), Parted::Done);
+    let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, LockWait::Wait).unwrap().part_at(edge);
+    assert_eq!(part(edge), PartOutcome::Done);
     let pieces = [(2, 0), (0, 4), (0, 5), (1, 6), (3, 8)];
     assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
     stage.check();
-    assert_eq!(part(edge), Parted::Done, "nothing is left to be done");
-    stage.mapping.remove_range(edge..FIRST.plus(40), Content::All);
+    assert_eq!(part(edge), PartOutcome::Done, "nothing is left to be done");
+    stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All);
     assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
     stage.check();
 }
@@ -342,8 +345,8 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
         })
         .into();
     let mut held = Vec::new();
-    let lock = || stage.mapping.lock_to_add(FIRST, 16, Locks::Wait).unwrap();
-    assert_eq!(lock().restore(&values, &folios, &mut held), Restored::Done);
+    let lock = || stage.mapping.lock_to_add(FIRST, 16, LockWait::Wait).unwrap();
+    assert_eq!(lock().restore(&values, &folios, &mut held), RestoreOutcome::Done);
     assert_eq!((held.len(), stage.mapping.dirty_pages().dirty(), stage.mapping.lock().pages()), (3, 4, 4));
     let pieces = [(2, 0), (3, 8)];
     assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
@@ -351,7 +354,7 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
     stage.spill.check(stage.mapping.spilled_values()).unwrap();
     assert_eq!(
         lock().restore(&values, &folios, &mut held),
-        Restored::Changed,
+        RestoreOutcome::Changed,
         "it was there, and is no more"
     );
     drop(held);
@@ -363,7 +366,7 @@ fn what_is_read_while_it_is_cut_off_is_given_to_nobody_else() {
     let values = stage.mapping.spilled_values();
     let reading = stage.spill.begin_read(&values).unwrap();
     assert!(stage.spill.begin_read(&values).is_none(), "one at a time");
-    stage.mapping.remove_range(FIRST..FIRST.plus(16), Content::All);
+    stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All);
     assert_eq!(stage.spill.stats().bytes, 16 << 12, "they are being read");
     stage.add();
     stage.send();

@@ -19,11 +19,14 @@ use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::folio::{copy, unpin};
-use quinion::mapping::{AskedFor, Content, Copied, Divided, Fate, InFlight, Mapping, Marked, Shape, Which};
-use quinion::policy::Came;
+use quinion::mapping::{
+    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, RemoveFilter,
+    SplitOutcome, TakeFilter,
+};
+use quinion::policy::FetchOrigin;
 use quinion::reclaim::Reclaim;
 use quinion::stats::Counters;
-use quinion::sync::Locks;
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
@@ -55,18 +58,19 @@ impl Rig {
     }
 
     /// Puts a folio in that is being filled.
-    fn add_filling(&self, first: u64, order: u8, fate: Fate) -> Frame {
+    fn add_filling(&self, first: u64, order: u8, fate: FolioLifetime) -> Frame {
         let (frame, order) = (self.arena.alloc(Order(order)).unwrap(), Order(order));
         let run = FillRun { index: page(first), frame, pages: order.pages() };
         let marker = Some(page(first));
         let wanted = AskedFor::All;
-        let shape = Shape { marker, wanted, fate, ..Shape::of(Orders { min: Order::ZERO, max: order }) };
+        let shape =
+            FolioShape { marker, wanted, fate, ..FolioShape::of(Orders { min: Order::ZERO, max: order }) };
         let lists = self.reclaim.lists();
         let charge = lists.charge(PoolNumber::DEFAULT, order.pages(), Order::ZERO);
-        let promise = lists.promise(1, Locks::Wait).unwrap().with_charge(charge);
-        let added = self.mapping.add_folio_range(run, shape, Locks::Wait, &mut |_, _| {}).unwrap();
+        let promise = lists.reserve(1, LockWait::Wait).unwrap().with_charge(charge);
+        let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, order.pages());
-        self.reclaim.list([(frame, Came::Asked)], promise);
+        self.reclaim.list([(frame, FetchOrigin::Asked)], promise);
         for nth in 0..order.pages() {
             let content = page_content(FILE, first + u64::from(nth), 1);
             let to = self.arena.view().bytes(frame.plus(nth)).unwrap();
@@ -76,7 +80,7 @@ impl Rig {
         frame
     }
 
-    fn add(&self, first: u64, order: u8, fate: Fate) -> Frame {
+    fn add(&self, first: u64, order: u8, fate: FolioLifetime) -> Frame {
         let frame = self.add_filling(first, order, fate);
         self.arena.view().own(frame).complete(true);
         frame
@@ -85,7 +89,7 @@ impl Rig {
     fn dirty(&self, index: u64) {
         let held = self.mapping.try_hold(page(index)).unwrap();
         let marked = self.mapping.lock().mark_dirty(&held, page(index)..page(index + 1), Millis(5));
-        assert!(matches!(marked, Marked::Done { .. }));
+        assert!(matches!(marked, MarkOutcome::Done { .. }));
     }
 
     /// The folio at `index`: its first page, its order.
@@ -103,7 +107,7 @@ impl Rig {
     fn charged(&self) -> u64 {
         self.reclaim.lists().charged(PoolNumber::DEFAULT)
     }
-    fn word(&self, frame: Frame) -> quinion::arena::Word {
+    fn word(&self, frame: Frame) -> quinion::arena::DescriptorWord {
         self.arena.view().own(frame).word()
     }
 
@@ -112,7 +116,7 @@ impl Rig {
         self.check();
         self.reclaim.remove_mapping(self.mapping.id());
         let pages = self.mapping.lock().pages();
-        assert_eq!(self.mapping.remove_range(page(0)..page(1 << 40), Content::All), pages);
+        assert_eq!(self.mapping.remove_range(page(0)..page(1 << 40), RemoveFilter::All), pages);
         assert_eq!((self.charged(), self.mapping.dirty_pages().total()), (0, 0));
         drop((self.mapping, self.reclaim));
         let stats = self.arena.stats();
@@ -124,12 +128,12 @@ impl Rig {
 #[test]
 fn pieces_are_what_the_whole_was() {
     let rig = Rig::new();
-    let frame = rig.add(512, 9, Fate::Stays);
+    let frame = rig.add(512, 9, FolioLifetime::Stays);
     rig.arena.view().referenced(frame).unwrap().store(2, Ordering::Relaxed);
     rig.dirty(512 + 77);
     rig.dirty(512 + 100);
     let (pages, charged) = (rig.mapping.lock().pages(), rig.charged());
-    assert_eq!(rig.mapping.split_at(page(512 + 77)), Divided::Done);
+    assert_eq!(rig.mapping.split_at(page(512 + 77)), SplitOutcome::Done);
     rig.check();
     assert_eq!((rig.mapping.lock().pages(), rig.charged()), (pages, charged));
     let orders = [(0, 6), (64, 3), (72, 2), (76, 0), (77, 0), (78, 1), (80, 4), (96, 5), (128, 7), (256, 8)];
@@ -148,20 +152,20 @@ fn pieces_are_what_the_whole_was() {
         held.copy_out((512 + nth) * 4096, &mut bytes);
         verify(&bytes, FILE, (512 + nth) * 4096).unwrap();
     }
-    assert_eq!(rig.mapping.split_at(page(512 + 77)), Divided::Done, "and that is all");
-    assert_eq!(rig.mapping.split_at(page(5000)), Divided::Done, "nobody is there");
+    assert_eq!(rig.mapping.split_at(page(512 + 77)), SplitOutcome::Done, "and that is all");
+    assert_eq!(rig.mapping.split_at(page(5000)), SplitOutcome::Done, "nobody is there");
     rig.finish();
 }
 
 #[test]
 fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     let rig = Rig::new();
-    rig.add(0, 5, Fate::DropsBehind);
+    rig.add(0, 5, FolioLifetime::DropsBehind);
     rig.dirty(9);
     rig.dirty(30);
     assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2);
-    assert_eq!(rig.mapping.split_at(page(9)), Divided::Done);
-    assert_eq!(rig.mapping.split_at(page(10)), Divided::Done);
+    assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Done);
+    assert_eq!(rig.mapping.split_at(page(10)), SplitOutcome::Done);
     let mut at = 0;
     while at < 32 {
         let (first, order) = rig.mapping.find_behind(page(at)).expect("it is flagged");
@@ -170,9 +174,9 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     }
     rig.check();
     assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
-    rig.mapping.remove_range(page(9)..page(10), Content::All);
+    rig.mapping.remove_range(page(9)..page(10), RemoveFilter::All);
     assert_eq!(rig.mapping.dirty_pages().drop_behind(), 1);
-    rig.mapping.remove_range(page(0)..page(32), Content::All);
+    rig.mapping.remove_range(page(0)..page(32), RemoveFilter::All);
     assert_eq!(rig.mapping.dirty_pages().drop_behind(), 0);
     rig.finish();
 }
@@ -180,13 +184,13 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
 #[test]
 fn who_reads_the_whole_meanwhile_reads_anew() {
     let rig = Rig::new();
-    let frame = rig.add(16, 4, Fate::Stays);
+    let frame = rig.add(16, 4, FolioLifetime::Stays);
     let descriptor = rig.arena.view().own(frame);
     let (early, late) = (
         descriptor.begin_read(MappingId(1), page(16)).unwrap(),
         descriptor.begin_read(MappingId(1), page(31)).unwrap(),
     );
-    assert_eq!(rig.mapping.split_at(page(20)), Divided::Done);
+    assert_eq!(rig.mapping.split_at(page(20)), SplitOutcome::Done);
     assert!(!descriptor.end_read(early) && !descriptor.end_read(late));
     assert_eq!(descriptor.begin_read(MappingId(1), page(31)).unwrap_err(), NotReady::Mismatch);
     let ticket = descriptor.begin_read(MappingId(1), page(19)).unwrap();
@@ -195,7 +199,7 @@ fn who_reads_the_whole_meanwhile_reads_anew() {
     let sequence = descriptor.word().sequence();
     rig.mapping.try_hold(page(16)).unwrap().writer().unwrap();
     assert!(descriptor.word().is_still(sequence) && descriptor.word().is_written());
-    assert_eq!(rig.mapping.split_at(page(18)), Divided::Done);
+    assert_eq!(rig.mapping.split_at(page(18)), SplitOutcome::Done);
     assert!(!descriptor.word().is_still(sequence) && !descriptor.word().is_still(sequence + 2));
     assert!(descriptor.word().is_written(), "what was written stays so");
     rig.finish();
@@ -204,31 +208,31 @@ fn who_reads_the_whole_meanwhile_reads_anew() {
 #[test]
 fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
     let rig = Rig::new();
-    rig.add(0, 3, Fate::Stays);
+    rig.add(0, 3, FolioLifetime::Stays);
     let held = rig.mapping.try_hold(page(1)).unwrap();
-    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
     let (pinned, _) = held.into_pin();
-    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
     assert_eq!(rig.mapping.first_pinned(page(7)..page(9)), Some(page(0)));
     unpin(&rig.arena, pinned);
     assert_eq!(rig.mapping.first_pinned(page(0)..page(100)), None);
     // Under write-back.
     rig.dirty(6);
     let mut runs = Vec::new();
-    rig.mapping.lock().begin_writeback(page(0)..page(8), Which::Dirty, 100, &mut runs);
-    assert_eq!(rig.mapping.split_at(page(4)), Divided::Busy);
+    rig.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
+    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlight::Folio(_)));
-    rig.mapping.lock().end_writeback(runs[0], quinion::mapping::Outcome::Written, Millis(9));
-    assert_eq!(rig.mapping.split_at(page(4)), Divided::Done);
+    rig.mapping.lock().end_writeback(runs[0], quinion::mapping::WritebackOutcome::Written, Millis(9));
+    assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Done);
     // Being filled.
-    let frame = rig.add_filling(8, 3, Fate::Stays);
-    assert_eq!(rig.mapping.split_at(page(9)), Divided::Busy);
+    let frame = rig.add_filling(8, 3, FolioLifetime::Stays);
+    assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Busy);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::Folio(_)));
     rig.arena.view().own(frame).complete(true);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::None(PageIndex(16))));
     // Popped by the reclaimer, who has yet to evict it.
     {
-        let mut promise = rig.reclaim.lists().no_promise(PoolNumber::DEFAULT);
+        let mut promise = rig.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);
         let popped: Vec<_> = (0..4)
             .filter_map(|ring| rig.reclaim.lists().lock().pop(ring, &mut promise).map(|_| ring))
             .collect();
@@ -242,13 +246,13 @@ fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
 fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
     for unit in [0, 2] {
         let rig = Rig::new();
-        let frame = rig.add(64, 5, Fate::Stays);
+        let frame = rig.add(64, 5, FolioLifetime::Stays);
         [65, 70, 71, 90].into_iter().for_each(|index| rig.dirty(index));
         let held = rig.mapping.try_hold(page(64)).unwrap();
         let copied = rig.mapping.detach_copy(&held, page(88)..page(96), Order(unit));
         let pages = if unit == 0 { 3 } else { 8 };
-        assert_eq!(copied, Copied::Done { pages });
-        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), Copied::Gone);
+        assert_eq!(copied, DetachOutcome::Done { pages });
+        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Gone);
         rig.check();
         assert_eq!(rig.mapping.dirty_pages().dirty(), 3);
         for index in [65, 70, 71] {
@@ -271,18 +275,18 @@ fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
 #[test]
 fn clean_pages_go_and_dirty_ones_stay_when_only_what_is_clean_is_removed() {
     let rig = Rig::new();
-    rig.add(0, 4, Fate::Stays);
-    rig.add(16, 2, Fate::Stays);
+    rig.add(0, 4, FolioLifetime::Stays);
+    rig.add(16, 2, FolioLifetime::Stays);
     [3, 4, 9, 16].into_iter().for_each(|index| rig.dirty(index));
     let mut edges = Vec::new();
     let mut at = 0;
     while let Some(edge) = { rig.mapping.lock().next_mixed(page(at)..page(20)) } {
-        assert_eq!(rig.mapping.split_at(edge), Divided::Done);
+        assert_eq!(rig.mapping.split_at(edge), SplitOutcome::Done);
         edges.push(edge.0);
         at = edge.0.max(at + 1);
     }
     assert_eq!(edges, [3, 5, 9, 17]);
-    assert_eq!(rig.mapping.remove_range(page(0)..page(20), Content::Clean), 16);
+    assert_eq!(rig.mapping.remove_range(page(0)..page(20), RemoveFilter::Clean), 16);
     let left: Vec<u64> = (0..20).filter(|&index| rig.folio(index).is_some()).collect();
     assert_eq!(left, [3, 4, 9, 16]);
     rig.finish();
@@ -301,7 +305,7 @@ proptest! {
         let (mut pages, mut at) = (BTreeSet::new(), 0u64);
         for (order, behind) in orders {
             at = page(at).align_up(Order(order)).0;
-            rig.add(at, order, if behind { Fate::DropsBehind } else { Fate::Stays });
+            rig.add(at, order, if behind { FolioLifetime::DropsBehind } else { FolioLifetime::Stays });
             pages.extend(at..at + (1 << order));
             at += 1 << order;
         }
@@ -311,14 +315,14 @@ proptest! {
             let end = from + len;
             match what {
                 0 | 1 => {
-                    prop_assert_eq!(rig.mapping.split_at(page(from)), Divided::Done);
+                    prop_assert_eq!(rig.mapping.split_at(page(from)), SplitOutcome::Done);
                     prop_assert!(rig.folio(from).is_none_or(|(first, _)| first == from));
                 }
                 _ => {
-                    prop_assert_eq!(rig.mapping.split_at(page(from)), Divided::Done);
-                    prop_assert_eq!(rig.mapping.split_at(page(end)), Divided::Done);
+                    prop_assert_eq!(rig.mapping.split_at(page(from)), SplitOutcome::Done);
+                    prop_assert_eq!(rig.mapping.split_at(page(end)), SplitOutcome::Done);
                     let gone: Vec<u64> = pages.range(from..end).copied().collect();
-                    let removed = rig.mapping.remove_range(page(from)..page(end), Content::All);
+                    let removed = rig.mapping.remove_range(page(from)..page(end), RemoveFilter::All);
                     prop_assert_eq!(removed, gone.len() as u64);
                     for index in gone {
                         pages.remove(&index);

@@ -9,7 +9,7 @@ use std::io::{self, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use quinion::backend::{Faults, MemoryFile, Simulated};
+use quinion::backend::{Faults, MemoryFile, SimulatedBackend};
 use quinion::{Cache, Error, ErrorKind, File, OpenOptions};
 
 fn cache() -> Cache {
@@ -137,7 +137,7 @@ fn a_descriptor_is_adopted_for_writing() {
 #[test]
 fn syncing_the_cache_makes_closed_files_durable_and_says_what_failed() {
     let memory = Arc::new(MemoryFile::new(vec![0; 8192]));
-    let disk = Arc::new(Simulated::of_memory(Arc::clone(&memory), Faults::default()));
+    let disk = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
     let cache = cache();
     let (_folder, path) = file_of(b"0123456789");
     let good = cache.open_with(&path, OpenOptions::new().write(true)).unwrap();

@@ -20,7 +20,8 @@ use std::time::Duration;
 use common::Dice;
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Faults, Fill, Flush, MemoryFile, Reap, Reaped, Simulated, SyncKind, WaitRoom,
+    Attributes, Backend, Faults, Fill, Flush, MemoryFile, ReapMode, ReapOutcome, SimulatedBackend, SyncKind,
+    WaitQueue,
 };
 use quinion::{Cache, ErrorKind, File, OnPinned, OpenOptions, ReadOptions};
 
@@ -63,7 +64,7 @@ impl Backend for Refusing {
     fn name(&self) -> &'static str {
         "refusing"
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.file.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -72,7 +73,7 @@ impl Backend for Refusing {
     fn submit(&self, fills: Vec<Fill>) {
         self.file.submit(fills);
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.file.reap(how, done)
     }
     fn can_write(&self) -> bool {
@@ -369,14 +370,14 @@ fn who_waits_for_pins_is_told_that_they_stay_and_cuts_when_they_go() {
 // ---- what is in flight ----------------------------------------------------------------------------------------------
 
 /// A file of 64 pages whose device completes when it is told to, 10 pages of it dirty.
-fn slow() -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
+fn slow() -> (Cache, Arc<MemoryFile>, Arc<SimulatedBackend>, File) {
     slow_of(64)
 }
 
-fn slow_of(pages: usize) -> (Cache, Arc<MemoryFile>, Arc<Simulated>, File) {
+fn slow_of(pages: usize) -> (Cache, Arc<MemoryFile>, Arc<SimulatedBackend>, File) {
     let cache = Cache::builder().memory(16 << 20).readahead(0).build().unwrap();
     let memory = Arc::new(MemoryFile::new(content(pages * PAGE)));
-    let device = Arc::new(Simulated::of_memory(Arc::clone(&memory), Faults::default()));
+    let device = Arc::new(SimulatedBackend::of_memory(Arc::clone(&memory), Faults::default()));
     let options = *OpenOptions::new().write(true);
     let file = cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &options).unwrap();
     file.write_all_at(&[9; 10 * PAGE], 20 * PAGE as u64).unwrap();

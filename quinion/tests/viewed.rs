@@ -17,7 +17,7 @@ use quinion::arena::control::{Advice, CREDIT_SPENT, Operation};
 use quinion::serve::Service;
 use quinion::units::MappingId;
 use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
-use quinion::{Cache, CacheOwner, Coherence, ServeRules};
+use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 96;
@@ -210,5 +210,5 @@ fn what_is_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

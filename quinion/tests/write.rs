@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use common::Dice;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{
-    Attributes, Backend, Engine, EngineOptions, Faults, Fill, Identity, MemoryFile, Simulated, SyncKind,
-    Version, WaitRoom,
+    Attributes, Backend, Engine, EngineOptions, Faults, Fill, Identity, MemoryFile, SimulatedBackend,
+    SyncKind, Version, WaitQueue,
 };
-use quinion::filemap::{Filemap, Patience, Reader};
+use quinion::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::mapping::{Mapping, ReadBatch};
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
@@ -497,7 +497,7 @@ fn r13_a_reader_of_a_growing_file_sees_new_bytes_or_none_and_never_others() {
 fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).expect("an arena"));
     let orders = Orders { min: Order::ZERO, max: Order(3) };
-    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitRoom::new()), orders, Tuning::default());
+    let filemap = Filemap::new(Arc::clone(&arena), Arc::new(WaitQueue::new()), orders, Tuning::default());
     let filemap = Arc::new(filemap);
     let twin = bytes(1, 32 * PAGE);
     let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
@@ -507,7 +507,7 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
     mapping.write_by(memory);
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
-    let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), Patience::Wait, 0, to);
+    let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), WaitPolicy::Wait, 0, to);
     assert_eq!(read(&mut vec![0; 32 * PAGE]).expect("a read"), 32 * PAGE);
 
     let mut batch = ReadBatch::new();
@@ -601,7 +601,7 @@ fn d14_an_uncached_write_leaves_nothing_once_it_is_written_back() {
 #[test]
 fn d15_an_uncached_write_that_is_overwritten_stays() {
     let (cache, memory) = (cache(), Arc::new(MemoryFile::new(vec![0; 64 * PAGE])));
-    let device = Arc::new(Simulated::of_memory(memory, Faults::default()));
+    let device = Arc::new(SimulatedBackend::of_memory(memory, Faults::default()));
     let file =
         cache.open_backend_with(Arc::clone(&device) as Arc<dyn Backend>, &writing()).expect("it opens");
     let uncached = WriteOptions::new().uncached(true);
@@ -726,8 +726,12 @@ impl Backend for Eventful {
     fn wants_leader(&self) -> bool {
         !self.fills.lock().expect("ours").is_empty()
     }
-    fn reap(&self, how: quinion::backend::Reap, _: &mut dyn FnMut() -> bool) -> quinion::backend::Reaped {
-        if how == quinion::backend::Reap::Wait {
+    fn reap(
+        &self,
+        how: quinion::backend::ReapMode,
+        _: &mut dyn FnMut() -> bool,
+    ) -> quinion::backend::ReapOutcome {
+        if how == quinion::backend::ReapMode::Wait {
             self.end_flushes(); // so that the end of a cache does not wait for ever
         }
         let event = self.event.lock().expect("ours").take();
@@ -737,7 +741,11 @@ impl Backend for Eventful {
         let fills = std::mem::take(&mut *self.fills.lock().expect("ours"));
         let count = fills.len();
         self.memory.submit(fills);
-        if count > 0 { quinion::backend::Reaped::Some(count) } else { quinion::backend::Reaped::Elsewhere }
+        if count > 0 {
+            quinion::backend::ReapOutcome::Some(count)
+        } else {
+            quinion::backend::ReapOutcome::Elsewhere
+        }
     }
     fn can_write(&self) -> bool {
         true
@@ -886,7 +894,7 @@ fn a_flush_of_our_own_is_no_change_by_others_and_theirs_are_seen_beside_it() {
 }
 
 fn times_step(path: &std::path::Path) -> bool {
-    let engine = Engine::new(Arc::new(WaitRoom::new()), EngineOptions::default());
+    let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
     engine.open(path).expect("it opens").attributes().expect("it is there").version.steps
 }
 

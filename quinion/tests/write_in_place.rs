@@ -26,9 +26,9 @@ use std::thread;
 use batch_stage::{FILE, Stage, State};
 use common::{Dice, LINE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
-use quinion::arena::{Readable, View, WriteRefused};
-use quinion::filemap::{GROUP_MAX, Hits, Stopped, Wanted, read_group, read_hits_into};
-use quinion::folio::{Wrote, unpin};
+use quinion::arena::{ReadableState, View, WriteRefused};
+use quinion::filemap::{BatchedRead, GROUP_MAX, HitStop, Hits, read_group, read_hits_into};
+use quinion::folio::{WriteOutcome, unpin};
 use quinion::units::{PAGE_SIZE, PageIndex};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -39,7 +39,7 @@ fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
 }
 
 /// As above, of whole pages from `page` on, which must be the file's.
-fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, Stopped) {
+fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
     let mut bytes = vec![0; pages * PAGE_SIZE];
     let hits = hit(stage, stage.arena.view(), page * PAGE, &mut bytes);
     verify(&bytes[..hits.bytes], FILE, page * PAGE).unwrap();
@@ -52,7 +52,7 @@ fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     let (cell, id) = (stage.mapping.cell(), stage.mapping.id());
     let wanted = buffers.iter_mut().zip(pages);
     let mut wanted: Vec<_> =
-        wanted.map(|(buffer, page)| Wanted::new(cell, id, page * PAGE, buffer)).collect();
+        wanted.map(|(buffer, page)| BatchedRead::new(cell, id, page * PAGE, buffer)).collect();
     let served = read_group(stage.arena.view(), &mut wanted, |_, _| ());
     drop(wanted);
     let got = pages.iter().zip(&buffers).enumerate().filter(|(nth, _)| served.has(*nth));
@@ -64,7 +64,7 @@ fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
 }
 
 /// Writes pages of one generation.
-fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrote {
+fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
     let mut content = vec![0; pages * PAGE_SIZE];
     fill_content(&mut content, FILE, page * PAGE, generation);
     let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
@@ -72,7 +72,7 @@ fn write(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrote {
 }
 
 /// As `write`, a line at a time, so that the writer is in each page for long.
-fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrote {
+fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> WriteOutcome {
     let held = stage.mapping.try_hold(PageIndex(page)).unwrap();
     for nth in 0..pages {
         let index = page + nth as u64;
@@ -82,7 +82,7 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrot
                 fill_content(&mut line, FILE, index * PAGE + at as u64, generation);
                 writer.copy_in(at, &line);
             }),
-            Err(refused) => return Wrote { bytes: nth * PAGE_SIZE, refused: Some(refused) },
+            Err(refused) => return WriteOutcome { bytes: nth * PAGE_SIZE, refused: Some(refused) },
         }
     }
     all(pages * PAGE_SIZE)
@@ -91,12 +91,12 @@ fn write_slowly(stage: &Stage, page: u64, pages: usize, generation: u32) -> Wrot
 /// The generation of a page, by a reader who holds nothing.
 fn generation(stage: &Stage, page: u64) -> u32 {
     let mut bytes = [0; PAGE_SIZE];
-    assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, Stopped::Full);
+    assert_eq!(hit(stage, stage.arena.view(), page * PAGE, &mut bytes).stopped, HitStop::Full);
     *generations(&bytes, FILE, page * PAGE).unwrap().unwrap().start()
 }
 
-fn all(bytes: usize) -> Wrote {
-    Wrote { bytes, refused: None }
+fn all(bytes: usize) -> WriteOutcome {
+    WriteOutcome { bytes, refused: None }
 }
 
 // ---- one at a time ------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ fn what_was_written_is_read_by_everybody() {
     stage.add(0, 4, State::Ready);
     assert_eq!(write(&stage, 3, 2, 7), all(2 * PAGE_SIZE));
     assert_eq!([2, 3, 4, 5].map(|page| generation(&stage, page)), [1, 7, 7, 1]);
-    assert_eq!(hit_pages(&stage, 0, 16), (16, Stopped::Full));
+    assert_eq!(hit_pages(&stage, 0, 16), (16, HitStop::Full));
     assert_eq!(group(&stage, &[0, 3, 4, 15]), [0, 3, 4, 15]);
     let (_, batch) = stage.batch(0, 15);
     let mut bytes = vec![0; 16 * PAGE_SIZE];
@@ -126,9 +126,9 @@ fn a_holder_sees_its_folio_written_and_still_there() {
     assert_eq!(held.writer().unwrap_err(), WriteRefused::Filling);
     stage.complete(frame);
     assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
-    assert_eq!(held.is_readable(), Readable::Yes);
+    assert_eq!(held.is_readable(), ReadableState::Yes);
     stage.let_all_go();
-    assert_eq!(held.is_readable(), Readable::Never);
+    assert_eq!(held.is_readable(), ReadableState::Never);
     assert_eq!(held.writer().unwrap_err(), WriteRefused::Left);
     let mut bytes = [0; 2 * PAGE_SIZE];
     assert_eq!(held.copy_out(0, &mut bytes), bytes.len(), "its bytes are kept all the same");
@@ -157,7 +157,7 @@ fn a_pinned_folio_is_not_written() {
     stage.add(0, 2, State::Ready);
     assert_eq!(write(&stage, 0, 1, 2), all(PAGE_SIZE));
     let (frame, _) = stage.mapping.try_hold(PageIndex(3)).unwrap().into_pin();
-    let pinned = Wrote { bytes: 0, refused: Some(WriteRefused::Pinned) };
+    let pinned = WriteOutcome { bytes: 0, refused: Some(WriteRefused::Pinned) };
     assert_eq!(write(&stage, 0, 4, 3), pinned);
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
     assert_eq!(held.writer().unwrap().zero(PAGE, 10), pinned);
@@ -201,12 +201,12 @@ fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
     let mut page = held.writer().unwrap().page(5).unwrap();
     page.copy_in(0, &content[..2048]);
 
-    assert_eq!(hit_pages(&stage, 5, 1), (0, Stopped::Writing));
-    assert_eq!(hit_pages(&stage, 5, 4), (0, Stopped::Writing));
-    assert_eq!(hit_pages(&stage, 0, 16), (5, Stopped::Writing));
-    assert_eq!(hit_pages(&stage, 6, 10), (10, Stopped::Full));
+    assert_eq!(hit_pages(&stage, 5, 1), (0, HitStop::Writing));
+    assert_eq!(hit_pages(&stage, 5, 4), (0, HitStop::Writing));
+    assert_eq!(hit_pages(&stage, 0, 16), (5, HitStop::Writing));
+    assert_eq!(hit_pages(&stage, 6, 10), (10, HitStop::Full));
     let mut part = [0; 100];
-    assert_eq!(hit(&stage, stage.arena.view(), 5 * PAGE + 4000, &mut part).stopped, Stopped::Writing);
+    assert_eq!(hit(&stage, stage.arena.view(), 5 * PAGE + 4000, &mut part).stopped, HitStop::Writing);
     assert_eq!(group(&stage, &[4, 5, 6]), [4, 6]);
 
     let (done, told) = mpsc::channel();
@@ -269,11 +269,11 @@ fn a_viewer_sees_the_writer_by_the_same_table() {
     let writer = held.writer().unwrap();
     let page = writer.page(2).unwrap();
     let mut bytes = [0; PAGE_SIZE];
-    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, Stopped::Writing);
-    assert_eq!(hit(&stage, &view, 3 * PAGE, &mut bytes).stopped, Stopped::Full);
+    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Writing);
+    assert_eq!(hit(&stage, &view, 3 * PAGE, &mut bytes).stopped, HitStop::Full);
     drop(page);
     assert_eq!(writer.write(2 * PAGE, &page_content(FILE, 2, 6)), all(PAGE_SIZE));
-    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, Stopped::Full);
+    assert_eq!(hit(&stage, &view, 2 * PAGE, &mut bytes).stopped, HitStop::Full);
     assert_eq!(bytes, page_content(FILE, 2, 6));
 }
 
@@ -320,7 +320,7 @@ fn who_found_a_folio_steady_notices_its_first_writer() {
 #[test]
 fn who_held_a_steady_folio_notices_its_first_writer() {
     first_writes(|stage, bytes| match stage.mapping.try_hold(PageIndex(0)) {
-        Ok(held) if held.is_readable() == Readable::Yes => held.copy_out(0, bytes),
+        Ok(held) if held.is_readable() == ReadableState::Yes => held.copy_out(0, bytes),
         _ => 0,
     });
 }
@@ -378,7 +378,7 @@ proptest! {
                 Op::Hit { at, len } => {
                     let mut bytes = vec![0xa5; len];
                     let hits = hit(&stage, stage.arena.view(), start + at as u64, &mut bytes);
-                    prop_assert_eq!((hits.bytes, hits.stopped), (len, Stopped::Full));
+                    prop_assert_eq!((hits.bytes, hits.stopped), (len, HitStop::Full));
                     prop_assert_eq!(&bytes[..], &twin[at..at + len]);
                 }
                 Op::Hold { at, len } => {
@@ -491,7 +491,7 @@ impl Storm {
         let bytes = [64, 300, PAGE_SIZE, 5 * PAGE_SIZE][dice.below(4) as usize];
         let oldest = self.oldest();
         let hits = hit(&self.stage, view, position, &mut buffer[..bytes]);
-        self.count(if hits.stopped == Stopped::Writing { Met::Writing } else { Met::Hit });
+        self.count(if hits.stopped == HitStop::Writing { Met::Writing } else { Met::Hit });
         self.judge(&oldest, position, &buffer[..hits.bytes]);
     }
     fn read_group(&self, dice: &mut Dice) {
@@ -502,7 +502,7 @@ impl Storm {
         let position = dice.below(SHARED * PAGE);
         let oldest = self.oldest();
         let Ok(held) = self.stage.mapping.try_hold(PageIndex::of_byte(position)) else { return };
-        if held.is_readable() != Readable::Yes {
+        if held.is_readable() != ReadableState::Yes {
             return;
         }
         let bytes = held.copy_out(position, buffer);
@@ -513,7 +513,7 @@ impl Storm {
     fn pin(&self, dice: &mut Dice) {
         let page = dice.below(PAGES as u64);
         let Ok(held) = self.stage.mapping.try_hold(PageIndex(page)) else { return };
-        if held.is_readable() != Readable::Yes {
+        if held.is_readable() != ReadableState::Yes {
             return;
         }
         let (first, len) = (held.first().first_byte(), held.order().bytes());

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::{
-    Backend, CrashDisk, Creation, Engine, EngineOptions, Faults, Mechanism, MemoryFile, Sequence, Simulated,
-    Start, SyncKind, Times, WaitRoom, WriteFaults, WriteOptions,
+    Backend, CompletionOrder, CrashDisk, Creation, Engine, EngineOptions, FailureCount, Faults,
+    InitialContent, Mechanism, MemoryFile, SimulatedBackend, SyncKind, WaitQueue, WriteFaults, WriteOptions,
 };
-use quinion::mapping::Fate;
+use quinion::mapping::FolioLifetime;
 use quinion::readahead::{Config, Readahead};
 use quinion::stats::Count;
 use quinion::sync::{Rank, RankedMutex};
@@ -38,8 +38,8 @@ fn memory(pages: u64) -> Arc<MemoryFile> {
     Arc::new(MemoryFile::new(vec![0; (pages * PAGE) as usize]))
 }
 
-fn simulated(disk: &Arc<CrashDisk>, faults: Faults) -> Arc<Simulated> {
-    Arc::new(Simulated::of_crash_disk(Arc::clone(disk), faults))
+fn simulated(disk: &Arc<CrashDisk>, faults: Faults) -> Arc<SimulatedBackend> {
+    Arc::new(SimulatedBackend::of_crash_disk(Arc::clone(disk), faults))
 }
 
 fn disk(pages: u64) -> Arc<CrashDisk> {
@@ -157,7 +157,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
     let device = simulated(&disk, Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handles: Vec<_> = (0..10).map(|_| file.handle()).collect();
-    device.fail_writes_at(3 * PAGE..4 * PAGE, Times::First(1));
+    device.fail_writes_at(3 * PAGE..4 * PAGE, FailureCount::First(1));
     file.write(0..8, 1);
     let before = file.dirty();
     assert_eq!(file.sync(&handles[0]), Err(EIO));
@@ -183,7 +183,7 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
     let stage = Stage::new(options);
     let device = simulated(&disk(10), Faults::default());
-    device.fail_writes_at(0..PAGE, Times::First(1));
+    device.fail_writes_at(0..PAGE, FailureCount::First(1));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let _closed_again = file.handle();
     file.write(0..1, 1);
@@ -199,7 +199,7 @@ fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
     let stage = Stage::new(by_hand());
     let device = simulated(&disk(10), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-    device.fail_writes_at(0..PAGE, Times::Always);
+    device.fail_writes_at(0..PAGE, FailureCount::Always);
     let handle = file.handle();
     file.write(0..1, 1);
     for _ in 0..5 {
@@ -378,11 +378,11 @@ fn many_who_sync_at_once_share_the_devices_syncs() {
 fn a_lone_writer_needs_no_other_thread_to_sync() {
     for mechanism in [Mechanism::Ring, Mechanism::Threads] {
         let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
         let engine = Engine::new(Arc::clone(&room), options);
         let stage = Stage::with_room(room, by_hand());
-        let new = WriteOptions { creation: Creation::MustBeNew, start: Start::Kept, mode: 0o644 };
+        let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
         let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
         stage.writeback.close(); // the background's thread
@@ -406,10 +406,10 @@ fn a_small_append_is_written_by_who_syncs_it() {
     }
     let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
-    let room = Arc::new(WaitRoom::new());
+    let room = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&room), EngineOptions::default());
     let stage = Stage::with_room(room, by_hand());
-    let new = WriteOptions { creation: Creation::MustBeNew, start: Start::Kept, mode: 0o644 };
+    let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
         return println!("SKIPPED: no direct I/O here");
@@ -435,8 +435,10 @@ fn the_background_writes_what_is_old_and_forgets_the_file() {
     let (memories, devices): (Vec<_>, Vec<_>) = (0..5)
         .map(|_| {
             let memory = memory(64);
-            let device =
-                Simulated::of_memory(Arc::clone(&memory), Faults { delay_max: 3, ..Faults::default() });
+            let device = SimulatedBackend::of_memory(
+                Arc::clone(&memory),
+                Faults { delay_max: 3, ..Faults::default() },
+            );
             (memory, Arc::new(device))
         })
         .unzip();
@@ -475,7 +477,7 @@ fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
     let stage = Stage::new(options);
     let platter = disk(64);
     let bad = simulated(&platter, Faults::default());
-    bad.fail_writes_at(0..64 * PAGE, Times::Always);
+    bad.fail_writes_at(0..64 * PAGE, FailureCount::Always);
     let (ill, well) = (stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>), stage.open(2, memory(64)));
     ill.write(0..64, 1);
     wait_until("the failure", || ill.mapping.device().failures().count > 0);
@@ -512,7 +514,9 @@ fn write_until_refused(file: &Opened<'_>, calls: u32) -> Result<u32, (u32, std::
 fn writers_are_held_up_as_little_as_needed_and_what_is_dirty_stays_bounded() {
     let stage = Stage::new(throttled(LONG));
     let devices: Vec<_> = (0..2)
-        .map(|seed| Simulated::of_memory(memory(2000), Faults { seed, delay_max: 2, ..Faults::default() }))
+        .map(|seed| {
+            SimulatedBackend::of_memory(memory(2000), Faults { seed, delay_max: 2, ..Faults::default() })
+        })
         .map(Arc::new)
         .collect();
     let files: Vec<_> =
@@ -540,7 +544,7 @@ fn writers_are_held_up_as_little_as_needed_and_what_is_dirty_stays_bounded() {
 #[test]
 fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
     let stage = Stage::new(throttled(Duration::from_millis(2)));
-    let device = Arc::new(Simulated::of_memory(memory(4000), Faults::default()));
+    let device = Arc::new(SimulatedBackend::of_memory(memory(4000), Faults::default()));
     device.pause();
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let other = stage.open(2, memory(64));
@@ -561,7 +565,7 @@ fn who_waits_hears_that_his_file_fails() {
     let device = simulated(&disk(4000), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
-    device.fail_writes_at(0..u64::MAX, Times::Always);
+    device.fail_writes_at(0..u64::MAX, FailureCount::Always);
     // Full, as far as the first call above the throttle can see.
     let (calls, error) = write_until_refused(&file, 1000).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(EIO));
@@ -581,9 +585,9 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let handle = file.handle();
     file.write(20..21, 1);
-    file.write_fated(0..10, 1, Fate::DropsBehind);
+    file.write_fated(0..10, 1, FolioLifetime::DropsBehind);
     assert_eq!(stage.writeback.totals().drop_behind(), 10);
-    device.fail_writes_at(4 * PAGE..5 * PAGE, Times::First(1));
+    device.fail_writes_at(4 * PAGE..5 * PAGE, FailureCount::First(1));
     stage.writeback.kick(&file.mapping);
     wait_until("the failure", || file.mapping.device().failures().count > 0 && file.under_way() == 0);
     assert!(file.is_cached(4), "what failed stays");
@@ -600,7 +604,8 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
 #[test]
 fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     let stage = Stage::new(by_hand());
-    let device = Arc::new(Simulated::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
+    let device =
+        Arc::new(SimulatedBackend::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
     // It is listed where reclaim looks, unlike the other files of this test.
     let known = device.attributes().unwrap();
     device.attach(&stage.room);
@@ -624,11 +629,11 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     let reader = quinion::filemap::Reader::plain(&readahead);
     let mut bytes = vec![0; PAGE_SIZE];
     let mut read = |page: u64| {
-        let patience = quinion::filemap::Patience::Wait;
-        stage.filemap.read(&file.mapping, reader, patience, page * PAGE, &mut bytes).unwrap()
+        let wait_policy = quinion::filemap::WaitPolicy::Wait;
+        stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.room_pages(quinion::sync::Locks::Wait).is_some_and(|room| room > 0) {
+    while stage.arena.room_pages(quinion::sync::LockWait::Wait).is_some_and(|room| room > 0) {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;
@@ -676,7 +681,8 @@ fn a_cache_that_is_made_smaller_writes_what_is_in_the_way() {
 #[test]
 fn a_pool_that_is_full_of_dirty_pages_has_them_written() {
     let bytes = memory(4096);
-    let device = Simulated::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
+    let device =
+        SimulatedBackend::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
     let cache = quinion::Cache::builder().memory(64 << 20).writeback(by_hand()).build().unwrap();
     let pool = cache.add_pool("small", quinion::PoolOptions::new().limit(2 << 20)).unwrap();
     let file = pool.open_backend_with(Arc::new(device), quinion::OpenOptions::new().write(true)).unwrap();
@@ -778,7 +784,8 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
 fn what_fails_under_way_when_the_cache_ends_is_tried_once_more() {
     let stage = Stage::new(by_hand());
     let bytes = memory(64);
-    let device = Simulated::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
+    let device =
+        SimulatedBackend::of_memory(Arc::clone(&bytes), Faults { delay_max: 2, ..Faults::default() });
     device.fail_write(0, EIO);
     let file = stage.open(1, Arc::new(device));
     stage.writeback.close(); // it would fetch what ends
@@ -832,7 +839,7 @@ proptest! {
     ) {
         let stage = Stage::new(by_hand());
         let disk = disk(64);
-        let faults = Faults { seed, delay_max, sequence: Sequence::Shuffled, ..Faults::default() };
+        let faults = Faults { seed, delay_max, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let device = simulated(&disk, faults);
         let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
         let handles: Vec<_> = (0..3).map(|_| file.handle()).collect();
@@ -913,13 +920,9 @@ fn with_all_at_once_what_was_promised_is_there() {
         let options = options.expire(Duration::ZERO).interval(Duration::from_millis(1));
         let stage = Stage::new(options);
         let disk = disk(128);
-        let faults = Faults { seed, delay_max: 3, sequence: Sequence::Shuffled, ..Faults::default() };
-        let device = Simulated::of_crash_disk(Arc::clone(&disk), faults).with_write_faults(WriteFaults {
-            errors: 50,
-            full: 50,
-            drops: 20,
-            sync_errors: 50,
-        });
+        let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
+        let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults)
+            .with_write_faults(WriteFaults { errors: 50, full: 50, drops: 20, sync_errors: 50 });
         let file = stage.open(1, Arc::new(device));
         // Of each writer's pages: how far the disk's log was when it was promised, and what.
         let promises: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();

@@ -15,7 +15,7 @@
 mod xarray_keeper;
 
 use quinion::xarray::{
-    ENTRY_ORDER_MAX, Entry, INDICES_MAX, Inserted, Kind, Mark, Split, Stop, Stored, Value,
+    ENTRY_ORDER_MAX, Entry, INDICES_MAX, Inserted, Kind, Mark, RangeStop, Split, Stored, Value,
 };
 use xarray_keeper::{Forest, Reuse, folio};
 
@@ -332,7 +332,7 @@ fn refuse_all_but_the_whole<const BITS: u32>(forest: &Forest<BITS>, base: u64, o
     }
     let mut tree = forest.tree();
     let stopped = tree.insert_range(base, [(0, folio(1, 0))], |_, _| panic!("a spill is no shadow"));
-    assert_eq!((stopped.added, stopped.stop), (0, Stop::Present(spill)));
+    assert_eq!((stopped.added, stopped.stop), (0, RangeStop::Present(spill)));
     if order > 0 {
         tree.erase_range(base, last, |_, _, _| panic!("part of it was not meant"));
         tree.erase_range(base + 1, last + 1, |_, _, _| panic!("part of it was not meant"));

@@ -10,7 +10,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{AddedRange, Entry, Filled, Inserted, Reserve, Stop, Stored, Value, XArray};
+use quinion::xarray::{AddedRange, Entry, Inserted, RangeStop, Reserve, ReserveFill, Stored, Value, XArray};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -29,14 +29,14 @@ fn batch(n: u32, order: u8) -> impl Iterator<Item = (u8, u32)> {
 fn no_shadow(_: usize, shadow: Value) {
     panic!("{shadow:?} came from nowhere");
 }
-fn prefix(added: usize, order: u8, stop: Stop) -> AddedRange {
+fn prefix(added: usize, order: u8, stop: RangeStop) -> AddedRange {
     AddedRange { added, pages: (added as u64) << order, stop }
 }
 
 #[test]
 fn b01_an_empty_batch_does_nothing() {
     let forest = forest::<6>();
-    assert_eq!(forest.tree().insert_range(17, [], no_shadow), prefix(0, 0, Stop::All));
+    assert_eq!(forest.tree().insert_range(17, [], no_shadow), prefix(0, 0, RangeStop::All));
     assert!(forest.tree().is_empty());
 }
 
@@ -46,7 +46,7 @@ fn b02_over_nothing_all_of_it_goes_in() {
     {
         let forest = forest::<6>();
         let got = forest.tree().insert_range(start, batch(n, order), no_shadow);
-        assert_eq!(got, prefix(n as usize, order, Stop::All));
+        assert_eq!(got, prefix(n as usize, order, RangeStop::All));
         for id in 0..n {
             let first = start + (u64::from(id) << order);
             for index in first..first + (1 << order) {
@@ -71,7 +71,7 @@ fn b02_orders_may_be_mixed() {
         index += 1 << order;
     }
     let got = forest.tree().insert_range(0, batch.iter().copied(), no_shadow);
-    assert_eq!(got, AddedRange { added: orders.len(), pages: index, stop: Stop::All });
+    assert_eq!(got, AddedRange { added: orders.len(), pages: index, stop: RangeStop::All });
     forest.check();
 }
 
@@ -81,7 +81,7 @@ fn b03_a_folio_at_the_start_stops_it_before_anything() {
     put(&forest, 100, 0, Entry::folio(folio(99, 0)));
     let before = forest.tree().dump_nodes();
     let got = forest.tree().insert_range(100, batch(8, 0), no_shadow);
-    assert_eq!(got, prefix(0, 0, Stop::Present(Entry::folio(folio(99, 0)))));
+    assert_eq!(got, prefix(0, 0, RangeStop::Present(Entry::folio(folio(99, 0)))));
     assert_eq!(forest.tree().dump_nodes(), before);
 }
 
@@ -90,7 +90,7 @@ fn b04_a_folio_further_on_leaves_the_prefix_and_a_second_call_says_why() {
     for k in 1..200u64 {
         let forest = forest::<6>();
         put(&forest, 40 + k, 0, Entry::folio(folio(999, 0)));
-        let present = Stop::Present(Entry::folio(folio(999, 0)));
+        let present = RangeStop::Present(Entry::folio(folio(999, 0)));
         assert_eq!(forest.tree().insert_range(40, batch(200, 0), no_shadow), prefix(k as usize, 0, present));
         assert_eq!(forest.tree().insert_range(40 + k, batch(200, 0), no_shadow), prefix(0, 0, present));
         assert_eq!(forest.tree().load(40 + k + 1), Entry::EMPTY, "nothing goes in beyond the stop");
@@ -107,7 +107,7 @@ fn b05_shadows_are_no_conflict_and_each_is_reported_with_its_taker() {
     put(&forest, 16, 2, shadow(2, 16));
     let mut seen = Vec::new();
     let got = forest.tree().insert_range(0, batch(20, 1), |taker, value| seen.push((taker, value)));
-    assert_eq!(got, prefix(20, 1, Stop::All));
+    assert_eq!(got, prefix(20, 1, RangeStop::All));
     let one = |payload| Value::shadow(0, payload);
     let half = Value::shadow(1, 16);
     assert_eq!(seen, [(1, one(3)), (2, one(4)), (4, one(9)), (8, half), (9, half), (15, one(30))]);
@@ -123,7 +123,7 @@ fn b06_a_run_inside_one_large_shadow_lies_exactly_where_it_was_put() {
         assert_eq!(value, Value::shadow(0, 5));
         seen += 1;
     });
-    assert_eq!((got, seen), (prefix(3, 0, Stop::All), 3));
+    assert_eq!((got, seen), (prefix(3, 0, RangeStop::All), 3));
     for index in 0..512 {
         let want = match index {
             77..=79 => Entry::folio(folio(index as u32 - 77, 0)),
@@ -142,7 +142,7 @@ fn b07_a_batch_that_ends_early_is_a_prefix() {
     let forest = forest::<6>();
     let folios = [Some((0u8, folio(1, 0))), Some((0, folio(2, 0))), None, Some((0, folio(3, 0)))];
     let got = forest.tree().insert_range(10, folios.into_iter().map_while(|f| f), no_shadow);
-    assert_eq!(got, prefix(2, 0, Stop::All));
+    assert_eq!(got, prefix(2, 0, RangeStop::All));
     assert_eq!(forest.tree().load(12), Entry::EMPTY);
 }
 
@@ -151,7 +151,7 @@ fn b09_when_nodes_run_out_for_good_the_prefix_stays_and_nothing_leaks() {
     for budget in 0..12 {
         let forest = forest::<2>();
         let got = forest.with_budget(budget, |tree| tree.insert_range(0, batch(64, 0), no_shadow));
-        assert_eq!(got.stop, if got.added == 64 { Stop::All } else { Stop::NoNode });
+        assert_eq!(got.stop, if got.added == 64 { RangeStop::All } else { RangeStop::NoNode });
         assert!(got.added > 0, "index 0 needs no node");
         for index in 0..64 {
             assert_eq!(forest.tree().load(index).is_empty(), index >= got.pages);
@@ -159,7 +159,7 @@ fn b09_when_nodes_run_out_for_good_the_prefix_stays_and_nothing_leaks() {
         forest.check();
         // The same batch goes on where it stopped.
         let rest = batch(64, 0).skip(got.added);
-        assert_eq!(forest.tree().insert_range(got.pages, rest, no_shadow).stop, Stop::All);
+        assert_eq!(forest.tree().insert_range(got.pages, rest, no_shadow).stop, RangeStop::All);
         forest.check();
     }
 }
@@ -169,7 +169,7 @@ fn a18_a_batch_takes_one_way_down_as_well() {
     let forest = forest::<6>();
     put(&forest, 1 << 20, 0, Entry::folio(folio(1, 0)));
     let (got, descents) = forest.descents(|tree| tree.insert_range(64, batch(512, 0), no_shadow));
-    assert_eq!((got, descents), (prefix(512, 0, Stop::All), 1));
+    assert_eq!((got, descents), (prefix(512, 0, RangeStop::All), 1));
     put(&forest, 4096, 9, shadow(9, 1));
     let (_, descents) = forest.descents(|tree| tree.insert_range(4096, batch(512, 0), |_, _| {}));
     assert_eq!(descents, 1, "also when a shadow is split on the way");
@@ -184,7 +184,7 @@ fn a_batch_is_the_same_as_one_by_one() {
             put(f, 3, 0, shadow(0, 2));
         }
         let got = together.tree().insert_range(start, batch(100, 0), |_, _| {});
-        assert_eq!(got.stop, Stop::All);
+        assert_eq!(got.stop, RangeStop::All);
         for id in 0..100 {
             let one = alone.tree().insert(start + u64::from(id), 0, folio(id, 0));
             assert!(matches!(one, Inserted::Done { .. }));
@@ -220,12 +220,12 @@ fn a_reserve_taken_before_the_lock_suffices_and_gives_back_what_is_left() {
         put(&forest, 4096, 9, shadow(9, 1));
         put(&forest, 7 << 20, 0, Entry::folio(folio(1, 0)));
         let mut reserve = Reserve::new(&forest.keeper);
-        assert_eq!(reserve.fill(forest.tree().nodes_needed(start, u64::from(n))), Filled::Whole);
+        assert_eq!(reserve.fill(forest.tree().nodes_needed(start, u64::from(n))), ReserveFill::Whole);
         // From here on the slab itself gives nothing.
         let got = forest.with_budget(0, |_| {
             XArray::<_, 3>::new(&reserve, &forest.root).insert_range(start, batch(n, 0), |_, _| {})
         });
-        assert_eq!(got, prefix(n as usize, 0, Stop::All));
+        assert_eq!(got, prefix(n as usize, 0, RangeStop::All));
         drop(reserve);
         forest.check();
         forest.tree().erase_range(0, 1 << 52, |_, _, _| {});
@@ -238,7 +238,7 @@ fn a_reserve_says_how_short_it_is() {
     let forest = forest::<3>();
     forest.keeper.budget.store(3, std::sync::atomic::Ordering::Relaxed);
     let mut reserve = Reserve::new(&forest.keeper);
-    assert_eq!(reserve.fill(5), Filled::Short(3));
+    assert_eq!(reserve.fill(5), ReserveFill::Short(3));
     assert_eq!(forest.keeper.live(), 3);
     drop(reserve);
     assert_eq!(forest.keeper.live(), 0);

@@ -12,7 +12,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{Entry, Exchanged, Forgotten, Kind, Mark, Stored, Value};
+use quinion::xarray::{Entry, ExchangeOutcome, ForgetOutcome, Kind, Mark, Stored, Value};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -211,11 +211,11 @@ fn compare_exchange_changes_only_what_it_expects() {
     let first = put_folio(&forest, 8, 3);
     let second = put_folio(&forest, 16, 3);
     let other = Entry::folio(folio(500, 3));
-    assert_eq!(forest.tree().compare_exchange(10, other, first), Exchanged::Found(first));
-    assert_eq!(forest.tree().compare_exchange(99, other, first), Exchanged::Found(Entry::EMPTY));
-    assert_eq!(forest.tree().compare_exchange(10, first, other), Exchanged::Done);
+    assert_eq!(forest.tree().compare_exchange(10, other, first), ExchangeOutcome::Found(first));
+    assert_eq!(forest.tree().compare_exchange(99, other, first), ExchangeOutcome::Found(Entry::EMPTY));
+    assert_eq!(forest.tree().compare_exchange(10, first, other), ExchangeOutcome::Done);
     assert!((8..16).all(|index| forest.tree().load(index) == other));
-    assert_eq!(forest.tree().compare_exchange(15, other, Entry::EMPTY), Exchanged::Done);
+    assert_eq!(forest.tree().compare_exchange(15, other, Entry::EMPTY), ExchangeOutcome::Done);
     assert!((8..16).all(|index| forest.tree().load(index).is_empty()));
     assert!((16..24).all(|index| forest.tree().load(index) == second));
     assert_eq!(forest.tree().order_at(20), Some(3));
@@ -237,7 +237,7 @@ fn nodes_of_shadows_only_are_known_and_forgotten_one_by_one() {
         forest.check();
         let tree = forest.tree();
         let gone: Vec<_> = tree.shadows_in(node).map(|(first, value)| (first, value.payload())).collect();
-        assert_eq!(forest.tree().forget(node), Forgotten::Done);
+        assert_eq!(forest.tree().forget(node), ForgetOutcome::Done);
         assert_eq!(gone, [(start + 64, 1), (start + 65, 2)]);
         assert!(forest.keeper.shadow_only_nodes().is_empty());
         assert_eq!(forest.tree().range(0, u64::MAX).count(), 1);
@@ -256,7 +256,7 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     else {
         panic!("there are nodes");
     };
-    assert_eq!(forest.tree().forget(top), Forgotten::Kept);
+    assert_eq!(forest.tree().forget(top), ForgetOutcome::Kept);
     forest.tree().erase(65);
     assert_eq!(forest.keeper.shadow_only_nodes().len(), 1);
 }

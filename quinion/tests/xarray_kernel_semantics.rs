@@ -48,8 +48,8 @@
 mod xarray_keeper;
 
 use quinion::xarray::{
-    ENTRY_ORDER_MAX, Entry, Exchanged, Filled, INDICES_MAX, Inserted, Kind, Mark, NUMBERS_MAX, PAYLOADS_MAX,
-    Reserve, Root, Stored, Value, XArray,
+    ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Mark, NUMBERS_MAX, PAYLOADS_MAX,
+    Reserve, ReserveFill, Root, Stored, Value, XArray,
 };
 use xarray_keeper::{Forest, Reuse, folio};
 
@@ -240,10 +240,10 @@ fn a_compare_exchange_takes_the_whole_of_what_it_expects() {
             let (forest, pages) = (forest::<BITS>(), 1u64 << order);
             let (one, two) = (put_folio(&forest, 0, order, 1), put_folio(&forest, pages, order, 2));
             let exchange = |index, old, new| forest.tree().compare_exchange(index, old, new);
-            assert_eq!(exchange(pages - 1, two, Entry::EMPTY), Exchanged::Found(one));
-            assert_eq!(exchange(2 * pages, two, Entry::EMPTY), Exchanged::Found(Entry::EMPTY));
-            assert_eq!(exchange(LAST, two, Entry::EMPTY), Exchanged::Found(Entry::EMPTY));
-            assert_eq!(exchange(pages - 1, one, Entry::EMPTY), Exchanged::Done);
+            assert_eq!(exchange(pages - 1, two, Entry::EMPTY), ExchangeOutcome::Found(one));
+            assert_eq!(exchange(2 * pages, two, Entry::EMPTY), ExchangeOutcome::Found(Entry::EMPTY));
+            assert_eq!(exchange(LAST, two, Entry::EMPTY), ExchangeOutcome::Found(Entry::EMPTY));
+            assert_eq!(exchange(pages - 1, one, Entry::EMPTY), ExchangeOutcome::Done);
             assert!([0, pages / 2, pages - 1].map(|i| forest.tree().load(i)).iter().all(|e| e.is_empty()));
             assert_eq!(forest.tree().order_at(0), None);
             for index in [pages, pages + pages / 2, 2 * pages - 1] {
@@ -255,7 +255,7 @@ fn a_compare_exchange_takes_the_whole_of_what_it_expects() {
             }
             let (done, descents) =
                 forest.descents(|tree| tree.compare_exchange(pages, two, shadow(order, 9)));
-            assert_eq!((done, descents), (Exchanged::Done, 1));
+            assert_eq!((done, descents), (ExchangeOutcome::Done, 1));
             assert_eq!(forest.tree().entry_at(2 * pages - 1), Some((pages, shadow(order, 9), order)));
             forest.check();
         }
@@ -270,7 +270,7 @@ fn a_reserve_is_enough_for_any_range() {
         for (index, pages) in [(0, 1), (1, 1), (0, 64), (60, 9), (4090, 300), (1 << 30, 70), (LAST - 99, 100)]
         {
             let mut reserve = Reserve::new(&forest.keeper);
-            assert_eq!(reserve.fill(forest.tree().nodes_needed(index, pages)), Filled::Whole);
+            assert_eq!(reserve.fill(forest.tree().nodes_needed(index, pages)), ReserveFill::Whole);
             let batch = (0..pages as u32).map(|n| (0, folio(n, 0)));
             forest.keeper.budget.store(0, std::sync::atomic::Ordering::Relaxed);
             let got = XArray::<_, BITS>::new(&reserve, &forest.root).insert_range(index, batch, |_, _| {});

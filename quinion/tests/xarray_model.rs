@@ -46,7 +46,7 @@ use std::sync::{Arc, Mutex};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use model_stage::{Needed, all_needed, each_fails, explore};
-use quinion::arena::{Descriptor, HoldRefused, Readable};
+use quinion::arena::{Descriptor, HoldRefused, ReadableState};
 use quinion::sync::Mutant;
 use quinion::units::{MappingId, Order, PageIndex};
 use quinion::xarray::{Entry, Head, Kind, RacySlots, Slab, Split, Value, XArray, load_root, walk};
@@ -190,7 +190,7 @@ impl<const BITS: u32> Tree<BITS> {
             Err(other) => panic!("nothing else can be refused here: {other:?}"),
         };
         let readable = descriptor.is_readable(ticket);
-        if readable == Readable::Yes {
+        if readable == ReadableState::Yes {
             // SAFETY: whether nobody writes is what the model finds out.
             let content = bytes.with(|bytes| unsafe { *bytes });
             assert!(content == index, "wrong bytes: page {content} for page {index}");

@@ -121,13 +121,13 @@ fn compare() -> Result<(), Failure> {
 }
 
 /// What a comparison found.
-struct Judged {
+struct Comparison {
     lines: Vec<String>,
     wrong: Vec<String>,
 }
 
-fn judge(recorded: &[Counted], now: &[Counted]) -> Judged {
-    let mut judged = Judged { lines: Vec::new(), wrong: Vec::new() };
+fn judge(recorded: &[Counted], now: &[Counted]) -> Comparison {
+    let mut judged = Comparison { lines: Vec::new(), wrong: Vec::new() };
     for before in recorded {
         let Some(after) = now.iter().find(|count| count.name == before.name) else {
             judged.wrong.push(format!("`{}` is recorded and was not counted", before.name));

@@ -23,7 +23,7 @@ const EXPERIMENTS: &str = "split insert ratio";
 
 /// What was seen in one frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Seen {
+struct FrameView {
     /// How wide the page is, in pixels.
     width: u32,
     drawings: u32,
@@ -81,7 +81,7 @@ fn look_page() -> String {
 }
 
 /// What chromium sees in each frame on a screen of that kind.
-fn seen(scheme: u32) -> Result<Vec<Seen>, Failure> {
+fn seen(scheme: u32) -> Result<Vec<FrameView>, Failure> {
     let mut chromium = Command::new("chromium");
     chromium.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]);
     chromium.args([
@@ -93,7 +93,7 @@ fn seen(scheme: u32) -> Result<Vec<Seen>, Failure> {
     chromium.arg(format!("file://{}", repository().join(FOLDER).join("look.html").display()));
     let output = chromium.output().map_err(|error| Failure::new(format!("chromium: {error}")))?;
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    let frames: Vec<Seen> = printed.lines().filter_map(parsed).collect();
+    let frames: Vec<FrameView> = printed.lines().filter_map(parsed).collect();
     if frames.len() == WIDTHS.len() {
         return Ok(frames);
     }
@@ -102,12 +102,12 @@ fn seen(scheme: u32) -> Result<Vec<Seen>, Failure> {
 }
 
 /// A line that `look.html` has written.
-fn parsed(line: &str) -> Option<Seen> {
+fn parsed(line: &str) -> Option<FrameView> {
     let line = line.trim_start_matches("<pre>");
     let words: Vec<&str> = line.strip_prefix("SEEN ")?.split_whitespace().collect();
     let [width, drawings, fetched, background] = words.try_into().ok()?;
     let number = |word: &str| word.parse().ok();
-    Some(Seen {
+    Some(FrameView {
         width: number(width)?,
         drawings: number(drawings)?,
         fetched: number(fetched)?,
@@ -116,7 +116,7 @@ fn parsed(line: &str) -> Option<Seen> {
 }
 
 /// What is wrong with what was seen on a light and on a dark screen.
-fn complaint(light: &[Seen], dark: &[Seen]) -> Option<String> {
+fn complaint(light: &[FrameView], dark: &[FrameView]) -> Option<String> {
     for ((seen, width), on_dark) in light.iter().zip(WIDTHS).zip(dark) {
         if seen.width > width {
             return Some(format!("in a frame of {width} pixels the page is {} wide", seen.width));
@@ -138,7 +138,7 @@ fn complaint(light: &[Seen], dark: &[Seen]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn frames(background: &str) -> Vec<Seen> {
+    fn frames(background: &str) -> Vec<FrameView> {
         WIDTHS.map(|width| parsed(&format!("<pre>SEEN {width} 2 0 {background}")).unwrap()).to_vec()
     }
 
@@ -147,7 +147,7 @@ mod tests {
         let (light, dark) = (frames("rgb(255,255,255)"), frames("rgb(20,23,27)"));
         assert_eq!(complaint(&light, &dark), None);
         assert!(complaint(&light, &light).is_some_and(|wrong| wrong.contains("dark")));
-        let with = |change: fn(&mut Seen)| {
+        let with = |change: fn(&mut FrameView)| {
             let mut seen = light.clone();
             change(&mut seen[0]);
             complaint(&seen, &dark).unwrap()

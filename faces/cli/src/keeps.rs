@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use quinion_cli::report::{Form, Report, Value};
-use quinion_cli::run::keep::{self, Idle, Seen, Status};
+use quinion_cli::run::keep::{self, Idle, ObservedCache, Status};
 
 use crate::{complain, print, size};
 
@@ -43,14 +43,14 @@ pub fn main(arguments: &Arguments) -> ExitCode {
     print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
-fn text(kept: &[Seen]) -> String {
+fn text(kept: &[ObservedCache]) -> String {
     if kept.is_empty() {
         return "no cache is kept; `quinion run --keep -- PROGRAM` leaves one behind\n".to_owned();
     }
     let mut text = String::from(
         "NAME             PROCESS     MEMORY       HELD   RUNS  PROGRAMS     UNUSED  ENDS AFTER\n",
     );
-    for Seen { name, process, status } in kept {
+    for ObservedCache { name, process, status } in kept {
         let name = name.to_string();
         let line = match status {
             None => writeln!(text, "{name:<15} {process:>8}  does not answer; `quinion stop {name}` ends it"),
@@ -76,14 +76,14 @@ fn time(millis: u64) -> String {
     Idle::For(Duration::from_millis(millis)).to_string()
 }
 
-fn json(kept: &[Seen]) -> String {
+fn json(kept: &[ObservedCache]) -> String {
     let mut report = Report::new();
     report.add("schema", "schema", Value::Number(1));
     report.add("kept", "kept", Value::List(kept.iter().map(one).collect()));
     report.printed(Form::Json)
 }
 
-fn one(seen: &Seen) -> Value {
+fn one(seen: &ObservedCache) -> Value {
     let status = seen.status.clone().unwrap_or_default();
     let Status { version, bound_bytes, grown_bytes, cached_bytes, served_bytes, .. } = status;
     let mut memory = Report::new();

@@ -51,8 +51,8 @@ use std::sync::Arc;
 use clap::{Parser, Subcommand};
 use quinion::Pressure;
 use quinion_cli::report::{self, Form};
-use quinion_cli::run::keep::{self, Idle, Keeping, Name, Wanted};
-use quinion_cli::run::{Ended, Intercept, Numbers, OwnerNumbers, Planning, RunOptions, group, open_files};
+use quinion_cli::run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
+use quinion_cli::run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
 use quinion_cli::size::{self, Size};
 
 /// A file, or the command as a whole, did not succeed.
@@ -284,7 +284,10 @@ fn run(arguments: RunArguments) -> ExitCode {
     let ended = match arguments.keep {
         Some(name) => {
             let attach = arguments.attach.map(|attach| attach.word().to_owned());
-            run_kept(&options, &Wanted { name, memory, idle: arguments.idle, attach, rules: rules.words() })
+            run_kept(
+                &options,
+                &CacheRequest { name, memory, idle: arguments.idle, attach, rules: rules.words() },
+            )
         }
         None => {
             let attach = arguments.attach.unwrap_or_default();
@@ -304,7 +307,7 @@ fn run_alone(
     tuning: quinion::Tuning,
     attach: Attach,
     rules: quinion::ServeRules,
-) -> Result<Ended, String> {
+) -> Result<RunEnd, String> {
     if let Err(ended) = quinion_cli::run::look_first(options) {
         return Ok(ended);
     }
@@ -328,7 +331,7 @@ impl Numbers for Watched {
 }
 
 /// In a cache that stays.
-fn run_kept(options: &RunOptions, wanted: &Wanted) -> Result<Ended, String> {
+fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, String> {
     quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
@@ -337,7 +340,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let KeepArguments { folder, name, memory, idle, attach, rules } = arguments;
     let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());
     let idle = idle.unwrap_or_default();
-    let keeping = Keeping { folder, name, idle, attach: attach_word, rules: rule_words };
+    let keeping = KeepOptions { folder, name, idle, attach: attach_word, rules: rule_words };
     let build_kept = || {
         let memory = memory.map(Size::Bytes);
         let builder = giving_way(builder(memory, quinion::Tuning::default()));

@@ -76,8 +76,8 @@ impl Arguments {
     pub fn into_rules(self) -> quinion::ServeRules {
         quinion::ServeRules {
             coherence: match self.coherence {
-                Coherence::Leases => quinion::Coherence::Leases,
-                Coherence::Times => quinion::Coherence::Times,
+                Coherence::Leases => quinion::WithoutLease::Leases,
+                Coherence::Times => quinion::WithoutLease::Times,
             },
             immutable: self.immutable,
             any_file_system: self.file_systems == FileSystems::All,

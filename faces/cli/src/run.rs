@@ -11,7 +11,7 @@
 //! our descriptors and our process group, gets the signals that are meant for
 //! it, and its status becomes ours. Nothing of the program is changed on a disk: the
 //! object is a file in a folder of the user's that nobody else can write (`run/object.rs`, `run/user_folder.rs`).
-//! What was found out about files is kept for the next run (`run/remembered.rs`).
+//! What was found out about files is kept for the next run (`run/plan_cache.rs`).
 //!
 //! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
 //! alone.
@@ -34,13 +34,13 @@ use std::thread::JoinHandle;
 
 use quinion::HotFile;
 use quinion::arena::ArenaStats;
-use quinion::serve::{Examiner, Owner, Service, ServiceOptions, ViewerTotals, WORKERS};
+use quinion::serve::{Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS};
 
 use crate::elf::Elf;
 use crate::report::Form;
 
 pub mod examine;
-pub mod foreign;
+pub mod syscall_scan;
 pub mod group;
 pub mod keep;
 mod live;
@@ -49,21 +49,21 @@ pub mod open_files;
 pub mod plan;
 mod planned;
 mod program;
-mod remembered;
+mod plan_cache;
 mod report;
 mod signals;
 mod socket;
 mod user_folder;
 
 use keep::folder::Folder;
-use keep::{Kept, Message, Wanted};
+use keep::{CacheRequest, JoinedCache, Message};
 pub use live::{Hot, MEND, mend};
-use live::{Live, Look};
+use live::{Live, RunSample};
 use plan::Plan;
+use plan_cache::PlanCache;
 pub use planned::Planned;
 pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
-use remembered::Remembered;
-pub use report::{InKept, Interception, OwnerNumbers, RunReport};
+pub use report::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
 use signals::Signals;
 use socket::Socket;
 
@@ -134,7 +134,7 @@ impl<F: Fn() -> OwnerNumbers> Numbers for F {
 
 /// How it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum RunEnd {
     /// The program ended with this status, or could not be started (126, 127).
     Status(i32),
     /// A signal ended the program.
@@ -146,7 +146,7 @@ pub const CANNOT_START: i32 = 126;
 /// The status of a program that is not there.
 pub const NOT_FOUND: i32 = 127;
 
-impl Ended {
+impl RunEnd {
     fn of(status: ExitStatus) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Status(code),
@@ -179,11 +179,11 @@ pub fn run(
     planning: Planning,
     owner: Arc<dyn Owner>,
     numbers: &(impl Numbers + Sync),
-) -> io::Result<Ended> {
+) -> io::Result<RunEnd> {
     options.check()?;
     let mut session = open_files::needed_for("the cache's service", Session::start(owner))?;
     let planned = planning.end(|plan| session.patch_by(plan));
-    let look = |files: usize| Look {
+    let look = |files: usize| RunSample {
         totals: session.totals(),
         stats: session.stats(),
         owner: numbers.numbers(),
@@ -191,8 +191,8 @@ pub fn run(
     };
     let before_stop = || session.owner.about_to_stop();
     let (ended, kind) = match run_program(options, |command| session.point_to(command), look, before_stop)? {
-        Ran::ToItsEnd(ended, kind) => (ended, kind),
-        Ran::Not(ended) => return Ok(ended),
+        ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
+        ProgramEnd::Not(ended) => return Ok(ended),
     };
     let (stats, owner) = (session.stats(), Arc::clone(&session.owner));
     let totals = session.stop();
@@ -217,26 +217,26 @@ pub fn run(
 /// Runs the program in the cache that is wanted and stays for others, to its end. It is started if it is not there.
 ///
 /// # Errors
-/// Those of [`Kept::join`]. It is seen before the start that the report cannot be written. If the cache is no more, the
-/// report says so.
-pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
+/// Those of [`JoinedCache::join`]. It is seen before the start that the report cannot be written. If the cache is no
+/// more, the report says so.
+pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEnd> {
     if let Err(ended) = look_first(options) {
         return Ok(ended);
     }
     options.check()?;
     let planning = Planning::begin(options);
-    let mut kept = open_files::needed_for("the way to the cache that stays", Kept::join(wanted))?;
+    let mut kept = open_files::needed_for("the way to the cache that stays", JoinedCache::join(wanted))?;
     let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
     let numbers = |files| lock(&kept).numbers(files).ok().flatten();
     let look = |files| {
         let keep::Numbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
-        Look { totals, stats, owner, hottest }
+        RunSample { totals, stats, owner, hottest }
     };
     // Who has the cache is not stopped with us.
     let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
-        Ran::ToItsEnd(ended, kind) => (ended, kind),
-        Ran::Not(ended) => return Ok(ended),
+        ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
+        ProgramEnd::Not(ended) => return Ok(ended),
     };
     if let Some(form) = options.report {
         let numbers = numbers(0);
@@ -244,7 +244,7 @@ pub fn run_kept(options: &RunOptions, wanted: &Wanted) -> io::Result<Ended> {
         let keep::Numbers { totals, stats, owner, others, modes, hottest: _ } = numbers.unwrap_or_default();
         let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
-        let in_kept = InKept { name: kept.name(), others, is_gone };
+        let in_kept = KeptRunNumbers { name: kept.name(), others, is_gone };
         let report = RunReport {
             program: &options.program,
             ended,
@@ -305,18 +305,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Looks whether the program can be started, before anything is made for it. If it is seen that it cannot, that is said
 /// on standard error, and the error is how the command ends.
-pub fn look_first(options: &RunOptions) -> Result<(), Ended> {
+pub fn look_first(options: &RunOptions) -> Result<(), RunEnd> {
     let program = &options.program;
     let found = program::obstacle(program).or_else(|| program::linker_missing(program));
     found.map_or(Ok(()), |found| Err(cannot_start(program, &found)))
 }
 
 /// What became of a program.
-enum Ran {
+enum ProgramEnd {
     /// It was started, and ended.
-    ToItsEnd(Ended, Kind),
+    ToItsEnd(RunEnd, Kind),
     /// It could not be started, which was said; there is nothing to report.
-    Not(Ended),
+    Not(RunEnd),
 }
 
 /// Starts the program, which `point` points to a cache, and waits for its end; meanwhile what `look` sees is shown, if
@@ -324,9 +324,9 @@ enum Ran {
 fn run_program(
     options: &RunOptions,
     point: impl FnOnce(&mut Command),
-    look: impl Fn(usize) -> Look + Send + Sync,
+    look: impl Fn(usize) -> RunSample + Send + Sync,
     before_stop: impl Fn(),
-) -> io::Result<Ran> {
+) -> io::Result<ProgramEnd> {
     let (name, arguments) = options.program.split_first().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "no program is named; say `quinion run -- PROGRAM ARGS`")
     })?;
@@ -344,11 +344,11 @@ fn run_program(
         match command.spawn() {
             Ok(child) => {
                 let ended = wait(child, &signals, live.as_ref(), &before_stop)?;
-                Ok(Ran::ToItsEnd(Ended::of(ended), kind))
+                Ok(ProgramEnd::ToItsEnd(RunEnd::of(ended), kind))
             }
             Err(error) => {
                 drop(live); // the message stays
-                Ok(Ran::Not(cannot_start(&options.program, &Obstacle::of(&options.program, &error))))
+                Ok(ProgramEnd::Not(cannot_start(&options.program, &Obstacle::of(&options.program, &error))))
             }
         }
     })
@@ -369,7 +369,7 @@ pub fn plan_for(linker: &Path) -> Result<Plan, String> {
 
 /// Where a cache is, as the object in a program is told.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct CacheLocation {
     /// The owner's process.
     process: u32,
     /// The file that programs load.
@@ -381,7 +381,7 @@ pub struct Place {
     plan: Option<u32>,
 }
 
-impl Place {
+impl CacheLocation {
     /// Lets the program of `command`, once started, view the cache, and count for that run if there is one.
     /// Objects that are preloaded already stay so, behind ours.
     pub fn point_to(&self, command: &mut Command, run: Option<u64>) {
@@ -469,8 +469,8 @@ impl Session {
     fn start_in(owner: Arc<dyn Owner>, folder: Folder) -> io::Result<Self> {
         let (socket, listener) = Socket::listen_in(folder.path())?;
         let object = object::place(&folder)?;
-        let examiner = examine::Examiner::new(object.clone(), PRELOAD, Remembered::of(folder));
-        let examiner: Examiner = Box::new(move |process| examiner.examine(process));
+        let examiner = examine::ProcessAuditor::new(object.clone(), PRELOAD, PlanCache::of(folder));
+        let examiner: SyscallAuditor = Box::new(move |process| examiner.examine(process));
         let options = ServiceOptions { workers: WORKERS, examiner: Some(examiner), listener: Some(listener) };
         let service = Service::start_with(Arc::clone(&owner), options)?;
         Ok(Self { service, socket, object, plan: None, owner })
@@ -488,8 +488,8 @@ impl Session {
     }
 
     /// Where the cache is.
-    pub fn place(&self) -> Place {
-        Place {
+    pub fn place(&self) -> CacheLocation {
+        CacheLocation {
             process: std::process::id(),
             object: self.object.clone(),
             socket: self.socket.path().to_owned(),
@@ -498,7 +498,7 @@ impl Session {
         }
     }
 
-    /// Lets the program of `command`, once started, view the cache; see [`Place::point_to`].
+    /// Lets the program of `command`, once started, view the cache; see [`CacheLocation::point_to`].
     pub fn point_to(&self, command: &mut Command) {
         self.place().point_to(command, None);
     }
@@ -533,10 +533,10 @@ fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-fn cannot_start(program: &[OsString], found: &Obstacle) -> Ended {
+fn cannot_start(program: &[OsString], found: &Obstacle) -> RunEnd {
     let Obstacle { status, wrong, remedy } = found;
     complain(&format!("cannot start {}: {wrong}; {remedy}", quoted(&program[0])));
-    Ended::Status(*status)
+    RunEnd::Status(*status)
 }
 
 /// The program and its arguments on one line.

@@ -13,7 +13,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use quinion_cli::run::keep::{self, Name, Stopped};
+use quinion_cli::run::keep::{self, Name, StopOutcome};
 
 use crate::{EXIT_FAILED, complain, complain_only, print};
 
@@ -37,13 +37,15 @@ pub fn main(arguments: &Arguments) -> ExitCode {
     let (mut text, mut failed) = (String::new(), false);
     for name in names {
         match keep::stop(&name) {
-            Ok(Stopped::Ended) => writeln!(text, "the cache `{name}` has ended").expect("a string takes it"),
-            Ok(Stopped::Killed) => {
+            Ok(StopOutcome::Ended) => {
+                writeln!(text, "the cache `{name}` has ended").expect("a string takes it")
+            }
+            Ok(StopOutcome::Killed) => {
                 writeln!(text, "the cache `{name}` did not answer and was killed; nothing is lost")
                     .expect("a string takes it")
             }
-            Ok(Stopped::NotThere) if arguments.all => {}
-            Ok(Stopped::NotThere) => {
+            Ok(StopOutcome::NotThere) if arguments.all => {}
+            Ok(StopOutcome::NotThere) => {
                 complain_only(&format!(
                     "there is no cache `{name}`; `quinion keeps` shows those that are there"
                 ));

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Conduct, Reason};
+use quinion::arena::control::{Reason, SyscallAudit};
 use quinion::serve::ViewerTotals;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::elf::Elf;
 use quinion_cli::run::Session;
-use quinion_cli::run::foreign::{self, Site};
+use quinion_cli::run::syscall_scan::{self, Site};
 
 /// The programs, each in a folder with the object it loads.
 struct Built {
@@ -164,7 +164,7 @@ fn scan_of(words: &[&str]) -> Vec<Site> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("calls.so");
     compile("calls.S", &object, &[&["-shared", "-nostdlib"], words].concat());
-    foreign::scan(&std::fs::read(object).unwrap()).unwrap()
+    syscall_scan::scan(&std::fs::read(object).unwrap()).unwrap()
 }
 
 fn numbers(words: &[&str]) -> Vec<Option<u32>> {
@@ -219,32 +219,32 @@ fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
     for program in ["/bin/cat", "/bin/sh", "/usr/bin/git"] {
         let Ok(bytes) = std::fs::read(program) else { continue };
         assert_eq!(
-            foreign::scan(&bytes).map(|sites| foreign::conduct(&sites)),
-            Ok(Conduct::Clean),
+            syscall_scan::scan(&bytes).map(|sites| syscall_scan::conduct(&sites)),
+            Ok(SyscallAudit::Clean),
             "{program}"
         );
     }
     // Full of tables that are no code.
     let ciphers = old_files()[0].with_file_name("libcrypto.so.3");
     if let Ok(bytes) = std::fs::read(ciphers) {
-        assert_eq!(foreign::scan(&bytes), Ok(vec![]));
+        assert_eq!(syscall_scan::scan(&bytes), Ok(vec![]));
     }
-    let sites = foreign::scan(&std::fs::read(&old_files()[0]).unwrap()).unwrap();
+    let sites = syscall_scan::scan(&std::fs::read(&old_files()[0]).unwrap()).unwrap();
     let known = sites.iter().filter(|site| site.number.is_some()).count();
     assert!(sites.len() > 300 && known > 200, "{known} of {}", sites.len());
-    assert_eq!(foreign::conduct(&sites), Conduct::Careful);
+    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Careful);
 }
 
 #[test]
 fn fio_enters_the_kernel_for_its_rings_alone() {
     let Ok(bytes) = std::fs::read("/usr/bin/fio") else { return println!("SKIPPED: fio is not installed") };
-    let sites = foreign::scan(&bytes).unwrap();
-    assert_eq!(foreign::conduct(&sites), Conduct::Harmless, "{sites:?}");
+    let sites = syscall_scan::scan(&bytes).unwrap();
+    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Harmless, "{sites:?}");
 }
 
 #[test]
 fn what_is_no_object_is_an_error_and_never_a_panic() {
-    assert!(foreign::scan(b"#!/bin/sh\n").is_err());
+    assert!(syscall_scan::scan(b"#!/bin/sh\n").is_err());
     let whole = std::fs::read("/bin/cat").unwrap();
     let mut state = 1u64;
     for _ in 0..300 {
@@ -254,7 +254,7 @@ fn what_is_no_object_is_an_error_and_never_a_panic() {
             let at = (state >> 33) as usize % bytes.len();
             bytes[at] = (state >> 24) as u8;
         }
-        let _ = foreign::scan(&bytes);
-        let _ = foreign::scan(&bytes[..(state >> 20) as usize % whole.len()]);
+        let _ = syscall_scan::scan(&bytes);
+        let _ = syscall_scan::scan(&bytes[..(state >> 20) as usize % whole.len()]);
     }
 }

@@ -17,7 +17,7 @@ use quinion::arena::control::Patching;
 use quinion::serve::ViewerTotals;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::elf::Elf;
-use quinion_cli::run::plan::{Plan, Why, library_of};
+use quinion_cli::run::plan::{PatchRefused, Plan, library_of};
 use quinion_cli::run::{LINKER, PRELOAD, Session, plan_for};
 
 const FILE_BYTES: usize = 300_123;
@@ -346,7 +346,7 @@ fn a_function_that_cannot_be_patched_is_reached_by_its_name() {
     let plan = plan_of(&library);
     assert_eq!(
         plan.left.iter().map(|left| (&*left.name, left.why)).collect::<Vec<_>>(),
-        [("readahead", Why::Unmovable)]
+        [("readahead", PatchRefused::Unmovable)]
     );
     let totals = case("streams", Some(&plan));
     assert_eq!(outcome(&totals, Patching::Patched), totals.viewers);

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Advice, Manners, Patching};
+use quinion::arena::control::{Advice, AttachPolicy, Patching};
 use quinion::serve::{Attached, FileName, Owner, ViewerTotals};
 use quinion::units::{Frame, PageIndex};
 use quinion::viewer::sys::Errno;
@@ -100,8 +100,8 @@ struct Hesitant {
 }
 
 impl Owner for Hesitant {
-    fn manners(&self) -> Manners {
-        Manners { large_bytes: u64::MAX, credit_bytes: 9_000, ..Manners::default() }
+    fn attach_policy(&self) -> AttachPolicy {
+        AttachPolicy { large_bytes: u64::MAX, credit_bytes: 9_000, ..AttachPolicy::default() }
     }
     fn leaves_to_kernel(&self, _: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
         let is_new = self.asked.lock().unwrap().insert(name);

@@ -21,9 +21,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quinion::arena::Trust;
+use quinion::arena::Validation;
 use quinion::serve::Owner;
-use quinion::{Cache, CacheOwner, Coherence, ServeRules};
+use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 use quinion_cli::run::Session;
 
 const FILE_BYTES: usize = 300_000;
@@ -99,7 +99,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn with(coherence: Coherence) -> Self {
+    fn with(coherence: WithoutLease) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
         let rules = ServeRules { coherence, ..ServeRules::default() };
@@ -108,11 +108,11 @@ impl Stage {
         Self { folder, owner, session }
     }
     fn new() -> Self {
-        Self::with(Coherence::Leases)
+        Self::with(WithoutLease::Leases)
     }
     /// One that serves by a look at times what has no lease.
     fn by_times() -> Self {
-        Self::with(Coherence::Times)
+        Self::with(WithoutLease::Times)
     }
     /// A file that was written so long ago that its times tell whether it is written again.
     fn file(&self) -> PathBuf {
@@ -135,9 +135,9 @@ impl Stage {
     }
     /// Whether files there have leases: then much more can be promised.
     fn has_leases(&self, file: &Path) -> bool {
-        self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Trust::Sure)
+        self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Validation::Sure)
     }
-    fn mode(&self, file: &Path) -> Trust {
+    fn mode(&self, file: &Path) -> Validation {
         let mode = self.owner.modes().into_iter().find(|mode| mode.path == file);
         mode.expect("the file was attached").trust
     }
@@ -194,7 +194,7 @@ fn by_times_a_file_opened_to_read_and_write_is_served_and_what_is_written_is_rea
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
     assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written");
-    assert_eq!(stage.mode(&file), Trust::Looked);
+    assert_eq!(stage.mode(&file), Validation::Looked);
     for byte in 1..20 {
         a.tell(&format!("pwrite a {byte} 5000 4000"));
         reads_right(&stage, &mut a, 'a', &file);

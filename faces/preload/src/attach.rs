@@ -23,12 +23,12 @@ use quinion::viewer::sys::Errno;
 use quinion::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::table::{self, Attachment, State, Word};
+use crate::table::{self, Attachment, FdWord, State};
 use crate::{careful, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
-pub fn attach(fd: c_int, word: Word) {
+pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
@@ -56,13 +56,13 @@ pub fn attach(fd: c_int, word: Word) {
 }
 
 /// What the kernel says of a descriptor whose file can be served.
-struct Fit {
+struct ServableFile {
     stat: Stat,
     can_write: bool,
 }
 
 /// Whether a descriptor's file can be served, as far as the kernel knows.
-fn look_over(fd: c_int) -> Result<Fit, Reason> {
+fn look_over(fd: c_int) -> Result<ServableFile, Reason> {
     let stat = kernel::fstat(fd).ok_or(Reason::NotRegular)?;
     if !stat.is_regular() || stat.size < 0 {
         return Err(Reason::NotRegular);
@@ -72,15 +72,15 @@ fn look_over(fd: c_int) -> Result<Fit, Reason> {
     if flags & (kernel::O_WRONLY | kernel::O_DIRECT | kernel::O_PATH) != 0 {
         return Err(Reason::Flags);
     }
-    let (manners, can_write) = (process::manners(), flags & kernel::O_ACCMODE != 0);
-    if can_write && !manners.looks_at_times {
+    let (attach_policy, can_write) = (process::attach_policy(), flags & kernel::O_ACCMODE != 0);
+    if can_write && !attach_policy.looks_at_times {
         return Err(Reason::Writable);
     }
     match kernel::file_system(fd).map_or(FileSystem::NoContent, FileSystem::of) {
         FileSystem::NoContent => Err(Reason::NotRegular),
-        system if !system.may_be_served(manners.any_file_system) => Err(Reason::Unguaranteed),
+        system if !system.may_be_served(attach_policy.any_file_system) => Err(Reason::Unguaranteed),
         // If it can write, its number has come to mean another file since it became a candidate: it is positioned then.
-        _ => Ok(Fit { stat, can_write }),
+        _ => Ok(ServableFile { stat, can_write }),
     }
 }
 
@@ -102,7 +102,7 @@ enum Answer {
 }
 
 /// Asks the owner. A forked child becomes a viewer by that.
-fn ask_to_attach(fd: c_int, word: Word, fit: &Fit) -> Result<(&'static Viewer, Answer), Reason> {
+fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'static Viewer, Answer), Reason> {
     let stat = &fit.stat;
     let viewer = process::join().ok_or(Reason::NoOwner)?;
     if stat.size == 0 {

@@ -11,7 +11,7 @@
 
 use core::ffi::c_int;
 
-use quinion::arena::Trust;
+use quinion::arena::Validation;
 use quinion::arena::control::{Advice, Counter, Operation, Reason};
 use quinion::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
@@ -40,7 +40,7 @@ pub enum Target<'a> {
 
 /// How a read is to be served.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum ServeMode {
     /// Whatever it takes, and what was read stays cached.
     Plain,
     /// RWF_DONTCACHE: what was not cached before is not afterwards.
@@ -65,14 +65,14 @@ fn look(
     file: &ViewedFile<'_>,
     position: u64,
     to: Part,
-    manner: Manner,
+    manner: ServeMode,
 ) -> Option<ReadOutcome> {
     // SAFETY: the buffer is the program's, and it said it may be written.
     unsafe {
         match manner {
-            Manner::Plain => Some(viewer.read(file, position, to.base, to.len)),
-            Manner::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
-            Manner::Now => viewer.read_ready(file, position, to.base, to.len),
+            ServeMode::Plain => Some(viewer.read(file, position, to.base, to.len)),
+            ServeMode::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
+            ServeMode::Now => viewer.read_ready(file, position, to.base, to.len),
         }
     }
 }
@@ -84,11 +84,13 @@ fn transfer(
     fd: c_int,
     position: u64,
     to: Part,
-    manner: Manner,
+    manner: ServeMode,
     is_whole: bool,
 ) -> Result<usize, Unserved> {
     let file = table::file(fd);
-    if manner == Manner::Plain && matches!(viewer.trust(&file), Trust::Sure | Trust::Immutable) {
+    if manner == ServeMode::Plain
+        && matches!(viewer.validation(&file), Validation::Sure | Validation::Immutable)
+    {
         // SAFETY: as in `look`.
         let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
         return match hit.whole() {
@@ -106,7 +108,7 @@ fn transfer_inside(
     fd: c_int,
     position: u64,
     to: Part,
-    manner: Manner,
+    manner: ServeMode,
     hit: Option<Hit>,
     is_whole: bool,
 ) -> Result<usize, Unserved> {
@@ -117,14 +119,14 @@ fn transfer_inside(
         let read = unsafe { viewer.go_on(&file, position, to.base, to.len, hit) };
         return transfer_slowly(viewer, fd, position, to, manner, Some(read), is_whole);
     }
-    match viewer.trust(&file) {
-        Trust::Sure | Trust::Immutable => {}
+    match viewer.validation(&file) {
+        Validation::Sure | Validation::Immutable => {}
         trust => match look_at_times(viewer, fd, trust) {
-            Looked::Right => {}
-            Looked::Young if manner == Manner::Now => return Err(Unserved::NotReady),
+            TimesCheck::Right => {}
+            TimesCheck::Young if manner == ServeMode::Now => return Err(Unserved::NotReady),
             // SAFETY: as in `look`.
-            Looked::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
-            Looked::Gone(reason) => {
+            TimesCheck::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
+            TimesCheck::Gone(reason) => {
                 table::detach(fd, reason);
                 return Err(Unserved::ToKernel);
             }
@@ -135,7 +137,7 @@ fn transfer_inside(
 }
 
 /// What a look at a file's times told.
-enum Looked {
+enum TimesCheck {
     /// What is cached is the file's.
     Right,
     /// It was changed so lately that nothing can be told by its times; or nobody says that it was not.
@@ -146,32 +148,32 @@ enum Looked {
 
 /// Looks whether what is cached is the file's, before a read.
 #[cold]
-fn look_at_times(viewer: &Viewer, fd: c_int, trust: Trust) -> Looked {
-    if trust == Trust::Kernel {
+fn look_at_times(viewer: &Viewer, fd: c_int, trust: Validation) -> TimesCheck {
+    if trust == Validation::Kernel {
         let ended = viewer.arena().owner_has_ended();
-        return Looked::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
+        return TimesCheck::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
     }
-    if trust == Trust::Unheard {
-        return Looked::Young;
+    if trust == Validation::Unheard {
+        return TimesCheck::Young;
     }
     let (device, inode) = table::identity(fd);
     if written::is_mapped(device, inode) {
-        return Looked::Gone(Reason::Mapped);
+        return TimesCheck::Gone(Reason::Mapped);
     }
-    let Some(stat) = kernel::fstat(fd) else { return Looked::Gone(Reason::Changed) };
+    let Some(stat) = kernel::fstat(fd) else { return TimesCheck::Gone(Reason::Changed) };
     if table::was_seen(fd, &stat) {
-        return Looked::Right;
+        return TimesCheck::Right;
     }
     if !stat.is_settled() {
-        return Looked::Young;
+        return TimesCheck::Young;
     }
     // The owner looks after we did: what it leaves is no older than `stat`.
     match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
         Ok(_) => table::note_seen(fd, &stat),
-        Err(error) if is_passing(&error) => return Looked::Young,
-        Err(error) => return Looked::Gone(why(&error)),
+        Err(error) if is_passing(&error) => return TimesCheck::Young,
+        Err(error) => return TimesCheck::Gone(why(&error)),
     }
-    Looked::Right
+    TimesCheck::Right
 }
 
 /// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
@@ -205,7 +207,7 @@ fn transfer_slowly(
     fd: c_int,
     position: u64,
     to: Part,
-    manner: Manner,
+    manner: ServeMode,
     mut read: Option<ReadOutcome>,
     is_whole: bool,
 ) -> Result<usize, Unserved> {
@@ -269,7 +271,7 @@ pub fn transfer_all(
     fd: c_int,
     position: u64,
     to: Target<'_>,
-    manner: Manner,
+    manner: ServeMode,
 ) -> Result<usize, Unserved> {
     match to {
         Target::One(part) => transfer(viewer, fd, position, part, manner, true),

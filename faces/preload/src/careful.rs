@@ -37,7 +37,7 @@
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use quinion::arena::control::{Conduct, Operation};
+use quinion::arena::control::{Operation, SyscallAudit};
 use quinion::viewer::Viewer;
 
 use crate::attach::is_passing;
@@ -98,7 +98,9 @@ pub fn insist() {
 
 fn ask(viewer: &Viewer) -> Option<u64> {
     match viewer.request_long(Operation::Examine, [0; 3]) {
-        Ok([conduct, _]) if conduct == Conduct::Clean as u64 || conduct == Conduct::Harmless as u64 => {
+        Ok([conduct, _])
+            if conduct == SyscallAudit::Clean as u64 || conduct == SyscallAudit::Harmless as u64 =>
+        {
             Some(FREE)
         }
         Err(error) if is_passing(&error) => None,

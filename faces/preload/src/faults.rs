@@ -91,7 +91,7 @@ const ENTRIES: usize = 32;
 const ENTRY_BYTES: usize = 16;
 
 /// What an entry stands for: a program's action, as far as the kernel is told another.
-struct Entry {
+struct SavedAction {
     state: AtomicU32,
     handler: AtomicUsize,
     flags: AtomicU32,
@@ -100,9 +100,9 @@ const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const GIVEN: u32 = 2;
 
-static ACTIONS: [Entry; ENTRIES] =
-    [const { Entry { state: AtomicU32::new(FREE), handler: AtomicUsize::new(0), flags: AtomicU32::new(0) } };
-        ENTRIES];
+static ACTIONS: [SavedAction; ENTRIES] = [const {
+    SavedAction { state: AtomicU32::new(FREE), handler: AtomicUsize::new(0), flags: AtomicU32::new(0) }
+}; ENTRIES];
 
 core::arch::global_asm!(
     ".pushsection .text.quinion_entries, \"ax\", @progbits",
@@ -144,7 +144,7 @@ fn first_entry() -> usize {
 }
 
 /// The action behind a handler's address, if that is an entry of ours, or inside one.
-fn entry_at(address: usize) -> Option<&'static Entry> {
+fn entry_at(address: usize) -> Option<&'static SavedAction> {
     let entry = ACTIONS.get(address.wrapping_sub(first_entry()) / ENTRY_BYTES)?;
     (entry.state.load(Ordering::Acquire) == GIVEN).then_some(entry) // partner: the Release in `entry_for`
 }

@@ -3,7 +3,7 @@
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
 use quinion::units::EXTENT_SIZE;
-use quinion::viewer::hello::{DESCRIPTORS_MAX, WELCOME_BYTES, Welcome};
+use quinion::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
 pub use quinion::viewer::sys::SignalsHeld;
 use quinion::viewer::sys::{Errno, call, clock_millis, result};
 
@@ -632,28 +632,28 @@ pub fn entry_names(entries: &[u64; 128], bytes: usize, mut tell: impl FnMut(&[u8
 // ---- the owner's socket ---------------------------------------------------------------------------------
 
 /// Descriptors that arrived; closed when this is dropped.
-pub struct Received {
+pub struct ReceivedDescriptors {
     numbers: [i32; DESCRIPTORS_MAX],
     count: usize,
 }
 
-impl Received {
+impl ReceivedDescriptors {
     /// All there are.
     pub fn all(&self) -> [Option<i32>; DESCRIPTORS_MAX] {
         core::array::from_fn(|at| self.numbers[..self.count].get(at).copied())
     }
 }
 
-impl Drop for Received {
+impl Drop for ReceivedDescriptors {
     fn drop(&mut self) {
         self.numbers[..self.count].iter().for_each(|&number| close(number));
     }
 }
 
 /// A descriptor of ours, closed when this is dropped.
-struct Own(i32);
+struct OwnDescriptor(i32);
 
-impl Drop for Own {
+impl Drop for OwnDescriptor {
     fn drop(&mut self) {
         close(self.0);
     }
@@ -715,7 +715,7 @@ pub fn greet(
     hello: &[u8],
     descriptor: Option<i32>,
     millis: u32,
-) -> Option<(Welcome, Received)> {
+) -> Option<(JoinReply, ReceivedDescriptors)> {
     const AF_UNIX: usize = 1;
     const SOCK_SEQPACKET: usize = 5;
     const FLAGS: usize = 0o2000000 | 0o4000; // SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -727,7 +727,7 @@ pub fn greet(
     // 1 connect; who has no room for one more does not make us wait
     // SAFETY: numbers only.
     let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) }).ok()?;
-    let end = Own(end as i32);
+    let end = OwnDescriptor(end as i32);
     let fd = end.0 as usize;
     let address = Address { family: AF_UNIX as u16, path: *socket };
     let at = core::ptr::from_ref(&address) as usize;
@@ -771,8 +771,8 @@ pub fn greet(
         && (control.level, control.kind) == (SOL_SOCKET, SCM_RIGHTS)
         && control.len > HEADER_BYTES;
     let count = if has_rights { (control.len - HEADER_BYTES) / 4 } else { 0 };
-    let received = Received { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
-    let welcome = Welcome::of(&welcome[..heard.ok()?])?;
+    let received = ReceivedDescriptors { numbers: control.descriptors, count: count.min(DESCRIPTORS_MAX) };
+    let welcome = JoinReply::of(&welcome[..heard.ok()?])?;
     (welcome.error == 0).then_some((welcome, received))
 }
 

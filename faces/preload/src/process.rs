@@ -61,13 +61,13 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use quinion::arena::control::{Manners, Reason};
+use quinion::arena::control::{AttachPolicy, Reason};
 use quinion::arena::{Header, OWNER_ENDED};
 use quinion::viewer::sys::clock_millis;
 use quinion::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
-use crate::start::{Memory, Place};
+use crate::start::{CacheLocation, ViewerMappings};
 use crate::{faults, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
@@ -106,8 +106,8 @@ struct Cell<T>(UnsafeCell<MaybeUninit<T>>);
 // child that made the switch BUSY.
 unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-static PLACE: Cell<Place> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-static MEMORY: Cell<Memory> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+static PLACE: Cell<CacheLocation> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
+static MEMORY: Cell<ViewerMappings> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 /// The process that has what is written there; 0 if none has, [`TAKEN`] while somebody changes it.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
 /// No process has this number.
@@ -303,11 +303,11 @@ pub fn send(descriptor: c_int) -> Option<u32> {
 }
 
 /// How readily files are taken over. Only while [`is_on`].
-pub fn manners() -> Manners {
+pub fn attach_policy() -> AttachPolicy {
     // SAFETY: the switch is on or was, in the process that this one was forked from, so the viewer was written; what is
     // asked is the same for all viewers. A child's thread that joins meanwhile writes the same words over it, but for
     // the viewer's number, which is not asked for.
-    unsafe { (*VIEWER.0.get()).assume_init_ref() }.manners()
+    unsafe { (*VIEWER.0.get()).assume_init_ref() }.attach_policy()
 }
 
 /// Whether any viewer has attached a file. Only while [`is_on`].
@@ -354,7 +354,7 @@ pub fn may_serve_more() -> bool {
 }
 
 /// Turns the switch on, in a page of its own.
-pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Option<()> {
+pub fn start(viewer: Viewer, place: CacheLocation, memory: ViewerMappings, process: u32) -> Option<()> {
     let page = kernel::map_private(4096)?;
     if kernel::wipe_on_fork(page, 4096).is_err() {
         kernel::unmap(page, 4096);
@@ -376,7 +376,7 @@ pub fn start(viewer: Viewer, place: Place, memory: Memory, process: u32) -> Opti
 }
 
 /// From now on `process` has this memory, and no other.
-fn hold(memory: Memory, process: u32) {
+fn hold(memory: ViewerMappings, process: u32) {
     let place = |Mapped { base, bytes }: Mapped| [base.as_ptr() as usize, bytes as usize];
     let before = [0, 1].map(|at: usize| [0, 1].map(|word: usize| PLACES[at][word].load(Ordering::Relaxed)));
     let places = [place(memory.0[0]), place(memory.0[1]), before[0], before[1]];
@@ -394,7 +394,7 @@ fn hold(memory: Memory, process: u32) {
 /// What was given last. Only if [`MEMORY_OF`] has said that there is some.
 fn memory() -> [Mapped; 2] {
     // SAFETY: whoever said that there is some has written it before.
-    let Memory(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
+    let ViewerMappings(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
     memory
 }
 

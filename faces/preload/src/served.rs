@@ -24,10 +24,10 @@ use quinion::arena::control::{Advice, Counter, Reason};
 use quinion::viewer::Viewer;
 use quinion::viewer::sys::Errno;
 
-use crate::bytes::{Manner, Part, READ_BYTES_MAX, Target, Unserved, transfer_all};
+use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_all};
 use crate::real::{self, Real, test_cancel};
-use crate::table::{self, State, Word};
-use crate::turn::{Passed, Start, is_served, pass_on, served};
+use crate::table::{self, FdWord, State};
+use crate::turn::{PassedCall, Start, is_served, pass_on, served};
 use crate::{careful, faults, kernel, process};
 
 /// The most parts of a scattered read that is served: they are copied, and nothing here allocates.
@@ -56,7 +56,7 @@ impl Cancel {
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
 #[inline(always)] // both manners are known to who calls
-fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<isize> {
+fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
         cancel.test();
@@ -79,7 +79,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: Manner, cancel: Cancel) -> Option<
 
 /// A read at `position`. `None`: the real function has to answer.
 #[inline(always)] // both manners are known to who calls
-fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: Manner, cancel: Cancel) -> Option<isize> {
+fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
         if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
@@ -197,7 +197,7 @@ names! {
     /// Served.
     read | __read (fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -209,7 +209,7 @@ names! {
     /// The C library's own `read`, where nobody is to be cancelled.
     __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Never)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Never)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -221,7 +221,7 @@ names! {
     /// Served; a length the buffer cannot have is the real function's to punish.
     __read_chk(fd: c_int, to: *mut u8, len: usize, room: usize) -> isize {
         let target = if len <= room { one(to, len) } else { None };
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -233,7 +233,7 @@ names! {
     /// Served.
     pread | pread64 | __pread64 (fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
+            && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -243,7 +243,7 @@ names! {
     /// The C library's own `pread`, where nobody is to be cancelled.
     __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Never)
+            && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Never)
         {
             return answer;
         }
@@ -254,7 +254,7 @@ names! {
     __pread_chk | __pread64_chk (fd: c_int, to: *mut u8, len: usize, position: i64, room: usize) -> isize {
         if len <= room
             && let (Some(to), Some(position)) = (one(to, len), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
+            && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -265,7 +265,7 @@ names! {
     readv(fd: c_int, parts: *const Part, count: c_int) -> isize {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
-        if let Some(answer) = target.and_then(|to| read_on(fd, to, Manner::Plain, Cancel::Point)) {
+        if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Point)) {
             return answer;
         }
         let passed = pass_on(fd, target);
@@ -278,7 +278,7 @@ names! {
     preadv | preadv64 (fd: c_int, parts: *const Part, count: c_int, position: i64) -> isize {
         let mut room = Parts::uninit();
         if let (Some(to), Some(position)) = (many(&mut room, parts, count), at(position))
-            && let Some(answer) = read_at(fd, to, position, Manner::Plain, Cancel::Point)
+            && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Point)
         {
             return answer;
         }
@@ -290,7 +290,7 @@ names! {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
         if let (Some(manner), Some(to)) = (manner_of(flags), target)
-            && (manner == Manner::Plain || does_kernel_accept(fd, manner, flags))
+            && (manner == ServeMode::Plain || does_kernel_accept(fd, manner, flags))
         {
             let answer = match (position, at(position)) {
                 (-1, _) => read_on(fd, to, manner, Cancel::Point),
@@ -301,7 +301,7 @@ names! {
                 return answer;
             }
         }
-        let passed = if position == -1 { pass_on(fd, target) } else { Passed::nothing() };
+        let passed = if position == -1 { pass_on(fd, target) } else { PassedCall::nothing() };
         let answer = call_real!(preadv64v2(
             fd => c_int, parts => *const Part, count => c_int, position => i64, flags => c_int
         ) -> isize);
@@ -363,15 +363,15 @@ names! {
 }
 
 /// What the flags of a read ask for; `None` if only the kernel knows.
-fn manner_of(flags: c_int) -> Option<Manner> {
+fn manner_of(flags: c_int) -> Option<ServeMode> {
     /// Poll for the answer of a device; nothing to who finds his bytes in memory.
     const RWF_HIPRI: c_int = 1;
     const RWF_NOWAIT: c_int = 8;
     const RWF_DONTCACHE: c_int = 0x80;
     match flags & !RWF_HIPRI {
-        0 => Some(Manner::Plain),
-        RWF_DONTCACHE => Some(Manner::Uncached),
-        RWF_NOWAIT => Some(Manner::Now),
+        0 => Some(ServeMode::Plain),
+        RWF_DONTCACHE => Some(ServeMode::Uncached),
+        RWF_NOWAIT => Some(ServeMode::Now),
         _ => None,
     }
 }
@@ -379,7 +379,7 @@ fn manner_of(flags: c_int) -> Option<Manner> {
 /// Whether the kernel takes these flags for a descriptor: some file systems have no such reads. It is asked by a read
 /// that brings nothing, once while the descriptor is attached.
 #[cold]
-fn does_kernel_accept(fd: c_int, manner: Manner, flags: c_int) -> bool {
+fn does_kernel_accept(fd: c_int, manner: ServeMode, flags: c_int) -> bool {
     if !process::is_on() {
         return false;
     }
@@ -454,7 +454,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
 
 /// The offset a seek leads to, if it is plainly inside the file. All others the kernel works out: it knows the size,
 /// the holes and its own limits.
-fn seek_inside(viewer: &Viewer, fd: c_int, word: Word, offset: i64, whence: c_int) -> Option<u64> {
+fn seek_inside(viewer: &Viewer, fd: c_int, word: FdWord, offset: i64, whence: c_int) -> Option<u64> {
     let target = match whence {
         kernel::SEEK_SET => offset,
         kernel::SEEK_CUR => offset.checked_add(word.offset() as i64)?,

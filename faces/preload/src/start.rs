@@ -25,7 +25,7 @@ use core::ptr::NonNull;
 
 use quinion::arena::LAYOUT_VERSION;
 use quinion::arena::control::Reason;
-use quinion::viewer::hello::{Hello, NO_PLAN, Offer};
+use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
@@ -47,7 +47,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
     // SAFETY: as above.
     let wait = unsafe { find(environment, b"QUINION_WAIT_MS=") };
-    let Some(place) = place.and_then(Place::parse) else { return };
+    let Some(place) = place.and_then(CacheLocation::parse) else { return };
     // SAFETY: as above.
     gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     if !may_attach() {
@@ -55,7 +55,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     }
     let (run, wait) = (run.and_then(|run| number(run, 10)), wait.and_then(|wait| number(wait, 10)));
     let wait = wait.map(|wait| wait.clamp(1, WAIT_MILLIS_MAX) as u32);
-    let place = Place { run: run.unwrap_or(0), wait, ..place };
+    let place = CacheLocation { run: run.unwrap_or(0), wait, ..place };
     let Some(joined) = join(&place, place.plan) else { return };
     if let Some(plan) = joined.plan {
         patch::apply(&plan);
@@ -109,7 +109,7 @@ const SOCKET_MAX: usize = 108;
 
 /// Where a cache is to be found.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct CacheLocation {
     /// What both of its files say.
     token: u64,
     /// The number of the plan by which the C library is to be patched.
@@ -122,7 +122,7 @@ pub struct Place {
     socket: [u8; SOCKET_MAX],
 }
 
-impl Place {
+impl CacheLocation {
     fn parse(value: &[u8]) -> Option<Self> {
         let mut fields = value.splitn(3, |&byte| byte == b':');
         let token = number(fields.next()?, 16)?;
@@ -151,23 +151,23 @@ pub struct Joined {
     /// By which it views the cache.
     pub viewer: Viewer,
     /// What of it is to go when the process is no viewer any more.
-    pub memory: Memory,
+    pub memory: ViewerMappings,
     /// What the C library is to be patched by, mapped.
     plan: Option<Mapped>,
 }
 
 /// What only a viewer has: the arena, and its own page.
 #[derive(Clone, Copy)]
-pub struct Memory(pub [Mapped; 2]);
+pub struct ViewerMappings(pub [Mapped; 2]);
 
 /// In a forked child that can be a viewer: the same again, without a plan.
-pub fn join_as_child(place: &Place) -> Option<Joined> {
+pub fn join_as_child(place: &CacheLocation) -> Option<Joined> {
     may_attach().then(|| join(place, NO_PLAN)).flatten()
 }
 
 /// Has the owner make this process a viewer.
-fn join(place: &Place, plan: u32) -> Option<Joined> {
-    let hello = Hello { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
+fn join(place: &CacheLocation, plan: u32) -> Option<Joined> {
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
     let millis = place.wait.unwrap_or(WELCOME_MILLIS);
     let (_, files) = kernel::greet(&place.socket, &hello.bytes(), None, millis)?;
     let [arena, control, page, plan_file] = files.all();
@@ -178,13 +178,18 @@ fn join(place: &Place, plan: u32) -> Option<Joined> {
 }
 
 /// Sends a descriptor to the owner of the cache that this process views; the ticket for it.
-pub fn send(place: &Place, descriptor: c_int) -> Option<u32> {
-    let offer = Offer { version: LAYOUT_VERSION, token: place.token };
+pub fn send(place: &CacheLocation, descriptor: c_int) -> Option<u32> {
+    let offer = DescriptorOffer { version: LAYOUT_VERSION, token: place.token };
     let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
     Some(kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis)?.0.viewer)
 }
 
-fn view(place: &Place, arena: c_int, control: c_int, page: c_int) -> Option<(Viewer, Memory)> {
+fn view(
+    place: &CacheLocation,
+    arena: c_int,
+    control: c_int,
+    page: c_int,
+) -> Option<(Viewer, ViewerMappings)> {
     let arena = Guard(map_sealed(arena, Access::Read)?);
     let control = Guard(map_sealed(control, Access::Read)?);
     let page = Guard(map_sealed(page, Access::ReadWrite)?);
@@ -196,7 +201,7 @@ fn view(place: &Place, arena: c_int, control: c_int, page: c_int) -> Option<(Vie
     let viewer = unsafe { Viewer::attach(arena.0, control.0, page.0, place.token) }.ok()?;
     let viewer = viewer.waiting_at_most(place.wait.unwrap_or(ANSWER_MILLIS_MAX));
     viewer.count_for(place.run);
-    let memory = Memory([arena.keep(), page.keep()]);
+    let memory = ViewerMappings([arena.keep(), page.keep()]);
     control.keep();
     Some((viewer, memory))
 }

@@ -26,13 +26,13 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use quinion::arena::CellNumber;
 use quinion::arena::control::{Advice, Operation, Reason};
-use quinion::fdstate::{Cell, Fd, Process};
-pub use quinion::fdstate::{OFFSETS_MAX, State, Word};
+use quinion::fdstate::{Fd, FdCell, Process};
+pub use quinion::fdstate::{FdWord, OFFSETS_MAX, State};
 use quinion::units::MappingId;
 use quinion::viewer::ViewedFile;
 use quinion::viewer::sys::Errno;
 
-use crate::bytes::Manner;
+use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};
 use crate::{careful, process};
 
@@ -83,7 +83,7 @@ pub struct Attachment {
 }
 
 /// All zeros at first, so that the object has no bytes of them: what else there is to say, [`publish`] says.
-static WORDS: [Cell; DESCRIPTORS] = [const { Cell::new() }; DESCRIPTORS];
+static WORDS: [FdCell; DESCRIPTORS] = [const { FdCell::new() }; DESCRIPTORS];
 static FILES: [File; DESCRIPTORS] = [const {
     File {
         handle: AtomicU64::new(0),
@@ -105,9 +105,9 @@ static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIP
 static END: AtomicU32 = AtomicU32::new(0);
 
 /// What the protocol needs for the descriptor of this number.
-struct Ours(i32);
+struct KernelProcess(i32);
 
-impl Process for Ours {
+impl Process for KernelProcess {
     type SignalsHeld = SignalsHeld;
 
     fn hold_signals(&self) -> SignalsHeld {
@@ -132,35 +132,35 @@ impl Process for Ours {
 }
 
 #[inline]
-fn cell(fd: i32) -> Option<&'static Cell> {
+fn cell(fd: i32) -> Option<&'static FdCell> {
     WORDS.get(usize::try_from(fd).ok()?)
 }
 
 #[inline]
-fn at(fd: i32) -> Option<Fd<'static, Ours>> {
-    cell(fd).map(|cell| Fd::new(cell, Ours(fd)))
+fn at(fd: i32) -> Option<Fd<'static, KernelProcess>> {
+    cell(fd).map(|cell| Fd::new(cell, KernelProcess(fd)))
 }
 
 /// The word of `fd`; `None` if the number is beyond the table.
 #[inline]
-pub fn look(fd: i32) -> Option<Word> {
-    cell(fd).map(Cell::look)
+pub fn look(fd: i32) -> Option<FdWord> {
+    cell(fd).map(FdCell::look)
 }
 
 /// The word of `fd` once nobody is moving it.
-pub fn look_settled(fd: i32) -> Option<Word> {
+pub fn look_settled(fd: i32) -> Option<FdWord> {
     at(fd).map(|at| at.settled())
 }
 
 /// Moves the private offset; whether nobody was faster.
 #[inline]
-pub fn advance(fd: i32, from: Word, offset: u64) -> bool {
+pub fn advance(fd: i32, from: FdWord, offset: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.advance(from, offset))
 }
 
 /// After a copy, whether `fd` still is what it was when `word` was looked at.
 #[inline]
-pub fn is_still_attached(fd: i32, word: Word) -> bool {
+pub fn is_still_attached(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.is_still(word))
 }
 
@@ -259,14 +259,14 @@ fn was_opened(fd: i32, stale: Option<u64>) {
 }
 
 /// A descriptor was looked at once: what is known of it now, if nobody was faster, who knew better.
-pub fn settle(fd: i32, from: Word, state: State) {
+pub fn settle(fd: i32, from: FdWord, state: State) {
     if let Some(cell) = cell(fd) {
         cell.settle(from, from.settled_as(state));
     }
 }
 
 /// Whether why this descriptor's reads are left to the kernel has not been told yet; it has from now on.
-pub fn tell(fd: i32, word: Word) -> bool {
+pub fn tell(fd: i32, word: FdWord) -> bool {
     cell(fd).is_some_and(|cell| cell.tell(word))
 }
 
@@ -297,12 +297,12 @@ fn give_back(handle: u64) {
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
 
 /// Gives a candidate a credit; `is_owners` if the owner did. `false`: somebody was faster, and knew better.
-pub fn give_credit(fd: i32, from: Word, bytes: u64, is_owners: bool) -> bool {
+pub fn give_credit(fd: i32, from: FdWord, bytes: u64, is_owners: bool) -> bool {
     cell(fd).is_some_and(|cell| cell.give_credit(from, bytes, is_owners))
 }
 
 /// Takes `bytes` off a candidate's credit; whether nobody was faster.
-pub fn charge(fd: i32, from: Word, bytes: u64) -> bool {
+pub fn charge(fd: i32, from: FdWord, bytes: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.charge(from, bytes))
 }
 
@@ -323,7 +323,7 @@ pub fn end_kernels_read(fd: i32) {
 
 /// Makes a candidate, at whose offset the kernel does not read, served from that offset on, and one that is shared or
 /// can write positioned. `false` if it is neither any more.
-pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
+pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     let Some(_inside) = process::enter() else { return false };
     let Some(at) = at(fd) else { return false };
     let published = at.publish(from, to.can_write, || {
@@ -358,15 +358,15 @@ pub fn publish(fd: i32, from: Word, to: Attachment) -> bool {
 
 /// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
 /// descriptor is attached.
-pub fn accepts(fd: i32, word: Word, manner: Manner, ask: impl FnOnce() -> bool) -> bool {
+pub fn accepts(fd: i32, word: FdWord, manner: ServeMode, ask: impl FnOnce() -> bool) -> bool {
     const MANNERS_BITS: u32 = 6;
     if !word.state().is_attached() {
         return ask();
     }
     let place = match manner {
-        Manner::Plain => 0,
-        Manner::Uncached => 2,
-        Manner::Now => 4,
+        ServeMode::Plain => 0,
+        ServeMode::Uncached => 2,
+        ServeMode::Now => 4,
     };
     let of = (file(fd).handle as u32) << MANNERS_BITS;
     let known = ACCEPTS[fd as usize].load(Ordering::Relaxed); // one word, which says of what it is true
@@ -380,7 +380,7 @@ pub fn accepts(fd: i32, word: Word, manner: Manner, ask: impl FnOnce() -> bool) 
 }
 
 /// Whether a descriptor that was found attached still is what was attached. If not, it is to be looked at anew.
-pub fn is_still(fd: i32, word: Word) -> bool {
+pub fn is_still(fd: i32, word: FdWord) -> bool {
     let Some(_inside) = process::enter() else { return false };
     let of = &FILES[fd as usize];
     let [device, inode, changed_at] =
@@ -419,7 +419,7 @@ pub fn pause_all() {
 
 /// Seeks in a candidate or a served descriptor as the kernel does, while no other thread can begin or go on to serve
 /// it; the answer is the kernel's. `None`: it is neither any more.
-pub fn seek(fd: i32, from: Word, offset: i64, whence: i32) -> Option<Result<u64, Errno>> {
+pub fn seek(fd: i32, from: FdWord, offset: i64, whence: i32) -> Option<Result<u64, Errno>> {
     let _inside = process::enter()?;
     let seek = || kernel::lseek(fd, offset, whence).map(|now| now as u64);
     let answer = at(fd)?.seek(from, seek)?;
@@ -507,7 +507,7 @@ pub fn share_all(reason: Reason) {
 /// the parent were in the middle of they finish there, and the offset is the kernel's by then.
 pub fn settle_child() {
     let end = END.load(Ordering::Relaxed) as usize;
-    WORDS.iter().take(end).for_each(Cell::inherit);
+    WORDS.iter().take(end).for_each(FdCell::inherit);
 }
 
 /// Forgets descriptors `first` to `last`.

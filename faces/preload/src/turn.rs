@@ -17,12 +17,12 @@
 
 use core::ffi::c_int;
 
-use quinion::arena::control::{Counter, Manners, Reason};
+use quinion::arena::control::{AttachPolicy, Counter, Reason};
 use quinion::viewer::Viewer;
 
 use crate::attach::attach;
 use crate::bytes::Target;
-use crate::table::{self, State, Word};
+use crate::table::{self, FdWord, State};
 use crate::{kernel, process};
 
 /// At what place of a file a read begins, and so what a descriptor's state has to be.
@@ -44,7 +44,7 @@ impl Start {
 
 /// The viewer and the word of a descriptor that is served; one that may be is attached on the way, if it is time.
 #[inline]
-pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
+pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     if let Some(viewer) = process::viewer() {
         let word = table::look(fd)?;
         if start.is_served(word.state()) {
@@ -55,7 +55,7 @@ pub fn served(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewe
 }
 
 #[cold]
-fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, Word)> {
+fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static Viewer, FdWord)> {
     while process::is_on() {
         let word = table::look_settled(fd)?;
         match word.state() {
@@ -64,13 +64,13 @@ fn not_served_yet(fd: c_int, to: Target<'_>, start: Start) -> Option<(&'static V
                 if start == Start::Position || word.state() == State::Candidate =>
             {
                 match whose_turn(fd, word) {
-                    Turn::Ours => attach(fd, word),
+                    Reader::Ours => attach(fd, word),
                     // A read at the offset is charged by `pass_on`.
-                    Turn::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
+                    Reader::Kernels if start == Start::Offset || table::charge(fd, word, worth(to)) => {
                         left_to_the_kernel(fd, word);
                         return None;
                     }
-                    Turn::Kernels | Turn::Unknown => {}
+                    Reader::Kernels | Reader::Unknown => {}
                 }
             }
             State::Kernel | State::Candidate | State::Shared | State::Served | State::Positioned => {
@@ -96,9 +96,9 @@ pub fn is_served(fd: c_int) -> bool {
         match word.state() {
             State::Served | State::Positioned => return true,
             State::Candidate => match whose_turn(fd, word) {
-                Turn::Ours => attach(fd, word),
-                Turn::Kernels => return false,
-                Turn::Unknown => {}
+                Reader::Ours => attach(fd, word),
+                Reader::Kernels => return false,
+                Reader::Unknown => {}
             },
             _ => return false,
         }
@@ -107,7 +107,7 @@ pub fn is_served(fd: c_int) -> bool {
 }
 
 /// A read that might have been served is not.
-fn left_to_the_kernel(fd: c_int, word: Word) {
+fn left_to_the_kernel(fd: c_int, word: FdWord) {
     if let Some(viewer) = process::viewer() {
         viewer.count(Counter::KernelReads, 1);
         if table::tell(fd, word) {
@@ -117,7 +117,7 @@ fn left_to_the_kernel(fd: c_int, word: Word) {
 }
 
 /// Who is to read a candidate.
-enum Turn {
+enum Reader {
     /// We, after asking the owner.
     Ours,
     /// The kernel, for a while.
@@ -126,38 +126,38 @@ enum Turn {
     Unknown,
 }
 
-fn whose_turn(fd: c_int, word: Word) -> Turn {
+fn whose_turn(fd: c_int, word: FdWord) -> Reader {
     match word.credit() {
-        _ if word.has_kernels_calls() => Turn::Kernels,
-        Some(0) => Turn::Ours,
-        Some(_) => Turn::Kernels,
+        _ if word.has_kernels_calls() => Reader::Kernels,
+        Some(0) => Reader::Ours,
+        Some(_) => Reader::Kernels,
         None => look_at(fd, word),
     }
 }
 
 /// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
 /// looked at by who asks.
-fn look_at(fd: c_int, word: Word) -> Turn {
-    let manners = process::manners();
-    if manners.large_bytes == 0 || manners.credit_bytes == 0 {
-        return Turn::Ours;
+fn look_at(fd: c_int, word: FdWord) -> Reader {
+    let attach_policy = process::attach_policy();
+    if attach_policy.large_bytes == 0 || attach_policy.credit_bytes == 0 {
+        return Reader::Ours;
     }
-    let Some(_inside) = process::enter() else { return Turn::Unknown };
+    let Some(_inside) = process::enter() else { return Reader::Unknown };
     let Some(stat) = kernel::fstat(fd).filter(|stat| stat.is_regular() && stat.size > 0) else {
-        return Turn::Ours;
+        return Reader::Ours;
     };
     let bytes = stat.size as u64;
-    let (device, inode, is_large) = (stat.device, stat.inode, bytes >= manners.large_bytes);
+    let (device, inode, is_large) = (stat.device, stat.inode, bytes >= attach_policy.large_bytes);
     let is_wanted =
         || process::is_taken(device, inode) || process::openings_before(device, inode) >= OPENINGS_MAX;
     if is_large && is_wanted() {
-        return Turn::Ours;
+        return Reader::Ours;
     }
-    let credit = if is_large { bytes.saturating_mul(2) } else { manners.credit_bytes };
+    let credit = if is_large { bytes.saturating_mul(2) } else { attach_policy.credit_bytes };
     if table::give_credit(fd, word, credit, false) {
         process::count_reason(Reason::Left);
     }
-    Turn::Unknown
+    Reader::Unknown
 }
 
 /// A large file that was opened and read so often, by any process of the cache, is asked for at its next first read: it
@@ -167,31 +167,31 @@ const OPENINGS_MAX: u64 = 2;
 /// What a read takes of a credit.
 fn worth(to: Target<'_>) -> u64 {
     match to {
-        Target::One(part) => Manners::worth(part.len as u64),
+        Target::One(part) => AttachPolicy::worth(part.len as u64),
         Target::Many(parts) => {
-            Manners::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
+            AttachPolicy::worth(parts.iter().fold(0, |sum, part| part.len.saturating_add(sum)) as u64)
         }
     }
 }
 
 /// A call at a descriptor's offset that the kernel is to answer, from [`pass_on`] until [`Passed::end`].
-pub struct Passed(bool);
+pub struct PassedCall(bool);
 
 /// Puts the kernel's offset right before a read that is not served uses it; of a candidate it is right, and stays so
 /// until the read has ended.
 #[inline]
-pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> Passed {
+pub fn pass_on(fd: c_int, to: Option<Target<'_>>) -> PassedCall {
     if !process::is_on() {
-        return Passed::nothing();
+        return PassedCall::nothing();
     }
     let reads = table::begin_kernels_read(fd, to.map_or(0, worth));
     if !reads {
         table::share(fd, Reason::Passed);
     }
-    Passed(reads)
+    PassedCall(reads)
 }
 
-impl Passed {
+impl PassedCall {
     /// The kernel's offset is not used.
     pub fn nothing() -> Self {
         Self(false)

@@ -9,7 +9,7 @@
 //!
 //! A free run is known by its first frame, the head: the order stands in the
 //! head's descriptor, and so do the links of the list of that order. There is
-//! nothing else, so a free frame costs no memory of its own. [`Links`] is what
+//! nothing else, so a free frame costs no memory of its own. [`FreeLinks`] is what
 //! this room asks of whoever keeps the descriptors; tests keep them in a
 //! vector, with runs of at most 8 frames.
 //!
@@ -36,7 +36,7 @@ const NIL: u32 = u32::MAX;
 const ORDERS: usize = Order::MAX.0 as usize + 1;
 
 /// Where a free frame's order and list links are kept.
-pub trait Links {
+pub trait FreeLinks {
     /// The next and the previous head in the list of `frame`'s order, as they were last set.
     fn links(&self, frame: Frame) -> [u32; 2];
     /// Sets the next (0) or the previous (1) head.
@@ -52,7 +52,7 @@ const PREVIOUS: usize = 1;
 
 /// Frames that follow each other, for whoever asked to use as one folio or as many.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct FrameRun {
     /// The first frame, divisible by `pages`.
     pub frame: Frame,
     /// How many: a power of two.
@@ -89,12 +89,12 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Adds a run of the top order, new or given back; it merges with nothing.
-    pub fn add_extent(&mut self, links: &impl Links, first: Frame) {
+    pub fn add_extent(&mut self, links: &impl FreeLinks, first: Frame) {
         self.free(links, first, Self::TOP_ORDER);
     }
 
     /// Takes a run of `order`, out of the smallest that is free and large enough.
-    pub fn alloc(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
+    pub fn alloc(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
         let frame = self.pop(links, found)?;
         // What is too much of it goes back, upper half first.
@@ -105,7 +105,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Takes the first run out of the list of `order`, whole.
-    fn pop(&mut self, links: &impl Links, order: Order) -> Option<Frame> {
+    fn pop(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let head = self.heads[order.0 as usize];
         if head == NIL {
             return None;
@@ -118,7 +118,7 @@ impl<const TOP: u8> Buddy<TOP> {
     ///
     /// # Panics
     /// If the run is not aligned or its first frame is free already.
-    pub fn free(&mut self, links: &impl Links, frame: Frame, order: Order) {
+    pub fn free(&mut self, links: &impl FreeLinks, frame: Frame, order: Order) {
         assert!(order <= Self::TOP_ORDER && is_aligned(frame, order), "{frame:?} heads no run of {order:?}");
         assert!(links.free_order(frame).is_none(), "{frame:?} is freed twice");
         debug_assert!(!self.is_inside_free(links, frame), "{frame:?} is inside a free run and freed again");
@@ -136,7 +136,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Gives `pages` frames from `frame` on back, whatever their alignment.
-    pub fn free_run(&mut self, links: &impl Links, frame: Frame, pages: u32) {
+    pub fn free_run(&mut self, links: &impl FreeLinks, frame: Frame, pages: u32) {
         let (mut frame, end) = (frame, frame.plus(pages));
         while frame < end {
             let aligned = Order((frame.0.trailing_zeros() as u8).min(TOP));
@@ -148,13 +148,13 @@ impl<const TOP: u8> Buddy<TOP> {
 
     /// Takes all free runs out of the top-order run at `first`, which is free as a whole or in parts, and tells
     /// `taken` of each. Cost: a step for each frame that is not free.
-    pub fn take_extent(&mut self, links: &impl Links, first: Frame, mut taken: impl FnMut(Run)) {
+    pub fn take_extent(&mut self, links: &impl FreeLinks, first: Frame, mut taken: impl FnMut(FrameRun)) {
         let (mut frame, end) = (first, first.plus(Self::TOP_ORDER.pages()));
         while frame < end {
             let pages = match links.free_order(frame) {
                 Some(order) => {
                     self.remove(links, frame, order);
-                    taken(Run { frame, pages: order.pages() });
+                    taken(FrameRun { frame, pages: order.pages() });
                     order.pages()
                 }
                 None => 1,
@@ -164,7 +164,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Puts a run into the list of its order: first if it lies below the first, else second.
-    fn push(&mut self, links: &impl Links, frame: Frame, order: Order) {
+    fn push(&mut self, links: &impl FreeLinks, frame: Frame, order: Order) {
         let first = self.heads[order.0 as usize];
         let (before, after) = if first == NIL || frame.0 < first {
             (NIL, first)
@@ -179,7 +179,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Takes a run out of the list of its order.
-    fn remove(&mut self, links: &impl Links, frame: Frame, order: Order) {
+    fn remove(&mut self, links: &impl FreeLinks, frame: Frame, order: Order) {
         let [after, before] = links.links(frame);
         if before == NIL {
             self.heads[order.0 as usize] = after;
@@ -194,7 +194,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Makes the neighbours of `frame` in the list of `order` point to it.
-    fn link(&mut self, links: &impl Links, order: Order, before: u32, frame: u32, after: u32) {
+    fn link(&mut self, links: &impl FreeLinks, order: Order, before: u32, frame: u32, after: u32) {
         if before == NIL {
             self.heads[order.0 as usize] = frame;
         } else {
@@ -206,7 +206,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Whether a free run that starts before `frame` covers it.
-    fn is_inside_free(&self, links: &impl Links, frame: Frame) -> bool {
+    fn is_inside_free(&self, links: &impl FreeLinks, frame: Frame) -> bool {
         (1..=TOP).any(|order| {
             let head = Frame(frame.0 & !(Order(order).pages() - 1));
             head != frame && links.free_order(head).is_some_and(|free| free.0 >= order)
@@ -215,7 +215,7 @@ impl<const TOP: u8> Buddy<TOP> {
 
     /// What is wrong with the lists, if anything; `frames` are all that may be free.
     /// Cost: a step for each of them, and a bit of memory.
-    pub fn check(&self, links: &impl Links, frames: Range<u32>) -> Result<(), String> {
+    pub fn check(&self, links: &impl FreeLinks, frames: Range<u32>) -> Result<(), String> {
         let listed = self.check_lists(links, &frames)?;
         let marked = frames.clone().filter(|&f| links.free_order(Frame(f)).is_some()).count();
         if listed != marked {
@@ -237,7 +237,7 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Follows every list and counts its runs.
-    fn check_lists(&self, links: &impl Links, frames: &Range<u32>) -> Result<usize, String> {
+    fn check_lists(&self, links: &impl FreeLinks, frames: &Range<u32>) -> Result<usize, String> {
         let (mut listed, mut pages) = (0, 0);
         for order in (0..=TOP).map(Order) {
             let (mut previous, mut at) = (NIL, self.heads[order.0 as usize]);
@@ -282,7 +282,7 @@ mod tests {
             Self(RefCell::new(vec![([77, 77], None); frames as usize]))
         }
     }
-    impl Links for Table {
+    impl FreeLinks for Table {
         fn links(&self, frame: Frame) -> [u32; 2] {
             self.0.borrow()[frame.0 as usize].0
         }
@@ -345,15 +345,16 @@ mod tests {
         buddy: Buddy<TOP>,
         table: Table,
         twin: Twin,
-        out: Vec<Run>,
+        out: Vec<FrameRun>,
         extents: u32,
     }
     const EXTENTS_MAX: u32 = 4;
 
     /// The largest run of at most `pages` frames that is free, as the arena asks for it.
-    fn largest_run(buddy: &mut Buddy<TOP>, table: &Table, pages: u32) -> Option<Run> {
+    fn largest_run(buddy: &mut Buddy<TOP>, table: &Table, pages: u32) -> Option<FrameRun> {
         let mut orders = (0..=Order::fitting(pages).0.min(TOP)).rev().map(Order);
-        orders.find_map(|order| buddy.alloc(table, order).map(|frame| Run { frame, pages: order.pages() }))
+        orders
+            .find_map(|order| buddy.alloc(table, order).map(|frame| FrameRun { frame, pages: order.pages() }))
     }
 
     impl Rig {
@@ -374,7 +375,7 @@ mod tests {
                     let order = Order(order);
                     let got = self.buddy.alloc(&self.table, order);
                     assert_eq!(got.is_some(), self.twin.has(order), "{order:?}");
-                    self.took(got.map(|frame| Run { frame, pages: order.pages() }));
+                    self.took(got.map(|frame| FrameRun { frame, pages: order.pages() }));
                 }
                 Op::AllocRun(pages) => {
                     let got = largest_run(&mut self.buddy, &self.table, pages);
@@ -404,7 +405,7 @@ mod tests {
             }
         }
 
-        fn took(&mut self, run: Option<Run>) {
+        fn took(&mut self, run: Option<FrameRun>) {
             let Some(run) = run else { return };
             assert!(is_aligned(run.frame, Order::fitting(run.pages)));
             self.twin.set(run.frame, run.pages, false);

@@ -53,7 +53,7 @@ pub trait CellLinks {
 
 /// What giving a cell back did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Freed {
+pub enum CellFreed {
     /// Nothing more.
     Kept,
     /// It was the last used cell of this extent.
@@ -62,7 +62,7 @@ pub enum Freed {
 
 /// One extent's cells.
 #[derive(Debug)]
-struct Shelf {
+struct ExtentCells {
     /// The first free cell's number; [`NIL`] for none.
     free: u32,
     /// The first cell that was never used, counted from 0 in this extent.
@@ -73,7 +73,7 @@ struct Shelf {
 /// The cells of all extents that are cut into them.
 #[derive(Debug, Default)]
 pub struct Cells {
-    shelves: BTreeMap<u32, Shelf>,
+    shelves: BTreeMap<u32, ExtentCells>,
     with_room: BTreeSet<u32>,
     used: u64,
 }
@@ -103,7 +103,7 @@ impl Cells {
     /// If it is cut already or lies beyond [`CELL_EXTENTS_MAX`].
     pub fn add_extent(&mut self, extent: u32) {
         assert!(extent < CELL_EXTENTS_MAX, "extent {extent} is too high for cells");
-        let before = self.shelves.insert(extent, Shelf { free: NIL, fresh: 0, used: 0 });
+        let before = self.shelves.insert(extent, ExtentCells { free: NIL, fresh: 0, used: 0 });
         assert!(before.is_none(), "extent {extent} is cut twice");
         self.with_room.insert(extent);
     }
@@ -134,7 +134,7 @@ impl Cells {
     ///
     /// # Panics
     /// If its extent is not one of cells, or has no cell out.
-    pub fn free(&mut self, links: &impl CellLinks, cell: CellNumber) -> Freed {
+    pub fn free(&mut self, links: &impl CellLinks, cell: CellNumber) -> CellFreed {
         let extent = cell.frame().extent();
         let shelf = self.shelves.get_mut(&extent).expect("a cell lies in an extent of cells");
         assert!(shelf.used > 0 && ordinal(cell) < shelf.fresh, "{cell:?} was not handed out");
@@ -144,7 +144,7 @@ impl Cells {
         let empty = shelf.used == 0;
         self.used -= 1;
         self.with_room.insert(extent);
-        if empty { Freed::ExtentEmpty(extent) } else { Freed::Kept }
+        if empty { CellFreed::ExtentEmpty(extent) } else { CellFreed::Kept }
     }
 
     /// What is wrong with the lists, if anything. Cost: a step and a bit for each free cell.
@@ -166,7 +166,7 @@ impl Cells {
     }
 }
 
-impl Shelf {
+impl ExtentCells {
     fn has_room(&self) -> bool {
         self.free != NIL || self.fresh < CELLS_PER_EXTENT
     }
@@ -275,7 +275,7 @@ mod tests {
                         let extent = cell.frame().extent();
                         let last = out.iter().all(|cell| cell.frame().extent() != extent);
                         let freed = cells.free(&words, cell);
-                        prop_assert_eq!(freed == Freed::ExtentEmpty(extent), last);
+                        prop_assert_eq!(freed == CellFreed::ExtentEmpty(extent), last);
                         if last {
                             cells.remove_extent(extent);
                             extents.remove(&extent);

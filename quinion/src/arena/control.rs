@@ -65,8 +65,8 @@ pub struct Control {
     pub heartbeat: AtomicU32,
     /// How many of the owner's threads sleep on the doorbells, or are about to.
     pub sleepers: AtomicU32,
-    /// The numbers of [`Manners`], in the order of its fields.
-    pub manners: [AtomicU64; 3],
+    /// The numbers of [`AttachPolicy`], in the order of its fields.
+    pub attach_policy: [AtomicU64; 3],
     /// Up to when viewers are sure of files of which their records say so, by the clock that
     /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner says it anew with each heartbeat. One that was
     /// stopped does not, and what it would have heard of it has not: then the kernel reads.
@@ -81,7 +81,7 @@ pub struct Control {
     /// How many files are attached, by any viewer.
     pub attached_files: AtomicU32,
     /// Of these, those whose [`place_of`] this is.
-    pub attached: [Tally; ATTACHED_PLACES],
+    pub attached: [SaturatingCount; ATTACHED_PLACES],
 }
 
 /// Places of [`Control::openings`].
@@ -105,9 +105,9 @@ pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
 /// lease is asked for when the file is being opened, and the kernel sees to the rest.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub struct Tally(AtomicU8);
+pub struct SaturatingCount(AtomicU8);
 
-impl Tally {
+impl SaturatingCount {
     /// One more.
     pub fn raise(&self) {
         let more = |count: u8| count.checked_add(1);
@@ -156,10 +156,10 @@ const _: () = assert!(TAKEN_BITS == 1 << (64 - 51));
 /// When a viewer asks for a file. To attach one costs as much as some dozens of reads by the kernel, so a file that
 /// is read but once, in a few calls, is better left to it. The default asks at the first read of any file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Manners {
+pub struct AttachPolicy {
     /// A file of so many bytes or more is asked for at its first read, if it was taken over before
     /// ([`Control::taken`]); if not, when reads of a descriptor have come to twice its size, of which
-    /// [`Manners::worth`] counts some.
+    /// [`AttachPolicy::worth`] counts some.
     pub large_bytes: u64,
     /// A smaller one when they have come to so many bytes.
     pub credit_bytes: u64,
@@ -170,7 +170,7 @@ pub struct Manners {
     pub any_file_system: bool,
 }
 
-impl Manners {
+impl AttachPolicy {
     /// The most that one read counts for: the kernel's ways are long for a small read, and not worth a word for a
     /// large one.
     pub const READ_BYTES_MAX: u64 = 16 << 10;
@@ -183,10 +183,10 @@ impl Manners {
 
 impl Control {
     /// When viewers are to ask for files.
-    pub fn manners(&self) -> Manners {
+    pub fn attach_policy(&self) -> AttachPolicy {
         let [large_bytes, credit_bytes, rules] =
-            self.manners.each_ref().map(|word| word.load(Ordering::Relaxed));
-        Manners {
+            self.attach_policy.each_ref().map(|word| word.load(Ordering::Relaxed));
+        AttachPolicy {
             large_bytes,
             credit_bytes,
             looks_at_times: rules & LOOKS_AT_TIMES != 0,
@@ -226,11 +226,12 @@ impl Control {
     }
 
     /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
-    pub fn set_manners(&self, manners: Manners) {
-        let looks_at_times = if manners.looks_at_times { LOOKS_AT_TIMES } else { 0 };
-        let any_file_system = if manners.any_file_system { ANY_FILE_SYSTEM } else { 0 };
-        let numbers = [manners.large_bytes, manners.credit_bytes, looks_at_times | any_file_system];
-        for (place, number) in self.manners.iter().zip(numbers) {
+    pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
+        let looks_at_times = if attach_policy.looks_at_times { LOOKS_AT_TIMES } else { 0 };
+        let any_file_system = if attach_policy.any_file_system { ANY_FILE_SYSTEM } else { 0 };
+        let numbers =
+            [attach_policy.large_bytes, attach_policy.credit_bytes, looks_at_times | any_file_system];
+        for (place, number) in self.attach_policy.iter().zip(numbers) {
             place.store(number, Ordering::Relaxed);
         }
     }
@@ -428,7 +429,7 @@ pub mod state {
 /// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 /// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
-/// [`Offer`](crate::viewer::hello::Offer).
+/// [`Offer`](crate::viewer::handshake::DescriptorOffer).
 pub const SENT: u64 = 1 << 33;
 /// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
 /// it is to be sent.
@@ -491,7 +492,7 @@ pub enum Operation {
     /// added if a credit of the owner's was; its device; its inode.
     /// `ETXTBSY`: somebody has it open for writing. `EOPNOTSUPP`: nobody says that it stays as it is.
     /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
-    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`Manners::worth`]).
+    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`AttachPolicy::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
     /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
@@ -522,14 +523,14 @@ pub enum Operation {
     /// [`Advice::with_length`].
     Hint = 9,
     /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
-    /// Answers: a [`Conduct`].
+    /// Answers: a [`SyscallAudit`].
     Examine = 10,
 }
 
 /// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u64)]
-pub enum Conduct {
+pub enum SyscallAudit {
     /// None enters the kernel by itself.
     Clean = 0,
     /// Some do, for calls that leave descriptors and their offsets alone.

@@ -43,7 +43,7 @@
 //! `mapping/grab.rs`.
 //!
 //! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of
-//! its pages whose bits say that they have come (`landed.rs`). It is set nowhere else first, and stays until the
+//! its pages whose bits say that they have come (`pages_read.rs`). It is set nowhere else first, and stays until the
 //! frames are freed.
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
@@ -122,7 +122,7 @@ impl Flags {
     pub const FREE: u64 = 1 << 4;
     /// It came back soon after it had been evicted.
     pub const WORKINGSET: u64 = 1 << 5;
-    /// Bits of its frames may say that their pages have come; see `landed.rs`.
+    /// Bits of its frames may say that their pages have come; see `pages_read.rs`.
     pub const LANDED: u64 = 1 << 6;
     /// An uncached read made it: it goes when that reader has passed, unless somebody else wants it.
     pub const DROPBEHIND: u64 = 1 << 7;
@@ -138,9 +138,9 @@ impl Flags {
 
 /// A descriptor's word, as read at one moment.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Word(pub u64);
+pub struct DescriptorWord(pub u64);
 
-impl Word {
+impl DescriptorWord {
     /// The identity's sequence; even while the descriptor names a folio.
     #[inline]
     pub const fn sequence(self) -> u32 {
@@ -183,7 +183,7 @@ impl Word {
     }
 }
 
-impl core::fmt::Debug for Word {
+impl core::fmt::Debug for DescriptorWord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
@@ -199,7 +199,7 @@ impl core::fmt::Debug for Word {
 /// What a reader knows of a folio after its first look.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
-    word: Word,
+    word: DescriptorWord,
     /// The folio's first index.
     pub first: PageIndex,
 }
@@ -222,7 +222,7 @@ impl Ticket {
     }
     /// Whether `word`, seen later, is of the same folio, in the index. If two steps lie between, the folio was
     /// written first, or retired and its frame prepared again; but that one is not written before two more.
-    fn names(&self, word: Word) -> bool {
+    fn names(&self, word: DescriptorWord) -> bool {
         word.is_still(self.word.sequence())
     }
 }
@@ -261,7 +261,7 @@ pub enum LockRefused {
 
 /// What a holder finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Readable {
+pub enum ReadableState {
     /// The bytes are there, and stay while the hold is kept.
     Yes,
     /// Who has it locked is about to bring them.
@@ -286,7 +286,7 @@ pub enum HoldRefused {
 
 /// What became of a folio that was asked to leave the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Retire {
+pub enum RetireOutcome {
     /// Nobody holds it: its frames are the caller's to free.
     Free,
     /// Somebody holds it: it is detached, and the last holder frees its frames.
@@ -295,7 +295,7 @@ pub enum Retire {
 
 /// What a holder must do after giving its hold back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Put {
+pub enum PutOutcome {
     /// Nothing.
     Kept,
     /// It was the last hold of a detached folio: free its frames.
@@ -304,11 +304,11 @@ pub enum Put {
 
 /// What the end of a fill found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Completed {
+pub enum FillEnd {
     /// The folio is still in the index.
     Attached,
-    /// The folio left the index meanwhile; see [`Put`] for who frees it.
-    Detached(Put),
+    /// The folio left the index meanwhile; see [`PutOutcome`] for who frees it.
+    Detached(PutOutcome),
 }
 
 /// To be called by a thread that fills a folio, before its first store to the folio's bytes.
@@ -369,14 +369,14 @@ impl Descriptor {
 
     /// The word as it is now.
     #[inline]
-    pub fn word(&self) -> Word {
-        Word(self.word.load(Ordering::Relaxed))
+    pub fn word(&self) -> DescriptorWord {
+        DescriptorWord(self.word.load(Ordering::Relaxed))
     }
     /// The word as it is now, and with it what was stored before the folio got its identity: that it has no place
     /// in a ring yet.
     #[inline]
-    pub fn settled_word(&self) -> Word {
-        Word(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
+    pub fn settled_word(&self) -> DescriptorWord {
+        DescriptorWord(self.word.load(Ordering::Acquire)) // partner: the Release in `prepare`
     }
     /// The mapping whose folio this is. Means something to the holder of the folio or of the tree lock.
     #[inline]
@@ -402,7 +402,7 @@ impl Descriptor {
         // Acquire, partner: the Release in `complete`. If that store comes first we see the identity and
         // the bytes it published; if not, we see a folio that is not up to date and do not copy.
         let order = ordering(Mutant::ReaderAcquire, Ordering::Acquire, Ordering::Relaxed);
-        let word = Word(self.word.load(order));
+        let word = DescriptorWord(self.word.load(order));
         let ticket = self.check(word, mapping, index)?;
         if word.has(Flags::STEADY) {
             return Ok(ticket);
@@ -421,7 +421,7 @@ impl Descriptor {
         // Acquire, partner: the Release in `complete`, which every later step on the word hands on: the fill's
         // bytes, for pages of which no writer has said anything yet.
         let order = ordering(Mutant::WrittenAcquire, Ordering::Acquire, Ordering::Relaxed);
-        let word = Word(self.word.load(order));
+        let word = DescriptorWord(self.word.load(order));
         let ticket = self.check(word, mapping, index)?;
         // What was written once stays so: this is another folio of the same pages.
         if word.is_written() { Ok(ticket) } else { Err(NotReady::Mismatch) }
@@ -429,7 +429,7 @@ impl Descriptor {
 
     /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
     /// pages from `index` on it may copy, at least one. `landed` looks at the bits of so many pages from the one at
-    /// that place in the folio on, and says how many have landed in a row; see `landed.rs` for why it may.
+    /// that place in the folio on, and says how many have landed in a row; see `pages_read.rs` for why it may.
     #[cold]
     #[inline(never)]
     pub fn begin_read_landed(
@@ -443,7 +443,7 @@ impl Descriptor {
         // the frames' use before. And the Release in `complete`, as in `begin_read`: the fill may have ended
         // since that look.
         let order = ordering(Mutant::ReaderWordAcquire, Ordering::Acquire, Ordering::Relaxed);
-        let word = Word(self.word.load(order));
+        let word = DescriptorWord(self.word.load(order));
         let ticket = self.check(word, mapping, index)?;
         let place = (index.0 - ticket.first.0) as u32;
         let to_end = word.order().pages() - place;
@@ -462,7 +462,7 @@ impl Descriptor {
     #[inline]
     pub fn identify(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
         // Acquire, partner: the Release in `prepare`: who sees the word sees its identity, or a later one.
-        self.check(Word(self.word.load(Ordering::Acquire)), mapping, index)
+        self.check(DescriptorWord(self.word.load(Ordering::Acquire)), mapping, index)
     }
 
     /// The reader's second look: was what it copied this folio's, from the first byte to the last?
@@ -481,7 +481,7 @@ impl Descriptor {
 
     /// The part of the first look that identifies the folio.
     #[inline]
-    fn check(&self, word: Word, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
+    fn check(&self, word: DescriptorWord, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
         let first = self.index();
         // A wrapping difference is one comparison for "not before" and "not after".
         let inside = index.0.wrapping_sub(first.0) < u64::from(word.order().pages());
@@ -526,7 +526,7 @@ impl Descriptor {
     }
 
     /// Ends a fill: unlocks the folio, up to date if `uptodate`, and gives the fill's hold back.
-    pub fn complete(&self, uptodate: bool) -> Completed {
+    pub fn complete(&self, uptodate: bool) -> FillEnd {
         let set = if uptodate { Flags::UPTODATE | Flags::STEADY } else { 0 };
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
         // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the identity
@@ -535,9 +535,9 @@ impl Descriptor {
         let (before, after) = self.update(order, |word| Some(step(word))).expect("the step is unconditional");
         debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not being filled");
         if !after.has(Flags::DETACHED) {
-            Completed::Attached
+            FillEnd::Attached
         } else {
-            Completed::Detached(self.last_or_kept(after))
+            FillEnd::Detached(self.last_or_kept(after))
         }
     }
 
@@ -545,9 +545,9 @@ impl Descriptor {
     /// [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. The caller holds it
     /// besides. `false`: it is not allocated any more, or somebody else has the lock, or it has left; look again.
     pub fn try_lock_allocated(&self) -> bool {
-        let allocated = |word: Word| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
-        let fit = |word: Word| allocated(word) && word.holds() < HOLDS_MAX;
-        let step = |word: u64| fit(Word(word)).then(|| (word | Flags::LOCKED) + HOLD);
+        let allocated = |word: DescriptorWord| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
+        let fit = |word: DescriptorWord| allocated(word) && word.holds() < HOLDS_MAX;
+        let step = |word: u64| fit(DescriptorWord(word)).then(|| (word | Flags::LOCKED) + HOLD);
         // Acquire, partner: the Release in `complete`, by who allocated it, or had the lock before.
         self.update(Ordering::Acquire, step).is_some()
     }
@@ -566,13 +566,13 @@ impl Descriptor {
 
     /// Takes a folio out of the readers' sight, whoever holds it, dirty or not. The caller holds the tree lock, and has
     /// cleared its dirty bits.
-    pub fn retire(&self) -> Retire {
+    pub fn retire(&self) -> RetireOutcome {
         let step = |word: u64| {
             let held = word & HOLDS_MASK != 0 && !mutant(Mutant::RetireDetached);
             (word & SEQUENCE == 0).then(|| Self::retired(word, if held { Flags::DETACHED } else { 0 }))
         };
         let (_, after) = self.update(Self::retire_ordering(), step).expect("a folio is retired once");
-        if after.has(Flags::DETACHED) { Retire::Held } else { Retire::Free }
+        if after.has(Flags::DETACHED) { RetireOutcome::Held } else { RetireOutcome::Free }
     }
 
     /// The word of a folio that leaves the index.
@@ -596,10 +596,10 @@ impl Descriptor {
     /// word then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
     /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them.
     /// The caller holds the tree lock.
-    pub fn try_begin_split(&self) -> Option<Word> {
-        let fit = |word: Word| word.is_live() && word.holds() == 0;
+    pub fn try_begin_split(&self) -> Option<DescriptorWord> {
+        let fit = |word: DescriptorWord| word.is_live() && word.holds() == 0;
         let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
-        let step = |word: u64| fit(Word(word)).then(|| odd(word));
+        let step = |word: u64| fit(DescriptorWord(word)).then(|| odd(word));
         self.update(Self::retire_ordering(), step).map(|(before, _)| before)
     }
 
@@ -607,7 +607,14 @@ impl Descriptor {
     /// not, what has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has
     /// besides; the marker is one of them. The piece at the whole's own frame may be the whole itself.
     /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
-    pub fn prepare_piece(&self, mapping: MappingId, index: PageIndex, order: Order, whole: Word, more: u64) {
+    pub fn prepare_piece(
+        &self,
+        mapping: MappingId,
+        index: PageIndex,
+        order: Order,
+        whole: DescriptorWord,
+        more: u64,
+    ) {
         let word = self.word();
         let odd = !word.is_live() || mutant(Mutant::RetireStep) || mutant(Mutant::SplitStep);
         debug_assert!(odd && word.holds() == 0 && !word.has(Flags::FREE), "{word:?} is not ours to prepare");
@@ -618,7 +625,7 @@ impl Descriptor {
         self.pins.store(0, Ordering::Relaxed);
         self.links[0].store(NO_PLACE, Ordering::Relaxed);
         // Two more than to the next even number: a piece may be born written, and who knew what this frame headed
-        // before must not take it for that, written since. See `Word::is_still`.
+        // before must not take it for that, written since. See `DescriptorWord::is_still`.
         let step = if word.is_live() { 0 } else { 1 + WRITTEN_STEP };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let flags = whole.0 & Self::INHERITED | more;
@@ -650,7 +657,7 @@ impl Descriptor {
         // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
         // before it is filled is the one that was prepared.
         let order = ordering(Mutant::HoldAcquire, Ordering::Acquire, Ordering::Relaxed);
-        let mut word = Word(self.word.load(order));
+        let mut word = DescriptorWord(self.word.load(order));
         loop {
             let ticket = self.check(word, mapping, index).map_err(|_| HoldRefused::Mismatch)?;
             if word.0 & needs != needs && !mutant(Mutant::HoldUptodate) {
@@ -667,38 +674,41 @@ impl Descriptor {
             }
             match self.word.compare_exchange(word.0, word.0 + HOLD, order, order) {
                 Ok(_) => return Ok(ticket),
-                Err(now) => word = Word(now),
+                Err(now) => word = DescriptorWord(now),
             }
         }
     }
 
     /// What the holder of a folio may do with all of it now.
     #[inline]
-    pub fn is_readable(&self, ticket: Ticket) -> Readable {
+    pub fn is_readable(&self, ticket: Ticket) -> ReadableState {
         self.is_page_readable(ticket, || false)
     }
 
-    /// What the holder of a folio may do now with that page of it of which `has_landed` looks at the bit.
+    /// What the holder of a folio may do now with that page of it of which `is_page_read` looks at the bit.
     #[inline]
-    pub fn is_page_readable(&self, ticket: Ticket, has_landed: impl FnOnce() -> bool) -> Readable {
+    pub fn is_page_readable(&self, ticket: Ticket, is_page_read: impl FnOnce() -> bool) -> ReadableState {
         // Acquire, partner: the Release in `complete`.
-        let word =
-            Word(self.word.load(ordering(Mutant::ReadableAcquire, Ordering::Acquire, Ordering::Relaxed)));
+        let word = DescriptorWord(self.word.load(ordering(
+            Mutant::ReadableAcquire,
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        )));
         let same = ticket.names(word) || mutant(Mutant::ReadableSequence);
         match () {
             // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
-            () if word.has(Flags::LANDED) && same && has_landed() => Readable::Yes,
+            () if word.has(Flags::LANDED) && same && is_page_read() => ReadableState::Yes,
             // Before the lock: a grabber's stops no reader.
             () if word.has(Flags::UPTODATE) => {
                 if same {
-                    Readable::Yes
+                    ReadableState::Yes
                 } else {
-                    Readable::Never
+                    ReadableState::Never
                 }
             }
-            () if word.has(Flags::LOCKED) => Readable::NotYet,
-            () if same => Readable::Zeros,
-            () => Readable::Never,
+            () if word.has(Flags::LOCKED) => ReadableState::NotYet,
+            () if same => ReadableState::Zeros,
+            () => ReadableState::Never,
         }
     }
 
@@ -713,13 +723,13 @@ impl Descriptor {
     #[inline]
     pub fn is_filled(&self) -> bool {
         // Acquire, partner: the Release in `complete`.
-        Word(self.word.load(Ordering::Acquire)).has(Flags::UPTODATE)
+        DescriptorWord(self.word.load(Ordering::Acquire)).has(Flags::UPTODATE)
     }
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
     pub fn note_landed(&self) {
         if !self.word().has(Flags::LANDED) {
-            let before = Word(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
+            let before = DescriptorWord(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
             debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
         }
     }
@@ -729,7 +739,7 @@ impl Descriptor {
     /// Takes the folio lock, which nobody has, of a folio that the caller holds: the word then. With it the caller
     /// sees what the one before had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
     /// its hold, if the folio was not up to date and is now.
-    pub fn try_lock(&self, ticket: Ticket) -> Result<Word, LockRefused> {
+    pub fn try_lock(&self, ticket: Ticket) -> Result<DescriptorWord, LockRefused> {
         // Acquire, partner: the Release in `unlock` and in `complete`: what was done under the lock before.
         let order = ordering(Mutant::LockAcquire, Ordering::Acquire, Ordering::Relaxed);
         let mut word = self.word();
@@ -742,8 +752,8 @@ impl Descriptor {
                 () => {}
             }
             match self.word.compare_exchange(word.0, word.0 | Flags::LOCKED, order, Ordering::Relaxed) {
-                Ok(_) => return Ok(Word(word.0 | Flags::LOCKED)),
-                Err(now) => word = Word(now),
+                Ok(_) => return Ok(DescriptorWord(word.0 | Flags::LOCKED)),
+                Err(now) => word = DescriptorWord(now),
             }
         }
     }
@@ -753,7 +763,7 @@ impl Descriptor {
     pub fn unlock(&self) {
         // Release, partner: the Acquire in `try_lock`.
         let order = ordering(Mutant::UnlockRelease, Ordering::Release, Ordering::Relaxed);
-        let before = Word(self.word.fetch_and(!Flags::LOCKED, order));
+        let before = DescriptorWord(self.word.fetch_and(!Flags::LOCKED, order));
         debug_assert!(before.has(Flags::LOCKED) && before.holds() > 0, "{before:?} was not locked");
     }
 
@@ -762,11 +772,11 @@ impl Descriptor {
         let word = self.word();
         debug_assert!(word.has(Flags::LOCKED) && word.holds() > 0, "{word:?} is not being filled");
         let left = if word.is_live() { 0 } else { SEQUENCE };
-        Ticket { word: Word(word.0.wrapping_sub(left)), first: self.index() }
+        Ticket { word: DescriptorWord(word.0.wrapping_sub(left)), first: self.index() }
     }
 
     /// Gives a hold back.
-    pub fn put(&self) -> Put {
+    pub fn put(&self) -> PutOutcome {
         // Release, partner: the Acquire here and in `retire_ordering`: our reads of the bytes come before
         // what the party that frees the frame does with them. Acquire: that party may be us.
         let order = ordering(Mutant::PutRelease, Ordering::AcqRel, Ordering::Acquire);
@@ -817,7 +827,7 @@ impl Descriptor {
             let order = Ordering::Relaxed;
             match self.word.compare_exchange_weak(now.0, Self::written(now.0), order, order) {
                 Ok(_) => return Ok(()),
-                Err(other) => now = Word(other),
+                Err(other) => now = DescriptorWord(other),
             }
         }
         match () {
@@ -854,28 +864,29 @@ impl Descriptor {
         self.word().is_written() && !mutant(Mutant::HolderRecheck)
     }
 
-    fn last_or_kept(&self, after: Word) -> Put {
+    fn last_or_kept(&self, after: DescriptorWord) -> PutOutcome {
         let unheld = after.holds() == 0 || mutant(Mutant::PutHolds);
         let last = after.has(Flags::DETACHED) && unheld;
-        if last { Put::Last(after.order()) } else { Put::Kept }
+        if last { PutOutcome::Last(after.order()) } else { PutOutcome::Kept }
     }
 
     // ---- the marker ---------------------------------------------------------------------------
 
     /// Clears the readahead marker and says whether it was this call that did.
     pub fn take_marker(&self, ticket: Ticket) -> bool {
-        let ours = |word: Word| {
+        let ours = |word: DescriptorWord| {
             (word.sequence() == ticket.word.sequence() || mutant(Mutant::MarkerSequence))
                 && (word.has(Flags::MARKER) || mutant(Mutant::MarkerFlag))
         };
-        self.update(Ordering::Relaxed, |word| ours(Word(word)).then_some(word & !Flags::MARKER)).is_some()
+        self.update(Ordering::Relaxed, |word| ours(DescriptorWord(word)).then_some(word & !Flags::MARKER))
+            .is_some()
     }
 
     // ---- the working set ----------------------------------------------------------------------
 
     /// Notes that the folio came back soon after it had been evicted. The caller is its fill.
     pub fn join_working_set(&self) {
-        let before = Word(self.word.fetch_or(Flags::WORKINGSET, Ordering::Relaxed));
+        let before = DescriptorWord(self.word.fetch_or(Flags::WORKINGSET, Ordering::Relaxed));
         debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
     }
 
@@ -898,8 +909,8 @@ impl Descriptor {
 
     /// A page of the folio is dirty; the word before. The caller holds the tree lock, as for those below, so the orders
     /// are that lock's.
-    pub fn mark_dirty(&self) -> Word {
-        Word(self.word.fetch_or(Flags::DIRTY, Ordering::Relaxed))
+    pub fn mark_dirty(&self) -> DescriptorWord {
+        DescriptorWord(self.word.fetch_or(Flags::DIRTY, Ordering::Relaxed))
     }
 
     /// No page of the folio is dirty any more.
@@ -916,7 +927,7 @@ impl Descriptor {
     }
 
     /// No page of the folio is being written any more: gives write-back's hold back.
-    pub fn end_writeback(&self) -> Put {
+    pub fn end_writeback(&self) -> PutOutcome {
         let step = |word: u64| (word & Flags::WRITEBACK != 0).then(|| (word & !Flags::WRITEBACK) - HOLD);
         // AcqRel, partners: those of `put`, for the device's reads of the bytes instead of ours.
         let (_, after) = self.update(Ordering::AcqRel, step).expect("write-back of a folio ends once");
@@ -928,7 +939,7 @@ impl Descriptor {
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
     pub fn set_free(&self, free: Option<Order>) {
         let word = self.word();
-        debug_assert!(!word.is_live() || word == Word(0), "{word:?} is a folio and cannot be free");
+        debug_assert!(!word.is_live() || word == DescriptorWord(0), "{word:?} is a folio and cannot be free");
         let sequence = word.0 & !(SEQUENCE - 1) | SEQUENCE;
         let rest = free.map_or(0, |order| Flags::FREE | (u64::from(order.0) << ORDER_SHIFT));
         self.word.store(sequence | rest, Ordering::Relaxed);
@@ -949,12 +960,16 @@ impl Descriptor {
 
     /// One atomic step on the word: the word before and after, or `None` if `step` declined.
     #[inline]
-    fn update(&self, order: Ordering, step: impl Fn(u64) -> Option<u64>) -> Option<(Word, Word)> {
+    fn update(
+        &self,
+        order: Ordering,
+        step: impl Fn(u64) -> Option<u64>,
+    ) -> Option<(DescriptorWord, DescriptorWord)> {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let next = step(word)?;
             match self.word.compare_exchange_weak(word, next, order, Ordering::Relaxed) {
-                Ok(_) => return Some((Word(word), Word(next))),
+                Ok(_) => return Some((DescriptorWord(word), DescriptorWord(next))),
                 Err(now) => word = now,
             }
         }
@@ -1009,13 +1024,13 @@ mod tests {
     fn filled(index: u64, order: u8) -> Descriptor {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(index), Order(order), false);
-        assert_eq!(d.complete(true), Completed::Attached);
+        assert_eq!(d.complete(true), FillEnd::Attached);
         d
     }
 
     #[test]
     fn a_folio_is_still_the_same_after_its_first_write_and_not_in_another_life() {
-        let word = |sequence: u32, flags: u64| Word(u64::from(sequence) << 32 | flags);
+        let word = |sequence: u32, flags: u64| DescriptorWord(u64::from(sequence) << 32 | flags);
         let (steady, written) = (Flags::UPTODATE | Flags::STEADY, Flags::UPTODATE);
         assert!(word(8, steady).is_still(8));
         assert!(word(10, written).is_still(8), "the first write steps the sequence by two");
@@ -1035,7 +1050,7 @@ mod tests {
         let ticket = d.begin_read(FILE, PageIndex(11)).unwrap();
         assert_eq!(ticket.first, PageIndex(8));
         assert!(d.end_read(ticket));
-        assert_eq!(d.retire(), Retire::Free);
+        assert_eq!(d.retire(), RetireOutcome::Free);
         assert!(!d.end_read(ticket));
         assert_eq!(d.begin_read(FILE, PageIndex(8)).unwrap_err(), NotReady::Mismatch);
     }
@@ -1055,26 +1070,26 @@ mod tests {
         d.try_hold(FILE, PageIndex(1)).unwrap();
         d.try_hold(FILE, PageIndex(2)).unwrap();
         assert_eq!(d.try_retire(), None, "a held folio is not evicted");
-        assert_eq!(d.retire(), Retire::Held);
-        assert_eq!(d.put(), Put::Kept);
-        assert_eq!(d.put(), Put::Last(Order(3)));
+        assert_eq!(d.retire(), RetireOutcome::Held);
+        assert_eq!(d.put(), PutOutcome::Kept);
+        assert_eq!(d.put(), PutOutcome::Last(Order(3)));
     }
 
     #[test]
     fn a_fill_that_ends_after_the_folio_left_frees_it() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(0), false);
-        assert_eq!(d.retire(), Retire::Held);
-        assert_eq!(d.complete(true), Completed::Detached(Put::Last(Order(0))));
+        assert_eq!(d.retire(), RetireOutcome::Held);
+        assert_eq!(d.complete(true), FillEnd::Detached(PutOutcome::Last(Order(0))));
         assert!(d.begin_read(FILE, PageIndex(0)).is_err());
     }
 
     /// What becomes of a folio that the device does not deliver: out of the tree, then unlocked.
-    fn fail(d: &Descriptor) -> Put {
-        assert_eq!(d.retire(), Retire::Held, "a fill has a hold");
+    fn fail(d: &Descriptor) -> PutOutcome {
+        assert_eq!(d.retire(), RetireOutcome::Held, "a fill has a hold");
         match d.complete(false) {
-            Completed::Detached(put) => put,
-            Completed::Attached => panic!("it was just retired"),
+            FillEnd::Detached(put) => put,
+            FillEnd::Attached => panic!("it was just retired"),
         }
     }
 
@@ -1082,14 +1097,14 @@ mod tests {
     fn a_folio_whose_fill_failed_while_somebody_holds_it_is_the_last_holders_to_free() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(2), false);
-        assert_eq!(fail(&d), Put::Last(Order(2)), "nobody came: it is the fill's to free");
+        assert_eq!(fail(&d), PutOutcome::Last(Order(2)), "nobody came: it is the fill's to free");
         d.prepare(FILE, PageIndex(0), Order(2), false);
         let ticket = d.try_hold_unfilled(FILE, PageIndex(3)).unwrap();
-        assert_eq!(d.is_readable(ticket), Readable::NotYet);
-        assert_eq!(fail(&d), Put::Kept);
-        assert_eq!(d.is_readable(ticket), Readable::Never);
+        assert_eq!(d.is_readable(ticket), ReadableState::NotYet);
+        assert_eq!(fail(&d), PutOutcome::Kept);
+        assert_eq!(d.is_readable(ticket), ReadableState::Never);
         let sequence = d.word().sequence();
-        assert_eq!(d.put(), Put::Last(Order(2)));
+        assert_eq!(d.put(), PutOutcome::Last(Order(2)));
         assert_eq!((d.word().sequence(), d.word().holds()), (sequence, 0), "no borrow from the sequence");
     }
 
@@ -1099,16 +1114,16 @@ mod tests {
         d.prepare(FILE, PageIndex(0), Order(1), false);
         let ticket = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();
         assert!(!d.try_lock_allocated(), "its first fill has the lock");
-        assert_eq!(d.complete(false), Completed::Attached);
-        assert_eq!(d.is_readable(ticket), Readable::Zeros);
+        assert_eq!(d.complete(false), FillEnd::Attached);
+        assert_eq!(d.is_readable(ticket), ReadableState::Zeros);
         assert_eq!(d.begin_read(FILE, PageIndex(0)).unwrap_err(), NotReady::Filling, "no hit");
         assert_eq!(d.begin_writes(), Err(WriteRefused::Filling), "and no write in place");
         assert!(d.try_lock_allocated() && !d.try_lock_allocated());
-        assert_eq!((d.is_readable(ticket), d.word().holds()), (Readable::NotYet, 2));
-        assert_eq!(d.complete(true), Completed::Attached);
-        assert_eq!(d.is_readable(ticket), Readable::Yes);
+        assert_eq!((d.is_readable(ticket), d.word().holds()), (ReadableState::NotYet, 2));
+        assert_eq!(d.complete(true), FillEnd::Attached);
+        assert_eq!(d.is_readable(ticket), ReadableState::Yes);
         assert!(!d.try_lock_allocated(), "what is up to date is not allocated");
-        assert_eq!((d.put(), d.retire()), (Put::Kept, Retire::Free));
+        assert_eq!((d.put(), d.retire()), (PutOutcome::Kept, RetireOutcome::Free));
         assert!(!d.try_lock_allocated());
     }
 

@@ -51,7 +51,7 @@ use crate::sync::{Mutant, mutant};
 
 /// Which of the two tables is meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bits {
+pub enum BitTable {
     /// The page differs from the file.
     Dirty,
     /// The page is being written to the file.

@@ -66,10 +66,10 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::descriptor::before_bytes;
-use super::owner::{Arena, ArenaError, Stock, no_memory};
+use super::owner::{Arena, ArenaError, FrameStock, no_memory};
 use super::segment::{PageSize, Sharing, create_sized, seal};
-use super::shrink::{Cost, is_pinned};
-use crate::sync::Locks;
+use super::shrink::{EmptyingCost, is_pinned};
+use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
 
@@ -101,7 +101,7 @@ impl From<ArenaError> for GuestRefused {
 
 /// What became of a wish for frames at their places.
 #[derive(Debug)]
-pub enum Claimed {
+pub enum ClaimOutcome {
     /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any
     /// frames.
     Pages(u32),
@@ -120,12 +120,12 @@ pub struct GuestExtents {
     pages: u32,
     file: OwnedFd,
     /// What of each extent has memory.
-    backing: Box<[Mutex<Backing>]>,
+    backing: Box<[Mutex<ExtentBacking>]>,
 }
 
 /// What of an extent has memory.
 #[derive(Debug)]
-enum Backing {
+enum ExtentBacking {
     Nothing,
     All(PageSize),
     /// These pages have none.
@@ -167,30 +167,30 @@ impl GuestExtents {
     ///
     /// # Panics
     /// If some of them are behind the end.
-    pub fn claim(&self, index: PageIndex, pages: u32, locks: Locks) -> Claimed {
+    pub fn claim(&self, index: PageIndex, pages: u32, locks: LockWait) -> ClaimOutcome {
         let first = self.place(index).expect("a page of the guest");
         assert!(
             pages > 0 && index.0 + u64::from(pages) <= u64::from(self.pages),
             "{pages} pages from {index:?}"
         );
         let claimed = {
-            let Some(mut stock) = self.arena.stock.lock_as(locks) else { return Claimed::Busy };
+            let Some(mut stock) = self.arena.stock.lock_as(locks) else { return ClaimOutcome::Busy };
             let (_, guest) = stock.guests.of_mut(first.extent()).expect("a guest of ours is in stock");
             guest.claim(first, pages)
         };
         if claimed == 0 {
-            return Claimed::Taken;
+            return ClaimOutcome::Taken;
         }
         match self.back(first, claimed) {
             (0, Some(error)) => {
                 self.arena.free_run(first, claimed);
-                Claimed::NoMemory(error)
+                ClaimOutcome::NoMemory(error)
             }
             (backed, _) => {
                 if backed < claimed {
                     self.arena.free_run(first.plus(backed), claimed - backed);
                 }
-                Claimed::Pages(backed)
+                ClaimOutcome::Pages(backed)
             }
         }
     }
@@ -234,9 +234,9 @@ impl GuestExtents {
     pub fn extents(&self) -> (u64, u64) {
         self.backing.iter().fold((0, 0), |(huge, some), backing| {
             match &*backing.lock().unwrap_or_else(PoisonError::into_inner) {
-                Backing::Nothing => (huge, some),
-                Backing::All(PageSize::Huge) => (huge + 1, some + 1),
-                Backing::All(PageSize::Small) | Backing::But(_) => (huge, some + 1),
+                ExtentBacking::Nothing => (huge, some),
+                ExtentBacking::All(PageSize::Huge) => (huge + 1, some + 1),
+                ExtentBacking::All(PageSize::Small) | ExtentBacking::But(_) => (huge, some + 1),
             }
         })
     }
@@ -282,12 +282,12 @@ impl GuestExtents {
         let nth = extent - self.first.extent();
         let mut backing = self.backing[nth as usize].lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *backing {
-            Backing::All(_) => {}
-            Backing::Nothing => {
+            ExtentBacking::All(_) => {}
+            ExtentBacking::Nothing => {
                 let at = u64::from(nth) * EXTENT_SIZE as u64;
-                *backing = Backing::All(segment.populate_extent(extent, (self.file.as_fd(), at))?);
+                *backing = ExtentBacking::All(segment.populate_extent(extent, (self.file.as_fd(), at))?);
             }
-            Backing::But(missing) => {
+            ExtentBacking::But(missing) => {
                 let inside = frame.0 % EXTENT_PAGES;
                 if (inside..inside + pages).any(|page| is_set(&missing[..], page)) {
                     let at = u64::from(frame.0 - self.first.0) * PAGE_SIZE as u64;
@@ -305,17 +305,17 @@ impl GuestExtents {
         let nth = index.0 as usize / EXTENT_PAGES as usize;
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
         // Whatever the system says: a page that is said to have none is given some before it is used.
-        *backing = match std::mem::replace(&mut *backing, Backing::Nothing) {
+        *backing = match std::mem::replace(&mut *backing, ExtentBacking::Nothing) {
             // None that we know of: who has the file open may have touched it.
-            Backing::Nothing => Backing::Nothing,
+            ExtentBacking::Nothing => ExtentBacking::Nothing,
             some => {
                 let mut missing = match some {
-                    Backing::But(missing) => missing,
+                    ExtentBacking::But(missing) => missing,
                     _ => Box::new([0; EXTENT_PAGES as usize / WORD as usize]),
                 };
                 let inside = index.0 as u32 % EXTENT_PAGES;
                 (inside..inside + pages).for_each(|page| set(&mut missing[..], page));
-                Backing::But(missing)
+                ExtentBacking::But(missing)
             }
         };
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -501,7 +501,7 @@ impl Arena {
         drop((stock, growth));
         let pages = u64::from(extents) * u64::from(EXTENT_PAGES);
         self.guest_pages.fetch_add(pages, Ordering::Relaxed); // a number for reports and bounds
-        let backing = (0..extents).map(|_| Mutex::new(Backing::Nothing)).collect();
+        let backing = (0..extents).map(|_| Mutex::new(ExtentBacking::Nothing)).collect();
         Ok(GuestExtents { arena: Arc::clone(self), first, pages: extents * EXTENT_PAGES, file, backing })
     }
 
@@ -548,9 +548,9 @@ impl Arena {
                 .filter(|extent| stock.is_data(*extent) || stock.emptying.contains_key(extent))
                 .collect()
         };
-        let costs: BTreeMap<u32, (bool, Cost)> = data
+        let costs: BTreeMap<u32, (bool, EmptyingCost)> = data
             .into_iter()
-            .map(|extent| (extent, (is_pinned(&self.view, extent), Cost::of(&self.view, extent))))
+            .map(|extent| (extent, (is_pinned(&self.view, extent), EmptyingCost::of(&self.view, extent))))
             .collect();
         let _growth = self.growth.lock();
         let mut stock = self.stock.lock();
@@ -560,7 +560,7 @@ impl Arena {
             return false;
         }
         let Some(first) = cheapest_window(meta..end, extents, |extent| match costs.get(&extent) {
-            _ if stock.has_no_memory(extent) => Some(Cost::NOTHING),
+            _ if stock.has_no_memory(extent) => Some(EmptyingCost::NOTHING),
             Some((false, cost)) => Some(*cost),
             _ => None,
         }) else {
@@ -583,7 +583,7 @@ impl Arena {
         stock.reopen_surplus(&self.view, self.extents_meta());
     }
 
-    pub(super) fn check_guests(&self, stock: &Stock) -> Result<(), String> {
+    pub(super) fn check_guests(&self, stock: &FrameStock) -> Result<(), String> {
         let mut end = self.extents_meta();
         for (first, guest) in &stock.guests.by_first {
             if *first < end || guest.end() > stock.extents_reached {
@@ -620,7 +620,7 @@ impl Arena {
     }
 }
 
-impl Stock {
+impl FrameStock {
     /// Whether `extent` has no memory: it never had some, or is punched.
     pub(super) fn has_no_memory(&self, extent: u32) -> bool {
         extent >= self.extents_reached || self.punched.contains(&extent)
@@ -685,8 +685,8 @@ fn seal_for(file: &OwnedFd, usage: GuestUse) -> Result<(), ArenaError> {
 
 /// The place in `all` of `extents` extents that follow each other and cost least together, the highest of several;
 /// `cost` says of each what it costs, or that it cannot be had.
-fn cheapest_window(all: Range<u32>, extents: u32, cost: impl Fn(u32) -> Option<Cost>) -> Option<u32> {
-    let costs: Vec<Option<Cost>> = all.clone().map(cost).collect();
+fn cheapest_window(all: Range<u32>, extents: u32, cost: impl Fn(u32) -> Option<EmptyingCost>) -> Option<u32> {
+    let costs: Vec<Option<EmptyingCost>> = all.clone().map(cost).collect();
     let (mut blocked, mut held, mut evicted) = (0u32, 0u64, 0u64);
     let mut best: Option<((u64, u64), u32)> = None;
     for (at, added) in costs.iter().enumerate() {
@@ -741,9 +741,9 @@ mod tests {
         PageIndex(index)
     }
     fn claim(guest: &GuestExtents, first: u64, pages: u32) -> u32 {
-        match guest.claim(page(first), pages, Locks::Wait) {
-            Claimed::Pages(pages) => pages,
-            Claimed::Taken => 0,
+        match guest.claim(page(first), pages, LockWait::Wait) {
+            ClaimOutcome::Pages(pages) => pages,
+            ClaimOutcome::Taken => 0,
             refused => panic!("{refused:?}"),
         }
     }
@@ -850,7 +850,7 @@ mod tests {
         unsafe {
             bytes.write_volatile(42);
         }
-        assert_eq!(folio.retire(), super::super::Retire::Held, "a folio begins with its fill's hold");
+        assert_eq!(folio.retire(), super::super::RetireOutcome::Held, "a folio begins with its fill's hold");
         drop(guest);
         assert_eq!(arena.stats().guest_bytes, 2 * EXTENT);
         arena.check().unwrap();
@@ -859,7 +859,9 @@ mod tests {
         let there = unsafe { bytes.read_volatile() };
         assert_eq!(there, 42);
         match folio.complete(true) {
-            super::super::Completed::Detached(super::super::Put::Last(order)) => arena.free(frame, order),
+            super::super::FillEnd::Detached(super::super::PutOutcome::Last(order)) => {
+                arena.free(frame, order)
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(arena.stats().guest_bytes, 0);
@@ -1040,7 +1042,7 @@ mod tests {
             if data.len() == before {
                 break;
             }
-            arena.alloc_cells(64 * 8, &mut cells, Locks::Wait);
+            arena.alloc_cells(64 * 8, &mut cells, LockWait::Wait);
         }
         let extents = arena.stats().cell_bytes / EXTENT;
         assert_eq!(extents, 2, "as many as the reserve: {:?}", arena.stats());
@@ -1092,7 +1094,7 @@ mod tests {
     #[test]
     fn the_cheapest_window_is_the_highest_of_equals() {
         let cost = |held, evicted| {
-            let mut cost = Cost::NOTHING;
+            let mut cost = EmptyingCost::NOTHING;
             (cost.held_pages, cost.evicted_pages) = (held, evicted);
             Some(cost)
         };

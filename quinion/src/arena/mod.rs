@@ -39,11 +39,11 @@
 
 mod descriptor;
 pub mod dirty;
-pub mod landed;
+pub mod pages_read;
 pub mod written;
 pub use descriptor::{
-    Completed, Descriptor, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady, Put, Readable,
-    Retire, Ticket, Word, WriteRefused, before_bytes,
+    Descriptor, DescriptorWord, FillEnd, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady,
+    PutOutcome, ReadableState, RetireOutcome, Ticket, WriteRefused, before_bytes,
 };
 
 // The model checker's atomics are larger than real ones, so under it there is no shared layout.
@@ -77,18 +77,19 @@ mod shrink;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod tables;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use buddy::Run;
+pub use buddy::FrameRun;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use guest::{Claimed, GuestExtents, GuestRefused, GuestUse};
+pub use guest::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::{
-    Amount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Fit, KeepingView, Reservation, Swap,
+    AllocAmount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, FrameAlignment, OwnedView,
+    Reservation, Swap,
 };
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};
 #[cfg(not(quinion_model))]
-pub use view::{CELLS_PER_PAGE, CellNumber, Grown, NodeHead, Record, Trust, View};
+pub use view::{CELLS_PER_PAGE, CellNumber, GrownView, NodeHead, Record, Validation, View};

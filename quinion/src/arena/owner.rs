@@ -46,19 +46,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::buddy::{Buddy, Links, Run};
-use super::cells::{CELL_EXTENTS_MAX, CellLinks, Cells, Freed};
+use super::buddy::{Buddy, FrameRun, FreeLinks};
+use super::cells::{CELL_EXTENTS_MAX, CellFreed, CellLinks, Cells};
 use super::control::{COMMON_BYTES, CONTROL_BYTES, ControlView, VIEWER_BYTES, page_offset};
-use super::dirty::Bits;
+use super::dirty::BitTable;
 use super::guest::Guests;
 use super::limits::process_limit;
 use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
-use super::shrink::Returned;
+use super::shrink::ReturnedFrames;
 use super::tables::Tables;
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order, Orders, PAGE_SIZE, PageIndex};
 
 /// The most memory an arena can be built with, in bytes: 256 GiB, as far as cells can be numbered, and
@@ -217,8 +217,8 @@ pub struct Arena {
     pinned_pages: AtomicU64,
     /// Pages of guests, claimed or not. Changed under the growth lock.
     pub(super) guest_pages: AtomicU64,
-    pub(super) growth: RankedMutex<Growth>,
-    pub(super) stock: RankedMutex<Stock>,
+    pub(super) growth: RankedMutex<GrowthParams>,
+    pub(super) stock: RankedMutex<FrameStock>,
     page_locks: PageLocks,
     // The views above are used by nobody once these are dropped.
     pub(super) arena_segment: Segment,
@@ -276,19 +276,19 @@ impl<'a> ArenaShare<'a> {
 
 /// A [`View`] together with a share of its arena.
 #[derive(Debug)]
-pub struct KeepingView {
+pub struct OwnedView {
     view: View,
     arena: Arc<Arena>,
 }
 
-impl KeepingView {
+impl OwnedView {
     /// The arena it keeps.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 }
 
-impl std::ops::Deref for KeepingView {
+impl std::ops::Deref for OwnedView {
     type Target = View;
     #[inline]
     fn deref(&self) -> &View {
@@ -298,7 +298,7 @@ impl std::ops::Deref for KeepingView {
 
 /// What growing needs to know.
 #[derive(Debug)]
-pub(super) struct Growth {
+pub(super) struct GrowthParams {
     pub(super) tables: Tables,
     failures: u64,
     /// Wishes to refuse before the machine is asked again.
@@ -309,7 +309,7 @@ pub(super) struct Growth {
 
 /// All that is grown, and which of it is free.
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(super) struct FrameStock {
     /// Extents that may be grown: the bound without the control file.
     pub(super) extents_max: u32,
     /// Extents that have memory, and those of guests, which count as if all of them had.
@@ -331,21 +331,21 @@ pub(super) struct Stock {
     /// Extents with files of their own.
     pub(super) guests: Guests,
     /// Extents of data that are to be given back, and which of their frames have come back so far.
-    pub(super) emptying: BTreeMap<u32, Returned>,
+    pub(super) emptying: BTreeMap<u32, ReturnedFrames>,
     /// Whether the bound was lowered below what is grown, and has not been reached since.
     pub(super) is_lowered: bool,
 }
 
 /// What an extent is wanted for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wanted {
+enum ExtentPurpose {
     Data,
     Cells,
 }
 
 /// How much of what was asked for is worth having.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Amount {
+pub enum AllocAmount {
     /// All of it, or nothing is taken.
     All,
     /// Less, if there is no more.
@@ -360,7 +360,7 @@ pub enum Amount {
 ///            `-- back ---'                                and what it has besides goes back at once
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fit {
+pub struct FrameAlignment {
     /// No run is longer than the larger of these; every run begins at a multiple of the smaller one, in pages
     /// and in frames, and is one long.
     pub runs: Orders,
@@ -369,7 +369,7 @@ pub struct Fit {
     pub align: Order,
 }
 
-impl Fit {
+impl FrameAlignment {
     /// Runs of these sizes, wherever their frames lie.
     pub const fn anywhere(runs: Orders) -> Self {
         Self { runs, align: runs.min }
@@ -402,7 +402,7 @@ fn next_wanted(gaps: &[(PageIndex, u32)], mut got: u32) -> Option<(PageIndex, u3
 
 /// With what somebody who wants frames is content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wish {
+enum AllocPolicy {
     /// What was asked for.
     Whole,
     /// Less, if there is no more.
@@ -413,13 +413,13 @@ fn wanted_pages(gaps: &[(PageIndex, u32)]) -> u32 {
     gaps.iter().map(|(_, pages)| pages).sum()
 }
 
-fn pages_of(runs: &[Run]) -> u32 {
+fn pages_of(runs: &[FrameRun]) -> u32 {
     runs.iter().map(|run| run.pages).sum()
 }
 
 /// Whether it is worth looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Grown {
+enum GrowOutcome {
     /// There is an extent more than there was.
     Yes,
     /// The bound, the reserve or the machine forbids it.
@@ -453,7 +453,7 @@ impl Arena {
         // SAFETY: the segment maps CONTROL_BYTES bytes and is dropped with the view, in `Arena`.
         let control = unsafe { ControlView::new(control_segment.base()) };
         let (token, owner) = (random(), std::process::id());
-        let stock = Stock {
+        let stock = FrameStock {
             extents_max: extents_within(options.memory),
             extents_grown,
             extents_reached: extents_grown,
@@ -468,7 +468,7 @@ impl Arena {
             emptying: BTreeMap::new(),
             is_lowered: false,
         };
-        let growth = Growth { tables: Tables::new(extents_grown), failures: 0, refuse: 0, returned: 0 };
+        let growth = GrowthParams { tables: Tables::new(extents_grown), failures: 0, refuse: 0, returned: 0 };
         let arena = Self {
             view,
             control,
@@ -531,9 +531,9 @@ impl Arena {
         &self.view
     }
     /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
-    pub fn keeping_view(self: &Arc<Self>) -> KeepingView {
+    pub fn owned_view(self: &Arc<Self>) -> OwnedView {
         // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
-        KeepingView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+        OwnedView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
     }
     /// The locks of those who change pages in place.
     pub fn page_locks(&self) -> &PageLocks {
@@ -630,41 +630,42 @@ impl Arena {
     /// virtual machine has to fetch the memory first.
     pub fn alloc(&self, order: Order) -> Option<Frame> {
         assert!(order <= Order::MAX, "{order:?} is larger than an extent");
-        self.alloc_growing(Locks::Wait, |stock, _| stock.buddy.alloc(&self.view, order))
+        self.alloc_growing(LockWait::Wait, |stock, _| stock.buddy.alloc(&self.view, order))
     }
 
     /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
     /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
     /// many. Otherwise as [`Arena::alloc`].
     ///
-    /// With [`Locks::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
+    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
     /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
     /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
     /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
-    pub fn alloc_run(&self, pages: u32, locks: Locks) -> Option<Run> {
+    pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
-        let (fit, wanted) = (Fit::anywhere(Stock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
+        let (fit, wanted) =
+            (FrameAlignment::anywhere(FrameStock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
         self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
     }
 
     /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
     /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
-    /// already. Says how many pages more have one now: all, or with [`Amount::Less`] fewer where there are no more.
-    /// No run reaches over the end of a gap.
+    /// already. Says how many pages more have one now: all, or with [`AllocAmount::Less`] fewer where there are no
+    /// more. No run reaches over the end of a gap.
     /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`], or with
-    /// [`Locks::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
     pub fn alloc_runs(
         &self,
         gaps: &[(PageIndex, u32)],
-        fit: Fit,
-        amount: Amount,
-        locks: Locks,
-        runs: &mut Vec<Run>,
+        fit: FrameAlignment,
+        amount: AllocAmount,
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
     ) -> u32 {
         let (before, had) = (runs.len(), pages_of(runs));
         let (wanted, mut got) = (wanted_pages(gaps) - had, had);
         self.alloc_growing(locks, |stock, wish| {
-            if wish == Wish::Pieces && !stock.has_for(had + wanted - got, amount) {
+            if wish == AllocPolicy::Pieces && !stock.has_for(had + wanted - got, amount) {
                 return None;
             }
             while let Some(next) = next_wanted(gaps, got) {
@@ -678,8 +679,15 @@ impl Arena {
     }
 
     /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
-    fn all_or(&self, amount: Amount, got: u32, pages: u32, before: usize, runs: &mut Vec<Run>) -> u32 {
-        if got == pages || amount == Amount::Less {
+    fn all_or(
+        &self,
+        amount: AllocAmount,
+        got: u32,
+        pages: u32,
+        before: usize,
+        runs: &mut Vec<FrameRun>,
+    ) -> u32 {
+        if got == pages || amount == AllocAmount::Less {
             return got;
         }
         runs.drain(before..).for_each(|run| self.free_run(run.frame, run.pages));
@@ -688,9 +696,9 @@ impl Arena {
 
     /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
     /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
-    pub fn room_pages(&self, locks: Locks) -> Option<u64> {
+    pub fn room_pages(&self, locks: LockWait) -> Option<u64> {
         let stock = self.stock.lock_as(locks)?;
-        let growable = u64::from(stock.growable(Wanted::Data)) * u64::from(EXTENT_PAGES);
+        let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
         Some(stock.buddy.free_pages() + growable)
     }
 
@@ -742,10 +750,10 @@ impl Arena {
         }
     }
 
-    /// What has landed in the frames of a folio is forgotten with it; see `landed.rs`.
+    /// What has landed in the frames of a folio is forgotten with it; see `pages_read.rs`.
     fn forget_landed(&self, frame: Frame, order: Order) {
         if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
-            self.view.clear_landed(frame, order.pages());
+            self.view.clear_pages_read(frame, order.pages());
         }
     }
 
@@ -754,28 +762,28 @@ impl Arena {
     /// is busy and `locks` does not wait.
     fn alloc_growing<T>(
         &self,
-        locks: Locks,
-        mut take: impl FnMut(&mut Stock, Wish) -> Option<T>,
+        locks: LockWait,
+        mut take: impl FnMut(&mut FrameStock, AllocPolicy) -> Option<T>,
     ) -> Option<T> {
         loop {
             let seen = {
                 let mut stock = self.stock.lock_as(locks)?;
-                let taken = take(&mut stock, Wish::Whole);
+                let taken = take(&mut stock, AllocPolicy::Whole);
                 if taken.is_some() {
                     return taken;
                 }
-                if stock.growable(Wanted::Data) == 0 {
-                    return take(&mut stock, Wish::Pieces); // the usual way of a full arena: one lock
+                if stock.growable(ExtentPurpose::Data) == 0 {
+                    return take(&mut stock, AllocPolicy::Pieces); // the usual way of a full arena: one lock
                 }
                 stock.growths
             };
-            if self.grow(Wanted::Data, seen, locks) == Grown::No {
-                return take(&mut *self.stock.lock_as(locks)?, Wish::Pieces);
+            if self.grow(ExtentPurpose::Data, seen, locks) == GrowOutcome::No {
+                return take(&mut *self.stock.lock_as(locks)?, AllocPolicy::Pieces);
             }
         }
     }
 
-    fn assert_ours(&self, stock: &Stock, frame: Frame, pages: u32) {
+    fn assert_ours(&self, stock: &FrameStock, frame: Frame, pages: u32) {
         let end = u64::from(frame.0) + u64::from(pages);
         let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_reached());
         assert!(inside, "{frame:?} and {pages} pages are no data of this arena");
@@ -794,21 +802,21 @@ impl Arena {
     /// virtual machine has to fetch the memory first.
     pub fn alloc_cell(&self) -> Option<CellNumber> {
         let mut one = Vec::with_capacity(1);
-        self.alloc_cells(1, &mut one, Locks::Wait);
+        self.alloc_cells(1, &mut one, LockWait::Wait);
         one.pop().inspect(|&cell| self.clear(cell))
     }
 
     /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
-    /// [`Locks::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
     /// makes them.
-    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> usize {
+    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
         // 1 what is there, free data extents included once the reserve is used up
         while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
             // 2 more, or else what is free of the data after all
             if cells.len() == first + wanted
-                || (self.grow(Wanted::Cells, seen, locks) == Grown::No && !cut_free())
+                || (self.grow(ExtentPurpose::Cells, seen, locks) == GrowOutcome::No && !cut_free())
             {
                 break;
             }
@@ -826,7 +834,7 @@ impl Arena {
     pub fn free_cells(&self, cells: impl IntoIterator<Item = CellNumber>) {
         let mut stock = self.stock.lock();
         for cell in cells {
-            if let Freed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
+            if let CellFreed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
                 && stock.cells.extents() > stock.reserve()
             {
                 stock.cells.remove_extent(extent);
@@ -837,7 +845,7 @@ impl Arena {
 
     /// Fills `cells` up to `len` as far as that needs no growing. Returns how often the arena had grown, or
     /// nothing if the lock is busy and `locks` does not wait.
-    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: Locks) -> Option<u64> {
+    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> Option<u64> {
         let mut stock = self.stock.lock_as(locks)?;
         while cells.len() < len {
             match stock.cells.alloc(&self.view) {
@@ -861,16 +869,16 @@ impl Arena {
 
     /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. Who must not
     /// wait does not grow while another does.
-    fn grow(&self, wanted: Wanted, seen: u64, locks: Locks) -> Grown {
+    fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
         // 1 one at a time; who waited here may find it done
-        let Some(mut growth) = self.growth.lock_as(locks) else { return Grown::No };
+        let Some(mut growth) = self.growth.lock_as(locks) else { return GrowOutcome::No };
         let extent = {
-            let Some(stock) = self.stock.lock_as(locks) else { return Grown::No };
+            let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };
             if stock.growths != seen {
-                return Grown::Yes;
+                return GrowOutcome::Yes;
             }
             if stock.growable(wanted) == 0 {
-                return Grown::No;
+                return GrowOutcome::No;
             }
             stock.next_extent(wanted).expect("it may grow")
         };
@@ -880,7 +888,7 @@ impl Arena {
             self.make_entries(tables, fresh)?;
             self.arena_segment.populate(extent)
         });
-        let Some(size) = size else { return Grown::No };
+        let Some(size) = size else { return GrowOutcome::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
         stock.add_grown(extent, size);
@@ -889,10 +897,10 @@ impl Arena {
         // again the number stays as it is, and a reader is led there by its descriptors alone.
         self.view.publish_frames(stock.frames_reached());
         match wanted {
-            Wanted::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
-            Wanted::Cells => stock.cells.add_extent(extent),
+            ExtentPurpose::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
+            ExtentPurpose::Cells => stock.cells.add_extent(extent),
         }
-        Grown::Yes
+        GrowOutcome::Yes
     }
 
     // ---- looking at it --------------------------------------------------------------------------
@@ -944,7 +952,7 @@ impl Arena {
     }
 
     /// Every frame that must not be a folio's: the tables', the cells', and all of every free run.
-    fn check_frames(&self, stock: &Stock) -> Result<(), String> {
+    fn check_frames(&self, stock: &FrameStock) -> Result<(), String> {
         let meta = self.view.layout().frames_meta;
         let mut free_until = 0;
         for frame in (0..stock.frames_reached()).map(Frame) {
@@ -962,11 +970,11 @@ impl Arena {
             if (taken || frame.0 < free_until) && !is_nobodys(word) {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
             }
-            if (taken || frame.0 < free_until) && self.view.has_landed(frame) {
+            if (taken || frame.0 < free_until) && self.view.is_page_read(frame) {
                 return Err(format!("{frame:?} is no folio's, and its page is said to have landed"));
             }
             let marked = |bits| self.view.count_bits(bits, frame, 1) > 0;
-            if (taken || frame.0 < free_until) && (marked(Bits::Dirty) || marked(Bits::Writeback)) {
+            if (taken || frame.0 < free_until) && (marked(BitTable::Dirty) || marked(BitTable::Writeback)) {
                 return Err(format!("{frame:?} is no folio's, and its page is said to be dirty or written"));
             }
         }
@@ -974,7 +982,7 @@ impl Arena {
     }
 }
 
-impl Stock {
+impl FrameStock {
     /// Frames below the first that never had memory.
     pub(super) fn frames_reached(&self) -> u32 {
         self.extents_reached * EXTENT_PAGES
@@ -991,10 +999,10 @@ impl Stock {
     }
 
     /// Extents by which the bound, and for data the reserve, allow to grow.
-    fn growable(&self, wanted: Wanted) -> u32 {
+    fn growable(&self, wanted: ExtentPurpose) -> u32 {
         let kept = match wanted {
-            Wanted::Cells => 0,
-            Wanted::Data => self.reserve_left(),
+            ExtentPurpose::Cells => 0,
+            ExtentPurpose::Data => self.reserve_left(),
         };
         let kept = kept + self.guests.demanded();
         let within = self.extents_max.saturating_sub(self.extents_grown).saturating_sub(kept);
@@ -1005,7 +1013,7 @@ impl Stock {
     /// The extent to be grown next: a punched one, or else the first that never had memory; none that a guest is to
     /// have. As many as the reserve, the lowest, are left to cells as long as there are others: cells stay where they
     /// are, and above them a guest finds room side by side.
-    fn next_extent(&self, wanted: Wanted) -> Option<u32> {
+    fn next_extent(&self, wanted: ExtentPurpose) -> Option<u32> {
         let is_kept = |extent: &u32| self.guests.demand().is_some_and(|range| range.contains(extent));
         let (fresh, above) = (self.extents_reached..self.extents_all, self.extents_meta + self.reserve());
         let next = |from: u32| {
@@ -1013,8 +1021,8 @@ impl Stock {
             self.punched.range(from..).copied().chain(fresh).find(|extent| !is_kept(extent))
         };
         match wanted {
-            Wanted::Cells => next(0),
-            Wanted::Data => next(above).or_else(|| next(0)),
+            ExtentPurpose::Cells => next(0),
+            ExtentPurpose::Data => next(above).or_else(|| next(0)),
         }
     }
 
@@ -1035,12 +1043,18 @@ impl Stock {
     const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
 
     /// Takes a run for the first of `wanted`, as (first page, pages): as many as a block can take, or with
-    /// [`Wish::Pieces`] fewer.
-    fn take_run(&mut self, view: &View, wanted: (PageIndex, u32), fit: Fit, wish: Wish) -> Option<Run> {
+    /// [`AllocPolicy::Pieces`] fewer.
+    fn take_run(
+        &mut self,
+        view: &View,
+        wanted: (PageIndex, u32),
+        fit: FrameAlignment,
+        wish: AllocPolicy,
+    ) -> Option<FrameRun> {
         let largest = fit.block(wanted);
         let smallest = match wish {
-            Wish::Whole => largest,
-            Wish::Pieces => fit.runs.min,
+            AllocPolicy::Whole => largest,
+            AllocPolicy::Pieces => fit.runs.min,
         };
         (smallest.0..=largest.0).rev().map(Order).find_map(|order| {
             let block = self.buddy.alloc(view, order)?;
@@ -1048,13 +1062,13 @@ impl Stock {
             let end = before + pages;
             self.buddy.free_run(view, block, before);
             self.buddy.free_run(view, block.plus(end), order.pages() - end);
-            Some(Run { frame: block.plus(before), pages })
+            Some(FrameRun { frame: block.plus(before), pages })
         })
     }
 
     /// Whether it is worth to begin taking `pages` frames.
-    fn has_for(&self, pages: u32, amount: Amount) -> bool {
-        amount == Amount::Less || self.buddy.free_pages() >= u64::from(pages)
+    fn has_for(&self, pages: u32, amount: AllocAmount) -> bool {
+        amount == AllocAmount::Less || self.buddy.free_pages() >= u64::from(pages)
     }
 
     /// Cuts a free extent of data into cells, and says whether there was one.
@@ -1065,7 +1079,7 @@ impl Stock {
     }
 }
 
-impl Growth {
+impl GrowthParams {
     /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
     /// expensive where memory is short, and whoever was told "none" is about to ask again.
     fn ask(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>) -> Option<PageSize> {
@@ -1084,7 +1098,7 @@ impl Growth {
     }
 }
 
-impl Links for View {
+impl FreeLinks for View {
     fn links(&self, frame: Frame) -> [u32; 2] {
         self.own(frame).links()
     }
@@ -1109,7 +1123,7 @@ impl CellLinks for View {
 }
 
 /// Whether a descriptor's word is that of a frame no folio heads and nobody holds.
-fn is_nobodys(word: super::Word) -> bool {
+fn is_nobodys(word: super::DescriptorWord) -> bool {
     !word.is_live() && word.holds() == 0
 }
 
@@ -1157,7 +1171,7 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::control::{VIEWERS_MAX, ViewerControl};
-    use super::super::{Claimed, GuestExtents, GuestRefused, GuestUse};
+    use super::super::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
     use super::*;
     use proptest::prelude::*;
     use rustix::fd::AsRawFd;
@@ -1189,11 +1203,11 @@ mod tests {
     fn take(
         arena: &Arena,
         (pages, sizes): (u32, Orders),
-        amount: Amount,
-        locks: Locks,
-        runs: &mut Vec<Run>,
+        amount: AllocAmount,
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
     ) -> u32 {
-        arena.alloc_runs(&[(PageIndex(0), pages)], Fit::anywhere(sizes), amount, locks, runs)
+        arena.alloc_runs(&[(PageIndex(0), pages)], FrameAlignment::anywhere(sizes), amount, locks, runs)
     }
 
     fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
@@ -1235,11 +1249,11 @@ mod tests {
             assert!(
                 !runs.is_empty()
                     && arena.alloc(Order(0)).is_none()
-                    && arena.alloc_run(512, Locks::Wait).is_none()
+                    && arena.alloc_run(512, LockWait::Wait).is_none()
             );
             let mut cells = Vec::new();
             assert_eq!(
-                arena.alloc_cells(usize::MAX / 2, &mut cells, Locks::Wait),
+                arena.alloc_cells(usize::MAX / 2, &mut cells, LockWait::Wait),
                 6144,
                 "the reserve is one extent"
             );
@@ -1264,7 +1278,7 @@ mod tests {
     #[test]
     fn handed_out_frames_have_odd_descriptors_too() {
         let arena = arena(SMALL);
-        let run = arena.alloc_run(100, Locks::Wait).unwrap();
+        let run = arena.alloc_run(100, LockWait::Wait).unwrap();
         assert_eq!((run.pages, run.frame.0 % 64), (64, 0));
         for frame in (0..arena.view().frames_grown()).map(Frame) {
             let word = arena.view().own(frame).word();
@@ -1291,17 +1305,20 @@ mod tests {
         let arena = arena(SMALL);
         let one = arena.alloc(Order(0)).unwrap();
         assert_eq!(
-            arena.alloc_run(512, Locks::Wait).unwrap().pages,
+            arena.alloc_run(512, LockWait::Wait).unwrap().pages,
             512,
             "the first extent is broken, the second is not"
         );
         let rest = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
-        assert_eq!(take(&arena, (1000, Stock::ANY), Amount::Less, Locks::Wait, &mut runs), 511);
+        assert_eq!(take(&arena, (1000, FrameStock::ANY), AllocAmount::Less, LockWait::Wait, &mut runs), 511);
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [256, 128, 64, 32, 16, 8, 4, 2, 1]);
-        assert_eq!(take(&arena, (1, Stock::ANY), Amount::Less, Locks::Wait, &mut Vec::new()), 0);
+        assert_eq!(take(&arena, (1, FrameStock::ANY), AllocAmount::Less, LockWait::Wait, &mut Vec::new()), 0);
         arena.free_all(&rest);
-        assert_eq!(take(&arena, (600, Stock::ANY), Amount::All, Locks::Wait, &mut Vec::new()), 600);
+        assert_eq!(
+            take(&arena, (600, FrameStock::ANY), AllocAmount::All, LockWait::Wait, &mut Vec::new()),
+            600
+        );
         arena.free(one, Order(0));
         arena.check().unwrap();
     }
@@ -1333,7 +1350,7 @@ mod tests {
         let extents = (arena.stats().bound_bytes - arena.stats().control_bytes - arena.stats().meta_bytes)
             / EXTENT_SIZE as u64;
         let mut cells = Vec::new();
-        let all = arena.alloc_cells(usize::MAX / 2, &mut cells, Locks::Wait);
+        let all = arena.alloc_cells(usize::MAX / 2, &mut cells, LockWait::Wait);
         assert_eq!(all as u64, extents * 6144, "cells may have all there is");
         assert!(arena.alloc(Order(0)).is_none());
         cells.drain(..).for_each(|cell| arena.free_cell(cell));
@@ -1349,7 +1366,7 @@ mod tests {
         let frame = arena.alloc(Order(0)).unwrap();
         arena.free(frame, Order(0));
         arena.growth.lock().refuse = u32::MAX;
-        assert_eq!(arena.alloc_cells(7000, &mut Vec::new(), Locks::Wait), 6144);
+        assert_eq!(arena.alloc_cells(7000, &mut Vec::new(), LockWait::Wait), 6144);
         assert_eq!((arena.stats().data_bytes, arena.alloc(Order(0))), (0, None));
         arena.check().unwrap();
     }
@@ -1358,8 +1375,8 @@ mod tests {
     fn who_waited_for_another_to_grow_does_not_grow_again() {
         let arena = arena(SMALL);
         let seen = arena.stock.lock().growths;
-        assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
-        assert_eq!(arena.grow(Wanted::Data, seen, Locks::Wait), Grown::Yes);
+        assert_eq!(arena.grow(ExtentPurpose::Data, seen, LockWait::Wait), GrowOutcome::Yes);
+        assert_eq!(arena.grow(ExtentPurpose::Data, seen, LockWait::Wait), GrowOutcome::Yes);
         assert_eq!(arena.stock.lock().growths, seen + 1);
     }
 
@@ -1369,12 +1386,12 @@ mod tests {
         let all = drain(&arena, Order::MAX);
         let mut runs = Vec::new();
         arena.free_run(all[0].0, 100);
-        assert_eq!(take(&arena, (101, Stock::ANY), Amount::All, Locks::Wait, &mut runs), 0);
-        assert_eq!(take(&arena, (101, Stock::ANY), Amount::All, Locks::Try, &mut runs), 0);
+        assert_eq!(take(&arena, (101, FrameStock::ANY), AllocAmount::All, LockWait::Wait, &mut runs), 0);
+        assert_eq!(take(&arena, (101, FrameStock::ANY), AllocAmount::All, LockWait::Try, &mut runs), 0);
         assert_eq!((runs.len(), arena.stats().free_pages), (0, 100), "what was begun went back");
-        assert_eq!(take(&arena, (101, Stock::ANY), Amount::Less, Locks::Try, &mut runs), 100);
+        assert_eq!(take(&arena, (101, FrameStock::ANY), AllocAmount::Less, LockWait::Try, &mut runs), 100);
         arena.free_all(&runs.drain(..).map(|r| (r.frame, Order::fitting(r.pages))).collect::<Vec<_>>());
-        assert_eq!(take(&arena, (100, Stock::ANY), Amount::All, Locks::Wait, &mut runs), 100);
+        assert_eq!(take(&arena, (100, FrameStock::ANY), AllocAmount::All, LockWait::Wait, &mut runs), 100);
         arena.check().unwrap();
     }
 
@@ -1389,16 +1406,16 @@ mod tests {
         }
         let mut runs = Vec::new();
         assert_eq!(
-            take(&arena, (512, sizes), Amount::All, Locks::Wait, &mut runs),
+            take(&arena, (512, sizes), AllocAmount::All, LockWait::Wait, &mut runs),
             0,
             "there are as many, but not such"
         );
         assert_eq!(arena.stats().free_pages, 448);
-        assert_eq!(take(&arena, (512, sizes), Amount::Less, Locks::Wait, &mut runs), 256);
+        assert_eq!(take(&arena, (512, sizes), AllocAmount::Less, LockWait::Wait, &mut runs), 256);
         assert!(runs.iter().all(|run| run.pages == 4 && run.frame.0 % 4 == 0));
         arena.free_run(all[1].0, 512);
         runs.clear();
-        assert_eq!(take(&arena, (132, sizes), Amount::All, Locks::Wait, &mut runs), 132);
+        assert_eq!(take(&arena, (132, sizes), AllocAmount::All, LockWait::Wait, &mut runs), 132);
         assert_eq!(runs.iter().map(|run| run.pages).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 16, 16, 4]);
         arena.check().unwrap();
     }
@@ -1408,24 +1425,24 @@ mod tests {
         let arena = arena(SMALL);
         let try_cell = || {
             let mut cells = Vec::new();
-            arena.alloc_cells(1, &mut cells, Locks::Try);
+            arena.alloc_cells(1, &mut cells, LockWait::Try);
             cells.pop()
         };
         let growing = arena.growth.lock();
-        assert_eq!((arena.alloc_run(8, Locks::Try), try_cell()), (None, None), "nothing is grown");
+        assert_eq!((arena.alloc_run(8, LockWait::Try), try_cell()), (None, None), "nothing is grown");
         drop(growing);
-        assert_eq!(arena.alloc_run(8, Locks::Try).unwrap().pages, 8);
+        assert_eq!(arena.alloc_run(8, LockWait::Try).unwrap().pages, 8);
         let cell = try_cell().unwrap();
         let growing = arena.growth.lock();
-        assert_eq!(arena.alloc_run(8, Locks::Try).unwrap().pages, 8, "out of what is grown");
+        assert_eq!(arena.alloc_run(8, LockWait::Try).unwrap().pages, 8, "out of what is grown");
         assert_ne!(try_cell().unwrap(), cell);
         drop(growing);
         let locked = arena.stock.lock();
-        assert_eq!((arena.alloc_run(8, Locks::Try), try_cell()), (None, None));
+        assert_eq!((arena.alloc_run(8, LockWait::Try), try_cell()), (None, None));
         drop(locked);
         let mut runs = Vec::new();
         let max = arena.view().layout().frames_max;
-        let got = take(&arena, (max, Stock::ANY), Amount::Less, Locks::Try, &mut runs);
+        let got = take(&arena, (max, FrameStock::ANY), AllocAmount::Less, LockWait::Try, &mut runs);
         assert!(arena.alloc(Order::ZERO).is_none(), "it went to the bound: {got}");
         arena.check().unwrap();
     }
@@ -1593,20 +1610,20 @@ mod tests {
         #[test]
         fn nothing_is_handed_out_twice(ops in ops()) {
             let arena = Arc::new(resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64));
-            let (mut runs, mut cells) = (Vec::<Run>::new(), Vec::<CellNumber>::new());
+            let (mut runs, mut cells) = (Vec::<FrameRun>::new(), Vec::<CellNumber>::new());
             let mut guests = Vec::<GuestExtents>::new();
             let mut most_grown = 0;
             for op in ops {
                 match op {
                     Op::Alloc(order) => match arena.alloc(Order(order)) {
-                        Some(frame) => runs.push(Run { frame, pages: 1 << order }),
+                        Some(frame) => runs.push(FrameRun { frame, pages: 1 << order }),
                         None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
                     },
                     Op::Runs(pages) => {
                         // An odd place, and a shift: no frame more than are wanted is lost.
                         let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
-                        let fit = Fit { runs: Stock::ANY, align: Order((pages % 10) as u8) };
-                        let got = arena.alloc_runs(&gaps, fit, Amount::Less, Locks::Wait, &mut new);
+                        let fit = FrameAlignment { runs: FrameStock::ANY, align: Order((pages % 10) as u8) };
+                        let got = arena.alloc_runs(&gaps, fit, AllocAmount::Less, LockWait::Wait, &mut new);
                         prop_assert_eq!(pages_of(&new), got);
                         prop_assert!(got == pages || arena.stats().free_pages == 0);
                         prop_assert_eq!(check_places(gaps[0].0, fit.align, &new), Ok(()));
@@ -1617,7 +1634,7 @@ mod tests {
                         arena.free_run(run.frame, run.pages);
                     }
                     Op::Cells(wanted) => {
-                        let got = arena.alloc_cells(wanted, &mut cells, Locks::Wait);
+                        let got = arena.alloc_cells(wanted, &mut cells, LockWait::Wait);
                         let stats = arena.stats();
                         let full = stats.cells_used * EXTENT_SIZE as u64 == stats.cell_bytes * 6144;
                         prop_assert!(got == wanted || full);
@@ -1684,14 +1701,14 @@ mod tests {
     }
 
     /// A run of the guest's pages from about `at` on, as far as nobody has them.
-    fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<Run>, String> {
+    fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<FrameRun>, String> {
         let at = at % guest.pages();
         let (index, pages) = (PageIndex(u64::from(at)), pages.min(guest.pages() - at));
-        match guest.claim(index, pages, Locks::Wait) {
-            Claimed::Pages(got) if (1..=pages).contains(&got) => {
-                Ok(Some(Run { frame: guest.place(index).unwrap(), pages: got }))
+        match guest.claim(index, pages, LockWait::Wait) {
+            ClaimOutcome::Pages(got) if (1..=pages).contains(&got) => {
+                Ok(Some(FrameRun { frame: guest.place(index).unwrap(), pages: got }))
             }
-            Claimed::Taken => Ok(None),
+            ClaimOutcome::Taken => Ok(None),
             other => Err(format!("{other:?}")),
         }
     }
@@ -1716,7 +1733,7 @@ mod tests {
     }
 
     /// Runs for the pages from `at` on: each page agrees with its frame, as far as folios of `align` need.
-    fn check_places(mut at: PageIndex, align: Order, runs: &[Run]) -> Result<(), String> {
+    fn check_places(mut at: PageIndex, align: Order, runs: &[FrameRun]) -> Result<(), String> {
         for run in runs {
             let mut page = 0;
             while page < run.pages {
@@ -1733,7 +1750,7 @@ mod tests {
         Ok(())
     }
 
-    fn check_owners(arena: &Arena, runs: &[Run], cells: &[CellNumber]) -> Result<(), String> {
+    fn check_owners(arena: &Arena, runs: &[FrameRun], cells: &[CellNumber]) -> Result<(), String> {
         let mut owners = HashMap::new();
         for (number, run) in runs.iter().enumerate() {
             for frame in run.frame.0..run.frame.0 + run.pages {
@@ -1786,7 +1803,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 17;
             random ^= random << 5;
-            match arena.alloc_run(1 << (random % 8), Locks::Wait) {
+            match arena.alloc_run(1 << (random % 8), LockWait::Wait) {
                 Some(run) => {
                     let mark = arena.view().own(run.frame);
                     mark.set_link(0, thread);
@@ -1800,7 +1817,7 @@ mod tests {
             }
             if round % 64 < 32 {
                 let first = cells.len();
-                arena.alloc_cells(40, &mut cells, Locks::Wait);
+                arena.alloc_cells(40, &mut cells, LockWait::Wait);
                 for &cell in &cells[first..] {
                     arena.view().slots(cell).unwrap()[9].store(thread, Ordering::Relaxed);
                 }
@@ -1815,14 +1832,14 @@ mod tests {
         cells.into_iter().for_each(|cell| arena.free_cell(cell));
     }
 
-    fn give_back(arena: &Arena, run: Run, thread: u32) {
+    fn give_back(arena: &Arena, run: FrameRun, thread: u32) {
         assert_eq!(arena.view().own(run.frame).links()[0], thread, "{run:?} was somebody else's too");
         arena.free_run(run.frame, run.pages);
     }
 
     #[test]
     fn a_machine_without_memory_is_asked_now_and_then() {
-        let mut growth = Growth { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
+        let mut growth = GrowthParams { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
         let mut asked = 0;
         for _ in 0..3 * (WISHES_REFUSED + 1) {
             let refused = growth.ask(|_| {

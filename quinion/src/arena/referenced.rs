@@ -96,7 +96,7 @@ pub fn expect_reader(byte: &AtomicU8) {
 
 /// What a judgement finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Found {
+pub enum ReferenceState {
     /// Its reader is still to come: it is spared, and its byte is this now.
     Spared(u8),
     /// It was read so often beyond the first, 0 to 3.
@@ -105,8 +105,12 @@ pub enum Found {
 
 /// What a byte says to a judgement.
 #[inline]
-pub fn found(byte: u8) -> Found {
-    if byte & FRESH != 0 { Found::Spared(byte & UNREAD) } else { Found::Reads(byte & READS) }
+pub fn found(byte: u8) -> ReferenceState {
+    if byte & FRESH != 0 {
+        ReferenceState::Spared(byte & UNREAD)
+    } else {
+        ReferenceState::Reads(byte & READS)
+    }
 }
 
 #[cfg(test)]
@@ -130,8 +134,11 @@ mod tests {
 
     #[test]
     fn a_reader_who_is_to_come_is_waited_for_once() {
-        assert_eq!((found(ASKED), found(AHEAD)), (Found::Spared(0), Found::Spared(UNREAD)));
-        assert_eq!((found(0), found(UNREAD), found(2)), (Found::Reads(0), Found::Reads(0), Found::Reads(2)));
+        assert_eq!((found(ASKED), found(AHEAD)), (ReferenceState::Spared(0), ReferenceState::Spared(UNREAD)));
+        assert_eq!(
+            (found(0), found(UNREAD), found(2)),
+            (ReferenceState::Reads(0), ReferenceState::Reads(0), ReferenceState::Reads(2))
+        );
     }
 
     #[test]

@@ -50,7 +50,7 @@
 #![deny(unsafe_code)]
 
 use super::descriptor::before_bytes;
-use super::owner::{Arena, ArenaError, Stock, extents_within};
+use super::owner::{Arena, ArenaError, FrameStock, extents_within};
 use super::referenced::is_wanted;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
@@ -58,9 +58,9 @@ use std::sync::atomic::Ordering;
 
 /// Which frames of an extent have come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Returned([u64; EXTENT_PAGES as usize / 64]);
+pub(super) struct ReturnedFrames([u64; EXTENT_PAGES as usize / 64]);
 
-impl Returned {
+impl ReturnedFrames {
     /// Notes `pages` frames from `frame` on, which lie in its extent.
     fn add(&mut self, frame: Frame, pages: u32) {
         for at in (frame.0..frame.0 + pages).map(|frame| frame % EXTENT_PAGES) {
@@ -83,7 +83,7 @@ impl Returned {
 
 /// What emptying an extent would cost; the least is chosen first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Cost {
+pub(super) struct EmptyingCost {
     /// Pages that somebody holds and that may never go.
     pub held_pages: u32,
     /// Pages to be evicted; what was read since the last round counts twice.
@@ -92,7 +92,7 @@ pub(super) struct Cost {
     below_top: u32,
 }
 
-impl Cost {
+impl EmptyingCost {
     /// Of an extent that has no memory.
     pub const NOTHING: Self = Self { held_pages: 0, evicted_pages: 0, below_top: 0 };
 
@@ -162,7 +162,7 @@ impl Arena {
             return chosen;
         }
         let mut others: Vec<_> =
-            others.into_iter().map(|extent| (Cost::of(&self.view, extent), extent)).collect();
+            others.into_iter().map(|extent| (EmptyingCost::of(&self.view, extent), extent)).collect();
         others.sort_unstable_by(|a, b| b.cmp(a));
         let unheld = others.iter().filter(|(cost, _)| cost.held_pages == 0).count();
         let to_swap = unheld.saturating_sub(wanted.saturating_sub(chosen.len()));
@@ -269,7 +269,7 @@ impl Arena {
     }
 }
 
-impl Stock {
+impl FrameStock {
     /// Whether `extent` holds data and is not being emptied. It is not one of the tables.
     pub(super) fn is_data(&self, extent: u32) -> bool {
         extent < self.extents_reached
@@ -323,7 +323,7 @@ impl Stock {
 
     /// Takes the free frames of `extent` out of the buddy; what comes back from now on is noted.
     pub(super) fn close(&mut self, view: &View, extent: u32) {
-        let mut returned = Returned::default();
+        let mut returned = ReturnedFrames::default();
         self.buddy.take_extent(view, Frame(extent * EXTENT_PAGES), |run| returned.add(run.frame, run.pages));
         self.emptying.insert(extent, returned);
     }

@@ -20,9 +20,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::Descriptor;
-use super::dirty::{self, Bits};
-use super::landed;
+use super::dirty::{self, BitTable};
 use super::layout::{Header, Layout, LayoutError, OWNER_ENDED};
+use super::pages_read;
 use crate::units::{Frame, PAGE_SIZE};
 
 /// Cells in a page of a node extent.
@@ -84,7 +84,7 @@ pub struct Record {
     pub size: AtomicU64,
     /// The mapping's number; 0 while the cell is no live mapping.
     pub id: AtomicU32,
-    /// How far viewers may believe what is cached of the file, now: a [`Trust`].
+    /// How far viewers may believe what is cached of the file, now: a [`Validation`].
     pub trust: AtomicU32,
     /// The file's device.
     pub device: AtomicU64,
@@ -100,7 +100,7 @@ const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 /// it before each read; the owner sees to it that what is cached is the file's before it says more than it said.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
-pub enum Trust {
+pub enum Validation {
     /// It may not: nobody says that the file stays as it is, and the kernel reads. A record begins so.
     Kernel = 0,
     /// Nothing: the owner has a lease, and nobody changes the file while it stands.
@@ -110,11 +110,11 @@ pub enum Trust {
     /// Nothing: nobody changes the file, lease or no lease.
     Immutable = 3,
     /// It may not now, for its owner has not been heard of lately, and the kernel reads for once. No record says so: a
-    /// viewer finds it out of a file that says [`Trust::Sure`].
+    /// viewer finds it out of a file that says [`Validation::Sure`].
     Unheard = 4,
 }
 
-impl Trust {
+impl Validation {
     const fn of(word: u32) -> Self {
         match word {
             1 => Self::Sure,
@@ -128,13 +128,13 @@ impl Trust {
 impl Record {
     /// How far what is cached of the file may be believed.
     #[inline]
-    pub fn trust(&self) -> Trust {
-        // SeqCst, partner: `set_trust`. Who reads after a writer was let go on has this load after that store, by the
-        // system calls of the two.
-        Trust::of(self.trust.load(Ordering::SeqCst))
+    pub fn validation(&self) -> Validation {
+        // SeqCst, partner: `set_validation`. Who reads after a writer was let go on has this load after that store, by
+        // the system calls of the two.
+        Validation::of(self.trust.load(Ordering::SeqCst))
     }
     /// Says how far.
-    pub fn set_trust(&self, trust: Trust) {
+    pub fn set_validation(&self, trust: Validation) {
         self.trust.store(trust as u32, Ordering::SeqCst); // partner: `trust`
     }
 }
@@ -202,7 +202,7 @@ impl View {
     /// owner had a lease on.
     #[inline]
     pub fn owner_has_ended(&self) -> bool {
-        // SeqCst, partner: the store of `LastWord`, or the kernel's, which comes before the leases go.
+        // SeqCst, partner: the store of `DeathNotice`, or the kernel's, which comes before the leases go.
         self.header().owner_lives.load(Ordering::SeqCst) & OWNER_ENDED != 0
     }
 
@@ -216,16 +216,16 @@ impl View {
     /// The view as if there were so many frames: for the owner, who is about to publish them, and has given their
     /// entries memory.
     #[cfg(feature = "std")]
-    pub(super) fn grown_to(&self, frames: u32) -> Grown<'_> {
-        Grown { view: self, frames: frames.min(self.layout.frames_max) }
+    pub(super) fn grown_to(&self, frames: u32) -> GrownView<'_> {
+        GrownView { view: self, frames: frames.min(self.layout.frames_max) }
     }
 
     /// The frames that exist now, looked up once for several questions. All questions below are its.
     #[inline]
-    pub fn grown(&self) -> Grown<'_> {
-        Grown { view: self, frames: self.frames_grown() }
+    pub fn grown(&self) -> GrownView<'_> {
+        GrownView { view: self, frames: self.frames_grown() }
     }
-    /// See [`Grown::descriptor`].
+    /// See [`GrownView::descriptor`].
     #[inline]
     pub fn descriptor(&self, frame: Frame) -> Option<&Descriptor> {
         self.grown().descriptor(frame)
@@ -238,40 +238,42 @@ impl View {
     pub fn own(&self, frame: Frame) -> &Descriptor {
         self.descriptor(frame).expect("a frame of our own arena exists")
     }
-    /// See [`Grown::referenced`].
+    /// See [`GrownView::referenced`].
     #[inline]
     pub fn referenced(&self, frame: Frame) -> Option<&AtomicU8> {
         self.grown().referenced(frame)
     }
-    /// Says that `pages` pages in the frames from `frame` on have come; see `landed.rs`. The caller fills them.
+    /// Says that `pages` pages in the frames from `frame` on have come; see `pages_read.rs`. The caller fills them.
     ///
     /// # Panics
     /// If the frames do not exist.
-    pub fn set_landed(&self, frame: Frame, pages: u32) {
-        landed::words(frame, pages).for_each(|(first, mask)| landed::set(self.landed_word(first), mask));
+    pub fn set_pages_read(&self, frame: Frame, pages: u32) {
+        pages_read::words(frame, pages)
+            .for_each(|(first, mask)| pages_read::set(self.pages_read_word(first), mask));
     }
     /// Forgets what has landed in `pages` frames from `frame` on, which are the caller's alone; as
-    /// [`View::set_landed`].
-    pub fn clear_landed(&self, frame: Frame, pages: u32) {
-        landed::words(frame, pages).for_each(|(first, mask)| landed::clear(self.landed_word(first), mask));
+    /// [`View::set_pages_read`].
+    pub fn clear_pages_read(&self, frame: Frame, pages: u32) {
+        pages_read::words(frame, pages)
+            .for_each(|(first, mask)| pages_read::clear(self.pages_read_word(first), mask));
     }
-    /// See [`Grown::landed_in_row`].
-    pub fn landed_in_row(&self, frame: Frame, pages: u32) -> u32 {
-        self.grown().landed_in_row(frame, pages)
+    /// See [`GrownView::run_read`].
+    pub fn run_read(&self, frame: Frame, pages: u32) -> u32 {
+        self.grown().run_read(frame, pages)
     }
-    /// Of `pages` pages from `frame` on, how many have landed; as [`View::set_landed`]. Means something to their
+    /// Of `pages` pages from `frame` on, how many have landed; as [`View::set_pages_read`]. Means something to their
     /// fill.
-    pub fn landed_pages(&self, frame: Frame, pages: u32) -> u32 {
-        let landed =
-            |(first, mask): (Frame, u64)| (landed::load(self.landed_word(first)) & mask).count_ones();
-        landed::words(frame, pages).map(landed).sum()
+    pub fn count_pages_read(&self, frame: Frame, pages: u32) -> u32 {
+        let in_word =
+            |(first, mask): (Frame, u64)| (pages_read::load(self.pages_read_word(first)) & mask).count_ones();
+        pages_read::words(frame, pages).map(in_word).sum()
     }
-    /// Whether the page in `frame` has landed; as [`View::landed_in_row`].
+    /// Whether the page in `frame` has landed; as [`View::run_read`].
     #[inline]
-    pub fn has_landed(&self, frame: Frame) -> bool {
-        self.landed_in_row(frame, 1) == 1
+    pub fn is_page_read(&self, frame: Frame) -> bool {
+        self.run_read(frame, 1) == 1
     }
-    fn landed_word(&self, first: Frame) -> &AtomicU64 {
+    fn pages_read_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().landed_word(first).expect("a frame of our own arena exists")
     }
     /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
@@ -279,37 +281,37 @@ impl View {
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.
-    pub fn set_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+    pub fn set_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let set = |(first, mask)| dirty::set(self.bits_word(bits, first), mask).count_ones();
-        landed::words(frame, pages).map(set).sum()
+        pages_read::words(frame, pages).map(set).sum()
     }
     /// Clears the bits of these pages; how many were set. As [`View::set_bits`].
-    pub fn clear_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+    pub fn clear_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let clear = |(first, mask)| dirty::clear(self.bits_word(bits, first), mask).count_ones();
-        landed::words(frame, pages).map(clear).sum()
+        pages_read::words(frame, pages).map(clear).sum()
     }
     /// How many bits of these pages are set. As [`View::set_bits`]; a hint without the lock.
-    pub fn count_bits(&self, bits: Bits, frame: Frame, pages: u32) -> u32 {
+    pub fn count_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let count =
             |(first, mask): (Frame, u64)| (dirty::load(self.bits_word(bits, first)) & mask).count_ones();
-        landed::words(frame, pages).map(count).sum()
+        pages_read::words(frame, pages).map(count).sum()
     }
     /// The bits of the frames that share a word with `frame`, its own in the place of its number. As
     /// [`View::count_bits`].
     #[inline]
-    pub fn bits_around(&self, bits: Bits, frame: Frame) -> u64 {
-        dirty::load(self.bits_word(bits, Frame(frame.0 & !(landed::FRAMES_PER_WORD - 1))))
+    pub fn bits_around(&self, bits: BitTable, frame: Frame) -> u64 {
+        dirty::load(self.bits_word(bits, Frame(frame.0 & !(pages_read::FRAMES_PER_WORD - 1))))
     }
     /// Whether the bit of the page in `frame` is set; as [`View::count_bits`].
     #[inline]
-    pub fn has_bit(&self, bits: Bits, frame: Frame) -> bool {
-        self.bits_around(bits, frame) >> (frame.0 % landed::FRAMES_PER_WORD) & 1 != 0
+    pub fn has_bit(&self, bits: BitTable, frame: Frame) -> bool {
+        self.bits_around(bits, frame) >> (frame.0 % pages_read::FRAMES_PER_WORD) & 1 != 0
     }
     #[inline]
-    fn bits_word(&self, bits: Bits, first: Frame) -> &AtomicU64 {
+    fn bits_word(&self, bits: BitTable, first: Frame) -> &AtomicU64 {
         self.grown().bits_word(bits, first).expect("a frame of our own arena exists")
     }
-    /// See [`Grown::write_sequence`].
+    /// See [`GrownView::write_sequence`].
     ///
     /// # Panics
     /// If the frame does not exist.
@@ -317,22 +319,22 @@ impl View {
     pub fn own_write_sequence(&self, frame: Frame) -> &AtomicU32 {
         self.grown().write_sequence(frame).expect("a frame of our own arena exists")
     }
-    /// See [`Grown::slots`].
+    /// See [`GrownView::slots`].
     #[inline]
     pub fn slots(&self, cell: CellNumber) -> Option<&[AtomicU32; 64]> {
         self.grown().slots(cell)
     }
-    /// See [`Grown::head`].
+    /// See [`GrownView::head`].
     #[inline]
     pub fn head(&self, cell: CellNumber) -> Option<&NodeHead> {
         self.grown().head(cell)
     }
-    /// See [`Grown::record`].
+    /// See [`GrownView::record`].
     #[inline]
     pub fn record(&self, cell: CellNumber) -> Option<&Record> {
         self.grown().record(cell)
     }
-    /// See [`Grown::bytes`].
+    /// See [`GrownView::bytes`].
     #[inline]
     pub fn bytes(&self, frame: Frame) -> Option<*mut u8> {
         self.grown().bytes(frame)
@@ -351,12 +353,12 @@ impl View {
 /// Frames only ever come to be. Those of a punched extent have odd descriptors and no memory until they are grown
 /// again: who reads them nevertheless, because he is late, finds zeros (`shrink.rs`).
 #[derive(Clone, Copy, Debug)]
-pub struct Grown<'a> {
+pub struct GrownView<'a> {
     view: &'a View,
     frames: u32,
 }
 
-impl<'a> Grown<'a> {
+impl<'a> GrownView<'a> {
     /// How many frames there are: a number at or above it is of none.
     #[inline]
     pub fn frames(self) -> u32 {
@@ -389,11 +391,11 @@ impl<'a> Grown<'a> {
 
     /// Of `pages` pages from `frame` on, how many have landed before the first that has not, or is none. Means
     /// something to the holder of their folio, and to a reader between its two looks at it.
-    pub fn landed_in_row(self, frame: Frame, pages: u32) -> u32 {
+    pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;
-        for (first, mask) in landed::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
+        for (first, mask) in pages_read::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
             let Some(word) = self.landed_word(first) else { break };
-            let missing = !landed::load(word) & mask;
+            let missing = !pages_read::load(word) & mask;
             if missing != 0 {
                 return row + (missing.trailing_zeros() - mask.trailing_zeros());
             }
@@ -407,12 +409,12 @@ impl<'a> Grown<'a> {
         self.word_of_bits(self.view.layout.uptodate, first)
     }
 
-    /// As [`Grown::landed_word`], of what is dirty or under write-back.
+    /// As [`GrownView::landed_word`], of what is dirty or under write-back.
     #[inline]
-    fn bits_word(self, bits: Bits, first: Frame) -> Option<&'a AtomicU64> {
+    fn bits_word(self, bits: BitTable, first: Frame) -> Option<&'a AtomicU64> {
         let table = match bits {
-            Bits::Dirty => self.view.layout.dirty,
-            Bits::Writeback => self.view.layout.writeback,
+            BitTable::Dirty => self.view.layout.dirty,
+            BitTable::Writeback => self.view.layout.writeback,
         };
         self.word_of_bits(table, first)
     }
@@ -420,7 +422,7 @@ impl<'a> Grown<'a> {
     /// The word that begins with the bit of `first` in the table of bits at `table`.
     #[inline]
     fn word_of_bits(self, table: u64, first: Frame) -> Option<&'a AtomicU64> {
-        debug_assert!(first.0.is_multiple_of(landed::FRAMES_PER_WORD), "{first:?} begins no word");
+        debug_assert!(first.0.is_multiple_of(pages_read::FRAMES_PER_WORD), "{first:?} begins no word");
         let offset = table as usize + first.0 as usize / 8;
         // SAFETY: frames grow by whole extents, so all frames of the word exist; their bits lie in the table,
         // aligned, and are atomics only.

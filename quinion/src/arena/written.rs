@@ -52,19 +52,19 @@ use crate::sync::{Mutant, mutant, ordering};
 
 /// What a reader saw of a page's sequence: no writer was in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen(u32);
+pub struct SequenceSnapshot(u32);
 
 /// The reader's first look at a page (q2); `None` if a writer is in it.
 #[inline]
-pub fn look(sequence: &AtomicU32) -> Option<Seen> {
+pub fn look(sequence: &AtomicU32) -> Option<SequenceSnapshot> {
     // Acquire, partner: the Release in `leave`: who sees the number sees all bytes written under it.
     let number = sequence.load(ordering(Mutant::PageAcquire, Ordering::Acquire, Ordering::Relaxed));
-    (number & 1 == 0 || mutant(Mutant::PageOdd)).then_some(Seen(number))
+    (number & 1 == 0 || mutant(Mutant::PageOdd)).then_some(SequenceSnapshot(number))
 }
 
 /// The reader's second look at a page (q4, q5): whether no writer came since the first.
 #[inline]
-pub fn is_still(sequence: &AtomicU32, seen: Seen) -> bool {
+pub fn is_still(sequence: &AtomicU32, seen: SequenceSnapshot) -> bool {
     // Acquire fence, partner: the fence in `enter`: who copied a byte written since sees the odd number that
     // came before it, or a later one.
     if !mutant(Mutant::PageFence) {
@@ -137,6 +137,6 @@ mod tests {
         enter(&page);
         assert_eq!(look(&page), None);
         leave(&page);
-        assert_eq!(look(&page), Some(Seen(0)));
+        assert_eq!(look(&page), Some(SequenceSnapshot(0)));
     }
 }

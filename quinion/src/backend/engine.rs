@@ -20,11 +20,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::file::{ByCache, LocalFile, OpenError, OpenFile, WriteOptions};
+use super::file::{BufferedFile, LocalFile, OpenError, OpenFile, WriteOptions};
 use super::ring::RingDriver;
-use super::threads::{BlockingSource, Inlet, Pool, ReadAt, Source, WriteAt};
+use super::threads::{BlockingSource, PoolSender, ReadAt, Source, ThreadPool, WriteAt};
 use super::work::Work;
-use super::{Fill, Flush, Reap, Reaped, WaitRoom};
+use super::{Fill, Flush, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::RingRefused;
 use crate::units::PAGE_SIZE;
 
@@ -64,7 +64,7 @@ impl Default for EngineOptions {
 /// What an engine reads by, and why.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Chosen {
+pub enum ChosenMechanism {
     /// io_uring.
     Ring,
     /// Threads, as was asked for.
@@ -73,7 +73,7 @@ pub enum Chosen {
     Fallback(RingRefused),
 }
 
-impl Chosen {
+impl ChosenMechanism {
     /// "io_uring" or "threads".
     pub fn name(&self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl Chosen {
     }
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for ChosenMechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ring => f.write_str("io_uring"),
@@ -101,7 +101,7 @@ pub struct Engine {
 
 impl Engine {
     /// An engine whose waiters sleep in `room`. Starts no thread.
-    pub fn new(room: Arc<WaitRoom>, options: EngineOptions) -> Self {
+    pub fn new(room: Arc<WaitQueue>, options: EngineOptions) -> Self {
         let wish = std::env::var("QUINION_IO").ok();
         Self { shared: Arc::new(EngineShared::new(room, options, wish.as_deref())) }
     }
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     /// What files were to be read by when the engine was made, and why.
-    pub fn mechanism(&self) -> &Chosen {
+    pub fn mechanism(&self) -> &ChosenMechanism {
         &self.shared.chosen
     }
 
@@ -181,22 +181,22 @@ impl Engine {
 #[derive(Debug)]
 pub(super) struct EngineShared {
     ring: ManuallyDrop<Option<RingDriver>>,
-    pool: ManuallyDrop<Arc<Pool>>,
-    chosen: Chosen,
+    pool: ManuallyDrop<Arc<ThreadPool>>,
+    chosen: ChosenMechanism,
     /// The process that made it.
     process: u32,
 }
 
 impl EngineShared {
-    fn new(room: Arc<WaitRoom>, options: EngineOptions, wish: Option<&str>) -> Self {
+    fn new(room: Arc<WaitQueue>, options: EngineOptions, wish: Option<&str>) -> Self {
         let queue_depth = options.queue_depth.clamp(1, 4096);
         let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
-        let pool = Pool::new(Arc::clone(&room), options.threads, queue_depth);
+        let pool = ThreadPool::new(Arc::clone(&room), options.threads, queue_depth);
         let (ring, chosen) = match wished(options.mechanism, wish) {
-            Mechanism::Threads => (None, Chosen::Threads),
+            Mechanism::Threads => (None, ChosenMechanism::Threads),
             Mechanism::Auto | Mechanism::Ring => match RingDriver::new(room, queue_depth, io_bytes_max) {
-                Ok(ring) => (Some(ring), Chosen::Ring),
-                Err(refused) => (None, Chosen::Fallback(refused)),
+                Ok(ring) => (Some(ring), ChosenMechanism::Ring),
+                Err(refused) => (None, ChosenMechanism::Fallback(refused)),
             },
         };
         let (ring, pool) = (ManuallyDrop::new(ring), ManuallyDrop::new(Arc::new(pool)));
@@ -230,10 +230,10 @@ impl EngineShared {
         for flush in flushes {
             match file.tail_of(&flush) {
                 None => straight.push(flush),
-                Some(0) => start_tail(&self.pool.inlet(), file, flush),
+                Some(0) => start_tail(&self.pool.sender(), file, flush),
                 Some(at) => {
                     // Nothing in flight may keep the engine or its pool: they wait for what is in flight.
-                    let (inlet, file) = (self.pool.inlet(), Arc::clone(file));
+                    let (inlet, file) = (self.pool.sender(), Arc::clone(file));
                     straight.push(flush.split(at, move |tail| start_tail(&inlet, &file, tail)));
                 }
             }
@@ -251,7 +251,7 @@ impl EngineShared {
     }
 
     /// A ring hands its leadership on through one room only.
-    pub(super) fn attach(&self, room: &Arc<WaitRoom>) {
+    pub(super) fn attach(&self, room: &Arc<WaitQueue>) {
         let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(room));
         assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
     }
@@ -263,8 +263,8 @@ impl EngineShared {
         }
     }
 
-    pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
-        self.ring.as_ref().map_or(Reaped::Elsewhere, |ring| ring.reap(how, done))
+    pub(super) fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+        self.ring.as_ref().map_or(ReapOutcome::Elsewhere, |ring| ring.reap(how, done))
     }
 
     pub(super) fn wants_leader(&self) -> bool {
@@ -298,8 +298,8 @@ impl Drop for EngineShared {
 }
 
 /// Has a thread write the last page of a file.
-fn start_tail(inlet: &Inlet, file: &Arc<OpenFile>, tail: Flush) {
-    let by_cache: Arc<dyn Source> = Arc::new(ByCache(Arc::clone(file)));
+fn start_tail(inlet: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
+    let by_cache: Arc<dyn Source> = Arc::new(BufferedFile(Arc::clone(file)));
     inlet.submit(&by_cache, Work::Flush(tail));
 }
 

@@ -29,8 +29,8 @@
 //! Invariants:
 //!  1. Opening never waits for somebody at the other end of a pipe and never opens a character device.
 //!  2. The descriptor's description is ours alone: changing its flags changes nobody else's.
-//!  3. `Way` goes from direct to buffered, never back.
-//!  4. A file that is read only is never changed: it has no [`Writing`].
+//!  3. `IoMode` goes from direct to buffered, never back.
+//!  4. A file that is read only is never changed: it has no [`WriteState`].
 //!
 //! Not an invariant: that the size is what it was. Every short read asks for it again.
 
@@ -51,10 +51,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::engine::EngineShared;
 use super::threads::Source;
-use super::transfer::{Step, Transfer};
+use super::transfer::{Transfer, TransferStep};
 use super::{
-    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, Parked, Reap, Reaped,
-    SyncKind, Version, WaitRoom, read_only, zero_by,
+    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, ParkedBackend, ReapMode,
+    ReapOutcome, SyncKind, Version, WaitQueue, read_only, zero_by,
 };
 use crate::arena::file_systems::FileSystem;
 use crate::units::PAGE_SIZE;
@@ -114,7 +114,7 @@ impl std::fmt::Display for NotAFileKind {
 
 /// Whether reads go past the kernel's page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum IoMode {
     /// They do: `O_DIRECT`.
     Direct,
     /// They do not, because the file system cannot or the descriptor's description is not ours.
@@ -127,14 +127,14 @@ pub struct WriteOptions {
     /// Whether it may be new.
     pub creation: Creation,
     /// What it holds at first.
-    pub start: Start,
+    pub start: InitialContent,
     /// The permissions of a new file, less the process's mask.
     pub mode: u32,
 }
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        Self { creation: Creation::MustExist, start: Start::Kept, mode: 0o666 }
+        Self { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o666 }
     }
 }
 
@@ -151,7 +151,7 @@ pub enum Creation {
 
 /// What a file that is opened for writing holds at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
+pub enum InitialContent {
     /// What it has.
     Kept,
     /// Nothing. A block device keeps its bytes.
@@ -173,7 +173,7 @@ impl LocalFile {
         self.file.writing.as_ref().map(|_| ()).ok_or_else(|| read_only(self.name()))
     }
     /// How it is read and written now. May turn from direct to buffered, once.
-    pub fn way(&self) -> Way {
+    pub fn way(&self) -> IoMode {
         self.file.way()
     }
 }
@@ -191,11 +191,11 @@ impl Backend for LocalFile {
     }
     /// # Panics
     /// If it is not the room of the engine that opened the file.
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.engine.attach(room);
     }
     fn is_direct(&self) -> bool {
-        self.way() == Way::Direct
+        self.way() == IoMode::Direct
     }
 
     fn read_by_kernels_cache(&self) {
@@ -213,8 +213,8 @@ impl Backend for LocalFile {
     fn mount(&self) -> Option<u64> {
         self.file.mount
     }
-    fn parked(&self) -> Option<Parked> {
-        Some(Parked::new(&self.engine, &self.file.open))
+    fn parked(&self) -> Option<ParkedBackend> {
+        Some(ParkedBackend::new(&self.engine, &self.file.open))
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
@@ -236,7 +236,7 @@ impl Backend for LocalFile {
     fn has_room(&self, fills: usize) -> bool {
         self.engine.has_room(fills)
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.engine.reap(how, done)
     }
     fn wants_leader(&self) -> bool {
@@ -246,12 +246,12 @@ impl Backend for LocalFile {
         self.file.writing.is_some()
     }
     fn can_grow(&self) -> bool {
-        self.file.kind == Kind::Regular
+        self.file.kind == FileKind::Regular
     }
     /// Asked of local file systems alone: others may have to wait for another machine.
     fn is_removed(&self) -> bool {
         let stat = || rustix::fs::fstat(&self.file.descriptor);
-        self.file.kind == Kind::Regular
+        self.file.kind == FileKind::Regular
             && self.file.clock.local.is_some()
             && stat().is_ok_and(|stat| stat.st_nlink == 0)
     }
@@ -296,7 +296,7 @@ impl Backend for LocalFile {
 
 /// What is behind a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum FileKind {
     Regular,
     BlockDevice,
 }
@@ -305,17 +305,17 @@ enum Kind {
 #[derive(Debug)]
 pub(super) struct OpenFile {
     descriptor: OwnedFd,
-    kind: Kind,
+    kind: FileKind,
     is_direct: AtomicBool,
     /// What direct reads must be aligned to, in bytes; a power of two up to 4096.
     direct_align: usize,
     /// Of its file system.
-    clock: Clock,
+    clock: TimestampClock,
     /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
     /// through this kernel.
     lease: Option<FileTimes>,
     /// If it was opened for writing.
-    writing: Option<Writing>,
+    writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
     mount: Option<u64>,
     /// Dropped last: who finds nobody holding it knows that the descriptors are closed.
@@ -324,7 +324,7 @@ pub(super) struct OpenFile {
 
 /// What a file needs to be written.
 #[derive(Debug)]
-struct Writing {
+struct WriteState {
     /// A second way to the file, through the kernel's cache, if the first may be direct.
     by_cache: Option<OwnedFd>,
     /// Where the page begins, in bytes, that was written by it last, and stays in that cache; [`NO_TAIL`] if none.
@@ -397,12 +397,12 @@ impl OpenFile {
         // 3 Look again, and settle how to read and write it.
         let mut file = Self::of(descriptor, Description::Ours)?;
         let by_cache =
-            (file.way() == Way::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
+            (file.way() == IoMode::Direct).then(|| reopen_for_writing(&file.descriptor)).and_then(Result::ok);
         if by_cache.is_none() {
             file.fall_back();
         }
-        file.writing = Some(Writing { by_cache, tail: AtomicU64::new(NO_TAIL) });
-        if options.start == Start::Emptied && file.kind == Kind::Regular {
+        file.writing = Some(WriteState { by_cache, tail: AtomicU64::new(NO_TAIL) });
+        if options.start == InitialContent::Emptied && file.kind == FileKind::Regular {
             file.set_size(0)?;
         }
         Ok(file)
@@ -428,23 +428,23 @@ impl OpenFile {
         let (kind, stat, clock) = check(&descriptor)?;
         let direct_align = direct_align(&stat);
         let way = match (description, direct_align) {
-            (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => Way::Direct,
+            (Description::Ours, Some(_)) if set_flags(&descriptor, OFlags::DIRECT).is_ok() => IoMode::Direct,
             (Description::Ours, _) => {
                 set_flags(&descriptor, OFlags::empty())?;
                 // A hint; without it the kernel reads ahead as well as we do.
                 let _ = fadvise(&descriptor, 0, None, Advice::Random);
-                Way::Buffered
+                IoMode::Buffered
             }
-            (Description::Shared, _) => Way::Buffered,
+            (Description::Shared, _) => IoMode::Buffered,
         };
-        let is_direct = AtomicBool::new(way == Way::Direct);
+        let is_direct = AtomicBool::new(way == IoMode::Direct);
         Ok(Self {
             descriptor,
             kind,
             is_direct,
             direct_align: direct_align.unwrap_or(1),
             clock,
-            lease: clock.local.filter(|_| description == Description::Ours && kind == Kind::Regular),
+            lease: clock.local.filter(|_| description == Description::Ours && kind == FileKind::Regular),
             writing: None,
             mount: mount_of(&stat),
             open: Arc::new(()),
@@ -461,33 +461,33 @@ impl OpenFile {
         self.descriptor.as_fd()
     }
 
-    pub(super) fn way(&self) -> Way {
-        if self.is_direct.load(Ordering::Relaxed) { Way::Direct } else { Way::Buffered }
+    pub(super) fn way(&self) -> IoMode {
+        if self.is_direct.load(Ordering::Relaxed) { IoMode::Direct } else { IoMode::Buffered }
     }
 
     /// What a read's position must be aligned to that goes by `way`.
-    pub(super) fn align(&self, way: Way) -> usize {
+    pub(super) fn align(&self, way: IoMode) -> usize {
         match way {
-            Way::Direct => self.direct_align,
-            Way::Buffered => 1,
+            IoMode::Direct => self.direct_align,
+            IoMode::Buffered => 1,
         }
     }
 
     /// A direct read was refused, or not wanted: reads the file by the kernel's cache from now on.
-    pub(super) fn fall_back(&self) -> Way {
+    pub(super) fn fall_back(&self) -> IoMode {
         if self.is_direct.swap(false, Ordering::Relaxed) {
             // If the flag stays, the next read is refused again and its error is told.
             let _ = set_flags(&self.descriptor, OFlags::empty());
             let _ = fadvise(&self.descriptor, 0, None, Advice::Random);
         }
-        Way::Buffered
+        IoMode::Buffered
     }
 
     /// The size in bytes, now.
     fn size(&self) -> io::Result<u64> {
         match self.kind {
-            Kind::Regular => Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64),
-            Kind::BlockDevice => crate::sys::io::device_bytes(self.descriptor()),
+            FileKind::Regular => Ok(rustix::fs::fstat(&self.descriptor)?.st_size as u64),
+            FileKind::BlockDevice => crate::sys::io::device_bytes(self.descriptor()),
         }
     }
 
@@ -500,7 +500,7 @@ impl OpenFile {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = statx(&self.descriptor, "", AtFlags::EMPTY_PATH, wanted)?;
         Ok(match self.kind {
-            Kind::Regular => Attributes {
+            FileKind::Regular => Attributes {
                 identity: Identity {
                     device: device_number(stat.stx_dev_major, stat.stx_dev_minor),
                     inode: stat.stx_ino,
@@ -509,7 +509,7 @@ impl OpenFile {
                 version: self.version(&stat),
                 size: stat.stx_size,
             },
-            Kind::BlockDevice => Attributes {
+            FileKind::BlockDevice => Attributes {
                 // Files of a file system on this device carry its number too, but none was born then.
                 identity: Identity {
                     device: device_number(stat.stx_rdev_major, stat.stx_rdev_minor),
@@ -549,14 +549,14 @@ impl OpenFile {
             };
             match read {
                 Ok(bytes) => match transfer.advance(bytes, |at| self.ends_by(fill.position() + at as u64)) {
-                    Step::Complete => return Ok(fill.len()),
-                    Step::Ended(bytes) => return Ok(bytes),
-                    Step::Again => {}
+                    TransferStep::Complete => return Ok(fill.len()),
+                    TransferStep::Ended(bytes) => return Ok(bytes),
+                    TransferStep::Again => {}
                 },
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::EAGAIN) => std::thread::yield_now(),
-                    Some(libc::EINVAL | libc::EOPNOTSUPP) if way == Way::Direct => {
+                    Some(libc::EINVAL | libc::EOPNOTSUPP) if way == IoMode::Direct => {
                         way = self.fall_back();
                         transfer = transfer.restart(self.align(way));
                     }
@@ -604,13 +604,13 @@ impl OpenFile {
         let mut transfer = Transfer::new(flush.len(), self.align(way));
         loop {
             match write_step(self.descriptor(), flush, &mut transfer) {
-                Ok(Step::Complete) => return Ok(()),
-                Ok(Step::Ended(written)) => return Err(FlushError::stuck(written)),
-                Ok(Step::Again) => {}
+                Ok(TransferStep::Complete) => return Ok(()),
+                Ok(TransferStep::Ended(written)) => return Err(FlushError::stuck(written)),
+                Ok(TransferStep::Again) => {}
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::EAGAIN) => std::thread::yield_now(),
-                    Some(libc::EINVAL | libc::EOPNOTSUPP) if way == Way::Direct => {
+                    Some(libc::EINVAL | libc::EOPNOTSUPP) if way == IoMode::Direct => {
                         way = self.fall_back();
                         transfer = transfer.restart(self.align(way));
                     }
@@ -625,9 +625,9 @@ impl OpenFile {
         let mut transfer = Transfer::new(flush.len(), 1);
         loop {
             match write_step(self.by_cache(), flush, &mut transfer) {
-                Ok(Step::Complete) => break,
-                Ok(Step::Ended(written)) => return Err(FlushError::stuck(written)),
-                Ok(Step::Again) => {}
+                Ok(TransferStep::Complete) => break,
+                Ok(TransferStep::Ended(written)) => return Err(FlushError::stuck(written)),
+                Ok(TransferStep::Again) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(FlushError { written: transfer.rest().0, error }),
             }
@@ -664,7 +664,7 @@ impl OpenFile {
 
     /// A hint: what stays is right, and costs a page and the next direct write an invalidation.
     fn forget_tail(&self, page: u64) {
-        if page != NO_TAIL && self.way() == Way::Direct {
+        if page != NO_TAIL && self.way() == IoMode::Direct {
             self.leave_cache(page, PAGE_SIZE as u64);
         }
     }
@@ -684,7 +684,7 @@ impl OpenFile {
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        if self.kind == Kind::BlockDevice {
+        if self.kind == FileKind::BlockDevice {
             let words = "a block device has the size it has; write to a file, or leave the size alone";
             return Err(io::Error::new(io::ErrorKind::Unsupported, words));
         }
@@ -733,7 +733,11 @@ impl OpenFile {
 const STEP_BYTES: usize = 512 << 10;
 
 /// One system call of a flush that is written through `descriptor`.
-fn write_step(descriptor: BorrowedFd<'_>, flush: &Flush, transfer: &mut Transfer) -> io::Result<Step> {
+fn write_step(
+    descriptor: BorrowedFd<'_>,
+    flush: &Flush,
+    transfer: &mut Transfer,
+) -> io::Result<TransferStep> {
     let (from, rest) = transfer.rest();
     let len = rest.min(STEP_BYTES);
     let (buffer, position) = (flush.as_ptr().wrapping_add(from), flush.position() + from as u64);
@@ -743,9 +747,9 @@ fn write_step(descriptor: BorrowedFd<'_>, flush: &Flush, transfer: &mut Transfer
 }
 
 /// A file as the kernel's cache has it, for what cannot be written directly.
-pub(super) struct ByCache(pub(super) Arc<OpenFile>);
+pub(super) struct BufferedFile(pub(super) Arc<OpenFile>);
 
-impl Source for ByCache {
+impl Source for BufferedFile {
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize> {
         self.0.read(fill, bounce)
     }
@@ -780,7 +784,7 @@ fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
 
 /// What is known of a file system's times.
 #[derive(Clone, Copy, Debug)]
-struct Clock {
+struct TimestampClock {
     /// How old a change must be before a later one is sure to carry another time, in nanoseconds.
     settling: i64,
     /// Whether a time that was looked at is not used again.
@@ -789,7 +793,7 @@ struct Clock {
     local: Option<FileTimes>,
 }
 
-impl Clock {
+impl TimestampClock {
     fn of(magic: u64) -> Self {
         let is_local = matches!(FileSystem::of(magic), FileSystem::Local | FileSystem::ReadOnly);
         if !FINE_CLOCKS.contains(&magic) {
@@ -803,23 +807,23 @@ impl Clock {
 }
 
 /// Looks at an open descriptor: what it is, and of what kind its times are.
-fn check(descriptor: &OwnedFd) -> Result<(Kind, Statx, Clock), OpenError> {
+fn check(descriptor: &OwnedFd) -> Result<(FileKind, Statx, TimestampClock), OpenError> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::from_bits_retain(STATX_DIOALIGN | STATX_MNT_ID_UNIQUE);
     let stat = statx(descriptor, "", AtFlags::EMPTY_PATH, wanted).map_err(io::Error::from)?;
     let kind = kind_of(&stat)?;
     let magic = fstatfs(descriptor).map_err(io::Error::from)?.f_type as u64 & 0xffff_ffff;
-    if kind == Kind::Regular
+    if kind == FileKind::Regular
         && let Some(&(_, file_system)) = PSEUDO_FILE_SYSTEMS.iter().find(|&&(pseudo, _)| pseudo == magic)
     {
         return Err(OpenError::PseudoFile { file_system });
     }
-    Ok((kind, stat, Clock::of(magic)))
+    Ok((kind, stat, TimestampClock::of(magic)))
 }
 
-fn kind_of(stat: &Statx) -> Result<Kind, OpenError> {
+fn kind_of(stat: &Statx) -> Result<FileKind, OpenError> {
     let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
-        FileType::RegularFile => return Ok(Kind::Regular),
-        FileType::BlockDevice => return Ok(Kind::BlockDevice),
+        FileType::RegularFile => return Ok(FileKind::Regular),
+        FileType::BlockDevice => return Ok(FileKind::BlockDevice),
         FileType::Directory => return Err(OpenError::IsDirectory),
         FileType::Fifo => NotAFileKind::Pipe,
         FileType::Socket => NotAFileKind::Socket,

@@ -190,13 +190,13 @@ impl Flush {
     pub(super) fn split(mut self, at: usize, then: impl FnOnce(Self) + Send + 'static) -> Self {
         debug_assert!(self.from == 0 && 0 < at && at < self.len && at.is_multiple_of(PAGE_SIZE));
         let whole = Self { sink: self.sink.take(), ..self };
-        let second = Second { whole: Mutex::new(Some((whole, Box::new(then)))), at };
+        let second = SecondHalf { whole: Mutex::new(Some((whole, Box::new(then)))), at };
         Self { run: self.run, from: 0, len: at, buffer: self.buffer, sink: Some(Arc::new(second)) }
     }
 }
 
 /// The sink of a first piece.
-struct Second {
+struct SecondHalf {
     whole: Mutex<Option<(Flush, Box<Then>)>>,
     at: usize,
 }
@@ -204,24 +204,25 @@ struct Second {
 type Then = dyn FnOnce(Flush) + Send;
 
 /// The sink of a second piece.
-struct Whole {
+struct WholeFlush {
     sink: Arc<dyn FlushSink>,
     at: usize,
 }
 
-impl FlushSink for Second {
+impl FlushSink for SecondHalf {
     fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>) {
         let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some((mut whole, then)) = whole else { return };
         if outcome.is_err() {
             return whole.complete(outcome);
         }
-        let sink = whole.sink.take().map(|sink| Arc::new(Whole { sink, at: self.at }) as Arc<dyn FlushSink>);
+        let sink =
+            whole.sink.take().map(|sink| Arc::new(WholeFlush { sink, at: self.at }) as Arc<dyn FlushSink>);
         then(Flush { run, from: self.at, len: whole.len - self.at, buffer: whole.buffer, sink });
     }
 }
 
-impl FlushSink for Whole {
+impl FlushSink for WholeFlush {
     fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>) {
         let outcome =
             outcome.map_err(|FlushError { written, error }| FlushError { written: self.at + written, error });

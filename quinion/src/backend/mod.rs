@@ -14,7 +14,7 @@
 //!
 //! **Whoever waits may reap.** A backend whose completions must be fetched (a
 //! ring) is driven by the threads that wait for it: one of them, the leader,
-//! waits for the device; the others sleep in the [`WaitRoom`] until their folio
+//! waits for the device; the others sleep in the [`WaitQueue`] until their folio
 //! is ready or there is no leader. So no completion depends on some other
 //! caller being awake, and a lone reader needs no second thread.
 //!
@@ -24,9 +24,9 @@
 //! one inside `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
-//! | [`Simulated`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
+//! | [`SimulatedBackend`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
 //!
-//! A fill of many pages may say of some that they have landed ([`Fill::landed`]) before it ends. Who waits for
+//! A fill of many pages may say of some that they have landed ([`Fill::pages_were_read`]) before it ends. Who waits for
 //! one of these is woken; all of them stay readable if the rest fails.
 //!
 //! A `Fill` or a `Flush` that is dropped completes with an error: no path through a backend
@@ -47,7 +47,7 @@
 //!  2. No lock that the end of a fill or of a flush takes is held when a backend is called, so completing inside
 //!     `submit` or `flush` is allowed. (A mapping's invalidate lock is held then, and its write lock while it is cut
 //!     or punched.)
-//!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`Reap::Wait`]; and
+//!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
 //!  4. What has landed is not written again.
 //!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
@@ -63,15 +63,15 @@ use std::sync::Arc;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 mod crash;
-mod desk;
+mod waker_registry;
 mod engine;
 mod file;
 mod flush;
 mod memory;
-mod nothing;
+mod null;
 mod parked;
 mod ring;
-mod room;
+mod wait_queue;
 mod simulated;
 mod slab;
 #[cfg(test)]
@@ -81,22 +81,24 @@ mod tests;
 mod threads;
 mod transfer;
 #[cfg(test)]
-mod whims;
+mod fake_kernel;
 mod work;
 
 pub use crash::{CrashDisk, CrashLog};
-pub use desk::{Errand, Left, Place, WordLeft};
-pub(crate) use desk::{WakesHeldBack, is_waking};
-pub use engine::{Chosen, Engine, EngineOptions, Mechanism};
-pub use file::{Creation, LocalFile, NotAFileKind, OpenError, Start, Way, WriteOptions};
+pub use engine::{ChosenMechanism, Engine, EngineOptions, Mechanism};
+pub use file::{Creation, InitialContent, IoMode, LocalFile, NotAFileKind, OpenError, WriteOptions};
 pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
 pub use memory::MemoryFile;
-pub use nothing::Nothing;
-pub use parked::Parked;
-pub use room::{WaitRoom, Wish};
-pub use simulated::{Completing, Faults, Generator, Sequence, Simulated, Times, WriteFaults};
-pub use threads::{BlockingSource, Pool, ReadAt, WriteAt};
+pub use null::NullBackend;
+pub use parked::ParkedBackend;
+pub use simulated::{
+    CompletionOrder, CompletionPoint, FailureCount, Faults, Generator, SimulatedBackend, WriteFaults,
+};
+pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
+pub use wait_queue::{WaitQueue, WakeCondition};
+pub use waker_registry::{BlockingTask, PageKey, Registered, RegisteredWaiter};
+pub(crate) use waker_registry::{DeferredWakes, is_waking};
 
 /// What a file is at one moment: which file, how long, which content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -166,7 +168,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Tells the backend of a room in which those sleep who wait for its fills, before the first of them is
     /// submitted. A backend that is reaped must wake each room it was told of whenever
     /// [`Backend::wants_leader`] may have become true; a backend that completes by itself need not remember.
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         let _ = room;
     }
 
@@ -204,7 +206,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// What stands in its place while nobody has the file open and its pages are kept. `None`: it has no descriptor
     /// that could be closed.
-    fn parked(&self) -> Option<Parked> {
+    fn parked(&self) -> Option<ParkedBackend> {
         None
     }
 
@@ -246,9 +248,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// `done` says whether what the caller waits for has happened; it is asked after leadership is
     /// taken and before waiting, so that nobody waits for what is already there. The caller holds no lock
     /// that completing a fill may take.
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let _ = (how, done);
-        Reaped::Elsewhere
+        ReapOutcome::Elsewhere
     }
 
     /// Whether nobody leads now, so that a sleeper should try to. Asked with the room's lock held.
@@ -361,7 +363,7 @@ pub enum SyncKind {
 
 /// Whether a call of [`Backend::reap`] may wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reap {
+pub enum ReapMode {
     /// Only what is there already.
     Ready,
     /// Wait for at least one completion, unless `done` or nothing is in flight. The backend may go on until
@@ -371,7 +373,7 @@ pub enum Reap {
 
 /// What a call of [`Backend::reap`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reaped {
+pub enum ReapOutcome {
     /// It completed this many fills, 0 included.
     Some(usize),
     /// Another thread leads; sleep in the room.
@@ -389,32 +391,32 @@ pub trait FillSink: Send + Sync {
     /// These pages of the run, counted from its start, hold the file's data, and are not written again. The fill
     /// goes on. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none and
     /// wakes nobody.
-    fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
+    fn pages_read(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
 
     /// Those who wait for these pages may look again: they have landed. Called with no lock held.
-    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
+    fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
 }
 
 /// The news that pages of a fill have landed, for those who wait for them.
 #[must_use = "who waits for the pages has not been told"]
-pub(crate) struct Arrival {
+pub(crate) struct PagesRead {
     sink: Arc<dyn FillSink>,
     run: FillRun,
     pages: Range<u32>,
 }
 
-impl Arrival {
+impl PagesRead {
     /// Wakes them. To be called with no lock held.
     pub(crate) fn tell(self) {
-        self.sink.wake_landed(self.run, self.pages);
+        self.sink.wake_readers(self.run, self.pages);
     }
 }
 
-impl fmt::Debug for Arrival {
+impl fmt::Debug for PagesRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arrival").field("run", &self.run).field("pages", &self.pages).finish_non_exhaustive()
     }
@@ -493,19 +495,19 @@ impl Fill {
     ///
     /// # Panics
     /// If they lie outside the fill.
-    pub fn landed(&mut self, bytes: Range<usize>) {
-        if let Some(news) = self.note_landed(bytes) {
+    pub fn pages_were_read(&mut self, bytes: Range<usize>) {
+        if let Some(news) = self.note_pages_read(bytes) {
             news.tell();
         }
     }
-    /// As [`Fill::landed`], but whoever waits has yet to be told. May be called under a lock.
-    fn note_landed(&mut self, bytes: Range<usize>) -> Option<Arrival> {
+    /// As [`Fill::pages_were_read`], but whoever waits has yet to be told. May be called under a lock.
+    fn note_pages_read(&mut self, bytes: Range<usize>) -> Option<PagesRead> {
         assert!(bytes.end <= self.len(), "what lands is part of the fill");
         let pages = bytes.start.div_ceil(PAGE_SIZE) as u32..(bytes.end / PAGE_SIZE) as u32;
         let sink = self.sink.as_ref().filter(|_| !pages.is_empty())?;
-        sink.fill_landed(self.run, pages.clone());
+        sink.pages_read(self.run, pages.clone());
         self.landed.push(pages.clone());
-        Some(Arrival { sink: Arc::clone(sink), run: self.run, pages })
+        Some(PagesRead { sink: Arc::clone(sink), run: self.run, pages })
     }
     /// Zeroes what lies at `from` bytes and behind, but for pages that have landed: they may be being read.
     fn zero_from(&mut self, from: usize) {

@@ -3,23 +3,23 @@
 //! Its descriptor is closed then, so that the file keeps no mount busy, no space taken and no lease refused; its pages
 //! stay. Nobody reads or writes them, because nobody has a handle; whoever opens the file brings a backend of his own,
 //! which takes this one's place if the file is what it was. What was in flight when the descriptor was let go of keeps
-//! it until it has ended: [`Parked::is_closed`] says when, and [`Backend::reap`] of this sees to it as the file's
-//! would.
+//! it until it has ended: [`ParkedBackend::is_closed`] says when, and [`Backend::reap`] of this sees to it as the
+//! file's would.
 
 use std::io;
 use std::sync::{Arc, Weak};
 
 use super::engine::EngineShared;
-use super::{Attributes, Backend, Fill, Reap, Reaped, WaitRoom};
+use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
 
 /// Stands for a file of an engine that has no descriptor.
 #[derive(Clone, Debug)]
-pub struct Parked {
+pub struct ParkedBackend {
     engine: Arc<EngineShared>,
     open: Weak<()>,
 }
 
-impl Parked {
+impl ParkedBackend {
     pub(super) fn new(engine: &Arc<EngineShared>, open: &Arc<()>) -> Self {
         Self { engine: Arc::clone(engine), open: Arc::downgrade(open) }
     }
@@ -34,11 +34,11 @@ fn nobody_has_it() -> io::Error {
     io::Error::other("nobody has the file open; open it, and read by that")
 }
 
-impl Backend for Parked {
+impl Backend for ParkedBackend {
     fn name(&self) -> &'static str {
         self.engine.name()
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.engine.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -47,7 +47,7 @@ impl Backend for Parked {
     fn submit(&self, fills: Vec<Fill>) {
         fills.into_iter().for_each(|fill| fill.complete(Err(nobody_has_it())));
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.engine.reap(how, done)
     }
     fn wants_leader(&self) -> bool {

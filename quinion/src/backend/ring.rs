@@ -19,7 +19,7 @@
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is told of it without the lock, because
 //! that takes long, the device's driver included, and the leader, whom a completion has woken, would stand
-//! at the lock meanwhile. So whoever pushed takes a [`Claim`] to what is in the queue, and enters
+//! at the lock meanwhile. So whoever pushed takes a [`SubmitClaim`] to what is in the queue, and enters
 //! the kernel with it. Who submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
 //! unclaimed: it claims them when it leads, and one system call is both. Somebody else who comes to lead claims them
 //! as well; it does not matter who does.
@@ -29,17 +29,17 @@
 //! parts it never took. The last to come back fails those.
 //!
 //! **Leader and followers.** Completions are fetched by the threads that wait
-//! for them. One at a time is the *leader*: it sits in the [`Seat`], which gives
+//! for them. One at a time is the *leader*: it sits in the [`LeaderLock`], which gives
 //! it the completion half of the ring. It fetches, ends parts and jobs, and if
 //! what it waits for has not come, waits in the kernel for one more completion.
-//! The others sleep in the [`WaitRoom`] on the predicate
+//! The others sleep in the [`WaitQueue`] on the predicate
 //! `done() || wants_leader()`, where `wants_leader()` is "the seat is free and
 //! something is in flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
 //! is followed by a look at the room by whoever made it:
 //!  * `done()` becomes true when a fill completes: the sink wakes the room.
-//!  * The seat becomes free: [`Seat::leave`] is followed by `wake`, in every case, also when the leader
+//!  * The seat becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
 //!  * Something comes in flight while the seat is free: who has entered and does not lead raises the count,
 //!    passes a full fence and looks at the seat. If it sees it free it wakes the room. If it sees it taken, then
@@ -65,7 +65,7 @@
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.
 //!
-//! `whims.rs` runs this against a kernel that takes every liberty it has.
+//! `fake_kernel.rs` runs this against a kernel that takes every liberty it has.
 //!
 //! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
 
@@ -79,14 +79,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-use super::file::{OpenFile, Way};
+use super::file::{IoMode, OpenFile};
 use super::slab::{Key, Slab};
-use super::transfer::{Step, Transfer};
+use super::transfer::{Transfer, TransferStep};
 use super::work::{Direction, Work};
-use super::{Arrival, FlushError, Reap, Reaped, WaitRoom};
+use super::{FlushError, PagesRead, ReapMode, ReapOutcome, WaitQueue};
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::sys::ring::{
-    Buffer, EnterRefused, Gate, Landed, Landing, ReapHalf, Request, RingRefused, SubmitHalf,
+    Buffer, Completion, CompletionWait, EnterRefused, Gate, ReapHalf, Request, RingRefused, SubmitHalf,
 };
 
 /// How often a part that the kernel cannot serve now is asked for again before it counts as failed.
@@ -122,9 +122,9 @@ pub(super) trait Kernel: fmt::Debug {
     /// As there.
     unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
     /// See [`Gate::enter`].
-    fn enter(gate: &Self::Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused>;
+    fn enter(gate: &Self::Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
-    fn drain(half: &mut Self::Reap, landed: &mut Vec<Landed>);
+    fn drain(half: &mut Self::Reap, landed: &mut Vec<Completion>);
 }
 
 /// The kernel itself.
@@ -149,10 +149,10 @@ impl Kernel for Uring {
         // SAFETY: the caller's promise.
         unsafe { half.push(file, request) };
     }
-    fn enter(gate: &Gate, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+    fn enter(gate: &Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
         gate.enter(entries, landing)
     }
-    fn drain(half: &mut ReapHalf, landed: &mut Vec<Landed>) {
+    fn drain(half: &mut ReapHalf, landed: &mut Vec<Completion>) {
         half.drain(landed);
     }
 }
@@ -160,9 +160,9 @@ impl Kernel for Uring {
 /// One io_uring instance and what is in its hands.
 #[derive(Debug)]
 pub(super) struct RingDriver<K: Kernel = Uring> {
-    submission: RankedMutex<Submission<K>>,
+    submission: RankedMutex<SubmissionState<K>>,
     gate: K::Gate,
-    seat: Seat<K>,
+    seat: LeaderLock<K>,
     /// Parts that the kernel has taken and nobody has fetched. Below 0 if one was fetched before it was counted.
     in_flight: AtomicIsize,
     /// Parts in the queue that nobody has claimed; changed under the lock.
@@ -173,13 +173,13 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     outstanding: AtomicUsize,
     /// Whether the kernel refused a submission, for good.
     is_refused: AtomicBool,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     queue_depth: usize,
 }
 
 impl RingDriver<Uring> {
     pub(super) fn new(
-        room: Arc<WaitRoom>,
+        room: Arc<WaitQueue>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
@@ -190,14 +190,14 @@ impl RingDriver<Uring> {
 
 impl<K: Kernel> RingDriver<K> {
     pub(super) fn over(
-        room: Arc<WaitRoom>,
+        room: Arc<WaitQueue>,
         (half, gate, reap): (K::Submit, K::Gate, K::Reap),
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Self {
         let queue_depth =
             queue_depth.min(K::submit_places(&half) / PLACES_PER_PART).min(K::reap_places(&reap));
-        let submission = Submission {
+        let submission = SubmissionState {
             half: Some(half),
             pushed: VecDeque::with_capacity(queue_depth),
             refusal: None,
@@ -211,7 +211,10 @@ impl<K: Kernel> RingDriver<K> {
         Self {
             submission: RankedMutex::new(Rank::Submit, submission),
             gate,
-            seat: Seat { is_taken: AtomicBool::new(false), chair: UnsafeCell::new(Chair::new(reap)) },
+            seat: LeaderLock {
+                is_taken: AtomicBool::new(false),
+                chair: UnsafeCell::new(LeaderState::new(reap)),
+            },
             in_flight: AtomicIsize::new(0),
             unclaimed: AtomicUsize::new(0),
             claimed: AtomicUsize::new(0),
@@ -228,7 +231,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Whether it is `room` that this ring wakes.
-    pub(super) fn wakes(&self, room: &Arc<WaitRoom>) -> bool {
+    pub(super) fn wakes(&self, room: &Arc<WaitQueue>) -> bool {
         Arc::ptr_eq(&self.room, room)
     }
 
@@ -251,12 +254,12 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Has the kernel take what was claimed by one who does not lead, and sees to it that somebody does.
-    fn hand_over(&self, claim: Claim) {
+    fn hand_over(&self, claim: SubmitClaim) {
         if claim.is_empty() {
             return;
         }
-        self.enter(claim, Landing::NotAwaited);
-        // Partner: the fence in `WaitRoom::wake`, which follows each leaving of the seat.
+        self.enter(claim, CompletionWait::NotAwaited);
+        // Partner: the fence in `WaitQueue::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
         if self.wants_leader() {
             self.room.wake();
@@ -277,8 +280,8 @@ impl<K: Kernel> RingDriver<K> {
         &self,
         file: &Arc<OpenFile>,
         work: impl ExactSizeIterator<Item = Work>,
-        finished: &mut Vec<Job>,
-    ) -> RankedGuard<'_, Submission<K>> {
+        finished: &mut Vec<RingJob>,
+    ) -> RankedGuard<'_, SubmissionState<K>> {
         self.outstanding.fetch_add(work.len(), Ordering::Relaxed);
         let mut submission = self.submission.lock();
         for work in work {
@@ -299,23 +302,23 @@ impl<K: Kernel> RingDriver<K> {
 
     /// See [`Backend::reap`](super::Backend::reap). With [`Reap::Wait`] the caller leads until it is done or
     /// nothing is in flight.
-    pub(super) fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
-        let Some(mut leader) = Leader::take(self) else {
+    pub(super) fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+        let Some(mut leader) = LeaderGuard::take(self) else {
             self.hand_over(self.claim_left());
-            return Reaped::Busy;
+            return ReapOutcome::Busy;
         };
         let mut fills = 0;
         loop {
             fills += leader.fetch();
-            if how == Reap::Ready || done() {
-                self.enter(self.claim_left(), Landing::NotAwaited);
-                return Reaped::Some(fills);
+            if how == ReapMode::Ready || done() {
+                self.enter(self.claim_left(), CompletionWait::NotAwaited);
+                return ReapOutcome::Some(fills);
             }
             let claim = self.claim_left();
             if claim.is_empty() && self.in_flight.load(Ordering::Relaxed) <= 0 {
-                return if fills > 0 { Reaped::Some(fills) } else { Reaped::Elsewhere };
+                return if fills > 0 { ReapOutcome::Some(fills) } else { ReapOutcome::Elsewhere };
             }
-            self.enter(claim, Landing::Awaited);
+            self.enter(claim, CompletionWait::Awaited);
         }
     }
 
@@ -324,9 +327,9 @@ impl<K: Kernel> RingDriver<K> {
         // Partner: the release in `complete`; what a sink did is visible to who has drained.
         let mut is_idle = || self.outstanding.load(Ordering::Acquire) == 0;
         while !is_idle() {
-            match self.reap(Reap::Wait, &mut is_idle) {
-                Reaped::Some(_) => {}
-                Reaped::Busy | Reaped::Elsewhere => {
+            match self.reap(ReapMode::Wait, &mut is_idle) {
+                ReapOutcome::Some(_) => {}
+                ReapOutcome::Busy | ReapOutcome::Elsewhere => {
                     self.room.sleep(&mut || is_idle() || self.wants_leader());
                 }
             }
@@ -345,7 +348,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
-    fn pump(&self, submission: &mut Submission<K>, again: &[Key], finished: &mut Vec<Job>) {
+    fn pump(&self, submission: &mut SubmissionState<K>, again: &[Key], finished: &mut Vec<RingJob>) {
         let pushed = submission.pump(again, finished);
         let before = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(before + pushed, Ordering::Relaxed);
@@ -353,25 +356,25 @@ impl<K: Kernel> RingDriver<K> {
 
     /// A claim to all that is unclaimed. To nothing once the kernel has refused: what it has not taken
     /// then is failed by the last to come back.
-    fn claim(&self, submission: &mut Submission<K>) -> Claim {
+    fn claim(&self, submission: &mut SubmissionState<K>) -> SubmitClaim {
         if submission.refusal.is_some() {
-            return Claim { parts: 0 };
+            return SubmitClaim { parts: 0 };
         }
         let parts = self.unclaimed.load(Ordering::Relaxed);
         self.unclaimed.store(0, Ordering::Relaxed);
         self.claimed.fetch_add(parts, Ordering::Relaxed);
-        Claim { parts }
+        SubmitClaim { parts }
     }
 
     /// As [`RingDriver::claim`], for those who have pushed nothing just now. A claim to nothing, mostly, and no
     /// lock taken for it.
-    fn claim_left(&self) -> Claim {
-        if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { Claim { parts: 0 } }
+    fn claim_left(&self) -> SubmitClaim {
+        if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim { parts: 0 } }
     }
 
     /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
-    fn enter(&self, claim: Claim, landing: Landing) {
-        let Claim { parts } = claim;
+    fn enter(&self, claim: SubmitClaim, landing: CompletionWait) {
+        let SubmitClaim { parts } = claim;
         let refused = K::enter(&self.gate, parts, landing).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
@@ -403,7 +406,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Ends the work of `finished`. Holds no lock.
-    fn complete(&self, finished: &mut Vec<Job>) -> usize {
+    fn complete(&self, finished: &mut Vec<RingJob>) -> usize {
         let fills = finished.len();
         for job in finished.drain(..) {
             let (work, outcome) = job.outcome();
@@ -419,11 +422,11 @@ impl<K: Kernel> RingDriver<K> {
 /// The right, and the duty, to tell the kernel of so many parts.
 #[derive(Debug)]
 #[must_use = "nobody else will tell the kernel of these parts"]
-struct Claim {
+struct SubmitClaim {
     parts: usize,
 }
 
-impl Claim {
+impl SubmitClaim {
     fn is_empty(&self) -> bool {
         self.parts == 0
     }
@@ -431,29 +434,29 @@ impl Claim {
 
 /// The leader's place: who has it has the completion half.
 #[derive(Debug)]
-struct Seat<K: Kernel> {
+struct LeaderLock<K: Kernel> {
     is_taken: AtomicBool,
-    chair: UnsafeCell<Chair<K>>,
+    chair: UnsafeCell<LeaderState<K>>,
 }
 
 /// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
 #[derive(Debug)]
-struct Chair<K: Kernel> {
+struct LeaderState<K: Kernel> {
     half: K::Reap,
-    landed: Vec<Landed>,
-    finished: Vec<Job>,
+    landed: Vec<Completion>,
+    finished: Vec<RingJob>,
 }
 
-impl<K: Kernel> Chair<K> {
+impl<K: Kernel> LeaderState<K> {
     fn new(half: K::Reap) -> Self {
         Self { half, landed: Vec::new(), finished: Vec::new() }
     }
 }
 
-// SAFETY: `chair` is reached only through a `Leader`, of which there is one at a time.
-unsafe impl<K: Kernel> Sync for Seat<K> {}
+// SAFETY: `chair` is reached only through a `LeaderGuard`, of which there is one at a time.
+unsafe impl<K: Kernel> Sync for LeaderLock<K> {}
 
-impl<K: Kernel> Seat<K> {
+impl<K: Kernel> LeaderLock<K> {
     fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Relaxed)
     }
@@ -468,17 +471,17 @@ impl<K: Kernel> Seat<K> {
 }
 
 /// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
-struct Leader<'a, K: Kernel> {
+struct LeaderGuard<'a, K: Kernel> {
     driver: &'a RingDriver<K>,
 }
 
-impl<'a, K: Kernel> Leader<'a, K> {
+impl<'a, K: Kernel> LeaderGuard<'a, K> {
     fn take(driver: &'a RingDriver<K>) -> Option<Self> {
         driver.seat.try_take().then(|| Self { driver })
     }
 
-    fn chair(&mut self) -> &mut Chair<K> {
-        // SAFETY: the seat is taken by us, so this is the only `Leader`; it is borrowed mutably as long as
+    fn chair(&mut self) -> &mut LeaderState<K> {
+        // SAFETY: the seat is taken by us, so this is the only `LeaderGuard`; it is borrowed mutably as long as
         // the reference lives.
         unsafe { &mut *self.driver.seat.chair.get() }
     }
@@ -486,7 +489,7 @@ impl<'a, K: Kernel> Leader<'a, K> {
     /// Fetches what has landed and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
-        let Chair { half, landed, finished } = self.chair();
+        let LeaderState { half, landed, finished } = self.chair();
         K::drain(half, landed);
         if landed.is_empty() {
             return 0;
@@ -504,8 +507,8 @@ impl<'a, K: Kernel> Leader<'a, K> {
         drop(submission);
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
         if !doubtful.is_empty() {
-            driver.enter(claim, Landing::NotAwaited);
-            let judged: Vec<_> = doubtful.into_iter().map(Doubtful::judge).collect();
+            driver.enter(claim, CompletionWait::NotAwaited);
+            let judged: Vec<_> = doubtful.into_iter().map(ShortCompletion::judge).collect();
             let mut submission = driver.submission.lock();
             let again =
                 judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, finished));
@@ -514,14 +517,14 @@ impl<'a, K: Kernel> Leader<'a, K> {
             news.append(&mut submission.news);
             claim = driver.claim(&mut submission);
         }
-        driver.enter(claim, Landing::NotAwaited);
+        driver.enter(claim, CompletionWait::NotAwaited);
         // 3 Up to the cache, with no lock held.
-        news.into_iter().for_each(Arrival::tell);
+        news.into_iter().for_each(PagesRead::tell);
         driver.complete(finished)
     }
 }
 
-impl<K: Kernel> Drop for Leader<'_, K> {
+impl<K: Kernel> Drop for LeaderGuard<'_, K> {
     fn drop(&mut self) {
         self.driver.seat.leave();
         self.driver.room.wake();
@@ -530,7 +533,7 @@ impl<K: Kernel> Drop for Leader<'_, K> {
 
 /// One fill or flush under way.
 #[derive(Debug)]
-struct Job {
+struct RingJob {
     work: Work,
     file: Arc<OpenFile>,
     /// Bytes of it that have been cut into parts.
@@ -543,7 +546,7 @@ struct Job {
     failure: Option<(usize, io::Error)>,
 }
 
-impl Job {
+impl RingJob {
     fn is_cut(&self) -> bool {
         self.cut == self.work.len()
     }
@@ -574,33 +577,33 @@ impl Job {
 
 /// One request in the kernel's hands.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct RingRequest {
     job: Key,
     /// Where in the job it begins, in bytes.
     at: usize,
     transfer: Transfer,
-    way: Way,
+    way: IoMode,
     tries: u32,
 }
 
 /// What became of a part.
 #[derive(Debug)]
-enum Verdict {
+enum CompletionVerdict {
     /// All of it came.
     Complete,
     /// The file ends after this many bytes of it.
     Ended(usize),
     /// It goes on like this.
-    Again(Part),
+    Again(RingRequest),
     /// It failed after this many bytes.
     Failed(usize, io::Error),
 }
 
 /// A part that did not come whole, and what is needed to judge it.
 #[derive(Debug)]
-struct Doubtful {
+struct ShortCompletion {
     key: Key,
-    part: Part,
+    part: RingRequest,
     file: Arc<OpenFile>,
     /// Where in the file the part begins.
     position: u64,
@@ -608,19 +611,19 @@ struct Doubtful {
     result: i32,
 }
 
-impl Doubtful {
-    fn judge(self) -> (Key, Verdict) {
+impl ShortCompletion {
+    fn judge(self) -> (Key, CompletionVerdict) {
         let Self { key, mut part, file, position, direction, result } = self;
         // A write has no end of the file to meet.
         let is_end = |at| direction == Direction::Read && file.ends_by(position + at as u64);
         let verdict = if let Ok(bytes) = usize::try_from(result) {
             match part.transfer.advance(bytes, is_end) {
-                Step::Complete => Verdict::Complete,
-                Step::Ended(bytes) if direction == Direction::Write => {
-                    Verdict::Failed(bytes, FlushError::stuck(bytes).error)
+                TransferStep::Complete => CompletionVerdict::Complete,
+                TransferStep::Ended(bytes) if direction == Direction::Write => {
+                    CompletionVerdict::Failed(bytes, FlushError::stuck(bytes).error)
                 }
-                Step::Ended(bytes) => Verdict::Ended(bytes),
-                Step::Again => Verdict::Again(Part { tries: 0, ..part }),
+                TransferStep::Ended(bytes) => CompletionVerdict::Ended(bytes),
+                TransferStep::Again => CompletionVerdict::Again(RingRequest { tries: 0, ..part }),
             }
         } else {
             judge_error(part, &file, io::Error::from_raw_os_error(-result))
@@ -630,23 +633,27 @@ impl Doubtful {
 }
 
 /// What an error means: another try, another way, or the end.
-fn judge_error(part: Part, file: &OpenFile, error: io::Error) -> Verdict {
+fn judge_error(part: RingRequest, file: &OpenFile, error: io::Error) -> CompletionVerdict {
     match error.raw_os_error() {
         // Cancelled: the thread that submitted it has exited, and with it the kernel's helpers of that thread.
         Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED) if part.tries < TRIES_MAX => {
-            Verdict::Again(Part { tries: part.tries + 1, ..part })
+            CompletionVerdict::Again(RingRequest { tries: part.tries + 1, ..part })
         }
-        Some(libc::EINVAL | libc::EOPNOTSUPP) if part.way == Way::Direct => {
+        Some(libc::EINVAL | libc::EOPNOTSUPP) if part.way == IoMode::Direct => {
             let way = file.fall_back();
-            Verdict::Again(Part { way, transfer: part.transfer.restart(file.align(way)), ..part })
+            CompletionVerdict::Again(RingRequest {
+                way,
+                transfer: part.transfer.restart(file.align(way)),
+                ..part
+            })
         }
-        _ => Verdict::Failed(part.transfer.rest().0, error),
+        _ => CompletionVerdict::Failed(part.transfer.rest().0, error),
     }
 }
 
 /// What the submission lock guards.
 #[derive(Debug)]
-struct Submission<K: Kernel> {
+struct SubmissionState<K: Kernel> {
     /// `None` once the kernel has refused and nobody is on the way into it.
     half: Option<K::Submit>,
     /// Parts in the queue, in their order; the first of them may have been taken by the kernel already, and even have
@@ -654,20 +661,20 @@ struct Submission<K: Kernel> {
     pushed: VecDeque<Key>,
     /// Why the kernel takes no more.
     refusal: Option<io::Error>,
-    parts: Slab<Part>,
-    jobs: Slab<Job>,
+    parts: Slab<RingRequest>,
+    jobs: Slab<RingJob>,
     /// Jobs not wholly cut, oldest first. May name jobs that have ended.
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
     /// What has landed of jobs that go on, and nobody has been told yet.
-    news: Vec<Arrival>,
+    news: Vec<PagesRead>,
 }
 
-impl<K: Kernel> Submission<K> {
+impl<K: Kernel> SubmissionState<K> {
     fn add(&mut self, work: Work, file: Arc<OpenFile>) {
         let end = work.len();
-        let job = self.jobs.insert(Job { work, file, cut: 0, parts: 0, end, failure: None });
+        let job = self.jobs.insert(RingJob { work, file, cut: 0, parts: 0, end, failure: None });
         self.backlog.push_back(job);
     }
 
@@ -684,13 +691,13 @@ impl<K: Kernel> Submission<K> {
             job.parts += 1;
             let way = job.file.way();
             let transfer = Transfer::new(len, job.file.align(way));
-            return Some(self.parts.insert(Part { job: key, at, transfer, way, tries: 0 }));
+            return Some(self.parts.insert(RingRequest { job: key, at, transfer, way, tries: 0 }));
         }
         None
     }
 
     /// Pushes `again` and as much of the backlog as fits. How many parts that were.
-    fn pump(&mut self, again: &[Key], finished: &mut Vec<Job>) -> usize {
+    fn pump(&mut self, again: &[Key], finished: &mut Vec<RingJob>) -> usize {
         if self.refusal.is_some() || self.half.is_none() {
             self.fail(again, finished);
             self.fail_backlog(finished);
@@ -728,24 +735,31 @@ impl<K: Kernel> Submission<K> {
     }
 
     /// Takes note of a completion. What did not come whole is given back to be judged.
-    fn land(&mut self, landed: Landed, finished: &mut Vec<Job>) -> Option<Doubtful> {
+    fn land(&mut self, landed: Completion, finished: &mut Vec<RingJob>) -> Option<ShortCompletion> {
         let key = Key(landed.key);
         let Some(&mut part) = self.parts.get_mut(key) else {
             debug_assert!(false, "the kernel completes each request once");
             return None;
         };
         if usize::try_from(landed.result) == Ok(part.transfer.rest().1) {
-            self.end(key, Verdict::Complete, finished);
+            self.end(key, CompletionVerdict::Complete, finished);
             return None;
         }
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         let (position, direction) = (job.work.position() + part.at as u64, job.work.direction());
-        Some(Doubtful { key, part, file: Arc::clone(&job.file), position, direction, result: landed.result })
+        Some(ShortCompletion {
+            key,
+            part,
+            file: Arc::clone(&job.file),
+            position,
+            direction,
+            result: landed.result,
+        })
     }
 
     /// Carries out a verdict. Returns the part if it is to be pushed again.
-    fn apply(&mut self, key: Key, verdict: Verdict, finished: &mut Vec<Job>) -> Option<Key> {
-        if let Verdict::Again(part) = verdict {
+    fn apply(&mut self, key: Key, verdict: CompletionVerdict, finished: &mut Vec<RingJob>) -> Option<Key> {
+        if let CompletionVerdict::Again(part) = verdict {
             *self.parts.get_mut(key).expect("a judged part keeps its place") = part;
             return Some(key);
         }
@@ -754,26 +768,26 @@ impl<K: Kernel> Submission<K> {
     }
 
     /// Ends a part, and its job if it was the last.
-    fn end(&mut self, key: Key, verdict: Verdict, finished: &mut Vec<Job>) {
+    fn end(&mut self, key: Key, verdict: CompletionVerdict, finished: &mut Vec<RingJob>) {
         let part = self.parts.remove(key).expect("a part ends once");
         let job = self.jobs.get_mut(part.job).expect("a part's job outlives it");
         job.parts -= 1;
         let came = match &verdict {
-            Verdict::Complete => part.transfer.len(),
-            Verdict::Ended(bytes) | Verdict::Failed(bytes, _) => *bytes,
-            Verdict::Again(_) => unreachable!("a part that goes on has not ended"),
+            CompletionVerdict::Complete => part.transfer.len(),
+            CompletionVerdict::Ended(bytes) | CompletionVerdict::Failed(bytes, _) => *bytes,
+            CompletionVerdict::Again(_) => unreachable!("a part that goes on has not ended"),
         };
         match verdict {
-            Verdict::Complete => {}
-            Verdict::Ended(bytes) => job.end_at(part.at + bytes),
-            Verdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
-            Verdict::Again(_) => {}
+            CompletionVerdict::Complete => {}
+            CompletionVerdict::Ended(bytes) => job.end_at(part.at + bytes),
+            CompletionVerdict::Failed(bytes, error) => job.fail_at(part.at + bytes, error),
+            CompletionVerdict::Again(_) => {}
         }
         // What came is told now, unless the job ends here and well: that tells all of it. Here, under the lock,
         // because without it another thread could end the job meanwhile.
         let ends_well = job.is_finished() && job.failure.is_none();
         if !ends_well {
-            self.news.extend(job.work.note_landed(part.at..part.at + came));
+            self.news.extend(job.work.note_pages_read(part.at..part.at + came));
         }
         if job.is_finished() {
             finished.extend(self.jobs.remove(part.job));
@@ -781,7 +795,7 @@ impl<K: Kernel> Submission<K> {
     }
 
     /// The kernel takes no more: fails what it has not taken, and what is in the backlog.
-    fn fail_pushed(&mut self, finished: &mut Vec<Job>) {
+    fn fail_pushed(&mut self, finished: &mut Vec<RingJob>) {
         // The half is dropped, and with it the right to submit what the queue still holds.
         let Some(mut half) = self.half.take() else { return };
         let taken = self.pushed.len() - K::queued(&mut half);
@@ -796,14 +810,14 @@ impl<K: Kernel> Submission<K> {
     }
 
     /// Fails parts that the kernel does not have.
-    fn fail(&mut self, parts: &[Key], finished: &mut Vec<Job>) {
+    fn fail(&mut self, parts: &[Key], finished: &mut Vec<RingJob>) {
         for &key in parts {
-            self.end(key, Verdict::Failed(0, self.why()), finished);
+            self.end(key, CompletionVerdict::Failed(0, self.why()), finished);
         }
     }
 
     /// Fails what is in the backlog.
-    fn fail_backlog(&mut self, finished: &mut Vec<Job>) {
+    fn fail_backlog(&mut self, finished: &mut Vec<RingJob>) {
         let error = self.why();
         while let Some(key) = self.backlog.pop_front() {
             let Some(job) = self.jobs.get_mut(key).filter(|job| !job.is_cut()) else { continue };
@@ -830,9 +844,9 @@ mod tests {
 
     const PAGES: u32 = 6;
 
-    fn job(part_pages: usize) -> (Submission<Uring>, Vec<Key>) {
-        let room = Arc::new(WaitRoom::new());
-        let mut submission = Submission {
+    fn job(part_pages: usize) -> (SubmissionState<Uring>, Vec<Key>) {
+        let room = Arc::new(WaitQueue::new());
+        let mut submission = SubmissionState {
             half: None,
             pushed: VecDeque::new(),
             refusal: None,
@@ -850,7 +864,7 @@ mod tests {
     }
 
     /// Ends the parts with these verdicts, in this order, and says how the job ended.
-    fn outcome(verdicts: Vec<(usize, Verdict)>) -> Result<usize, i32> {
+    fn outcome(verdicts: Vec<(usize, CompletionVerdict)>) -> Result<usize, i32> {
         let (mut submission, parts) = job(2);
         assert_eq!(parts.len(), 3);
         let mut finished = Vec::new();
@@ -862,13 +876,13 @@ mod tests {
         finished.remove(0).outcome().1.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
 
-    fn fails(code: i32) -> Verdict {
-        Verdict::Failed(0, io::Error::from_raw_os_error(code))
+    fn fails(code: i32) -> CompletionVerdict {
+        CompletionVerdict::Failed(0, io::Error::from_raw_os_error(code))
     }
 
     #[test]
     fn a_job_ends_as_its_parts_do() {
-        use Verdict::{Complete, Ended};
+        use CompletionVerdict::{Complete, Ended};
         assert_eq!(outcome(vec![(2, Complete), (0, Complete), (1, Complete)]), Ok(6 * 4096));
         // The end of the file is the first that any part met.
         assert_eq!(outcome(vec![(2, Ended(0)), (0, Complete), (1, Ended(5))]), Ok(2 * 4096 + 5));
@@ -884,63 +898,71 @@ mod tests {
     fn an_error_means_another_try_another_way_or_the_end() {
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
         let judge = |way, tries, code| {
-            let part = Part { job: Key(0), at: 0, transfer: Transfer::new(8192, 512), way, tries };
+            let part = RingRequest { job: Key(0), at: 0, transfer: Transfer::new(8192, 512), way, tries };
             match judge_error(part, &file, io::Error::from_raw_os_error(code)) {
-                Verdict::Again(part) => Ok((part.way, part.tries)),
-                Verdict::Failed(0, error) => Err(error.raw_os_error().unwrap()),
+                CompletionVerdict::Again(part) => Ok((part.way, part.tries)),
+                CompletionVerdict::Failed(0, error) => Err(error.raw_os_error().unwrap()),
                 other => panic!("{other:?}"),
             }
         };
         for passing in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
-            assert_eq!(judge(Way::Buffered, 0, passing), Ok((Way::Buffered, 1)));
-            assert_eq!(judge(Way::Buffered, TRIES_MAX, passing), Err(passing), "not for ever");
+            assert_eq!(judge(IoMode::Buffered, 0, passing), Ok((IoMode::Buffered, 1)));
+            assert_eq!(judge(IoMode::Buffered, TRIES_MAX, passing), Err(passing), "not for ever");
         }
-        assert_eq!(judge(Way::Direct, 0, libc::EIO), Err(libc::EIO));
-        assert_eq!(judge(Way::Buffered, 0, libc::EINVAL), Err(libc::EINVAL), "there is no third way");
-        assert_eq!(judge(Way::Direct, 7, libc::EINVAL), Ok((Way::Buffered, 7)));
+        assert_eq!(judge(IoMode::Direct, 0, libc::EIO), Err(libc::EIO));
+        assert_eq!(judge(IoMode::Buffered, 0, libc::EINVAL), Err(libc::EINVAL), "there is no third way");
+        assert_eq!(judge(IoMode::Direct, 7, libc::EINVAL), Ok((IoMode::Buffered, 7)));
     }
 
     #[test]
     fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
         let judge = |direction, align, calls: &[i32]| {
-            let mut part =
-                Part { job: Key(0), at: 0, transfer: Transfer::new(8192, align), way: Way::Direct, tries: 0 };
+            let mut part = RingRequest {
+                job: Key(0),
+                at: 0,
+                transfer: Transfer::new(8192, align),
+                way: IoMode::Direct,
+                tries: 0,
+            };
             for (number, &result) in calls.iter().enumerate() {
                 let file = Arc::clone(&file);
-                let doubtful = Doubtful { key: Key(0), part, file, position: 1 << 40, direction, result };
+                let doubtful =
+                    ShortCompletion { key: Key(0), part, file, position: 1 << 40, direction, result };
                 match doubtful.judge().1 {
-                    Verdict::Again(next) => part = next,
+                    CompletionVerdict::Again(next) => part = next,
                     ended => return (number, ended),
                 }
             }
-            (calls.len(), Verdict::Again(part))
+            (calls.len(), CompletionVerdict::Again(part))
         };
         let (_, short) = judge(Direction::Write, 512, &[1000]);
-        assert!(matches!(short, Verdict::Again(part) if part.transfer.rest() == (512, 7680)));
-        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, Verdict::Complete)));
+        assert!(matches!(short, CompletionVerdict::Again(part) if part.transfer.rest() == (512, 7680)));
+        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, CompletionVerdict::Complete)));
         let (_, stuck) = judge(Direction::Write, 1, &[1000, 0]);
         let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
-        assert!(matches!(stuck, Verdict::Failed(1000, error) if is_stuck(&error)));
+        assert!(matches!(stuck, CompletionVerdict::Failed(1000, error) if is_stuck(&error)));
         let (_, full) = judge(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
-        assert!(matches!(full, Verdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC)));
+        assert!(
+            matches!(full, CompletionVerdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC))
+        );
         // The same calls of a read are the end of the file.
-        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, Verdict::Ended(1000))));
+        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
     }
 
     #[test]
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         submission.queue_depth = parts.len() + 2;
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
         submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), file);
         let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();
         assert_eq!(cut.len(), 2, "the queue is as deep as was said");
         let mut finished = Vec::new();
-        submission.end(cut[0], Verdict::Complete, &mut finished);
-        submission.end(cut[1], Verdict::Ended(1), &mut finished);
+        submission.end(cut[0], CompletionVerdict::Complete, &mut finished);
+        submission.end(cut[1], CompletionVerdict::Ended(1), &mut finished);
         assert_eq!(finished.pop().unwrap().outcome().1.unwrap(), 4097);
         assert!(submission.cut().is_none(), "its rest is not asked for");
     }

@@ -28,8 +28,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use super::crash::{Chance, CrashDisk};
 use super::work::Work;
 use super::{
-    Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, Reap, Reaped, SyncKind, Version,
-    WaitRoom, read_only,
+    Attributes, Backend, Fill, Flush, FlushError, Identity, MemoryFile, ReapMode, ReapOutcome, SyncKind,
+    Version, WaitQueue, read_only,
 };
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
@@ -53,9 +53,9 @@ pub struct Faults {
     /// The most ticks a fill is held; each is held a number of them from 0 to this.
     pub delay_max: u32,
     /// In what order fills complete that are due at the same tick.
-    pub sequence: Sequence,
+    pub sequence: CompletionOrder,
     /// Where fills complete.
-    pub completing: Completing,
+    pub completing: CompletionPoint,
 }
 
 impl Default for Faults {
@@ -66,8 +66,8 @@ impl Default for Faults {
             early_ends: 0,
             drops: 0,
             delay_max: 0,
-            sequence: Sequence::Submitted,
-            completing: Completing::WhenReaped,
+            sequence: CompletionOrder::Submitted,
+            completing: CompletionPoint::WhenReaped,
         }
     }
 }
@@ -88,7 +88,7 @@ pub struct WriteFaults {
 
 /// In what order fills complete that are due together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sequence {
+pub enum CompletionOrder {
     /// As they were submitted.
     Submitted,
     /// Any; the seed decides.
@@ -97,7 +97,7 @@ pub enum Sequence {
 
 /// Where fills complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Completing {
+pub enum CompletionPoint {
     /// In [`Backend::reap`], as those of a ring.
     WhenReaped,
     /// In [`Backend::submit`], as those of memory. Delays and shuffling do nothing then.
@@ -106,7 +106,7 @@ pub enum Completing {
 
 /// How often a place fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Times {
+pub enum FailureCount {
     /// The first so many fills that touch it.
     First(u32),
     /// Every fill that touches it.
@@ -117,14 +117,14 @@ pub enum Times {
 pub type Generator = dyn Fn(u64, u64, &mut [u8]) + Send + Sync;
 
 /// A backend with faults.
-pub struct Simulated {
+pub struct SimulatedBackend {
     content: Content,
     faults: Faults,
     state: Mutex<State>,
     is_led: AtomicBool,
     is_paused: AtomicBool,
     held: AtomicUsize,
-    rooms: Mutex<Vec<Weak<WaitRoom>>>,
+    rooms: Mutex<Vec<Weak<WaitQueue>>>,
 }
 
 enum Content {
@@ -136,9 +136,9 @@ enum Content {
 struct State {
     random: Chance,
     tick: u64,
-    held: Vec<Held>,
-    bad_spots: Vec<(Range<u64>, Times)>,
-    bad_writes: Vec<(Range<u64>, Times)>,
+    held: Vec<HeldRequest>,
+    bad_spots: Vec<(Range<u64>, FailureCount)>,
+    bad_writes: Vec<(Range<u64>, FailureCount)>,
     write_faults: WriteFaults,
     /// After how many more of them a flush, or a sync, fails, and with which number.
     flushes_to_fail: Vec<(u64, i32)>,
@@ -153,7 +153,7 @@ struct State {
     page_reads: BTreeMap<u64, u64>,
 }
 
-struct Held {
+struct HeldRequest {
     due: u64,
     work: Work,
 }
@@ -173,7 +173,7 @@ enum WriteFate {
 
 /// What a fill will meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+enum FillFate {
     Served,
     Fails,
     /// It ends at this byte of it, if not before.
@@ -181,7 +181,7 @@ enum Fate {
     Dropped,
 }
 
-impl Simulated {
+impl SimulatedBackend {
     /// A device that holds `file`.
     pub fn of_memory(file: Arc<MemoryFile>, faults: Faults) -> Self {
         Self::new(Content::Memory(file), faults)
@@ -241,7 +241,7 @@ impl Simulated {
     }
 
     /// Fills (or parts of them) that touch these bytes of the file fail with `EIO`, so many times.
-    pub fn fail_at(&self, bytes: Range<u64>, times: Times) {
+    pub fn fail_at(&self, bytes: Range<u64>, times: FailureCount) {
         self.lock().bad_spots.push((bytes, times));
     }
 
@@ -253,7 +253,7 @@ impl Simulated {
     }
 
     /// Flushes that touch these bytes of the file fail with `EIO`, so many times.
-    pub fn fail_writes_at(&self, bytes: Range<u64>, times: Times) {
+    pub fn fail_writes_at(&self, bytes: Range<u64>, times: FailureCount) {
         self.lock().bad_writes.push((bytes, times));
     }
 
@@ -269,8 +269,8 @@ impl Simulated {
         self.lock().syncs_to_fail.push((nth, errno));
     }
 
-    /// Nothing fails any more at a place given by [`Simulated::fail_at`] or [`Simulated::fail_writes_at`], or by
-    /// [`Simulated::fail_write`] or [`Simulated::fail_sync`].
+    /// Nothing fails any more at a place given by [`SimulatedBackend::fail_at`] or
+    /// [`SimulatedBackend::fail_writes_at`], or by [`SimulatedBackend::fail_write`] or [`SimulatedBackend::fail_sync`].
     pub fn mend(&self) {
         let mut state = self.lock();
         state.bad_spots.clear();
@@ -279,7 +279,7 @@ impl Simulated {
         state.syncs_to_fail.clear();
     }
 
-    /// Completes nothing until [`Simulated::resume`]; whoever waits sleeps.
+    /// Completes nothing until [`SimulatedBackend::resume`]; whoever waits sleeps.
     pub fn pause(&self) {
         self.is_paused.store(true, Ordering::Relaxed);
     }
@@ -343,7 +343,7 @@ impl Simulated {
 
     /// Holds work until it is reaped, or does it at once.
     fn start(&self, work: impl ExactSizeIterator<Item = Work>) {
-        if self.faults.completing == Completing::WhenSubmitted {
+        if self.faults.completing == CompletionPoint::WhenSubmitted {
             work.for_each(|work| self.serve(work));
             return;
         }
@@ -355,7 +355,7 @@ impl Simulated {
         // Under the lock, so that nobody counts one out before it was counted in.
         self.held.fetch_add(count, Ordering::Relaxed);
         drop(state);
-        // Partner: the fence in `WaitRoom::wake`, which follows each giving up of the lead.
+        // Partner: the fence in `WaitQueue::wake`, which follows each giving up of the lead.
         fence(Ordering::SeqCst);
         if self.wants_leader() {
             self.wake();
@@ -392,12 +392,12 @@ impl Simulated {
     fn serve_fill(&self, mut fill: Fill) {
         let (fate, part) = self.lock().fate(&fill, &self.faults);
         match (fate, part) {
-            (Fate::Dropped, _) => drop(fill),
-            (Fate::Served | Fate::Fails, Some(part)) => self.serve_parts(fill, fate, part),
-            (Fate::Fails, None) => fill.complete(Err(io::Error::from_raw_os_error(libc::EIO))),
-            (Fate::Served | Fate::EndsEarly(_), _) => {
+            (FillFate::Dropped, _) => drop(fill),
+            (FillFate::Served | FillFate::Fails, Some(part)) => self.serve_parts(fill, fate, part),
+            (FillFate::Fails, None) => fill.complete(Err(io::Error::from_raw_os_error(libc::EIO))),
+            (FillFate::Served | FillFate::EndsEarly(_), _) => {
                 let mut bytes = self.content.copy_to(&mut fill);
-                if let Fate::EndsEarly(end) = fate {
+                if let FillFate::EndsEarly(end) = fate {
                     bytes = bytes.min(end);
                 }
                 self.lock().read_bytes += bytes as u64;
@@ -407,10 +407,10 @@ impl Simulated {
     }
 
     /// Serves a fill in parts of `part` bytes, from the last to the first. One of them fails, if that is its fate.
-    fn serve_parts(&self, mut fill: Fill, fate: Fate, part: usize) {
+    fn serve_parts(&self, mut fill: Fill, fate: FillFate, part: usize) {
         let there = self.content.copy_to(&mut fill);
         let (position, parts) = (fill.position(), fill.len().div_ceil(part));
-        let failing = (fate == Fate::Fails).then(|| self.lock().below(parts as u64) as usize);
+        let failing = (fate == FillFate::Fails).then(|| self.lock().below(parts as u64) as usize);
         let mut outcome = Ok(there);
         for number in (0..parts).rev() {
             let (at, end) = (number * part, fill.len().min((number + 1) * part));
@@ -420,14 +420,14 @@ impl Simulated {
             } else {
                 let end = end.min(there).max(at);
                 self.lock().read_bytes += (end - at) as u64;
-                fill.landed(at..end);
+                fill.pages_were_read(at..end);
             }
         }
         fill.complete(outcome);
     }
 
-    /// Serves what is due. With [`Reap::Wait`] time jumps to where something is.
-    fn serve_due(&self, how: Reap) -> usize {
+    /// Serves what is due. With [`ReapMode::Wait`] time jumps to where something is.
+    fn serve_due(&self, how: ReapMode) -> usize {
         let due = self.lock().take_due(how, self.faults.sequence);
         let fills = due.len();
         for held in due {
@@ -445,19 +445,19 @@ impl State {
 
     fn hold(&mut self, work: Work, delay_max: u32) {
         let due = self.tick + self.below(u64::from(delay_max) + 1);
-        self.held.push(Held { due, work });
+        self.held.push(HeldRequest { due, work });
     }
 
-    fn take_due(&mut self, how: Reap, sequence: Sequence) -> Vec<Held> {
+    fn take_due(&mut self, how: ReapMode, sequence: CompletionOrder) -> Vec<HeldRequest> {
         self.tick += 1;
-        if how == Reap::Wait
+        if how == ReapMode::Wait
             && let Some(first) = self.held.iter().map(|held| held.due).min()
         {
             self.tick = self.tick.max(first);
         }
         let tick = self.tick;
         let mut due: Vec<_> = self.held.extract_if(.., |held| held.due <= tick).collect();
-        if sequence == Sequence::Shuffled {
+        if sequence == CompletionOrder::Shuffled {
             for last in (1..due.len()).rev() {
                 let other = self.below(last as u64 + 1) as usize;
                 due.swap(last, other);
@@ -468,7 +468,7 @@ impl State {
 
     /// What a fill will meet, and in parts of how many bytes, if in parts: each of these looks for bad spots by
     /// itself.
-    fn fate(&mut self, fill: &Fill, faults: &Faults) -> (Fate, Option<usize>) {
+    fn fate(&mut self, fill: &Fill, faults: &Faults) -> (FillFate, Option<usize>) {
         self.reads += 1;
         let first = fill.run().index.0;
         for page in first..first + u64::from(fill.run().pages) {
@@ -479,11 +479,11 @@ impl State {
         let (errors, early_ends) = (faults.errors, faults.errors + faults.early_ends);
         let bytes = fill.position()..fill.position() + fill.len() as u64;
         let fate = match chance {
-            _ if self.part.is_none() && self.is_bad(bytes) => Fate::Fails,
-            _ if chance < errors => Fate::Fails,
-            _ if chance < early_ends => Fate::EndsEarly(end),
-            _ if chance < early_ends + faults.drops => Fate::Dropped,
-            _ => Fate::Served,
+            _ if self.part.is_none() && self.is_bad(bytes) => FillFate::Fails,
+            _ if chance < errors => FillFate::Fails,
+            _ if chance < early_ends => FillFate::EndsEarly(end),
+            _ if chance < early_ends + faults.drops => FillFate::Dropped,
+            _ => FillFate::Served,
         };
         (fate, self.part)
     }
@@ -530,10 +530,10 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 /// Whether a bad spot is touched; it counts that.
-fn meets(spots: &mut Vec<(Range<u64>, Times)>, asked: Range<u64>) -> bool {
+fn meets(spots: &mut Vec<(Range<u64>, FailureCount)>, asked: Range<u64>) -> bool {
     let spot = spots.iter().position(|(bytes, _)| overlap(bytes, &asked));
     let Some(spot) = spot else { return false };
-    if let (_, Times::First(times)) = &mut spots[spot] {
+    if let (_, FailureCount::First(times)) = &mut spots[spot] {
         *times = times.saturating_sub(1);
         if *times == 0 {
             spots.remove(spot);
@@ -581,29 +581,29 @@ impl Content {
 }
 
 /// Holds the lead; giving it up wakes the rooms.
-struct Lead<'a>(&'a Simulated);
+struct LeadGuard<'a>(&'a SimulatedBackend);
 
-impl<'a> Lead<'a> {
-    fn take(device: &'a Simulated) -> Option<Self> {
+impl<'a> LeadGuard<'a> {
+    fn take(device: &'a SimulatedBackend) -> Option<Self> {
         // The lead guards nothing but itself; the state has a lock.
         let taken = device.is_led.compare_exchange(false, true, Ordering::Relaxed, Ordering::Relaxed);
         taken.is_ok().then(|| Self(device))
     }
 }
 
-impl Drop for Lead<'_> {
+impl Drop for LeadGuard<'_> {
     fn drop(&mut self) {
         self.0.is_led.store(false, Ordering::Relaxed);
         self.0.wake();
     }
 }
 
-impl Backend for Simulated {
+impl Backend for SimulatedBackend {
     fn name(&self) -> &'static str {
         "simulated"
     }
 
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(room));
     }
 
@@ -673,17 +673,17 @@ impl Backend for Simulated {
         }
     }
 
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
-        let Some(_lead) = Lead::take(self) else { return Reaped::Busy };
-        if how == Reap::Wait && done() {
-            return Reaped::Some(0);
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+        let Some(_lead) = LeadGuard::take(self) else { return ReapOutcome::Busy };
+        if how == ReapMode::Wait && done() {
+            return ReapOutcome::Some(0);
         }
         if self.is_paused.load(Ordering::Relaxed) {
-            return Reaped::Elsewhere;
+            return ReapOutcome::Elsewhere;
         }
         match (self.serve_due(how), how) {
-            (0, Reap::Wait) => Reaped::Elsewhere,
-            (fills, _) => Reaped::Some(fills),
+            (0, ReapMode::Wait) => ReapOutcome::Elsewhere,
+            (fills, _) => ReapOutcome::Some(fills),
         }
     }
 
@@ -694,7 +694,7 @@ impl Backend for Simulated {
     }
 }
 
-impl fmt::Debug for Simulated {
+impl fmt::Debug for SimulatedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Simulated")
             .field("faults", &self.faults)
@@ -716,9 +716,9 @@ mod tests {
         }
     }
 
-    fn device(faults: Faults) -> (Arc<WaitRoom>, Simulated) {
-        let room = Arc::new(WaitRoom::new());
-        let device = Simulated::generated(7, PAGES * 4096 - 100, page, faults);
+    fn device(faults: Faults) -> (Arc<WaitQueue>, SimulatedBackend) {
+        let room = Arc::new(WaitQueue::new());
+        let device = SimulatedBackend::generated(7, PAGES * 4096 - 100, page, faults);
         device.attach(&room);
         (room, device)
     }
@@ -734,12 +734,12 @@ mod tests {
 
     #[test]
     fn without_faults_it_is_a_file() {
-        for completing in [Completing::WhenReaped, Completing::WhenSubmitted] {
+        for completing in [CompletionPoint::WhenReaped, CompletionPoint::WhenSubmitted] {
             let (room, device) = device(Faults { completing, ..Faults::default() });
             for (first, pages) in [(0, 1), (3, 5), (60, 4), (63, 1), (64, 2)] {
                 let (fill, request) = Request::new(&room, first, pages);
                 device.submit(vec![fill]);
-                assert_eq!(request.is_done(), completing == Completing::WhenSubmitted);
+                assert_eq!(request.is_done(), completing == CompletionPoint::WhenSubmitted);
                 assert_eq!(request.wait(&device).unwrap(), wanted(first, pages.into()));
             }
             assert_eq!((device.reads(), device.held()), (5, 0));
@@ -757,8 +757,8 @@ mod tests {
             early_ends: 100,
             drops: 100,
             delay_max: 5,
-            sequence: Sequence::Shuffled,
-            completing: Completing::WhenReaped,
+            sequence: CompletionOrder::Shuffled,
+            completing: CompletionPoint::WhenReaped,
         };
         let (room, device) = device(faults);
         let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|n| Request::new(&room, n, 2)).unzip();
@@ -766,7 +766,7 @@ mod tests {
         let mut left: Vec<_> = requests.iter().enumerate().collect();
         let mut history = Vec::new();
         while !left.is_empty() {
-            assert!(matches!(device.reap(Reap::Wait, &mut || false), Reaped::Some(1..)));
+            assert!(matches!(device.reap(ReapMode::Wait, &mut || false), ReapOutcome::Some(1..)));
             for (n, request) in left.extract_if(.., |(_, request)| request.is_done()) {
                 let got = request.take();
                 if let Ok(bytes) = &got {
@@ -792,8 +792,8 @@ mod tests {
     #[test]
     fn a_bad_spot_fails_as_often_as_was_said() {
         let (room, device) = device(Faults::default());
-        device.fail_at(8192..8193, Times::First(2));
-        device.fail_at(40_000..50_000, Times::Always);
+        device.fail_at(8192..8193, FailureCount::First(2));
+        device.fail_at(40_000..50_000, FailureCount::Always);
         let read = |first, pages| {
             let (fill, request) = Request::new(&room, first, pages);
             device.submit(vec![fill]);
@@ -812,7 +812,7 @@ mod tests {
         device.pause();
         let (fill, request) = Request::new(&room, 0, 1);
         device.submit(vec![fill]);
-        assert_eq!(device.reap(Reap::Ready, &mut || false), Reaped::Elsewhere);
+        assert_eq!(device.reap(ReapMode::Ready, &mut || false), ReapOutcome::Elsewhere);
         std::thread::scope(|scope| {
             scope.spawn(|| assert_eq!(request.wait(&device).unwrap(), wanted(0, 1)));
             device.resume();
@@ -830,7 +830,8 @@ mod tests {
 
     #[test]
     fn many_threads_hand_the_lead_on() {
-        let faults = Faults { seed: 3, delay_max: 9, sequence: Sequence::Shuffled, ..Faults::default() };
+        let faults =
+            Faults { seed: 3, delay_max: 9, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let (room, device) = device(faults);
         std::thread::scope(|scope| {
             for thread in 0..8u64 {

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{Backend, Fill, FillRun, FillSink, WaitRoom};
+use super::{Backend, Fill, FillRun, FillSink, WaitQueue};
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 /// What memory holds before a fill.
@@ -23,7 +23,7 @@ pub(super) struct Request {
     buffer: NonNull<u8>,
     outcome: Mutex<Option<io::Result<usize>>>,
     is_done: AtomicBool,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
 }
 
 // SAFETY: the buffer is written by the fill and read after its end, which `is_done` publishes.
@@ -33,7 +33,7 @@ unsafe impl Sync for Request {}
 
 impl Request {
     /// A fill of `pages` pages from `page` on, and where its end is seen.
-    pub(super) fn new(room: &Arc<WaitRoom>, page: u64, pages: u32) -> (Fill, Arc<Self>) {
+    pub(super) fn new(room: &Arc<WaitQueue>, page: u64, pages: u32) -> (Fill, Arc<Self>) {
         let layout = Self::layout(pages);
         // SAFETY: the layout is of at least one page.
         let buffer = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));

@@ -44,13 +44,13 @@ fn file_of(folder: &Path, size: usize) -> PathBuf {
     path
 }
 
-fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitRoom>, Engine) {
-    let room = Arc::new(WaitRoom::new());
+fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitQueue>, Engine) {
+    let room = Arc::new(WaitQueue::new());
     let options = EngineOptions { mechanism, queue_depth, io_bytes_max, ..EngineOptions::default() };
     let engine = Engine::new(Arc::clone(&room), options);
     if mechanism == Mechanism::Ring {
         // Where the system has no ring the tests still run, by threads.
-        assert!(matches!(engine.mechanism(), Chosen::Ring | Chosen::Fallback(_)));
+        assert!(matches!(engine.mechanism(), ChosenMechanism::Ring | ChosenMechanism::Fallback(_)));
     }
     (room, engine)
 }
@@ -58,7 +58,7 @@ fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
 
 /// Reads `pages` pages from `page` on and compares them with a file of `size` bytes.
-fn check(room: &Arc<WaitRoom>, file: &LocalFile, size: usize, page: u64, pages: u32) {
+fn check(room: &Arc<WaitQueue>, file: &LocalFile, size: usize, page: u64, pages: u32) {
     let (fill, request) = Request::new(room, page, pages);
     file.submit(vec![fill]);
     let got = request.wait(file).unwrap();
@@ -86,7 +86,7 @@ fn files_of_every_size_are_read_to_their_end() {
 fn a_disk_file_is_read_directly_where_the_file_system_says_so() {
     let [disk, memory] = folders();
     let (_, engine) = engine(Mechanism::Ring, 8, 64 << 10);
-    assert_eq!(engine.open(file_of(memory.path(), 4096)).unwrap().way(), Way::Buffered);
+    assert_eq!(engine.open(file_of(memory.path(), 4096)).unwrap().way(), IoMode::Buffered);
     let path = file_of(disk.path(), 4096);
     let stat = rustix::fs::statx(
         rustix::fs::CWD,
@@ -96,7 +96,7 @@ fn a_disk_file_is_read_directly_where_the_file_system_says_so() {
     )
     .unwrap();
     let says = stat.stx_mask & 0x2000 != 0 && (1..=4096).contains(&stat.stx_dio_offset_align);
-    let wanted = if says { Way::Direct } else { Way::Buffered };
+    let wanted = if says { IoMode::Direct } else { IoMode::Buffered };
     assert_eq!(engine.open(path).unwrap().way(), wanted);
 }
 
@@ -107,7 +107,7 @@ fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
         let (room, engine) = engine(mechanism, 8, 8192);
         let size = (1 << 20) + 17;
         let file = engine.open(file_of(disk.path(), size)).unwrap();
-        if file.way() == Way::Buffered {
+        if file.way() == IoMode::Buffered {
             return;
         }
         // A buffer that is not aligned is refused by direct I/O; nothing else makes a file system refuse.
@@ -120,7 +120,7 @@ fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
         file.submit(vec![unsafe { Fill::new(run, crooked, sink) }]);
         let got = request.wait(&file).unwrap();
         assert_eq!(got[1..], content(0, 8 * 4096));
-        assert_eq!(file.way(), Way::Buffered);
+        assert_eq!(file.way(), IoMode::Buffered);
         check(&room, &file, size, 0, 300);
     }
 }
@@ -424,7 +424,7 @@ fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
         check(&room, &file, 1 << 20, 100, 1);
         all_right(10, &requests);
         let requests = left(20);
-        file.reap(Reap::Ready, &mut || false);
+        file.reap(ReapMode::Ready, &mut || false);
         all_right(20, &requests);
         let requests = left(30);
         engine.drain();
@@ -480,7 +480,7 @@ fn who_submits_and_waits_at_once_shares_a_ring_with_others() {
             .collect();
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                file.reap(Reap::Ready, &mut || false);
+                file.reap(ReapMode::Ready, &mut || false);
                 std::thread::yield_now();
             }
         });
@@ -560,9 +560,9 @@ fn a_leader_that_panics_leaves_its_seat() {
         let (fill, request) = Request::new(&room, 3, 200);
         file.submit(vec![fill]);
         let leader = std::thread::scope(|scope| {
-            scope.spawn(|| file.reap(Reap::Wait, &mut || panic!("a leader that panics"))).join()
+            scope.spawn(|| file.reap(ReapMode::Wait, &mut || panic!("a leader that panics"))).join()
         });
-        assert_eq!(leader.is_err(), matches!(engine.mechanism(), Chosen::Ring));
+        assert_eq!(leader.is_err(), matches!(engine.mechanism(), ChosenMechanism::Ring));
         assert_eq!(request.wait(&file).unwrap(), content(3 * 4096, 200 * 4096));
     }
 }
@@ -656,7 +656,7 @@ fn a_users_source_may_fall_short_fail_and_panic() {
 
 #[test]
 fn a_memory_file_shows_the_bytes_it_has_now() {
-    let room = Arc::new(WaitRoom::new());
+    let room = Arc::new(WaitQueue::new());
     let file = MemoryFile::new(content(0, 10_000));
     let before = file.attributes().unwrap();
     let read = |page, pages| {
@@ -681,7 +681,7 @@ fn the_environment_decides_what_is_left_open() {
     if let Some(name) = role() {
         let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
         let chosen = engine.mechanism();
-        assert!(chosen.name() == name || matches!(chosen, Chosen::Fallback(_)), "{chosen}");
+        assert!(chosen.name() == name || matches!(chosen, ChosenMechanism::Fallback(_)), "{chosen}");
         let asked = EngineOptions { mechanism: Mechanism::Threads, ..EngineOptions::default() };
         assert_eq!(Engine::new(Arc::default(), asked).mechanism().name(), "threads", "only Auto is open");
         return;
@@ -693,7 +693,7 @@ fn the_environment_decides_what_is_left_open() {
 
 /// Keeps the outcome of a fill over memory of the test's own.
 #[derive(Default)]
-struct Outcome(std::sync::Mutex<Option<io::Result<usize>>>, Arc<WaitRoom>);
+struct Outcome(std::sync::Mutex<Option<io::Result<usize>>>, Arc<WaitQueue>);
 impl FillSink for Outcome {
     fn fill_completed(&self, _: FillRun, result: io::Result<usize>) {
         assert!(self.0.lock().unwrap().replace(result).is_none(), "a fill ends once");
@@ -735,13 +735,13 @@ fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
 }
 
 /// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
-fn check_takeover(room: &Arc<WaitRoom>, backend: &dyn Backend) {
+fn check_takeover(room: &Arc<WaitQueue>, backend: &dyn Backend) {
     let (fill, request) = Request::new(room, 0, 200);
     backend.submit(vec![fill]);
     let looks = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let mut follower = None;
-        backend.reap(Reap::Wait, &mut || {
+        backend.reap(ReapMode::Wait, &mut || {
             // In the seat: the follower starts, finds it taken and falls asleep. Its first look is before
             // it tries the seat, the second before it sleeps.
             follower.get_or_insert_with(|| {
@@ -768,7 +768,8 @@ fn a_follower_takes_over_when_the_leader_goes() {
     let [disk, _] = folders();
     let (room, engine) = engine(Mechanism::Ring, 2, 4096);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
-    let device = Simulated::of_memory(Arc::new(MemoryFile::new(content(0, 1 << 20))), Faults::default());
+    let device =
+        SimulatedBackend::of_memory(Arc::new(MemoryFile::new(content(0, 1 << 20))), Faults::default());
     device.attach(&room);
     for _ in 0..20 {
         check_takeover(&room, &device);
@@ -921,7 +922,7 @@ fn a_file_of_another_engine_is_refused() {
     if engine.mechanism().name() == "threads" {
         panic!("threads wake any room, the cache whose engine opened it included");
     }
-    engine.open(file_of(disk.path(), 1)).unwrap().attach(&Arc::new(WaitRoom::new()));
+    engine.open(file_of(disk.path(), 1)).unwrap().attach(&Arc::new(WaitQueue::new()));
 }
 
 proptest! {

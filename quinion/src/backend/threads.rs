@@ -26,7 +26,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use super::work::Work;
-use super::{Attributes, Backend, Fill, Flush, FlushError, SyncKind, WaitRoom, read_only, zero_by};
+use super::{Attributes, Backend, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
@@ -90,12 +90,12 @@ pub struct BlockingSource<R> {
     source: Arc<R>,
     /// The same once more, if it may be written.
     writer: Option<Arc<dyn WriteAt>>,
-    pool: Arc<Pool>,
+    pool: Arc<ThreadPool>,
 }
 
 impl<R: WriteAt + 'static> BlockingSource<R> {
     /// Reads and writes `source` on `pool`. One pool may serve many sources.
-    pub fn for_writing(source: R, pool: Arc<Pool>) -> Self {
+    pub fn for_writing(source: R, pool: Arc<ThreadPool>) -> Self {
         let source = Arc::new(source);
         Self { writer: Some(Arc::clone(&source) as Arc<dyn WriteAt>), source, pool }
     }
@@ -103,13 +103,13 @@ impl<R: WriteAt + 'static> BlockingSource<R> {
 
 impl<R: ReadAt + 'static> BlockingSource<R> {
     /// Reads `source` on `pool`. One pool may serve many sources.
-    pub fn new(source: R, pool: Arc<Pool>) -> Self {
+    pub fn new(source: R, pool: Arc<ThreadPool>) -> Self {
         Self { source: Arc::new(source), writer: None, pool }
     }
     fn writer(&self) -> io::Result<&dyn WriteAt> {
         self.writer.as_deref().ok_or_else(|| read_only(self.name()))
     }
-    fn bounced(&self) -> Arc<dyn Source> {
+    fn copied(&self) -> Arc<dyn Source> {
         Arc::new(Bounced { source: Arc::clone(&self.source), writer: self.writer.clone() })
     }
     /// What is read.
@@ -126,7 +126,7 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
         self.source.attributes()
     }
     fn submit(&self, fills: Vec<Fill>) {
-        self.pool.submit(&self.bounced(), fills.into_iter().map(Work::Fill));
+        self.pool.submit(&self.copied(), fills.into_iter().map(Work::Fill));
     }
     fn has_room(&self, fills: usize) -> bool {
         self.pool.has_room(fills)
@@ -135,7 +135,7 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
         self.writer.is_some()
     }
     fn flush(&self, flushes: Vec<Flush>) {
-        self.pool.submit(&self.bounced(), flushes.into_iter().map(Work::Flush));
+        self.pool.submit(&self.copied(), flushes.into_iter().map(Work::Flush));
     }
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
         self.writer()?.sync(kind, range)
@@ -178,7 +178,7 @@ impl<R: ReadAt> Source for Bounced<R> {
             if done < fill.len() {
                 // From the page's start: the first part of it may have come with the bytes before.
                 let from = (done - bytes) / PAGE_SIZE * PAGE_SIZE;
-                fill.landed(from..done);
+                fill.pages_were_read(from..done);
             }
         }
         Ok(done)
@@ -208,7 +208,7 @@ impl<R: ReadAt> Source for Bounced<R> {
 }
 
 /// A few threads that read and write.
-pub struct Pool {
+pub struct ThreadPool {
     shared: Arc<Shared>,
     /// The process that made it.
     process: u32,
@@ -220,7 +220,7 @@ struct Shared {
     bell: Condvar,
     /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     threads_max: usize,
     queue_max: usize,
 }
@@ -238,11 +238,11 @@ struct Queued {
     source: Arc<dyn Source>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_room`]
     /// says no when more than `queue_max` fills wait; `submit` takes them all the same, each holds frames,
     /// and those are bounded.
-    pub fn new(room: Arc<WaitRoom>, threads_max: usize, queue_max: usize) -> Self {
+    pub fn new(room: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
             state: Mutex::default(),
             bell: Condvar::new(),
@@ -263,8 +263,8 @@ impl Pool {
     }
 
     /// A way to submit that does not keep the pool.
-    pub(super) fn inlet(&self) -> Inlet {
-        Inlet(Arc::clone(&self.shared))
+    pub(super) fn sender(&self) -> PoolSender {
+        PoolSender(Arc::clone(&self.shared))
     }
 
     /// Waits until all work given to the pool has been completed. Not to be called while work of the
@@ -278,9 +278,9 @@ impl Pool {
 
 /// A way to submit to a pool, for who is called by what the pool or the ring beside it completes: it does not keep
 /// the pool, so whoever drops that waits for what comes by this way, too.
-pub(super) struct Inlet(Arc<Shared>);
+pub(super) struct PoolSender(Arc<Shared>);
 
-impl Inlet {
+impl PoolSender {
     /// While work of the pool is completed, or work that somebody waits for before the pool is dropped.
     pub(super) fn submit(&self, source: &Arc<dyn Source>, work: Work) {
         self.0.submit(source, std::iter::once(work));
@@ -371,7 +371,7 @@ impl Shared {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     /// Waits for the threads, which do what is queued first. A thread of the pool that drops it does not
     /// wait for itself. In a fork of the process that made it nothing is done: the threads are not here.
     fn drop(&mut self) {
@@ -391,7 +391,7 @@ impl Drop for Pool {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for ThreadPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outstanding = self.shared.outstanding.load(Ordering::Relaxed);
         f.debug_struct("Pool")

@@ -32,7 +32,7 @@ pub(super) struct Transfer {
 
 /// What to do after a system call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum TransferStep {
     /// All has come.
     Complete,
     /// The file ends after this many bytes of the transfer.
@@ -62,21 +62,21 @@ impl Transfer {
     }
     /// A system call for [`Transfer::rest`] delivered `bytes`. `is_end` says whether the file, as it is
     /// now, ends at or before a byte of the transfer; it is asked only if the call fell short.
-    pub(super) fn advance(&mut self, bytes: usize, is_end: impl FnOnce(usize) -> bool) -> Step {
+    pub(super) fn advance(&mut self, bytes: usize, is_end: impl FnOnce(usize) -> bool) -> TransferStep {
         let (from, asked) = self.rest();
         assert!(bytes <= asked, "a call delivers no more than it was asked for");
         let now = from + bytes;
         if now == self.len {
             self.done = now;
-            return Step::Complete;
+            return TransferStep::Complete;
         }
         // No progress is the end. It may lie before `done`, if the file was cut meanwhile: direct I/O may
         // then have overwritten what came before, so only what came now counts.
         if bytes == 0 || now <= self.done {
-            return Step::Ended(now);
+            return TransferStep::Ended(now);
         }
         self.done = now;
-        if is_end(now) { Step::Ended(now) } else { Step::Again }
+        if is_end(now) { TransferStep::Ended(now) } else { TransferStep::Again }
     }
 }
 
@@ -99,9 +99,9 @@ mod tests {
             let bytes = if short > transfer.done - from { short.min(there) } else { there };
             calls += 1;
             match transfer.advance(bytes, |at| knows_end && at >= size) {
-                Step::Complete => return (len, calls),
-                Step::Ended(at) => return (at, calls),
-                Step::Again => assert!(calls < 10_000, "it does not end"),
+                TransferStep::Complete => return (len, calls),
+                TransferStep::Ended(at) => return (at, calls),
+                TransferStep::Again => assert!(calls < 10_000, "it does not end"),
             }
         }
     }
@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn a_file_cut_while_it_is_read_ends_where_the_last_call_says() {
         let mut transfer = Transfer::new(8192, 512);
-        assert_eq!(transfer.advance(1000, |_| false), Step::Again);
+        assert_eq!(transfer.advance(1000, |_| false), TransferStep::Again);
         assert_eq!(transfer.rest(), (512, 7680));
-        assert_eq!(transfer.advance(100, |_| false), Step::Ended(612));
+        assert_eq!(transfer.advance(100, |_| false), TransferStep::Ended(612));
     }
 }

@@ -8,7 +8,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::{Arrival, Fill, Flush, FlushError};
+use super::{Fill, Flush, FlushError, PagesRead};
 
 /// One request of those above.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ impl Work {
             Self::Flush(flush) => flush.len(),
         }
     }
-    /// See [`Fill::landed`]; nobody waits for a part of what is written. May be called under a lock.
-    pub(super) fn note_landed(&mut self, bytes: Range<usize>) -> Option<Arrival> {
+    /// See [`Fill::pages_were_read`]; nobody waits for a part of what is written. May be called under a lock.
+    pub(super) fn note_pages_read(&mut self, bytes: Range<usize>) -> Option<PagesRead> {
         match self {
-            Self::Fill(fill) => fill.note_landed(bytes),
+            Self::Fill(fill) => fill.note_pages_read(bytes),
             Self::Flush(_) => None,
         }
     }

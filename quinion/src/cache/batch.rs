@@ -20,9 +20,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::arena::Grown;
+use crate::arena::GrownView;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{GROUP_MAX, Progress, Reading, Span, Wanted, read_group, touch};
+use crate::filemap::{BatchedRead, GROUP_MAX, Progress, ReadProgress, Span, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
 use super::{Cache, File, Handle, ReadOptions};
@@ -31,11 +31,11 @@ use super::{Cache, File, Handle, ReadOptions};
 pub struct BatchRead<'b> {
     buffer: &'b mut [u8],
     position: u64,
-    answer: Answer,
+    answer: BatchResult,
 }
 
 /// What is known of a read's outcome.
-enum Answer {
+enum BatchResult {
     Read(usize),
     Unread,
     Missing(usize),
@@ -46,7 +46,7 @@ impl<'b> BatchRead<'b> {
     /// A read of up to `buffer.len()` bytes at byte `position` into `buffer`.
     #[inline]
     pub fn new(buffer: &'b mut [u8], position: u64) -> Self {
-        Self { buffer, position, answer: Answer::Unread }
+        Self { buffer, position, answer: BatchResult::Unread }
     }
     /// The byte of the file that it begins at.
     #[inline]
@@ -56,7 +56,7 @@ impl<'b> BatchRead<'b> {
     /// Moves it to another byte of the file, for the next batch; its answer is forgotten.
     #[inline]
     pub fn set_position(&mut self, position: u64) {
-        (self.position, self.answer) = (position, Answer::Unread);
+        (self.position, self.answer) = (position, BatchResult::Unread);
     }
     /// How many bytes were read, as [`File::read_at`] counts them; 0 before it was made.
     ///
@@ -65,9 +65,9 @@ impl<'b> BatchRead<'b> {
     #[inline]
     pub fn result(&self) -> std::result::Result<usize, &Error> {
         match &self.answer {
-            Answer::Read(bytes) => Ok(*bytes),
-            Answer::Unread | Answer::Missing(_) => Ok(0),
-            Answer::Failed(error) => Err(error),
+            BatchResult::Read(bytes) => Ok(*bytes),
+            BatchResult::Unread | BatchResult::Missing(_) => Ok(0),
+            BatchResult::Failed(error) => Err(error),
         }
     }
     /// As [`BatchRead::result`], with the error itself.
@@ -76,9 +76,9 @@ impl<'b> BatchRead<'b> {
     /// As there.
     pub fn into_result(self) -> Result<usize> {
         match self.answer {
-            Answer::Read(bytes) => Ok(bytes),
-            Answer::Unread | Answer::Missing(_) => Ok(0),
-            Answer::Failed(error) => Err(error),
+            BatchResult::Read(bytes) => Ok(bytes),
+            BatchResult::Unread | BatchResult::Missing(_) => Ok(0),
+            BatchResult::Failed(error) => Err(error),
         }
     }
     /// The bytes that were read; none before it was made, or if it failed.
@@ -89,7 +89,7 @@ impl<'b> BatchRead<'b> {
 
     /// What of it is to be started: the pages from its first missing byte on.
     fn missing(&self) -> Option<Span> {
-        let Answer::Missing(done) = self.answer else { return None };
+        let BatchResult::Missing(done) = self.answer else { return None };
         Some(Span::of(self.position + done as u64, self.buffer.len() - done))
     }
 }
@@ -151,7 +151,7 @@ fn read_all<'f, 'b: 'f, T>(
     options: ReadOptions,
 ) {
     if leader.process.is_forked() {
-        items.iter_mut().map(&parts).for_each(|(_, read)| read.answer = Answer::Unread);
+        items.iter_mut().map(&parts).for_each(|(_, read)| read.answer = BatchResult::Unread);
         return read_rest(items, &parts, options);
     }
     let left: usize =
@@ -169,17 +169,17 @@ fn read_hits<'f, 'b: 'f, T>(
     parts: &impl for<'x> Fn(&'x mut T) -> (&'f File, &'x mut BatchRead<'b>),
     options: ReadOptions,
 ) -> usize {
-    let mut wanted = [const { Wanted::nothing() }; GROUP_MAX];
+    let mut wanted = [const { BatchedRead::nothing() }; GROUP_MAX];
     let reads = group.len();
     for (wanted, item) in wanted.iter_mut().zip(group.iter_mut()) {
         let (file, read) = parts(item);
         if !options.uncached && Arc::ptr_eq(&file.counters, &leader.counters) {
-            *wanted = Wanted::new(file.looks_in_now(), file.id, read.position, read.buffer);
+            *wanted = BatchedRead::new(file.looks_in_now(), file.id, read.position, read.buffer);
         }
     }
     // Of reads that follow each other in one folio, the first counts.
     let mut last = None;
-    let touch = |grown: Grown<'_>, frame| {
+    let touch = |grown: GrownView<'_>, frame| {
         if last.replace(frame) != Some(frame) {
             touch(grown, frame);
         }
@@ -188,9 +188,9 @@ fn read_hits<'f, 'b: 'f, T>(
     let mut bytes = 0;
     for (nth, item) in group.iter_mut().enumerate() {
         let (_, read) = parts(item);
-        read.answer = Answer::Unread;
+        read.answer = BatchResult::Unread;
         if served.has(nth) {
-            read.answer = Answer::Read(read.buffer.len());
+            read.answer = BatchResult::Read(read.buffer.len());
             bytes += read.buffer.len();
         }
     }
@@ -273,66 +273,66 @@ fn start(gathered: Option<(&File, Vec<Span>)>, options: ReadOptions) {
 impl BatchRead<'_> {
     /// 2: takes what the cache holds.
     fn look(&mut self, file: &File, options: ReadOptions) {
-        if !matches!(self.answer, Answer::Unread) {
+        if !matches!(self.answer, BatchResult::Unread) {
             return;
         }
         self.answer = if file.process.is_forked() {
-            Answer::Failed(Repr::Forked.into())
+            BatchResult::Failed(Repr::Forked.into())
         } else if self.buffer.is_empty() || self.position >= FILE_BYTES_MAX {
-            Answer::Read(0)
+            BatchResult::Read(0)
         } else {
             let passing = match file.assure().and_then(|()| file.passing_with(options)) {
                 Ok(passing) => passing,
                 Err(error) => {
-                    self.answer = Answer::Failed(error);
+                    self.answer = BatchResult::Failed(error);
                     return;
                 }
             };
             let Handle { shared, mapping, .. } = &*file.handle;
-            let (reader, patience) = (file.reader(passing.as_ref()), options.patience());
-            match shared.filemap.look(mapping, reader, patience, self.position, self.buffer) {
-                Progress::Unread => Answer::Unread,
-                Progress::Read(bytes) => Answer::Read(bytes),
-                Progress::Missing(done) => Answer::Missing(done),
+            let (reader, wait_policy) = (file.reader(passing.as_ref()), options.wait_policy());
+            match shared.filemap.look(mapping, reader, wait_policy, self.position, self.buffer) {
+                Progress::Unread => BatchResult::Unread,
+                Progress::Read(bytes) => BatchResult::Read(bytes),
+                Progress::Missing(done) => BatchResult::Missing(done),
             }
         };
     }
 
     /// 4: takes the ordinary way to the end.
     fn finish(&mut self, file: &File, options: ReadOptions) {
-        if matches!(self.answer, Answer::Read(_) | Answer::Failed(_)) {
+        if matches!(self.answer, BatchResult::Read(_) | BatchResult::Failed(_)) {
             return;
         }
         let Handle { shared, mapping, .. } = &*file.handle;
-        let (filemap, position, patience) = (&shared.filemap, self.position, options.patience());
+        let (filemap, position, wait_policy) = (&shared.filemap, self.position, options.wait_policy());
         let Ok(passing) = file.passing_with(options) else { return }; // its look has failed with that
         let reader = file.reader(passing.as_ref());
         let result = match self.answer {
-            Answer::Read(_) | Answer::Failed(_) => return,
-            Answer::Unread => filemap.read(mapping, reader, patience, position, self.buffer),
-            Answer::Missing(done) => filemap.finish(
+            BatchResult::Read(_) | BatchResult::Failed(_) => return,
+            BatchResult::Unread => filemap.read(mapping, reader, wait_policy, position, self.buffer),
+            BatchResult::Missing(done) => filemap.finish(
                 mapping,
                 reader,
-                patience,
+                wait_policy,
                 position,
                 self.buffer,
-                Reading { done, hit: false, stopped: None },
+                ReadProgress { done, hit: false, stopped: None },
             ),
         };
         self.answer = match result {
-            Ok(bytes) => Answer::Read(bytes),
-            Err(error) => Answer::Failed(error),
+            Ok(bytes) => BatchResult::Read(bytes),
+            Err(error) => BatchResult::Failed(error),
         };
     }
 
     /// 5: drops what it has passed, if it is an uncached one.
     fn end_drop_behind(&self, file: &File, options: ReadOptions) {
-        if let Answer::Read(bytes) = self.answer
+        if let BatchResult::Read(bytes) = self.answer
             && bytes > 0
             && let Ok(Some(passing)) = file.passing_with(options)
         {
             let reader = file.reader(Some(&passing));
-            reader.end_drop_behind(self.position, bytes, options.patience().locks());
+            reader.end_drop_behind(self.position, bytes, options.wait_policy().locks());
         }
     }
 }
@@ -341,7 +341,7 @@ impl File {
     fn start(&self, spans: &[Span], options: ReadOptions) {
         let Handle { shared, mapping, .. } = &*self.handle;
         let Ok(passing) = self.passing_with(options) else { return };
-        shared.filemap.start(mapping, self.reader(passing.as_ref()), options.patience(), spans);
+        shared.filemap.start(mapping, self.reader(passing.as_ref()), options.wait_policy(), spans);
     }
     fn started_pages_max(&self) -> u64 {
         self.handle.shared.filemap.started_pages_max()
@@ -375,10 +375,10 @@ mod tests {
         let mut at = 0;
         let mut wanted = buffers.each_mut().map(|buffer| {
             at += PAGE;
-            Wanted::new(file.looks_in(), file.id, (at - PAGE) as u64, buffer)
+            BatchedRead::new(file.looks_in(), file.id, (at - PAGE) as u64, buffer)
         });
         let mut meanwhile = Some(meanwhile);
-        let touch = |_: crate::arena::Grown<'_>, _| {
+        let touch = |_: crate::arena::GrownView<'_>, _| {
             if let Some(act) = meanwhile.take() {
                 act();
             }
@@ -427,7 +427,9 @@ mod tests {
         let mut wanted: Vec<_> = buffers
             .iter_mut()
             .zip(places)
-            .map(|(buffer, (at, len))| Wanted::new(file.looks_in(), file.id, at as u64, &mut buffer[..len]))
+            .map(|(buffer, (at, len))| {
+                BatchedRead::new(file.looks_in(), file.id, at as u64, &mut buffer[..len])
+            })
             .collect();
         let served = read_group(&file.view, &mut wanted, touch);
         assert_eq!((served.count(), served.has(4)), (1, true));

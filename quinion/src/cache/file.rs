@@ -1,8 +1,8 @@
 //! File: what a program reads from, and in `write.rs` beside what it writes to.
 //!
 //! A [`File`] is one stream through one file: it has a position for
-//! [`Read`](std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is cheap and
-//! starts another stream at the same position; threads that each read their
+//! [`Read`](std::io::Read)(std::io::Read) and [`Seek`](std::io::Seek), and readahead state of its own. Cloning it is
+//! cheap and starts another stream at the same position; threads that each read their
 //! own way should each have a clone, though one `File` may be shared.
 
 use std::fmt;
@@ -10,16 +10,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use crate::arena::{CellNumber, Grown, KeepingView};
+use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Repr, Result};
 use crate::filemap::{
-    Behind, Hits, Passing, Patience, Polled, Prefetch, Reader, Reading, Stopped, Touched, read_hits_into,
+    DropBehindState, HitStop, Hits, PendingRead, Prefetch, ReadProgress, Reader, StreamPositions,
+    UncachedRead, WaitPolicy, read_hits_into,
 };
 use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
 use crate::readahead::{Hint, Readahead, ReadaheadReport};
 use crate::stats::Counters;
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
 
@@ -79,11 +80,11 @@ impl ReadOptions {
         self
     }
 
-    pub(super) fn patience(self) -> Patience {
+    pub(super) fn wait_policy(self) -> WaitPolicy {
         match (self.cached_only, self.nowait) {
-            (true, _) => Patience::CacheOnly,
-            (false, true) => Patience::Now,
-            (false, false) => Patience::Wait,
+            (true, _) => WaitPolicy::CacheOnly,
+            (false, true) => WaitPolicy::Now,
+            (false, false) => WaitPolicy::Wait,
         }
     }
 }
@@ -91,7 +92,7 @@ impl ReadOptions {
 /// An open file of a [`Cache`](crate::Cache). Reading takes `&self` and may be done by many threads at once.
 pub struct File {
     // What a hit needs, side by side.
-    pub(super) view: KeepingView,
+    pub(super) view: OwnedView,
     /// Where a plain hit looks for the mapping's record: in its cell; or nowhere, if the cache follows what is read,
     /// this handle's reads are uncached ones, or others may have changed the file ([`FOLLOWED`], [`UNCACHED`],
     /// [`WATCHED`]). Then no read is a plain hit, all take the
@@ -100,12 +101,13 @@ pub struct File {
     pub(super) id: MappingId,
     pub(super) process: ForkGuard,
     pub(super) counters: Arc<Counters>,
-    pub(super) touched: Touched,
+    pub(super) touched: StreamPositions,
     // Before the handle: what it left behind goes while the file is open.
-    left_behind: LeftBehind,
+    left_behind: DropBehindLeftovers,
     pub(super) handle: Arc<Handle>,
     pub(super) readahead: RankedMutex<Readahead>,
-    /// Where [`Read`](std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in bytes.
+    /// Where [`Read`](std::io::Read)(std::io::Read), [`Write`](std::io::Write) and [`Seek`](std::io::Seek) go on, in
+    /// bytes.
     pub(super) position: AtomicU64,
 }
 
@@ -118,9 +120,9 @@ const WATCHED: CellNumber = CellNumber::nowhere(2);
 
 /// What a handle's uncached reads have left behind.
 #[derive(Debug, Default)]
-struct LeftBehind(OnceLock<Arc<Behind>>);
+struct DropBehindLeftovers(OnceLock<Arc<DropBehindState>>);
 
-impl LeftBehind {
+impl DropBehindLeftovers {
     fn end(&self) {
         if let Some(behind) = self.0.get() {
             behind.end();
@@ -129,7 +131,7 @@ impl LeftBehind {
 }
 
 /// The handle is closed.
-impl Drop for LeftBehind {
+impl Drop for DropBehindLeftovers {
     fn drop(&mut self) {
         self.end();
     }
@@ -148,13 +150,13 @@ impl File {
     pub(crate) fn new(handle: Arc<Handle>) -> Self {
         let readahead = Readahead::new(handle.shared.readahead);
         Self {
-            view: handle.shared.filemap.arena.keeping_view(),
+            view: handle.shared.filemap.arena.owned_view(),
             looks_in: AtomicU32::new(plain_cell(&handle).0),
             id: handle.mapping.id(),
             process: handle.shared.process,
             counters: Arc::clone(&handle.shared.filemap.counters),
-            left_behind: LeftBehind::default(),
-            touched: Touched::default(),
+            left_behind: DropBehindLeftovers::default(),
+            touched: StreamPositions::default(),
             readahead: RankedMutex::new(Rank::Readahead, readahead),
             handle,
             position: AtomicU64::new(0),
@@ -194,9 +196,9 @@ impl File {
             return self.read_uncached(buffer, position, options);
         }
         let len = buffer.len();
-        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.looks_in(), self.id, position, buffer, touch);
-        if hits.stopped == Stopped::Full && hits.marker.is_none() {
+        if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
@@ -224,9 +226,9 @@ impl File {
     fn read_watched(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         self.assure()?;
         let len = buffer.len();
-        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.handle.mapping.cell(), self.id, position, buffer, touch);
-        if hits.stopped == Stopped::Full && hits.marker.is_none() {
+        if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
@@ -236,15 +238,15 @@ impl File {
     /// Ends a read of which `hits` are there already.
     fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
-        let (filemap, patience, reader) = (&shared.filemap, options.patience(), self.reader(None));
+        let (filemap, wait_policy, reader) = (&shared.filemap, options.wait_policy(), self.reader(None));
         // What was copied is there, and counted where folios are; only the rest is read again.
         if let Some(page) = hits.marker {
-            filemap.advance(mapping, reader, page, patience);
+            filemap.advance(mapping, reader, page, wait_policy);
         }
         // (A cache that follows what is read has given the hit no record to look at.)
-        let stopped = Some(hits.stopped).filter(|stopped| *stopped != Stopped::Stale);
-        let reading = Reading { done: hits.bytes, hit: true, stopped };
-        let bytes = filemap.finish(mapping, reader, patience, position, buffer, reading)?;
+        let stopped = Some(hits.stopped).filter(|stopped| *stopped != HitStop::Stale);
+        let reading = ReadProgress { done: hits.bytes, hit: true, stopped };
+        let bytes = filemap.finish(mapping, reader, wait_policy, position, buffer, reading)?;
         // The next read may go on in the same folio, by a hit; that is this read still.
         self.touched.remember(position, position + bytes as u64);
         self.note_read(position, bytes);
@@ -262,27 +264,27 @@ impl File {
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
         let reader = self.reader(Some(&passing));
-        let bytes = shared.filemap.read(mapping, reader, options.patience(), position, buffer)?;
+        let bytes = shared.filemap.read(mapping, reader, options.wait_policy(), position, buffer)?;
         self.note_read(position, bytes);
         Ok(bytes)
     }
 
     /// Who reads through this handle.
-    pub(super) fn reader<'r>(&'r self, passing: Option<&'r Passing<'r>>) -> Reader<'r> {
+    pub(super) fn reader<'r>(&'r self, passing: Option<&'r UncachedRead<'r>>) -> Reader<'r> {
         let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
         if self.is_sure_of_size() { reader.sure_of_size() } else { reader }
     }
 
     /// The beginning of an uncached read.
-    pub(super) fn passing(&self) -> Result<Passing<'_>> {
+    pub(super) fn passing(&self) -> Result<UncachedRead<'_>> {
         let Handle { shared, mapping, .. } = &*self.handle;
         self.check_drops_behind()?;
-        let new = || Behind::new(&shared.filemap, mapping, shared.process);
-        Ok(Passing::new(self.left_behind.0.get_or_init(new)))
+        let new = || DropBehindState::new(&shared.filemap, mapping, shared.process);
+        Ok(UncachedRead::new(self.left_behind.0.get_or_init(new)))
     }
 
     /// As [`File::passing`], if a read with `options` is an uncached one.
-    pub(super) fn passing_with(&self, options: ReadOptions) -> Result<Option<Passing<'_>>> {
+    pub(super) fn passing_with(&self, options: ReadOptions) -> Result<Option<UncachedRead<'_>>> {
         if options.uncached | self.is_uncached() { self.passing().map(Some) } else { Ok(None) }
     }
 
@@ -295,7 +297,7 @@ impl File {
     }
 
     /// Makes every read of this handle an uncached one from now on ([`ReadOptions::uncached`]), pins, futures and
-    /// [`Read`] included, or none but those that say so themselves. Pages that a pin brought go
+    /// [`Read`](std::io::Read) included, or none but those that say so themselves. Pages that a pin brought go
     /// when it is dropped and the reads have passed them. With `false`, what was left behind goes now; that
     /// may wait for locks.
     ///
@@ -368,7 +370,7 @@ impl File {
 
     pub(super) fn poll_read(
         &self,
-        progress: &mut Polled,
+        progress: &mut PendingRead,
         buffer: &mut [u8],
         (position, options): (u64, ReadOptions),
         context: &Context<'_>,
@@ -528,7 +530,7 @@ impl File {
     /// Looks at the file again; if it changed since its pages were cached, they are forgotten, but for those that were
     /// written here and not written back. Returns whether it had, or whether that cannot be told: so soon after a
     /// change that another one might carry the same time. Waits for the file system. Of a file that has a lease
-    /// ([`Outside::Lease`](crate::Outside)) it is known that it has not changed.
+    /// ([`Coherence::Lease`](crate::Coherence)) it is known that it has not changed.
     ///
     /// # Errors
     /// The backend cannot say what the file is now.
@@ -573,14 +575,14 @@ impl File {
         let passing = self.passing()?;
         let position = position.min(FILE_BYTES_MAX);
         let bytes = usize::try_from(bytes.min(FILE_BYTES_MAX - position)).unwrap_or(usize::MAX);
-        self.reader(Some(&passing)).end_drop_behind(position, bytes, Locks::Wait);
+        self.reader(Some(&passing)).end_drop_behind(position, bytes, LockWait::Wait);
         Ok(())
     }
     /// A reader met the marker on `page`; an uncached read, if it says so.
     pub(crate) fn advance(&self, page: PageIndex, uncached: bool) {
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = if uncached { self.passing().ok() } else { None };
-        shared.filemap.advance(mapping, self.reader(passing.as_ref()), page, Patience::Wait);
+        shared.filemap.advance(mapping, self.reader(passing.as_ref()), page, WaitPolicy::Wait);
     }
     /// Whether a viewer's reads can leave nothing behind.
     pub(crate) fn can_drop_behind(&self) -> bool {

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::error::Result;
-use crate::filemap::Polled;
+use crate::filemap::PendingRead;
 
 use super::{File, ReadOptions};
 
@@ -23,12 +23,12 @@ pub struct ReadFuture<'a> {
     buffer: &'a mut [u8],
     position: u64,
     options: ReadOptions,
-    progress: Polled,
+    progress: PendingRead,
 }
 
 impl<'a> ReadFuture<'a> {
     pub(super) fn new(file: &'a File, buffer: &'a mut [u8], position: u64, options: ReadOptions) -> Self {
-        Self { file, buffer, position, options, progress: Polled::default() }
+        Self { file, buffer, position, options, progress: PendingRead::default() }
     }
 }
 

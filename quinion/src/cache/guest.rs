@@ -25,10 +25,10 @@ use std::sync::Arc;
 
 use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr, Result};
-use crate::guest::{Frozen, GuestSlice, Memory};
+use crate::guest::{GuestSlice, ImageMemory, MachineMemory};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
-use super::{Cache, File, Shared};
+use super::{Cache, CacheInner, File};
 
 /// Bytes of the buffer between a reader and guest memory, of which no slice is lent, because machines may be writing
 /// there: a part of a processor's own cache.
@@ -73,9 +73,9 @@ const COPIED: u64 = 1 << 20;
 /// ```
 #[derive(Clone)]
 pub struct Image {
-    frozen: Arc<Frozen>,
+    frozen: Arc<ImageMemory>,
     // Last: the cache outlives what is in it.
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
 }
 
 /// Numbers of an image. All in bytes.
@@ -124,7 +124,7 @@ impl Image {
         // The number is taken when the mapping is made known, which may come late: room is made before.
         let id = shared.table.lock().next_id(&shared.filemap);
         let frozen =
-            Frozen::new(&shared.filemap, id, (backend, Arc::from(name)), shared.process, shared.tuning)?;
+            ImageMemory::new(&shared.filemap, id, (backend, Arc::from(name)), shared.process, shared.tuning)?;
         Ok(Self { frozen: Arc::new(frozen), shared: Arc::clone(shared) })
     }
 
@@ -305,9 +305,9 @@ impl fmt::Debug for Image {
 /// # }
 /// ```
 pub struct GuestMemory {
-    memory: Memory,
+    memory: MachineMemory,
     // Last: the cache outlives what is in it.
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
 }
 
 impl Cache {
@@ -321,7 +321,7 @@ impl Cache {
     /// the process is in the way. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn guest_memory(&self, bytes: u64) -> Result<GuestMemory> {
         self.check_process()?;
-        let memory = Memory::new(&self.shared.filemap, bytes)?;
+        let memory = MachineMemory::new(&self.shared.filemap, bytes)?;
         Ok(GuestMemory { memory, shared: Arc::clone(&self.shared) })
     }
 }

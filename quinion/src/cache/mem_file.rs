@@ -23,19 +23,19 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use crate::arena::{CellNumber, Grown, KeepingView};
+use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{OnPinned, Stopped, Touched, read_hits_into};
+use crate::filemap::{HitStop, OnPinned, StreamPositions, read_hits_into};
 use crate::folio::Pinned;
-use crate::mapping::{Mapping, MemoryPages, Seek as Sought, TreeCounts};
-use crate::shmem::{Pieces, Target, Whole};
+use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
+use crate::shmem::{BufferList, OneBuffer, Target};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
 
 use super::pool::{Pool, PoolShare};
-use super::write::{Gathered, check_range};
-use super::{Cache, Shared};
+use super::write::{GatherCursor, check_range};
+use super::{Cache, CacheInner};
 
 /// What a memory file is to be.
 #[derive(Clone, Debug, Default)]
@@ -118,12 +118,12 @@ impl MemFileStats {
 /// position. All of it takes `&self`, and may be done by many threads at once.
 pub struct MemFile {
     // What a hit needs, side by side.
-    view: KeepingView,
+    view: OwnedView,
     cell: CellNumber,
     id: MappingId,
     process: ForkGuard,
     counters: Arc<Counters>,
-    touched: Touched,
+    touched: StreamPositions,
     pub(super) handle: Arc<MemHandle>,
     position: u64,
 }
@@ -136,7 +136,7 @@ pub(super) struct MemHandle {
     name: Arc<str>,
     on_pinned: OnPinned,
     // Last: the cache outlives what is in it.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<CacheInner>,
 }
 
 impl Drop for MemHandle {
@@ -185,7 +185,7 @@ impl Pool {
     }
 }
 
-impl Shared {
+impl CacheInner {
     /// A mapping for a memory file, with a number that no other has.
     /// Its folios may go to the spill file, if there is one, if `spills` says which pool is charged when they come
     /// back.
@@ -205,12 +205,12 @@ impl MemFile {
     fn new(handle: Arc<MemHandle>) -> Self {
         let (shared, mapping) = (&handle.shared, &handle.mapping);
         Self {
-            view: shared.filemap.arena.keeping_view(),
+            view: shared.filemap.arena.owned_view(),
             cell: mapping.cell(),
             id: mapping.id(),
             process: shared.process,
             counters: Arc::clone(&shared.filemap.counters),
-            touched: Touched::default(),
+            touched: StreamPositions::default(),
             position: 0,
             handle,
         }
@@ -241,9 +241,9 @@ impl MemFile {
             return Ok(0);
         }
         let len = buffer.len();
-        let touch = |grown: Grown<'_>, frame| self.touched.note(grown, frame, position, len);
+        let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
         let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
-        if hits.stopped == Stopped::Full {
+        if hits.stopped == HitStop::Full {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
@@ -252,8 +252,8 @@ impl MemFile {
 
     /// Ends a read of which `done` bytes are there.
     #[inline(never)]
-    fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: Stopped) -> Result<usize> {
-        let mut target = Whole::from(buffer, done);
+    fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: HitStop) -> Result<usize> {
+        let mut target = OneBuffer::from(buffer, done);
         let read = self.shmem_read(&mut target, position + done as u64, Some(why));
         let bytes = done + if done > 0 { read.unwrap_or(0) } else { read? };
         self.counters.add_hit(bytes as u64);
@@ -261,7 +261,7 @@ impl MemFile {
         Ok(bytes)
     }
 
-    fn shmem_read(&self, target: &mut impl Target, position: u64, why: Option<Stopped>) -> Result<usize> {
+    fn shmem_read(&self, target: &mut impl Target, position: u64, why: Option<HitStop>) -> Result<usize> {
         let MemHandle { shared, mapping, .. } = &*self.handle;
         shared.shmem.read(mapping, position, target, why)
     }
@@ -276,7 +276,7 @@ impl MemFile {
         if position >= FILE_BYTES_MAX {
             return Ok(0);
         }
-        let bytes = self.shmem_read(&mut Pieces::of(pieces), position, None)?;
+        let bytes = self.shmem_read(&mut BufferList::of(pieces), position, None)?;
         self.counters.add_hit(bytes as u64);
         Ok(bytes)
     }
@@ -348,7 +348,7 @@ impl MemFile {
     #[inline(never)]
     fn write_slowly(&self, bytes: &[u8], position: u64) -> Result<usize> {
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let written = shared.shmem.write(mapping, self.author(), position, bytes);
+        let written = shared.shmem.write(mapping, self.write_context(), position, bytes);
         written.map_err(|error| self.explain(error))
     }
 
@@ -372,7 +372,7 @@ impl MemFile {
     pub fn write_vectored_at(&self, pieces: &[IoSlice<'_>], position: u64) -> Result<usize> {
         self.check_process()?;
         check_range(position, pieces.iter().map(|piece| piece.len() as u64).sum())?;
-        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Gathered::of(pieces));
+        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], GatherCursor::of(pieces));
         loop {
             let bytes = rest.next(position + done as u64, &mut page);
             match self.write_at(bytes, position + done as u64) {
@@ -395,7 +395,7 @@ impl MemFile {
             return Ok(self.len());
         }
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let appended = shared.shmem.append(mapping, self.author(), bytes);
+        let appended = shared.shmem.append(mapping, self.write_context(), bytes);
         let (position, _, outcome) = appended.map_err(|error| self.explain(error))?;
         outcome.map(|()| position).map_err(|error| self.explain(error))
     }
@@ -494,7 +494,7 @@ impl MemFile {
     }
 
     /// Who writes by this handle.
-    pub(super) fn author(&self) -> (PoolNumber, &Touched, OnPinned) {
+    pub(super) fn write_context(&self) -> (PoolNumber, &StreamPositions, OnPinned) {
         (self.pool_number(), &self.touched, self.handle.on_pinned)
     }
 

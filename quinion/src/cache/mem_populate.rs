@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::error::Result;
 use crate::folio::PinnedFolios;
-use crate::shmem::{Shmem, Slice};
+use crate::shmem::{PopulateSlice, Shmem};
 
 use super::File;
 use super::mem_file::{MemFile, MemHandle};
@@ -31,11 +31,11 @@ impl MemFile {
         given.map_err(|error| self.explain(error))
     }
 
-    /// Fills `range`, in bytes, by what `source` puts into one [`Slice`] of it after the other: up to 2 MiB each,
-    /// straight into the memory that they will be read from. Returns how many bytes came: all, or fewer if `source`
-    /// left a slice before it was full, or failed, or memory ended (a next call tells). What came is there; behind it
-    /// the file is as it was, but that the page in which the source ended, and the folio around it, is filled up with
-    /// zeros if it had no bytes.
+    /// Fills `range`, in bytes, by what `source` puts into one [`PopulateSlice`] of it after the other: up to 2 MiB
+    /// each, straight into the memory that they will be read from. Returns how many bytes came: all, or fewer if
+    /// `source` left a slice before it was full, or failed, or memory ended (a next call tells). What came is there;
+    /// behind it the file is as it was, but that the page in which the source ended, and the folio around it, is filled
+    /// up with zeros if it had no bytes.
     ///
     /// While `source` runs, readers and writers of its slice wait for it, and so does who cuts or punches the file
     /// there, for whom others wait in turn: so it must not use this file itself, nor wait for somebody who does. No
@@ -46,11 +46,11 @@ impl MemFile {
     pub fn populate_with(
         &self,
         range: Range<u64>,
-        mut source: impl FnMut(&mut Slice<'_>) -> io::Result<()>,
+        mut source: impl FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64> {
         let range = self.inside(range)?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate(mapping, self.author(), range, &mut source);
+        let came = shared.shmem.populate(mapping, self.write_context(), range, &mut source);
         came.map_err(|error| self.explain(error))
     }
 
@@ -61,7 +61,7 @@ impl MemFile {
     pub fn populate_from_reader(&self, range: Range<u64>, mut reader: impl Read) -> Result<u64> {
         let range = self.inside(range)?;
         let MemHandle { shared, mapping, .. } = &*self.handle;
-        let came = shared.shmem.populate_from_reader(mapping, self.author(), range, &mut reader);
+        let came = shared.shmem.populate_from_reader(mapping, self.write_context(), range, &mut reader);
         came.map_err(|error| self.explain(error))
     }
 

@@ -43,13 +43,13 @@ use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{
-    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, OpenError, Parked, Reap, SyncKind,
-    WaitRoom, is_waking,
+    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, OpenError, ParkedBackend, ReapMode,
+    SyncKind, WaitQueue, is_waking,
 };
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
-use crate::filemap::{Filemap, GiveWay, Leftovers, MakesRoom};
+use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
 use crate::lease::Leases;
 use crate::mapping::Mapping;
 use crate::pressure::Pressure;
@@ -58,7 +58,7 @@ use crate::reclaim::NODE_BYTES;
 use crate::shmem::Shmem;
 use crate::spill::{Spill, SpillOptions, SpillStats};
 use crate::stats::Count;
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{
@@ -75,7 +75,7 @@ mod guest;
 mod mem_file;
 mod mem_populate;
 mod open;
-mod outside;
+mod coherence;
 mod io;
 mod lock;
 mod pool;
@@ -83,9 +83,11 @@ mod residency;
 mod stats;
 mod write;
 
-pub use crate::filemap::{ReadaheadUse, Resized};
+pub use crate::filemap::{ReadaheadUse, ResizeOutcome};
 pub use crate::guest::GuestSlice;
 pub use batch::BatchRead;
+pub use coherence::{Coherence, CoherenceInForce};
+use coherence::{CoherenceState, ObservedTimes};
 pub use file::{File, ReadOptions};
 pub use future::ReadFuture;
 pub use guest::{GuestMemory, Image, ImageStats};
@@ -93,11 +95,9 @@ pub use io::Metadata;
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
 use open::Access;
 pub use open::{Durability, OpenOptions};
-pub use outside::{Outside, OutsideInForce};
-use outside::{Told, Watch};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
-pub use residency::{Residency, Resident, Residents};
+pub use residency::{Residency, ResidentRange, ResidentRanges};
 pub use stats::Stats;
 pub use write::{BatchWrite, WriteOptions};
 
@@ -113,7 +113,7 @@ const READAHEAD_BYTES_MAX: u64 = 8 << 20;
 /// A page cache of this process. Cheap to clone; clones share it.
 #[derive(Clone)]
 pub struct Cache {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CacheInner>,
 }
 
 impl fmt::Debug for Cache {
@@ -129,14 +129,14 @@ impl fmt::Debug for Cache {
 
 /// What the clones of a cache share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct CacheInner {
     pub(crate) filemap: Arc<Filemap>,
     /// The paths of memory files.
     shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
     /// Keep the upkeep's duties known.
-    _duties: (Arc<Leftovers>, Arc<MakesRoom>, Option<Arc<GiveWay>>),
+    _duties: (Arc<DeferredShrink>, Arc<BackgroundReclaim>, Option<Arc<Shrinker>>),
     table: RankedMutex<Table>,
     pools: pool::Directory,
     pub(crate) process: ForkGuard,
@@ -152,7 +152,7 @@ pub(crate) struct Shared {
 /// Which mapping is which file's.
 #[derive(Debug, Default)]
 struct Table {
-    files: HashMap<Identity, Known>,
+    files: HashMap<Identity, KnownFile>,
     /// Mappings without handles, by when they became so.
     idle: BTreeMap<u64, Identity>,
     idle_clock: u64,
@@ -160,15 +160,15 @@ struct Table {
     looked_from: u64,
     last_id: u32,
     /// What stands for files whose descriptors were let go of, and may be open for what is in flight.
-    closing: Vec<Parked>,
+    closing: Vec<ParkedBackend>,
     /// Idle mappings that are forgotten soon: since when they are idle, by the table's clock and by the system's.
     lingering: Vec<(u64, Instant)>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownFile {
     mapping: Arc<Mapping>,
-    watch: Arc<Watch>,
+    watch: Arc<CoherenceState>,
     handles: usize,
     idle_since: Option<u64>,
     /// While it has no descriptor: by which mount its file was open.
@@ -178,7 +178,7 @@ struct Known {
 /// What is to be done, without the lock, when the table has changed: mappings that are forgotten, and backends whose
 /// place was taken.
 #[derive(Debug, Default)]
-struct LetGo {
+struct DeferredRelease {
     mappings: Vec<Arc<Mapping>>,
     backends: Vec<Arc<dyn Backend>>,
 }
@@ -362,7 +362,7 @@ impl Builder {
         let reservation = Reservation { memory_max: self.memory_max.unwrap_or(memory), swap: self.swap };
         let arena = Arena::build_within(ArenaOptions { memory }, reservation);
         let arena = arena.map_err(|e| Repr::Build(Box::new(e)))?;
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let engine = Engine::new(Arc::clone(&room), self.engine);
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
@@ -384,11 +384,11 @@ impl Builder {
             ReadaheadStyle::KernelLike => Config::kernel_like(readahead_pages, EXTENT_PAGES, orders.max),
         };
         let readahead = readahead.orders(orders.min, orders.max);
-        let shared = Shared {
+        let shared = CacheInner {
             _duties: (
-                Leftovers::of(&filemap),
-                MakesRoom::of(&filemap),
-                self.pressure.map(|pressure| GiveWay::begin(&filemap, pressure)),
+                DeferredShrink::of(&filemap),
+                BackgroundReclaim::of(&filemap),
+                self.pressure.map(|pressure| Shrinker::begin(&filemap, pressure)),
             ),
             shmem: Shmem::new(Arc::clone(&filemap)),
             filemap,
@@ -572,11 +572,11 @@ impl Cache {
         Ok(file)
     }
 
-    /// Gives up all read leases ([`Outside::Lease`](crate::Outside::Lease)); what is cached stays. For a process that
-    /// is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for it
-    /// as long as the system lets him, 45 seconds as a rule. No lease is asked for in the next second. Until there is
-    /// one again the file is looked at before each read of this process, and viewers leave what they have open of it to
-    /// the kernel. Waits for nobody but holders of locks.
+    /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); what is cached stays. For a process
+    /// that is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for
+    /// it as long as the system lets him, 45 seconds as a rule. No lease is asked for in the next second. Until there
+    /// is one again the file is looked at before each read of this process, and viewers leave what they have open of it
+    /// to the kernel. Waits for nobody but holders of locks.
     pub fn give_up_leases(&self) {
         if !self.shared.process.is_forked() {
             self.shared.leases.give_up_all();
@@ -594,15 +594,15 @@ impl Cache {
     /// Larger: the cache may grow from now on. Smaller: it does not grow from now on, whole extents of 2 MiB are
     /// emptied, those first that cost least, and their memory goes back to the machine; readers go on meanwhile, here
     /// and in viewers. Takes some milliseconds for each hundred extents, waits for locks of files, and up to half a
-    /// second for reads in flight. It does not wait for pins: what they keep is [`Resized::slack_bytes`], and goes
-    /// when they go.
+    /// second for reads in flight. It does not wait for pins: what they keep is [`ResizeOutcome::slack_bytes`], and
+    /// goes when they go.
     ///
     /// The window of readahead and the largest folio stay as they were when the cache was built.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): the bound is out of range, or too small for what
     /// pools protect, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
-    pub fn resize(&self, bytes: u64) -> Result<Resized> {
+    pub fn resize(&self, bytes: u64) -> Result<ResizeOutcome> {
         self.check_process()?;
         // Held until the bound is in force, beside which whoever protects more then looks at what is left.
         let pools = self.shared.pools.lock();
@@ -718,7 +718,7 @@ impl Cache {
 
     /// Closes the descriptor of each file with its last handle, from now on: for a cache that reads on behalf of other
     /// programs, who cannot know that somebody else has their files open. Pages stay where the next open can tell that
-    /// they are the file's: see [`Shared::release`].
+    /// they are the file's: see [`CacheInner::release`].
     pub(crate) fn park_idle_files(&self) {
         self.shared.parks.store(true, Ordering::Relaxed);
     }
@@ -726,7 +726,7 @@ impl Cache {
     /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known
     /// now, and nothing that was let go of is in flight still.
     pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
-        let mut gone = LetGo::default();
+        let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
         let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
         let is_written = |identity| table.files[identity].mapping.dirty_pages().total() == 0;
@@ -743,7 +743,7 @@ impl Cache {
     /// Forgets the files that nobody has opened again for a second, of those that are kept open only because their
     /// mount has no number of its own. Which they were, by device and inode.
     pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
-        let (mut gone, mut names) = (LetGo::default(), Vec::new());
+        let (mut gone, mut names) = (DeferredRelease::default(), Vec::new());
         let mut table = self.shared.table.lock();
         let (due, not_yet) = std::mem::take(&mut table.lingering)
             .into_iter()
@@ -785,7 +785,7 @@ impl Cache {
     }
 }
 
-impl Shared {
+impl CacheInner {
     /// The mapping of the file that `attributes` are of, with one handle more.
     /// From now on it is written by `backend`, if `writes` says so and it is not by another.
     fn mapping_of(
@@ -793,7 +793,7 @@ impl Shared {
         backend: Arc<dyn Backend>,
         attributes: &Attributes,
         writes: bool,
-    ) -> Result<(Arc<Mapping>, Arc<Watch>)> {
+    ) -> Result<(Arc<Mapping>, Arc<CoherenceState>)> {
         let mut table = self.table.lock();
         // Known by the same identity, and not to be believed: another file, or another content. It is taken for new.
         let outdated = table.outdated(&*backend, attributes);
@@ -832,8 +832,8 @@ impl Shared {
             mapping.write_by(backend);
         }
         self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
-        let watch = Watch::new(&mapping, &self.filemap, &self.leases);
-        let known = Known {
+        let watch = CoherenceState::new(&mapping, &self.filemap, &self.leases);
+        let known = KnownFile {
             mapping: Arc::clone(&mapping),
             watch: Arc::clone(&watch),
             handles: 1,
@@ -856,8 +856,8 @@ impl Shared {
     }
 
     /// A handle on `mapping` is gone.
-    fn release(&self, mapping: &Arc<Mapping>, watch: &Watch, policy: Outside) {
-        let mut gone = LetGo::default();
+    fn release(&self, mapping: &Arc<Mapping>, watch: &CoherenceState, policy: Coherence) {
+        let mut gone = DeferredRelease::default();
         let parks = self.parks.load(Ordering::Relaxed);
         // Asked before the lock of the table, which is not held while a lease's is waited for.
         let told = if parks { watch.told_by_times(policy) } else { None };
@@ -884,7 +884,7 @@ impl Shared {
     }
 
     /// What the table has let go of goes: with its lock given back, since closing a file may wait for its file system.
-    fn end_all(&self, gone: LetGo) {
+    fn end_all(&self, gone: DeferredRelease) {
         for mapping in gone.mappings {
             self.filemap.reclaim.remove_mapping(mapping.id());
         }
@@ -901,8 +901,8 @@ impl Shared {
             .collect();
         drop(table);
         let told: Vec<_> =
-            idle.into_iter().map(|(since, watch)| (since, watch.told_by_times(Outside::Lease))).collect();
-        let mut gone = LetGo::default();
+            idle.into_iter().map(|(since, watch)| (since, watch.told_by_times(Coherence::Lease))).collect();
+        let mut gone = DeferredRelease::default();
         table = self.table.lock();
         for (since, told) in told {
             table.park(since, told, false, &mut gone);
@@ -914,13 +914,13 @@ impl Shared {
             && begun.elapsed() < RELEASE_MAX
         {
             // What is in flight keeps a descriptor, and completions come to who fetches them.
-            place.reap(Reap::Ready, &mut || false);
+            place.reap(ReapMode::Ready, &mut || false);
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
     /// One of the files that were let go of and are open for what is in flight, if there is one.
-    fn closing(&self) -> Option<Parked> {
+    fn closing(&self) -> Option<ParkedBackend> {
         let mut table = self.table.lock();
         table.closing.retain(|parked| !parked.is_closed());
         table.closing.first().cloned()
@@ -1015,7 +1015,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for CacheInner {
     fn drop(&mut self) {
         if self.process.is_forked() {
             return;
@@ -1070,13 +1070,13 @@ impl Table {
     }
 
     /// A mapping has lost its last handle: it goes if it has no folios, else it becomes idle. Returns since when.
-    fn retire(&mut self, identity: Identity, gone: &mut LetGo) -> u64 {
+    fn retire(&mut self, identity: Identity, gone: &mut DeferredRelease) -> u64 {
         let now = self.idle_clock;
         self.idle_clock += 1;
         self.idle.insert(now, identity);
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
-        known.mapping.give_back_nodes(Locks::Wait);
+        known.mapping.give_back_nodes(LockWait::Wait);
         // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake
         // it.
         if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
@@ -1086,7 +1086,7 @@ impl Table {
     }
 
     /// The oldest idle ones go that are more than `idle_max` and have nothing to be written.
-    fn bound_idle(&mut self, idle_max: usize, gone: &mut LetGo) {
+    fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
             // What is not in its file yet stays known, however many that are.
             let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
@@ -1100,7 +1100,13 @@ impl Table {
     /// file's times will tell whether it still has it, is the version that they are of; else it is forgotten. One that
     /// has something to be written stays as it is; and, if it `may_linger`, one of a mount that has no number, for
     /// [`Cache::forget_lingering`].
-    fn park(&mut self, since: u64, told: Option<Told>, may_linger: bool, gone: &mut LetGo) {
+    fn park(
+        &mut self,
+        since: u64,
+        told: Option<ObservedTimes>,
+        may_linger: bool,
+        gone: &mut DeferredRelease,
+    ) {
         let Some(identity) = self.idle.get(&since) else { return };
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
@@ -1108,7 +1114,7 @@ impl Table {
         if mapping.dirty_pages().total() > 0 {
             return;
         }
-        let is_told = told == Some(Told::of(mapping)) && mapping.writes_by().is_none();
+        let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writes_by().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
             if is_told && may_linger {
                 return self.lingering.push((since, Instant::now()));
@@ -1121,7 +1127,7 @@ impl Table {
     }
 
     /// The descriptor of the file whose place that has is let go of.
-    fn note_closing(&mut self, place: Parked) {
+    fn note_closing(&mut self, place: ParkedBackend) {
         self.closing.retain(|parked| !parked.is_closed());
         self.closing.push(place);
     }
@@ -1130,11 +1136,12 @@ impl Table {
     fn outdated(&mut self, backend: &dyn Backend, now: &Attributes) -> Option<Arc<Mapping>> {
         let known = self.files.get(&now.identity)?;
         let mount = known.parked_on?;
-        let is_same = backend.mount() == Some(mount) && Told::of(&known.mapping) == Told::by(now);
+        let is_same =
+            backend.mount() == Some(mount) && ObservedTimes::of(&known.mapping) == ObservedTimes::by(now);
         if is_same { None } else { self.forget(known.idle_since?) }
     }
 
-    fn forget_into(&mut self, since: u64, gone: &mut LetGo) {
+    fn forget_into(&mut self, since: u64, gone: &mut DeferredRelease) {
         let Some(mapping) = self.forget(since) else { return };
         let backends = [Some(mapping.backend()), mapping.writes_by().cloned()];
         let places = backends.into_iter().flatten().filter_map(|backend| backend.parked());
@@ -1168,11 +1175,11 @@ struct OpenRequest<'a> {
 /// One open of a file; the last clone gives its mapping back.
 #[derive(Debug)]
 pub(crate) struct Handle {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CacheInner>,
     pub(crate) mapping: Arc<Mapping>,
     /// `None`: the default pool.
     pool: Option<Arc<PoolShare>>,
-    watch: Arc<Watch>,
+    watch: Arc<CoherenceState>,
     /// What it may do.
     access: Access,
     /// How far it has been told of errors of writing.

@@ -13,7 +13,7 @@
 use crate::error::{Repr, Result};
 use crate::filemap::OnPinned;
 
-use super::Outside;
+use super::Coherence;
 
 /// How a file is opened, as [`std::fs::OpenOptions`]. The default reads a file that exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -26,7 +26,7 @@ pub struct OpenOptions {
     durability: Durability,
     uncached: bool,
     on_pinned: OnPinned,
-    outside: Outside,
+    outside: Coherence,
     unseen: bool,
 }
 
@@ -127,7 +127,7 @@ impl OpenOptions {
         self
     }
     /// What the handle does about others who may change the file. The default is to look now and then.
-    pub fn outside(&mut self, outside: Outside) -> &mut Self {
+    pub fn coherence(&mut self, outside: Coherence) -> &mut Self {
         self.outside = outside;
         self
     }
@@ -156,13 +156,17 @@ impl OpenOptions {
     /// How a local file is opened for writing. It is emptied when its mapping is known, not here: its pages go with
     /// its bytes.
     pub(super) fn for_backend(&self) -> crate::backend::WriteOptions {
-        use crate::backend::{Creation, Start};
+        use crate::backend::{Creation, InitialContent};
         let creation = match self.creation {
             New::No => Creation::MustExist,
             New::May => Creation::IfMissing,
             New::Must => Creation::MustBeNew,
         };
-        crate::backend::WriteOptions { creation, start: Start::Kept, mode: self.mode.unwrap_or(0o666) }
+        crate::backend::WriteOptions {
+            creation,
+            start: InitialContent::Kept,
+            mode: self.mode.unwrap_or(0o666),
+        }
     }
     /// What the handle may do.
     pub(super) fn access(&self) -> Access {
@@ -197,5 +201,5 @@ pub(crate) struct Access {
     /// What it does to pinned bytes.
     pub on_pinned: OnPinned,
     /// What it does about others.
-    pub outside: Outside,
+    pub outside: Coherence,
 }

@@ -33,7 +33,7 @@ use crate::reclaim::PoolCounts;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{PAGE_SIZE, POOLS_MAX, PoolNumber};
 
-use super::{Cache, File, OpenOptions, OpenRequest, Shared};
+use super::{Cache, CacheInner, File, OpenOptions, OpenRequest};
 
 /// What a pool may have, and should keep. The default is no limit and nothing protected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -95,7 +95,7 @@ pub struct Pool {
 
 /// What keeps a pool alive.
 pub(crate) struct PoolShare {
-    shared: Arc<Shared>,
+    shared: Arc<CacheInner>,
     pub(super) number: PoolNumber,
     pub(super) name: Arc<str>,
 }
@@ -191,7 +191,7 @@ impl Cache {
     }
 }
 
-impl Shared {
+impl CacheInner {
     fn alive_pools(&self) -> Vec<Arc<PoolShare>> {
         self.pools.lock().iter().flatten().filter_map(Weak::upgrade).collect()
     }

@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use crate::error::{Repr, Result};
-use crate::mapping::{PageState, Stretches};
+use crate::mapping::{PageState, StateRanges};
 use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
@@ -21,7 +21,7 @@ use super::{File, Handle};
 /// Pages of a range that follow each other and are in one state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Resident {
+pub struct ResidentRange {
     /// The bytes that they are: whole pages, but for the file's last.
     pub bytes: Range<u64>,
     /// How many pages they are.
@@ -48,8 +48,8 @@ pub struct Residency {
 
 /// Ranges of a file by what is cached of them, in rising order; made by [`File::residents`].
 #[derive(Debug)]
-pub struct Residents<'f> {
-    stretches: Stretches<'f>,
+pub struct ResidentRanges<'f> {
+    stretches: StateRanges<'f>,
     size: u64,
     process: ForkGuard,
 }
@@ -73,7 +73,7 @@ impl File {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
-    pub fn residents(&self, position: u64, len: u64) -> Result<Residents<'_>> {
+    pub fn residents(&self, position: u64, len: u64) -> Result<ResidentRanges<'_>> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
@@ -81,12 +81,12 @@ impl File {
         let size = mapping.size();
         let end = PageIndex(pages_of_bytes(position.saturating_add(len).min(size)));
         let from = if len == 0 { end } else { PageIndex::of_byte(position) };
-        Ok(Residents { stretches: mapping.stretches(from, end), size, process: shared.process })
+        Ok(ResidentRanges { stretches: mapping.state_ranges(from, end), size, process: shared.process })
     }
 }
 
 impl Residency {
-    fn add(&mut self, resident: &Resident) {
+    fn add(&mut self, resident: &ResidentRange) {
         let number = match resident.state {
             PageState::Cached => &mut self.cached_pages,
             PageState::Filling => &mut self.filling_pages,
@@ -98,16 +98,16 @@ impl Residency {
     }
 }
 
-impl Iterator for Residents<'_> {
-    type Item = Resident;
+impl Iterator for ResidentRanges<'_> {
+    type Item = ResidentRange;
 
-    fn next(&mut self) -> Option<Resident> {
+    fn next(&mut self) -> Option<ResidentRange> {
         if self.process.is_forked() {
             return None;
         }
         let stretch = self.stretches.next()?;
         let from = stretch.first.first_byte();
         let end = from.saturating_add(stretch.pages.saturating_mul(PAGE_SIZE as u64)).min(self.size);
-        Some(Resident { bytes: from..end, pages: stretch.pages, state: stretch.state })
+        Some(ResidentRange { bytes: from..end, pages: stretch.pages, state: stretch.state })
     }
 }

@@ -34,7 +34,7 @@ use std::ops::Range;
 
 use crate::backend::SyncKind;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{Author, Passing};
+use crate::filemap::{UncachedRead, WriteContext};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
@@ -176,7 +176,7 @@ impl File {
     fn write_slowly(&self, bytes: &[u8], position: u64, plain: bool) -> Result<usize> {
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = if plain { None } else { Some(self.passing()?) };
-        shared.filemap.write(mapping, self.author(passing.as_ref()), position, bytes)
+        shared.filemap.write(mapping, self.write_context(passing.as_ref()), position, bytes)
     }
 
     /// Writes all of `bytes` at byte `position`.
@@ -202,7 +202,7 @@ impl File {
         let len = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.check_writes()?;
         check_range(position, len)?;
-        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], Gathered::of(pieces));
+        let (mut done, mut page, mut rest) = (0, [0; PAGE_SIZE], GatherCursor::of(pieces));
         loop {
             let bytes = rest.next(position + done as u64, &mut page);
             match self.write_at_with(bytes, position + done as u64, later) {
@@ -283,7 +283,7 @@ impl File {
         let Handle { shared, mapping, access, .. } = &*self.handle;
         let passing = if options.uncached | self.is_uncached() { Some(self.passing()?) } else { None };
         let (position, written, outcome) =
-            shared.filemap.append(mapping, self.author(passing.as_ref()), bytes)?;
+            shared.filemap.append(mapping, self.write_context(passing.as_ref()), bytes)?;
         let durability = options.durability.unwrap_or(access.durability);
         self.make_durable(durability, position..position + written as u64)?;
         Ok((position, written, outcome))
@@ -408,8 +408,8 @@ impl File {
     }
 
     /// Who writes by this handle.
-    fn author<'a>(&'a self, passing: Option<&'a Passing<'a>>) -> Author<'a> {
-        Author::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
+    fn write_context<'a>(&'a self, passing: Option<&'a UncachedRead<'a>>) -> WriteContext<'a> {
+        WriteContext::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
     }
 
     #[inline]
@@ -425,12 +425,12 @@ impl File {
 }
 
 /// Pieces that follow each other, of which `at` bytes of the first have been handed out.
-pub(super) struct Gathered<'a, 'b> {
+pub(super) struct GatherCursor<'a, 'b> {
     pieces: &'a [IoSlice<'b>],
     at: usize,
 }
 
-impl<'a, 'b> Gathered<'a, 'b> {
+impl<'a, 'b> GatherCursor<'a, 'b> {
     pub fn of(pieces: &'a [IoSlice<'b>]) -> Self {
         Self { pieces, at: 0 }
     }

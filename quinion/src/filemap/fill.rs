@@ -51,12 +51,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::arena::{Amount, Arena, Completed, Fit, Put, Run, View};
-use crate::backend::{Fill, FillRun, FillSink, Place, Reap, Version, WaitRoom, WakesHeldBack};
-use crate::lists::{Charge, Promise};
+use crate::arena::{AllocAmount, Arena, FillEnd, FrameAlignment, FrameRun, PutOutcome, View};
+use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, ReapMode, Version, WaitQueue};
+use crate::background::BackgroundThread;
+use crate::lists::{Charge, ListReservation};
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Backing, Consumed, Fate, Mapping, MappingGuard, NewFolio, Purpose,
-    Shape, cut,
+    AddedFolio, AddedRuns, AskedFor, Backing, FolioLifetime, FolioShape, InsertPurpose, Mapping,
+    MappingGuard, NewFolio, ShadowObserver, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -64,16 +65,15 @@ use crate::reclaim::{Protection, Reclaim};
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, Rank, RankedMutex, RankedReadGuard};
+use crate::sync::{LockWait, Rank, RankedMutex, RankedReadGuard};
 use crate::tuning::{Descent, Insertion, Tuning};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
-use crate::upkeep::Upkeep;
 use crate::writeback::{Writeback, WritebackOptions};
-use crate::xarray::Stop;
+use crate::xarray::RangeStop;
 
-use super::read::Patience;
+use super::read::WaitPolicy;
 use super::refault::Refaults;
-use super::uncached::Behind;
+use super::uncached::DropBehindState;
 
 /// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
@@ -98,13 +98,13 @@ const STALL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Filemap {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) room: Arc<WaitRoom>,
+    pub(crate) room: Arc<WaitQueue>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
     /// Dirty pages on their way to their files.
     pub(crate) writeback: Arc<Writeback>,
     /// What nobody waits for.
-    pub(crate) upkeep: Upkeep,
+    pub(crate) upkeep: BackgroundThread,
     /// Whether room is made before it is needed.
     pub(super) makes_room: bool,
     /// Where folios of memory files go when memory is short, if there is such a place.
@@ -128,7 +128,7 @@ pub struct Filemap {
 
 /// How much the caller needs the first missing page of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Need {
+pub(crate) enum FillUrgency {
     /// It was asked for, and the caller will wait for it: worth waiting for memory.
     Asked,
     /// It may come handy.
@@ -139,7 +139,7 @@ pub(crate) enum Need {
 
 /// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Next {
+pub(crate) enum AfterSubmit {
     /// It waits for this page, and reaps, if what it has submitted brings that page: nobody else can have brought it
     /// before it reaped, so the reap comes for sure. Of others' pages that is not so.
     Reap(PageIndex),
@@ -149,7 +149,7 @@ pub(crate) enum Next {
 
 /// Pages that need frames.
 #[derive(Clone, Copy, Debug)]
-struct Wanted<'g> {
+struct WantedFrames<'g> {
     /// Where they are, as (first page, pages).
     gaps: &'g [(PageIndex, u32)],
     /// How many they are.
@@ -158,12 +158,12 @@ struct Wanted<'g> {
     align: Order,
     /// How many are evicted at a time for them, under pressure.
     at_a_time: u32,
-    locks: Locks,
+    locks: LockWait,
 }
 
 /// Where room is short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Within {
+enum RoomScope {
     /// In the cache as a whole.
     Cache,
     /// Below the limit of the reader's pool.
@@ -172,26 +172,26 @@ enum Within {
 
 /// What an uncached reader lacks for a window.
 #[derive(Clone, Copy, Debug)]
-struct Lack {
+struct Shortfall {
     pool: PoolNumber,
-    within: Within,
+    within: RoomScope,
     /// Pages for which there is no room.
     pages: u32,
     /// Pages in all that it is to have, if that can be.
     least: u32,
-    locks: Locks,
+    locks: LockWait,
 }
 
 /// A window that an uncached read is about to put into the cache, until it is listed, or is not to be had.
 #[derive(Debug)]
-pub(super) struct Coming<'f> {
+pub(super) struct Reservation<'f> {
     filemap: &'f Filemap,
     pages: Cell<u64>,
     /// Somebody has asked for its first page.
     is_asked: bool,
 }
 
-impl<'f> Coming<'f> {
+impl<'f> Reservation<'f> {
     fn of(filemap: &'f Filemap, gaps: &[(PageIndex, u32)], is_asked: bool) -> Self {
         let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
         filemap.uncached_coming.fetch_add(pages, Ordering::Relaxed);
@@ -204,8 +204,8 @@ impl<'f> Coming<'f> {
     }
 
     /// Whether it takes of others what it needs to begin.
-    fn may_press(&self, locks: Locks) -> bool {
-        self.is_asked && locks == Locks::Wait
+    fn may_press(&self, locks: LockWait) -> bool {
+        self.is_asked && locks == LockWait::Wait
     }
 
     /// It is of so many pages at most.
@@ -216,7 +216,7 @@ impl<'f> Coming<'f> {
     }
 }
 
-impl Drop for Coming<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.keep(0);
     }
@@ -224,9 +224,9 @@ impl Drop for Coming<'_> {
 
 /// What became of a wish to fill a window.
 #[derive(Debug)]
-pub(crate) enum Filled {
+pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
-    Submitted(Arc<Batch>),
+    Submitted(Arc<WindowFills>),
     /// Every page of it is there, or on its way by somebody else.
     Nothing,
     /// No frame or no node could be had for its first missing page.
@@ -242,7 +242,7 @@ impl Filemap {
     ///
     /// # Panics
     /// If the smallest is larger than the largest.
-    pub fn new(arena: Arc<Arena>, room: Arc<WaitRoom>, folio_orders: Orders, tuning: Tuning) -> Self {
+    pub fn new(arena: Arc<Arena>, room: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
         let writeback = WritebackOptions::default();
@@ -257,7 +257,7 @@ impl Filemap {
             arena,
             room,
             counters,
-            upkeep: Upkeep::new(),
+            upkeep: BackgroundThread::new(),
             makes_room: false,
             spill: None,
             resizing: RankedMutex::new(Rank::Resize, ()),
@@ -311,7 +311,7 @@ impl Filemap {
         &self.writeback
     }
 
-    /// The same, and the upkeep makes room before it is needed; see `background.rs`.
+    /// The same, and the upkeep makes room before it is needed; see `background_reclaim.rs`.
     #[must_use]
     pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
         self.makes_room = makes_room;
@@ -324,59 +324,63 @@ impl Filemap {
     }
 
     /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in
-    /// `wanted` were asked for. May wait for locks with [`Patience::Wait`], and for memory with [`Need::Asked`],
-    /// which is not for those who have others' fills there already; never for the window's own bytes.
+    /// `wanted` were asked for. May wait for locks with [`WaitPolicy::Wait`], and for memory with
+    /// [`FillUrgency::Asked`], which is not for those who have others' fills there already; never for the window's own
+    /// bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
-        together: &mut Together<'_>,
+        together: &mut SubmitBatch<'_>,
         window: Window,
         wanted: Range<PageIndex>,
-        need: Need,
-        patience: Patience,
-    ) -> Filled {
-        debug_assert!(need != Need::Asked || together.fills.is_empty(), "nobody waits with fills in hand");
+        need: FillUrgency,
+        wait_policy: WaitPolicy,
+    ) -> FillOutcome {
+        debug_assert!(
+            need != FillUrgency::Asked || together.fills.is_empty(),
+            "nobody waits with fills in hand"
+        );
         let mapping = together.mapping;
         let window = self.whole_folios(window, mapping.size_pages());
         if window.pages == self.folio_orders.min.pages()
             && window.stream.is_none()
-            && let Some(filled) = self.insert_folio(together, window, &wanted, need, patience)
+            && let Some(filled) = self.insert_folio(together, window, &wanted, need, wait_policy)
         {
             return filled;
         }
         // 1 What is not there.
-        let Some(mut gaps) = self.gaps(mapping, window, patience) else { return Filled::Busy };
+        let Some(mut gaps) = self.gaps(mapping, window, wait_policy) else { return FillOutcome::Busy };
         if gaps.is_empty() {
-            return Filled::Nothing;
+            return FillOutcome::Nothing;
         }
-        if patience == Patience::Now && !mapping.backend().has_room(together.fills.len() + gaps.len()) {
-            return Filled::Busy;
+        if wait_policy == WaitPolicy::Now && !mapping.backend().has_room(together.fills.len() + gaps.len()) {
+            return FillOutcome::Busy;
         }
         // 2 A charge for it, and frames.
         let (pool, fate) = (together.pool, together.fate());
         let is_asked = wanted.contains(&gaps[0].0);
-        let coming = (fate == Fate::DropsBehind).then(|| Coming::of(self, &gaps, is_asked));
+        let coming = (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(self, &gaps, is_asked));
         let how = (need, coming.as_ref());
-        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, how, patience.locks());
+        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, how, wait_policy.locks());
         let (charge, frames) = match room {
             Ok(room) => room,
             Err(refused) => return refused,
         };
         let runs = deal_out(&gaps, &frames);
         // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
-        if together.hold_off(patience).is_none() {
+        if together.hold_off(wait_policy).is_none() {
             self.free_runs(&runs);
-            return Filled::Busy;
+            return FillOutcome::Busy;
         }
         let mut refaults = Refaults::default();
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
-        let Some(promise) = self.promise_places(mapping, &runs, patience) else {
+        let Some(promise) = self.promise_places(mapping, &runs, wait_policy) else {
             self.free_runs(&runs);
-            return self.nodes_ran_out(pool, patience);
+            return self.nodes_ran_out(pool, wait_policy);
         };
         let orders = self.orders_for(window);
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
-        let Some(added) = self.insert((pool, mapping), shape, runs, patience, &mut refaults) else {
-            return Filled::Busy;
+        let shape = FolioShape { orders, marker: window.marker, purpose: InsertPurpose::Read, wanted, fate };
+        let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
+            return FillOutcome::Busy;
         };
         self.list(&added.inserted, window, shape, promise.with_charge(charge));
         if let (Some(behind), Some(first), Some(last)) =
@@ -386,8 +390,8 @@ impl Filemap {
         }
         if added.inserted.is_empty() {
             return match added.stop {
-                Stop::NoNode => self.nodes_ran_out(pool, patience),
-                _ => Filled::Nothing,
+                RangeStop::NoNode => self.nodes_ran_out(pool, wait_policy),
+                _ => FillOutcome::Nothing,
             };
         }
         // 4 A request for each run.
@@ -400,14 +404,14 @@ impl Filemap {
     /// nothing has happened then, and the window goes the long way, which makes room and asks the device for its.
     fn insert_folio(
         self: &Arc<Self>,
-        together: &mut Together<'_>,
+        together: &mut SubmitBatch<'_>,
         window: Window,
         wanted: &Range<PageIndex>,
-        need: Need,
-        patience: Patience,
-    ) -> Option<Filled> {
-        let Together { mapping, pool, .. } = *together;
-        if patience.locks() == Locks::Try || mapping.places().is_some() {
+        need: FillUrgency,
+        wait_policy: WaitPolicy,
+    ) -> Option<FillOutcome> {
+        let SubmitBatch { mapping, pool, .. } = *together;
+        if wait_policy.locks() == LockWait::Try || mapping.places().is_some() {
             return None;
         }
         // 2
@@ -419,37 +423,37 @@ impl Filemap {
         let frame = self.arena.alloc(order)?;
         let run = FillRun { index: window.start, frame, pages: window.pages };
         // 3
-        together.hold_off(patience);
-        let Some(promise) = self.promise_places(mapping, &[run], patience) else {
+        together.hold_off(wait_policy);
+        let Some(promise) = self.promise_places(mapping, &[run], wait_policy) else {
             self.arena.free(frame, order);
-            return Some(self.nodes_ran_out(pool, patience));
+            return Some(self.nodes_ran_out(pool, wait_policy));
         };
         let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
         let (orders, fate) = (Orders { min: order, max: order }, together.fate());
-        let shape = Shape { orders, marker: window.marker, purpose: Purpose::Read, wanted, fate };
+        let shape = FolioShape { orders, marker: window.marker, purpose: InsertPurpose::Read, wanted, fate };
         let folio = NewFolio { index: run.index, frame, order };
         let added = match run.index.0 < mapping.size_pages() {
-            true => mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {}),
+            true => mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}),
             false => AddedFolio::Present, // the file has become shorter: nothing is missing there
         };
         let mut refaults = Refaults::default();
         match added {
-            AddedFolio::Added { shadow: Some(shadow) } if fate == Fate::Stays => {
+            AddedFolio::Added { shadow: Some(shadow) } if fate == FolioLifetime::Stays => {
                 self.note_refault(pool, frame, shadow, &mut refaults);
             }
             AddedFolio::Added { .. } => {}
             AddedFolio::Present => {
                 self.arena.free(frame, order);
-                return Some(Filled::Nothing);
+                return Some(FillOutcome::Nothing);
             }
             AddedFolio::NoNode => {
                 self.arena.free(frame, order);
-                return Some(self.nodes_ran_out(pool, patience));
+                return Some(self.nodes_ran_out(pool, wait_policy));
             }
         }
-        self.ask_for_room(window);
+        self.wake_background_reclaim(window);
         if promise.entries() > 0 {
-            let came = came(run.index, order, window, shape);
+            let came = completion_of(run.index, order, window, shape);
             self.reclaim.list([(frame, came)], promise.with_charge(charge));
         }
         if let Some(behind) = together.behind {
@@ -462,34 +466,44 @@ impl Filemap {
     /// Makes a request for each run that went into the tree, and counts what went.
     fn begin_fills(
         self: &Arc<Self>,
-        together: &mut Together<'_>,
+        together: &mut SubmitBatch<'_>,
         runs: &[FillRun],
         refaults: Refaults,
-        need: Need,
-    ) -> Filled {
+        need: FillUrgency,
+    ) -> FillOutcome {
         let (pool, pages) = (together.pool, pages_of(runs));
-        let batch =
-            Arc::new(Batch::new(Arc::clone(self), Arc::clone(together.mapping), pool, runs[0], refaults));
+        let batch = Arc::new(WindowFills::new(
+            Arc::clone(self),
+            Arc::clone(together.mapping),
+            pool,
+            runs[0],
+            refaults,
+        ));
         self.reclaim.count_inserted(pool, pages, refaults.pages);
         self.counters.add(Count::Inserted, pages);
-        if need == Need::Hinted {
+        if need == FillUrgency::Hinted {
             self.counters.add(Count::WillNeed, pages);
         }
         if refaults.pages > 0 {
             self.count_refaults(refaults);
         }
         self.add_fills(&batch, runs, &mut together.fills);
-        Filled::Submitted(batch)
+        FillOutcome::Submitted(batch)
     }
 
     /// What of `window` no folio covers, as (first page, pages). `None` if the lock is busy and the caller does not
     /// wait. A window of one folio comes here only if memory is short: one way down is enough for it.
-    fn gaps(&self, mapping: &Mapping, window: Window, patience: Patience) -> Option<Vec<(PageIndex, u32)>> {
+    fn gaps(
+        &self,
+        mapping: &Mapping,
+        window: Window,
+        wait_policy: WaitPolicy,
+    ) -> Option<Vec<(PageIndex, u32)>> {
         if window.pages == self.folio_orders.min.pages() {
             return Some(vec![(window.start, window.pages)]);
         }
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        add_gaps(&mut gaps, &mapping.lock_as(patience.locks())?, window);
+        add_gaps(&mut gaps, &mapping.lock_as(wait_policy.locks())?, window);
         Some(gaps)
     }
 
@@ -512,26 +526,26 @@ impl Filemap {
     }
 
     /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for. Where pages
-    /// have their places, those at their places, and no charge; [`Filled::Nothing`] then says that somebody else has
-    /// brought the first page, and the caller looks again.
+    /// have their places, those at their places, and no charge; [`FillOutcome::Nothing`] then says that somebody else
+    /// has brought the first page, and the caller looks again.
     pub(super) fn charge_and_frames(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        (need, coming): (Need, Option<&Coming<'_>>),
-        locks: Locks,
-    ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
+        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
+        locks: LockWait,
+    ) -> Result<(Charge<'_>, Vec<FrameRun>), FillOutcome> {
         if let Some(places) = mapping.places() {
             return self.claim_places((pool, mapping), places, gaps, need, locks);
         }
         let mut charge = self.charge((pool, mapping), gaps, window, (need, coming), locks);
         if charge.pages() == 0 {
-            return Err(Filled::PoolFull);
+            return Err(FillOutcome::PoolFull);
         }
         let frames = self.alloc_frames((pool, mapping), gaps, window, (need, coming), locks);
         if frames.is_empty() {
-            return Err(Filled::NoMemory);
+            return Err(FillOutcome::NoMemory);
         }
         charge.keep(frames.iter().map(|run| run.pages).sum());
         Ok((charge, frames))
@@ -545,8 +559,8 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &mut Vec<(PageIndex, u32)>,
         window: Window,
-        (need, coming): (Need, Option<&Coming<'_>>),
-        locks: Locks,
+        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
+        locks: LockWait,
     ) -> Charge<'_> {
         let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
         let wanted = gaps.iter().map(|(_, pages)| pages).sum();
@@ -564,7 +578,7 @@ impl Filemap {
         }
         if let Some(coming) = coming.filter(|_| charge.pages() < wanted) {
             let (least, lacking) = (self.uncached_least(wanted), wanted - charge.pages());
-            let lack = Lack { pool, within: Within::Pool, pages: lacking, least, locks };
+            let lack = Shortfall { pool, within: RoomScope::Pool, pages: lacking, least, locks };
             let has = self.make_room_for_uncached(lack, coming, || {
                 charge.grow(wanted, unit);
                 charge.pages()
@@ -576,19 +590,19 @@ impl Filemap {
             };
             charge.keep(wanted);
         }
-        self.scrape_charge(mapping, &mut charge, wanted, need, locks);
+        self.charge_slow(mapping, &mut charge, wanted, need, locks);
         cut_short(gaps, charge.pages());
         charge
     }
 
     /// Charges the pool for `wanted` pages in all, as long as it can evict something for them.
-    fn scrape_charge(
+    fn charge_slow(
         &self,
         mapping: &Mapping,
         charge: &mut Charge<'_>,
         wanted: u32,
-        need: Need,
-        locks: Locks,
+        need: FillUrgency,
+        locks: LockWait,
     ) {
         let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
         let mut began = None;
@@ -596,7 +610,7 @@ impl Filemap {
             let (_, completed) = self.under_way_for(pool);
             if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
                 charge.grow(wanted, unit); // others may have given something back
-                let waits = charge.pages() == 0 && need == Need::Asked && locks == Locks::Wait;
+                let waits = charge.pages() == 0 && need == FillUrgency::Asked && locks == LockWait::Wait;
                 if waits {
                     self.writeback.ask_for_room();
                 }
@@ -605,10 +619,10 @@ impl Filemap {
                     return;
                 }
                 stalls += 1;
-                self.wait_for_landing(mapping, || self.under_way_for(pool), completed);
+                self.wait_for_fill_progress(mapping, || self.under_way_for(pool), completed);
             }
             charge.grow(wanted, unit);
-            if locks == Locks::Try {
+            if locks == LockWait::Try {
                 return;
             }
         }
@@ -619,7 +633,7 @@ impl Filemap {
         let lists = self.reclaim.lists();
         loop {
             let over = lists.charged(pool).saturating_sub(lists.limit(pool)).min(u64::from(RECLAIM_PAGES));
-            if over == 0 || self.reclaim.reclaim_in(pool, over as u32, Locks::Wait) == 0 {
+            if over == 0 || self.reclaim.reclaim_in(pool, over as u32, LockWait::Wait) == 0 {
                 return;
             }
         }
@@ -632,19 +646,19 @@ impl Filemap {
         (pool, mapping): (PoolNumber, &Mapping),
         gaps: &[(PageIndex, u32)],
         window: Window,
-        (need, coming): (Need, Option<&Coming<'_>>),
-        locks: Locks,
-    ) -> Vec<Run> {
+        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
+        locks: LockWait,
+    ) -> Vec<FrameRun> {
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
-        let wanted = Wanted { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
+        let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
         let mut runs = Vec::new();
         if let Some(passed) = window.stream
             && self.is_low_for_stream(wanted.pages)
         {
             self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks);
         }
-        if self.take_frames(wanted, Amount::All, &mut runs) > 0 {
-            self.ask_for_room(window);
+        if self.take_frames(wanted, AllocAmount::All, &mut runs) > 0 {
+            self.wake_background_reclaim(window);
             return runs;
         }
         if let Some(coming) = coming {
@@ -657,8 +671,8 @@ impl Filemap {
             None => pages.max(RECLAIM_PAGES),
         };
         let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
-        if reclaimed == 0 || self.take_frames(wanted, Amount::All, &mut runs) == 0 {
-            self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);
+        if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, &mut runs) == 0 {
+            self.alloc_frames_slow((pool, mapping), wanted, (need, completed), &mut runs);
         }
         runs
     }
@@ -667,15 +681,15 @@ impl Filemap {
     fn alloc_for_uncached(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
-        wanted: Wanted<'_>,
-        (need, coming): (Need, &Coming<'_>),
-        mut runs: Vec<Run>,
-    ) -> Vec<Run> {
+        wanted: WantedFrames<'_>,
+        (need, coming): (FillUrgency, &Reservation<'_>),
+        mut runs: Vec<FrameRun>,
+    ) -> Vec<FrameRun> {
         let (least, locks, mut has) = (self.uncached_least(wanted.pages), wanted.locks, 0);
         let pages = self.lacking(wanted.pages).max(1);
-        let lack = Lack { pool, within: Within::Cache, pages, least, locks };
+        let lack = Shortfall { pool, within: RoomScope::Cache, pages, least, locks };
         self.make_room_for_uncached(lack, coming, || {
-            has += self.take_frames(wanted, Amount::Less, &mut runs);
+            has += self.take_frames(wanted, AllocAmount::Less, &mut runs);
             has
         });
         if coming.is_content(has, least) {
@@ -688,19 +702,24 @@ impl Filemap {
             let (_, completed) = self.under_way();
             let mut gaps = wanted.gaps.to_vec();
             cut_short(&mut gaps, least);
-            let wanted = Wanted { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
-            self.scrape_frames((pool, mapping), wanted, (need, completed), &mut runs);
+            let wanted = WantedFrames { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
+            self.alloc_frames_slow((pool, mapping), wanted, (need, completed), &mut runs);
         }
         runs
     }
 
     /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
     /// then, has enough of them. Waits for nothing but locks.
-    fn make_room_for_uncached(&self, lack: Lack, coming: &Coming<'_>, mut take: impl FnMut() -> u32) -> u32 {
-        let Lack { pool, within, pages, least, locks } = lack;
+    fn make_room_for_uncached(
+        &self,
+        lack: Shortfall,
+        coming: &Reservation<'_>,
+        mut take: impl FnMut() -> u32,
+    ) -> u32 {
+        let Shortfall { pool, within, pages, least, locks } = lack;
         let evict = |pages| match within {
-            Within::Cache => self.reclaim.reclaim_for(pool, pages, locks),
-            Within::Pool => self.reclaim.reclaim_in(pool, pages, locks),
+            RoomScope::Cache => self.reclaim.reclaim_for(pool, pages, locks),
+            RoomScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
         };
         // 1 Of others, within the share.
         let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
@@ -730,7 +749,7 @@ impl Filemap {
 
     /// Of `pages` that are wanted, those for which no frame is free.
     fn lacking(&self, pages: u32) -> u32 {
-        u64::from(pages).saturating_sub(self.arena.room_pages(Locks::Try).unwrap_or(0)) as u32
+        u64::from(pages).saturating_sub(self.arena.room_pages(LockWait::Try).unwrap_or(0)) as u32
     }
 
     /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
@@ -738,14 +757,14 @@ impl Filemap {
     /// much.
     fn uncached_may_take(
         &self,
-        (within, pool): (Within, PoolNumber),
-        coming: &Coming<'_>,
-        locks: Locks,
+        (within, pool): (RoomScope, PoolNumber),
+        coming: &Reservation<'_>,
+        locks: LockWait,
     ) -> u32 {
         let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
         let (whole, of) = match within {
-            Within::Cache => (self.arena.pages_max(), None),
-            Within::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
+            RoomScope::Cache => (self.arena.pages_max(), None),
+            RoomScope::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
         };
         let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
@@ -753,40 +772,43 @@ impl Filemap {
 
     /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
     /// the first of them memory is waited for, if `need` says so and `locks` allows it.
-    fn scrape_frames(
+    fn alloc_frames_slow(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
-        wanted: Wanted<'_>,
-        (need, mut completed): (Need, u64),
-        runs: &mut Vec<Run>,
+        wanted: WantedFrames<'_>,
+        (need, mut completed): (FillUrgency, u64),
+        runs: &mut Vec<FrameRun>,
     ) {
         let (mut got, mut stalls, began) = (0, 0, Instant::now());
         loop {
-            got += self.take_frames(wanted, Amount::Less, runs);
+            got += self.take_frames(wanted, AllocAmount::Less, runs);
             if got == wanted.pages {
                 return;
             }
             let evicted = self.reclaim.reclaim_for(pool, wanted.at_a_time, wanted.locks);
-            if evicted > 0 && wanted.locks == Locks::Wait {
+            if evicted > 0 && wanted.locks == LockWait::Wait {
                 continue;
             }
-            let waits = got == 0 && need == Need::Asked && wanted.locks == Locks::Wait;
+            let waits = got == 0 && need == FillUrgency::Asked && wanted.locks == LockWait::Wait;
             if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
                 break;
             }
             stalls += 1;
             self.writeback.ask_for_room();
-            self.wait_for_landing(mapping, || self.under_way(), completed);
+            self.wait_for_fill_progress(mapping, || self.under_way(), completed);
             (_, completed) = self.under_way();
         }
         // Once more, for what the last look brought.
-        self.take_frames(wanted, Amount::Less, runs);
+        self.take_frames(wanted, AllocAmount::Less, runs);
     }
 
     /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
-    fn take_frames(&self, wanted: Wanted<'_>, amount: Amount, runs: &mut Vec<Run>) -> u32 {
-        let Wanted { gaps, align, locks, .. } = wanted;
-        let fit = Fit { runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) }, align };
+    fn take_frames(&self, wanted: WantedFrames<'_>, amount: AllocAmount, runs: &mut Vec<FrameRun>) -> u32 {
+        let WantedFrames { gaps, align, locks, .. } = wanted;
+        let fit = FrameAlignment {
+            runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) },
+            align,
+        };
         self.arena.alloc_runs(gaps, fit, amount, locks, runs)
     }
 
@@ -827,7 +849,12 @@ impl Filemap {
     /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
     /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
     /// ended.
-    fn wait_for_landing(&self, mapping: &Mapping, fills: impl Fn() -> (u64, u64) + Sync, completed: u64) {
+    fn wait_for_fill_progress(
+        &self,
+        mapping: &Mapping,
+        fills: impl Fn() -> (u64, u64) + Sync,
+        completed: u64,
+    ) {
         // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
@@ -840,7 +867,7 @@ impl Filemap {
             None => mapping.backend(),
         };
         let backend = idle.unwrap_or_else(own);
-        backend.reap(Reap::Ready, &mut || false);
+        backend.reap(ReapMode::Ready, &mut || false);
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
@@ -855,9 +882,9 @@ impl Filemap {
     fn insert(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
-        shape: Shape,
+        shape: FolioShape,
         runs: Vec<FillRun>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
         // The file may have become shorter since the window was judged.
@@ -865,17 +892,17 @@ impl Filemap {
         let (inside, beyond) = cut_at(runs, end);
         self.free_runs(&beyond);
         if inside.is_empty() {
-            return Some(AddedRuns { inserted: inside, left: beyond, stop: Stop::All });
+            return Some(AddedRuns { inserted: inside, left: beyond, stop: RangeStop::All });
         }
         let consumed = &mut |frame, shadow| match shape.fate {
-            Fate::Stays => self.note_refault(pool, frame, shadow, refaults),
-            Fate::DropsBehind => {} // that an uncached read comes back says nothing
+            FolioLifetime::Stays => self.note_refault(pool, frame, shadow, refaults),
+            FolioLifetime::DropsBehind => {} // that an uncached read comes back says nothing
         };
         let added = match self.tuning.insertion {
             Insertion::Batched if !self.is_for_the_naive(&inside, shape.orders) => {
-                mapping.add_window(&inside, shape, patience.locks(), consumed)
+                mapping.add_window(&inside, shape, wait_policy.locks(), consumed)
             }
-            _ => Some(one_by_one(mapping, &inside, shape, patience.locks(), consumed)),
+            _ => Some(one_by_one(mapping, &inside, shape, wait_policy.locks(), consumed)),
         };
         match &added {
             Some(added) => self.free_runs(&added.left),
@@ -890,13 +917,13 @@ impl Filemap {
         &self,
         mapping: &Mapping,
         runs: &[FillRun],
-        patience: Patience,
-    ) -> Option<Promise<'_>> {
+        wait_policy: WaitPolicy,
+    ) -> Option<ListReservation<'_>> {
         if mapping.lists().is_none() {
-            return Some(self.reclaim.lists().no_promise(PoolNumber::DEFAULT));
+            return Some(self.reclaim.lists().empty_reservation(PoolNumber::DEFAULT));
         }
         let pages: u32 = runs.iter().map(|run| run.pages).sum();
-        self.reclaim.lists().promise(pages >> self.folio_orders.min.0, patience.locks())
+        self.reclaim.lists().reserve(pages >> self.folio_orders.min.0, wait_policy.locks())
     }
 
     /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
@@ -906,8 +933,8 @@ impl Filemap {
         mapping: &Mapping,
         runs: &[FillRun],
         window: Window,
-        shape: Shape,
-        promise: Promise<'_>,
+        shape: FolioShape,
+        promise: ListReservation<'_>,
     ) {
         if mapping.backing() != Backing::Kept {
             return self.list(runs, window, shape, promise);
@@ -919,21 +946,27 @@ impl Filemap {
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
     /// are not submitted. One that was dropped behind another uncached reader meanwhile is not listed any more.
-    pub(super) fn list(&self, runs: &[FillRun], window: Window, shape: Shape, promise: Promise<'_>) {
+    pub(super) fn list(
+        &self,
+        runs: &[FillRun],
+        window: Window,
+        shape: FolioShape,
+        promise: ListReservation<'_>,
+    ) {
         if promise.entries() == 0 {
             return;
         }
         let folios = runs.iter().flat_map(|&run| {
             folios_in(self.arena.view(), run).map(move |(page, order)| {
                 let index = run.index.plus(u64::from(page));
-                (run.frame.plus(page), came(index, order, window, shape))
+                (run.frame.plus(page), completion_of(index, order, window, shape))
             })
         });
         self.reclaim.list(folios, promise);
     }
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
-    fn add_fills(&self, batch: &Arc<Batch>, runs: &[FillRun], fills: &mut Vec<Fill>) {
+    fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
         self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
         self.reclaim.fills_begin(batch.pool, runs.len() as u64);
         let requests = runs.iter().map(|&run| {
@@ -957,9 +990,9 @@ impl Filemap {
     }
 
     /// There is no cell for a node or a chunk: the caller looks again if one can be made.
-    fn nodes_ran_out(&self, pool: PoolNumber, patience: Patience) -> Filled {
-        let made = patience == Patience::Wait && self.make_nodes(pool);
-        if made { Filled::Nothing } else { Filled::NoMemory }
+    fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
+        let made = wait_policy == WaitPolicy::Wait && self.make_nodes(pool);
+        if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
     }
 
     /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
@@ -970,10 +1003,10 @@ impl Filemap {
         self.reclaim.lists().give_back();
         for attempt in 0..8 {
             let scattered = attempt < 4;
-            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, Locks::Wait) as u32;
+            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, LockWait::Wait) as u32;
             if freed == 0 {
                 freed = if scattered {
-                    self.reclaim.reclaim_for(pool, RECLAIM_PAGES, Locks::Wait)
+                    self.reclaim.reclaim_for(pool, RECLAIM_PAGES, LockWait::Wait)
                 } else {
                     let protection = if attempt < 6 { Protection::Kept } else { Protection::Ignored };
                     self.reclaim.reclaim_extent(protection)
@@ -994,25 +1027,25 @@ impl Filemap {
 /// Fills of one file that go to the device together. From the first insertion until then invalidation is held
 /// off. If they never go, each ends with an error.
 #[derive(Debug)]
-pub(super) struct Together<'m> {
+pub(super) struct SubmitBatch<'m> {
     mapping: &'m Arc<Mapping>,
     /// Whose pages they are.
     pool: PoolNumber,
     /// Where it is noted what they make, if that is dropped behind their reader.
-    behind: Option<&'m Behind>,
+    behind: Option<&'m DropBehindState>,
     fills: Vec<Fill>,
     held_off: Option<RankedReadGuard<'m, Version>>,
 }
 
-impl<'m> Together<'m> {
+impl<'m> SubmitBatch<'m> {
     /// None yet, for a reader of `pool`; with `behind`, of an uncached read.
-    pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m Behind>) -> Self {
+    pub fn of(mapping: &'m Arc<Mapping>, pool: PoolNumber, behind: Option<&'m DropBehindState>) -> Self {
         Self { mapping, pool, behind, fills: Vec::new(), held_off: None }
     }
 
     /// How long what they make is to stay.
-    pub fn fate(&self) -> Fate {
-        if self.behind.is_some() { Fate::DropsBehind } else { Fate::Stays }
+    pub fn fate(&self) -> FolioLifetime {
+        if self.behind.is_some() { FolioLifetime::DropsBehind } else { FolioLifetime::Stays }
     }
 
     /// Whose they are.
@@ -1021,11 +1054,11 @@ impl<'m> Together<'m> {
     }
 
     /// Holds invalidation off from now on; `None` if that would need waiting and the caller does not wait.
-    fn hold_off(&mut self, patience: Patience) -> Option<()> {
+    fn hold_off(&mut self, wait_policy: WaitPolicy) -> Option<()> {
         if self.held_off.is_none() {
-            self.held_off = match patience.locks() {
-                Locks::Wait => Some(self.mapping.hold_off_invalidation()),
-                Locks::Try => self.mapping.try_hold_off_invalidation(),
+            self.held_off = match wait_policy.locks() {
+                LockWait::Wait => Some(self.mapping.hold_off_invalidation()),
+                LockWait::Try => self.mapping.try_hold_off_invalidation(),
             };
         }
         self.held_off.as_ref().map(|_| ())
@@ -1039,17 +1072,17 @@ impl<'m> Together<'m> {
 
     /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
     /// waits for a page next, may be filled here.
-    pub fn submit(mut self, next: Next) {
+    pub fn submit(mut self, next: AfterSubmit) {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
-        let wakes = WakesHeldBack::new();
+        let wakes = DeferredWakes::new();
         self.end_behind_device();
         let backend = self.mapping.backend();
         let mut alone = None;
         match next {
             _ if self.fills.is_empty() => {}
-            Next::Reap(page) if self.brings(page) && self.is_for_reader() => alone = self.fills.pop(),
-            Next::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
-            Next::Reap(_) | Next::Anything => backend.submit(self.fills),
+            AfterSubmit::Reap(page) if self.brings(page) && self.is_for_reader() => alone = self.fills.pop(),
+            AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
+            AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills),
         }
         // In flight from here on: what invalidation takes out of the tree is filled for those who hold it.
         drop(self.held_off);
@@ -1077,12 +1110,12 @@ impl<'m> Together<'m> {
 }
 
 /// How the folio of `order` at `index` came, which was made for `window` in that shape.
-fn came(index: PageIndex, order: Order, window: Window, shape: Shape) -> policy::Came {
+fn completion_of(index: PageIndex, order: Order, window: Window, shape: FolioShape) -> policy::FetchOrigin {
     match () {
-        () if shape.fate == Fate::DropsBehind => policy::Came::Uncached,
-        () if window.stream.is_some() => policy::Came::Stream,
-        () if shape.wanted.meets(index, order.pages()) => policy::Came::Asked,
-        () => policy::Came::Ahead,
+        () if shape.fate == FolioLifetime::DropsBehind => policy::FetchOrigin::Uncached,
+        () if window.stream.is_some() => policy::FetchOrigin::Stream,
+        () if shape.wanted.meets(index, order.pages()) => policy::FetchOrigin::Asked,
+        () => policy::FetchOrigin::Ahead,
     }
 }
 
@@ -1111,10 +1144,10 @@ fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
 }
 
 /// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
-pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun> {
+pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[FrameRun]) -> Vec<FillRun> {
     let mut runs = Vec::with_capacity(gaps.len() + frames.len());
     let mut frames = frames.iter().copied();
-    let mut rest = Run { frame: Frame(0), pages: 0 };
+    let mut rest = FrameRun { frame: Frame(0), pages: 0 };
     for &(mut index, mut pages) in gaps {
         while pages > 0 {
             if rest.pages == 0 {
@@ -1124,7 +1157,7 @@ pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[Run]) -> Vec<FillRun
             let taken = rest.pages.min(pages);
             runs.push(FillRun { index, frame: rest.frame, pages: taken });
             (index, pages) = (index.plus(u64::from(taken)), pages - taken);
-            rest = Run { frame: rest.frame.plus(taken), pages: rest.pages - taken };
+            rest = FrameRun { frame: rest.frame.plus(taken), pages: rest.pages - taken };
         }
     }
     debug_assert_eq!(rest.pages, 0, "no more frames were taken than there are gaps");
@@ -1158,11 +1191,11 @@ impl Filemap {
 fn one_by_one(
     mapping: &Mapping,
     runs: &[FillRun],
-    shape: Shape,
-    locks: Locks,
-    consumed: Consumed<'_>,
+    shape: FolioShape,
+    locks: LockWait,
+    consumed: ShadowObserver<'_>,
 ) -> AddedRuns {
-    let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: Stop::All };
+    let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: RangeStop::All };
     let order = shape.orders.min;
     for &run in runs {
         let mut rest = run;
@@ -1177,7 +1210,7 @@ fn one_by_one(
                 AddedFolio::Present => done.left.push(one),
                 AddedFolio::NoNode => {
                     done.left.push(one);
-                    done.stop = Stop::NoNode;
+                    done.stop = RangeStop::NoNode;
                 }
             }
             rest = behind;
@@ -1201,7 +1234,7 @@ fn push_or_join(runs: &mut Vec<FillRun>, run: FillRun) {
 }
 
 /// The fills of one window, and what went wrong with them.
-pub(crate) struct Batch {
+pub(crate) struct WindowFills {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     pool: PoolNumber,
@@ -1211,7 +1244,7 @@ pub(crate) struct Batch {
     refaults: Refaults,
 }
 
-impl Batch {
+impl WindowFills {
     fn new(
         filemap: Arc<Filemap>,
         mapping: Arc<Mapping>,
@@ -1243,32 +1276,32 @@ impl Batch {
     }
 
     /// What of the run holds the file's bytes: takes the rest out of the tree.
-    fn settle(&self, run: FillRun, result: io::Result<usize>) -> Came {
+    fn settle(&self, run: FillRun, result: io::Result<usize>) -> FillCompletion {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
         let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
         let (came, bytes) = match result {
-            Ok(bytes) => (Came::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
+            Ok(bytes) => (FillCompletion::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
-                let landed = self.filemap.arena.view().landed_pages(run.frame, run.pages);
-                (Came::Landed, landed as usize * PAGE_SIZE)
+                let landed = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
+                (FillCompletion::Landed, landed as usize * PAGE_SIZE)
             }
         };
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
-        if came != Came::Before(wanted) {
+        if came != FillCompletion::Before(wanted) {
             let mut guard = self.mapping.lock();
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
-            if let Came::Before(bytes) = came
+            if let FillCompletion::Before(bytes) = came
                 && self.mapping.writes_by().is_none()
                 && guard.holds_run(run)
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
-            let gone = guard.remove_failed(run, |page, order| self.has_come(came, run, page, order));
-            let why = if came == Came::Landed { Count::Failed } else { Count::Undelivered };
+            let gone = guard.remove_failed(run, |page, order| self.is_complete(came, run, page, order));
+            let why = if came == FillCompletion::Landed { Count::Failed } else { Count::Undelivered };
             counters.add(why, gone);
         }
         came
@@ -1286,12 +1319,12 @@ impl Batch {
     }
 
     /// Whether the folio of `order` at the `page`th page of a run that ended so has come as a whole.
-    fn has_come(&self, came: Came, run: FillRun, page: u32, order: Order) -> bool {
+    fn is_complete(&self, came: FillCompletion, run: FillRun, page: u32, order: Order) -> bool {
         match came {
-            Came::Before(end) => (page as usize * PAGE_SIZE) < end,
-            Came::Landed => {
+            FillCompletion::Before(end) => (page as usize * PAGE_SIZE) < end,
+            FillCompletion::Landed => {
                 let view = self.filemap.arena.view();
-                view.landed_in_row(run.frame.plus(page), order.pages()) == order.pages()
+                view.run_read(run.frame.plus(page), order.pages()) == order.pages()
             }
         }
     }
@@ -1317,7 +1350,7 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 
 /// What of a run has come when its fill has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Came {
+enum FillCompletion {
     /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
     /// pages that landed when the file was longer; nobody is shown them.
     Before(usize),
@@ -1325,15 +1358,15 @@ enum Came {
     Landed,
 }
 
-impl FillSink for Batch {
+impl FillSink for WindowFills {
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
         let came = self.settle(run, result);
         let view = self.filemap.arena.view();
         let mut free: Vec<(Frame, Order)> = Vec::new();
         for (page, order) in self.folios(run) {
             let frame = run.frame.plus(page);
-            let completed = view.own(frame).complete(self.has_come(came, run, page, order));
-            if let Completed::Detached(Put::Last(order)) = completed {
+            let completed = view.own(frame).complete(self.is_complete(came, run, page, order));
+            if let FillEnd::Detached(PutOutcome::Last(order)) = completed {
                 free.push((frame, order));
             }
         }
@@ -1341,27 +1374,27 @@ impl FillSink for Batch {
         self.filemap.completed.fetch_add(1, Ordering::Relaxed);
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.filemap.reclaim.fill_ends(self.pool);
-        let first = Place { mapping: self.mapping.id(), page: run.index };
+        let first = PageKey { mapping: self.mapping.id(), page: run.index };
         self.filemap.room.wake_filled(first, run.pages);
     }
 
-    fn fill_landed(&self, run: FillRun, pages: Range<u32>) {
+    fn pages_read(&self, run: FillRun, pages: Range<u32>) {
         let view = self.filemap.arena.view();
         for (page, order) in self.folios(run) {
             if page < pages.end && pages.start < page + order.pages() {
                 view.own(run.frame.plus(page)).note_landed();
             }
         }
-        view.set_landed(run.frame.plus(pages.start), pages.end - pages.start);
+        view.set_pages_read(run.frame.plus(pages.start), pages.end - pages.start);
     }
 
-    fn wake_landed(&self, run: FillRun, pages: Range<u32>) {
-        let first = Place { mapping: self.mapping.id(), page: run.index.plus(u64::from(pages.start)) };
+    fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
+        let first = PageKey { mapping: self.mapping.id(), page: run.index.plus(u64::from(pages.start)) };
         self.filemap.room.wake_filled(first, pages.end - pages.start);
     }
 }
 
-impl std::fmt::Debug for Batch {
+impl std::fmt::Debug for WindowFills {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("mapping", &self.mapping.id()).finish_non_exhaustive()
     }
@@ -1380,12 +1413,12 @@ mod tests {
 
     /// A file that counts what was left to a reap.
     #[derive(Debug)]
-    struct Leaving {
+    struct ReapBacklog {
         file: MemoryFile,
         left: AtomicUsize,
     }
 
-    impl Backend for Leaving {
+    impl Backend for ReapBacklog {
         fn name(&self) -> &'static str {
             "leaving"
         }
@@ -1409,9 +1442,9 @@ mod tests {
     #[test]
     fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
-        let leaving = Arc::new(Leaving { file, left: AtomicUsize::new(0) });
+        let leaving = Arc::new(ReapBacklog { file, left: AtomicUsize::new(0) });
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let orders = Orders { min: Order(0), max: Order(9) };
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
@@ -1422,16 +1455,17 @@ mod tests {
             let (window, wanted) =
                 (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
             let before = leaving.left.load(Ordering::Relaxed);
-            let mut together = Together::of(&mapping, PoolNumber::DEFAULT, None);
-            let filled = filemap.insert_window(&mut together, window, wanted, Need::Asked, Patience::Wait);
+            let mut together = SubmitBatch::of(&mapping, PoolNumber::DEFAULT, None);
+            let filled =
+                filemap.insert_window(&mut together, window, wanted, FillUrgency::Asked, WaitPolicy::Wait);
             together.submit(next);
-            assert!(matches!(filled, Filled::Submitted(_)), "{filled:?}");
+            assert!(matches!(filled, FillOutcome::Submitted(_)), "{filled:?}");
             leaving.left.load(Ordering::Relaxed) - before
         };
         let page = PageIndex;
-        assert_eq!(fetch(0, 1, Next::Anything), 0);
-        assert_eq!(fetch(0, 4, Next::Reap(page(0))), 0, "page 0 was brought by others");
-        assert_eq!(fetch(10, 4, Next::Reap(page(12))), 1, "page 12 is among what is submitted");
-        assert_eq!(fetch(20, 4, Next::Reap(page(24))), 0, "page 24 is not");
+        assert_eq!(fetch(0, 1, AfterSubmit::Anything), 0);
+        assert_eq!(fetch(0, 4, AfterSubmit::Reap(page(0))), 0, "page 0 was brought by others");
+        assert_eq!(fetch(10, 4, AfterSubmit::Reap(page(12))), 1, "page 12 is among what is submitted");
+        assert_eq!(fetch(20, 4, AfterSubmit::Reap(page(24))), 0, "page 24 is not");
     }
 }

@@ -26,53 +26,53 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::arena::NotReady;
-use crate::backend::{Left, Place, WordLeft};
+use crate::backend::{PageKey, Registered, RegisteredWaiter};
 use crate::error::{Error, ErrorKind, Repr};
 use crate::mapping::Mapping;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;
-use super::read::{Patience, Reading};
+use super::read::{ReadProgress, WaitPolicy};
 use super::uncached::Reader;
 
 /// How far a pending read has come.
 #[derive(Debug, Default)]
-pub(crate) struct Polled {
-    read: Reading,
-    waited: Waited,
-    end: End,
+pub(crate) struct PendingRead {
+    read: ReadProgress,
+    waited: WaitingFor,
+    end: EndCheck,
 }
 
 /// What a read waits for.
 #[derive(Debug, Default)]
-enum Waited {
+enum WaitingFor {
     #[default]
     Nothing,
     /// The page at this byte; a word for it lies at the desk.
-    Page { position: u64, word: Option<WordLeft> },
+    Page { position: u64, word: Option<RegisteredWaiter> },
     /// Something that the poller does.
-    Errand(Arc<Mutex<Outcome>>),
+    Errand(Arc<Mutex<TaskOutcome>>),
 }
 
 /// What has become of an errand.
 #[derive(Debug)]
-enum Outcome {
+enum TaskOutcome {
     Pending(Waker),
     Done(Option<Error>),
 }
 
 /// Whether the file was looked at again where it seemed to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum End {
+enum EndCheck {
     #[default]
     AsKnown,
     LookedAt,
 }
 
 /// What a poll found where it could go no further.
-enum Obstacle {
+enum PollBlocked {
     /// The file ends here, as far as is known.
     End,
     /// The page at this byte is not ready.
@@ -86,7 +86,7 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        progress: &mut Polled,
+        progress: &mut PendingRead,
         position: u64,
         to: &mut [u8],
         context: &Context<'_>,
@@ -106,13 +106,15 @@ impl Filemap {
             // 2
             match self.read_ready(mapping, reader, &mut progress.read, position, to) {
                 // 3
-                Ok(Some(Obstacle::Page(position))) => progress.waited = Waited::Page { position, word: None },
-                Ok(Some(Obstacle::End))
+                Ok(Some(PollBlocked::Page(position))) => {
+                    progress.waited = WaitingFor::Page { position, word: None }
+                }
+                Ok(Some(PollBlocked::End))
                     if progress.read.done == 0
-                        && progress.end == End::AsKnown
+                        && progress.end == EndCheck::AsKnown
                         && !reader.is_sure_of_size() =>
                 {
-                    progress.end = End::LookedAt;
+                    progress.end = EndCheck::LookedAt;
                     let sent = self.send(mapping, progress, context, |filemap, mapping| {
                         filemap.look_at_the_end(mapping).map(drop)
                     });
@@ -120,12 +122,12 @@ impl Filemap {
                         break Err(error);
                     }
                 }
-                Ok(Some(Obstacle::End) | None) => break Ok(()),
+                Ok(Some(PollBlocked::End) | None) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
         let read = self.end_read(std::mem::take(progress).read, outcome);
-        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), Locks::Wait);
+        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), LockWait::Wait);
         Poll::Ready(read)
     }
 
@@ -134,12 +136,12 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        progress: &mut Polled,
+        progress: &mut PendingRead,
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
         match std::mem::take(&mut progress.waited) {
-            Waited::Nothing => Ok(Poll::Ready(())),
-            Waited::Page { position, word } => {
+            WaitingFor::Nothing => Ok(Poll::Ready(())),
+            WaitingFor::Page { position, word } => {
                 drop(word); // it was granted, or this is not the waker it has
                 match mapping.probe(PageIndex::of_byte(position)) {
                     Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
@@ -147,24 +149,24 @@ impl Filemap {
                     // It was not startable, or its fill failed, or it is gone again.
                     Err(NotReady::Mismatch) => {
                         let (pool, behind) = (reader.pool(), reader.shared_behind().cloned());
-                        let errand = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
+                        let task = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
                             filemap.wait_for_page(mapping, position, (pool, behind.as_ref()))
                         };
-                        self.send(mapping, progress, context, errand)?;
+                        self.send(mapping, progress, context, task)?;
                         Ok(Poll::Pending)
                     }
                 }
             }
-            Waited::Errand(outcome) => {
+            WaitingFor::Errand(outcome) => {
                 let own = context.waker().clone();
                 let mut now = outcome.lock().unwrap_or_else(PoisonError::into_inner);
                 match &mut *now {
-                    Outcome::Done(error) => error.take().map_or(Ok(Poll::Ready(())), Err),
-                    Outcome::Pending(waker) => {
+                    TaskOutcome::Done(error) => error.take().map_or(Ok(Poll::Ready(())), Err),
+                    TaskOutcome::Pending(waker) => {
                         let before = std::mem::replace(waker, own);
                         drop(now); // before the waker goes
                         drop(before);
-                        progress.waited = Waited::Errand(outcome);
+                        progress.waited = WaitingFor::Errand(outcome);
                         Ok(Poll::Pending)
                     }
                 }
@@ -177,15 +179,15 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        read: &mut Reading,
+        read: &mut ReadProgress,
         position: u64,
         to: &mut [u8],
-    ) -> Result<Option<Obstacle>, Error> {
-        match self.read_on(mapping, reader, Patience::Start, position, to, read) {
+    ) -> Result<Option<PollBlocked>, Error> {
+        match self.read_on(mapping, reader, WaitPolicy::Start, position, to, read) {
             Ok(()) if read.done == to.len() => Ok(None),
-            Ok(()) => Ok(Some(Obstacle::End)),
+            Ok(()) => Ok(Some(PollBlocked::End)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                Ok(Some(Obstacle::Page(position + read.done as u64)))
+                Ok(Some(PollBlocked::Page(position + read.done as u64)))
             }
             Err(error) => Err(error),
         }
@@ -196,20 +198,20 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        progress: &mut Polled,
+        progress: &mut PendingRead,
         position: u64,
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
         let wish = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
-        let place = Place { mapping: mapping.id(), page: index };
-        let left = self.room.leave_word(&mapping.backend(), place, wish, context.waker().clone());
+        let place = PageKey { mapping: mapping.id(), page: index };
+        let left = self.room.register(&mapping.backend(), place, wish, context.waker().clone());
         let word = match left.map_err(Repr::NoThread)? {
-            Left::Granted => None,
-            Left::Word(word) => Some(word),
+            Registered::Granted => None,
+            Registered::Word(word) => Some(word),
         };
         let is_left = word.is_some();
-        progress.waited = Waited::Page { position, word };
+        progress.waited = WaitingFor::Page { position, word };
         if is_left { Ok(Poll::Pending) } else { self.poll_waited(mapping, reader, progress, context) }
     }
 
@@ -217,25 +219,25 @@ impl Filemap {
     fn send(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        progress: &mut Polled,
+        progress: &mut PendingRead,
         context: &Context<'_>,
-        errand: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
+        task: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
-        let outcome = Arc::new(Mutex::new(Outcome::Pending(context.waker().clone())));
+        let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(context.waker().clone())));
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
-        let errand = move || {
-            let done = catch_unwind(AssertUnwindSafe(|| errand(&filemap, &mapping)));
+        let task = move || {
+            let done = catch_unwind(AssertUnwindSafe(|| task(&filemap, &mapping)));
             // A user's source that panics fails what was asked of it, and nothing else.
             let done = done.unwrap_or_else(|_| Err(Repr::Panicked.into()));
             drop((filemap, mapping)); // before the future may go on and let go of the cache
-            let done = Outcome::Done(done.err());
+            let done = TaskOutcome::Done(done.err());
             let before = std::mem::replace(&mut *told.lock().unwrap_or_else(PoisonError::into_inner), done);
-            if let Outcome::Pending(waker) = before {
+            if let TaskOutcome::Pending(waker) = before {
                 waker.wake();
             }
         };
-        self.room.send(Box::new(errand)).map_err(Repr::NoThread)?;
-        progress.waited = Waited::Errand(outcome);
+        self.room.send(Box::new(task)).map_err(Repr::NoThread)?;
+        progress.waited = WaitingFor::Errand(outcome);
         Ok(())
     }
 }

@@ -20,31 +20,31 @@ use std::sync::Arc;
 
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
-use crate::lists::{Charge, Promise};
+use crate::lists::{Charge, ListReservation};
 use crate::mapping::{
-    AskedFor, Dirtying, Fate, ForMemory, FrameSource, Grab, GrabEnd, Grabbed, Mapping, OnLocked, Purpose,
-    Shape, Taken,
+    AskedFor, Dirtying, FolioLifetime, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed,
+    InsertPurpose, Mapping, MemoryWait, OnLocked,
 };
 use crate::readahead::Window;
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex, PoolNumber};
 
-use super::fill::{Filemap, Filled, Need, deal_out, pages_of};
-use super::read::Patience;
+use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
+use super::read::WaitPolicy;
 
 /// Brings back what is spilled, from one page on and before another. The paths of memory files hand it down.
-pub(crate) type BringBack<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
+pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;
 
 /// Frames of a cache for one grab.
 struct CacheFrames<'f> {
     filemap: &'f Arc<Filemap>,
     mapping: &'f Arc<Mapping>,
     pool: PoolNumber,
-    shape: Shape,
-    bring_back: BringBack<'f>,
+    shape: FolioShape,
+    bring_back: SpillIn<'f>,
     /// What came with the frames that were taken last.
-    room: Option<(Charge<'f>, Promise<'f>)>,
+    room: Option<(Charge<'f>, ListReservation<'f>)>,
     /// Why there were none.
     refused: Option<Error>,
 }
@@ -62,12 +62,17 @@ impl Filemap {
         pool: PoolNumber,
         pages: Range<PageIndex>,
         on_locked: OnLocked,
-        bring_back: BringBack<'_>,
+        bring_back: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.folio_orders;
         let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
-        let shape =
-            Shape { orders, marker: None, purpose: Purpose::Write, wanted: AskedFor::All, fate: Fate::Stays };
+        let shape = FolioShape {
+            orders,
+            marker: None,
+            purpose: InsertPurpose::Write,
+            wanted: AskedFor::All,
+            fate: FolioLifetime::Stays,
+        };
         let now = self.writeback.now();
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();
@@ -90,37 +95,38 @@ impl Filemap {
 impl FrameSource for CacheFrames<'_> {
     type Error = Error;
 
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Error> {
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Error> {
         let (filemap, mapping, pool) = (self.filemap, self.mapping, self.pool);
         let need = match memory {
-            ForMemory::Wait => Need::Asked,
-            ForMemory::Hurry => Need::Ahead,
+            MemoryWait::Wait => FillUrgency::Asked,
+            MemoryWait::Hurry => FillUrgency::Ahead,
         };
         let (first, largest) = (gaps[0].0, gaps.iter().map(|(_, pages)| *pages).max().unwrap_or(1));
         let order = Order::fitting(largest).min(self.shape.orders.max);
         let window = Window { order, ..Window::exact(first, largest) };
         let mut gaps = gaps.to_vec();
-        let room = filemap.charge_and_frames((pool, mapping), &mut gaps, window, (need, None), Locks::Wait);
+        let room =
+            filemap.charge_and_frames((pool, mapping), &mut gaps, window, (need, None), LockWait::Wait);
         let (charge, frames) = match room {
             Ok(room) => room,
-            Err(Filled::Nothing | Filled::Busy) => return Ok(Taken::LookAgain),
-            Err(Filled::PoolFull) => {
+            Err(FillOutcome::Nothing | FillOutcome::Busy) => return Ok(GapFrames::LookAgain),
+            Err(FillOutcome::PoolFull) => {
                 self.refused = Some(filemap.pool_full(pool, first.first_byte()));
-                return Ok(Taken::Runs(Vec::new()));
+                return Ok(GapFrames::Runs(Vec::new()));
             }
-            Err(Filled::NoMemory | Filled::Submitted(_)) => return Ok(Taken::Runs(Vec::new())),
+            Err(FillOutcome::NoMemory | FillOutcome::Submitted(_)) => return Ok(GapFrames::Runs(Vec::new())),
         };
         let runs = deal_out(&gaps, &frames);
-        match filemap.promise_places(mapping, &runs, Patience::Wait) {
+        match filemap.promise_places(mapping, &runs, WaitPolicy::Wait) {
             Some(promise) => {
                 self.room = Some((charge, promise));
-                Ok(Taken::Runs(runs))
+                Ok(GapFrames::Runs(runs))
             }
             None => {
                 filemap.free_runs(&runs);
                 drop(charge);
                 let again = filemap.make_nodes(pool);
-                Ok(if again { Taken::LookAgain } else { Taken::Runs(Vec::new()) })
+                Ok(if again { GapFrames::LookAgain } else { GapFrames::Runs(Vec::new()) })
             }
         }
     }

@@ -24,8 +24,8 @@ use crate::stats::Count;
 use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
-use super::fill::{Filemap, Need, Next, Together};
-use super::read::Patience;
+use super::fill::{AfterSubmit, Filemap, FillUrgency, SubmitBatch};
+use super::read::WaitPolicy;
 
 /// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;
@@ -80,9 +80,10 @@ impl Filemap {
             let pages = (end.0 - from.0) as u32;
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
-            let mut together = Together::of(mapping, pool, None);
-            let _ = self.insert_window(&mut together, window, from..from, Need::Hinted, Patience::Start);
-            together.submit(Next::Anything);
+            let mut together = SubmitBatch::of(mapping, pool, None);
+            let _ =
+                self.insert_window(&mut together, window, from..from, FillUrgency::Hinted, WaitPolicy::Start);
+            together.submit(AfterSubmit::Anything);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };
         Prefetch { started_pages: missing - left, cached_pages: end.0 - from.0 - missing, left_pages: left }

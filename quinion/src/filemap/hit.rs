@@ -25,7 +25,7 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
+use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
 use crate::folio::copy::{self, copy_out};
 use crate::folio::written::{copy_page, copy_pages};
 use crate::mapping::{FolioFinder, find, finder};
@@ -41,20 +41,20 @@ pub struct Hits {
     /// Bytes copied, from the start of the range on.
     pub bytes: usize,
     /// Why it ended there.
-    pub stopped: Stopped,
+    pub stopped: HitStop,
     /// The first page of the first folio met that carries the readahead marker.
     pub marker: Option<PageIndex>,
 }
 
 impl Hits {
-    fn none(stopped: Stopped) -> Self {
+    fn none(stopped: HitStop) -> Self {
         Self { bytes: 0, stopped, marker: None }
     }
 }
 
 /// Why a run of hits ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stopped {
+pub enum HitStop {
     /// All that was asked for was copied.
     Full,
     /// The file ends here, as far as the owner knew; its size in bytes then.
@@ -83,24 +83,24 @@ pub unsafe fn read_hits(
     position: u64,
     to: *mut u8,
     len: usize,
-    mut touch: impl FnMut(Grown<'_>, Frame),
+    mut touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
     let grown = view.grown();
-    let Some(record) = grown.record(cell) else { return Hits::none(Stopped::Stale) };
+    let Some(record) = grown.record(cell) else { return Hits::none(HitStop::Stale) };
     // SAFETY: the caller's promise.
     match unsafe { read_within_page(grown, record, id, position, to, len) } {
-        Within::Read(frame) => {
+        SinglePageHit::Read(frame) => {
             touch(grown, frame);
-            Hits { bytes: len, stopped: Stopped::Full, marker: None }
+            Hits { bytes: len, stopped: HitStop::Full, marker: None }
         }
-        Within::Absent => Hits::none(Stopped::Absent),
+        SinglePageHit::Absent => Hits::none(HitStop::Absent),
         // SAFETY: the caller's promise.
-        Within::Unclear => unsafe { read_folios(grown, record, id, position, to, len, touch) },
+        SinglePageHit::Unclear => unsafe { read_folios(grown, record, id, position, to, len, touch) },
     }
 }
 
 /// What the short way through the commonest hit found.
-enum Within {
+enum SinglePageHit {
     /// The range was copied, out of the folio that this frame heads.
     Read(Frame),
     /// Nothing stands there.
@@ -116,34 +116,40 @@ enum Within {
 /// That of [`read_hits`].
 #[inline(always)]
 unsafe fn read_within_page(
-    grown: Grown<'_>,
+    grown: GrownView<'_>,
     record: &Record,
     id: MappingId,
     position: u64,
     to: *mut u8,
     len: usize,
-) -> Within {
+) -> SinglePageHit {
     let in_page = position as usize % PAGE_SIZE;
-    let Some(end) = end_within_page(record, position, len) else { return Within::Unclear };
+    let Some(end) = end_within_page(record, position, len) else { return SinglePageHit::Unclear };
     let index = PageIndex::of_byte(position);
     let Kind::Folio(number) = find(&grown, record, index).kind() else {
-        return if is(record, id) { Within::Absent } else { Within::Unclear };
+        return if is(record, id) { SinglePageHit::Absent } else { SinglePageHit::Unclear };
     };
     let frame = Frame(number);
-    let Some(descriptor) = grown.descriptor(frame) else { return Within::Unclear };
-    let Ok(ticket) = descriptor.begin_read(id, index) else { return Within::Unclear };
-    let Some(from) = grown.bytes(frame).filter(|_| !ticket.has_marker()) else { return Within::Unclear };
+    let Some(descriptor) = grown.descriptor(frame) else { return SinglePageHit::Unclear };
+    let Ok(ticket) = descriptor.begin_read(id, index) else { return SinglePageHit::Unclear };
+    let Some(from) = grown.bytes(frame).filter(|_| !ticket.has_marker()) else {
+        return SinglePageHit::Unclear;
+    };
     if ticket.order() == Order::ZERO {
         // Where a single page is read is known before its descriptor has arrived, and in a branch of its
         // own the copy need not wait for that.
         // SAFETY: the source lies in a grown frame; the destination is the caller's.
         unsafe { copy_out(from.add(in_page), to, len) };
     } else {
-        let Some(from) = page_of(grown, frame, ticket, index) else { return Within::Unclear };
+        let Some(from) = page_of(grown, frame, ticket, index) else { return SinglePageHit::Unclear };
         // SAFETY: as above, and the range is within the page.
         unsafe { copy_out(from.add(in_page), to, len) };
     }
-    if is_still(descriptor, ticket, record, id, end) { Within::Read(frame) } else { Within::Unclear }
+    if is_still(descriptor, ticket, record, id, end) {
+        SinglePageHit::Read(frame)
+    } else {
+        SinglePageHit::Unclear
+    }
 }
 
 /// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.
@@ -152,7 +158,7 @@ unsafe fn read_within_page(
 /// That of [`read_hits`].
 #[inline(never)]
 pub(super) unsafe fn written_page(
-    grown: Grown<'_>,
+    grown: GrownView<'_>,
     record: &Record,
     id: MappingId,
     frame: Frame,
@@ -182,20 +188,25 @@ pub(super) fn end_within_page(record: &Record, position: u64, len: usize) -> Opt
 
 /// The address of the page at `index` of a folio that covers it, by its ticket; `None` if no such frame exists.
 #[inline(always)]
-pub(super) fn page_of(grown: Grown<'_>, frame: Frame, ticket: Ticket, index: PageIndex) -> Option<*mut u8> {
+pub(super) fn page_of(
+    grown: GrownView<'_>,
+    frame: Frame,
+    ticket: Ticket,
+    index: PageIndex,
+) -> Option<*mut u8> {
     grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
 }
 
 /// The first look at a folio that is being filled: its ticket, and how many pages from `index` on have landed in a
 /// row, at least one.
-pub(super) fn look_landed(
-    grown: Grown<'_>,
+pub(super) fn look_partial(
+    grown: GrownView<'_>,
     descriptor: &Descriptor,
     frame: Frame,
     id: MappingId,
     index: PageIndex,
 ) -> Result<(Ticket, u32), NotReady> {
-    descriptor.begin_read_landed(id, index, |place, pages| grown.landed_in_row(frame.plus(place), pages))
+    descriptor.begin_read_landed(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
 }
 
 /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
@@ -235,17 +246,17 @@ fn is(record: &Record, id: MappingId) -> bool {
 /// That of [`read_hits`].
 #[inline(never)]
 unsafe fn read_folios(
-    grown: Grown<'_>,
+    grown: GrownView<'_>,
     record: &Record,
     id: MappingId,
     position: u64,
     to: *mut u8,
     len: usize,
-    mut touch: impl FnMut(Grown<'_>, Frame),
+    mut touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
     // Acquire, partner: the Release by which a mapping publishes its record.
     if record.id.load(Ordering::Acquire) != id.0 {
-        return Hits::none(Stopped::Stale);
+        return Hits::none(HitStop::Stale);
     }
     // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes
     // beyond its end, is retired before that: who sees the new size does not take that page for it.
@@ -255,7 +266,7 @@ unsafe fn read_folios(
     let mut marker = None;
     let mut done = 0;
     let faults = copy::faults();
-    let mut stopped = if want == len { Stopped::Full } else { Stopped::EndOfFile(size) };
+    let mut stopped = if want == len { HitStop::Full } else { HitStop::EndOfFile(size) };
     while done < want {
         // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
         match unsafe { reader.read_folio(position + done as u64, to.add(done), want - done) } {
@@ -271,7 +282,7 @@ unsafe fn read_folios(
         }
         if copy::faults() != faults {
             // Not to be believed, and not to be gone on with.
-            return Hits { bytes: len, stopped: Stopped::Full, marker };
+            return Hits { bytes: len, stopped: HitStop::Full, marker };
         }
     }
     // 7: Acquire, partner: the Release fence of `before_bytes`, and the one between a mapping's end and the reuse of
@@ -280,11 +291,11 @@ unsafe fn read_folios(
     fence(Ordering::Acquire);
     let size = record.size.load(Ordering::Relaxed);
     if !is(record, id) {
-        return Hits::none(Stopped::Stale);
+        return Hits::none(HitStop::Stale);
     }
     let left = size.saturating_sub(position);
     if (done as u64) > left {
-        (done, stopped) = (left as usize, Stopped::EndOfFile(size));
+        (done, stopped) = (left as usize, HitStop::EndOfFile(size));
     }
     Hits { bytes: done, stopped, marker }
 }
@@ -298,7 +309,7 @@ pub fn read_hits_into(
     id: MappingId,
     position: u64,
     to: &mut [u8],
-    touch: impl FnMut(Grown<'_>, Frame),
+    touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
     // SAFETY: a unique slice is valid for writes of its length by nobody else.
     unsafe { read_hits(view, cell, id, position, to.as_mut_ptr(), to.len(), touch) }
@@ -323,16 +334,16 @@ impl Reader<'_> {
     /// # Safety
     /// That of [`read_hits`].
     #[inline]
-    unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, Stopped> {
+    unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, HitStop> {
         let index = PageIndex::of_byte(position);
         let mut len = len;
         for _ in 0..TRIES {
             // 2
             let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
-                return Err(Stopped::Absent);
+                return Err(HitStop::Absent);
             };
             let frame = Frame(number);
-            let Some(descriptor) = self.finder.slab().descriptor(frame) else { return Err(Stopped::Absent) };
+            let Some(descriptor) = self.finder.slab().descriptor(frame) else { return Err(HitStop::Absent) };
             // 3
             let ticket = match descriptor.begin_read(self.id, index) {
                 Ok(ticket) => ticket,
@@ -340,8 +351,8 @@ impl Reader<'_> {
                     // SAFETY: the caller's promise.
                     match unsafe { self.read_unsteady(reason, descriptor, frame, position, to, len) } {
                         Ok(read) => return Ok(read),
-                        Err(NotReady::Filling) => return Err(Stopped::Filling),
-                        Err(NotReady::Written) => return Err(Stopped::Writing),
+                        Err(NotReady::Filling) => return Err(HitStop::Filling),
+                        Err(NotReady::Written) => return Err(HitStop::Writing),
                         Err(NotReady::Mismatch) => {
                             len = self.look_again(position, len)?;
                             continue;
@@ -366,16 +377,16 @@ impl Reader<'_> {
             }
             len = self.look_again(position, len)?;
         }
-        Err(Stopped::Absent)
+        Err(HitStop::Absent)
     }
 
     /// Back to 2 from 5: how many of `len` bytes at `position` the file has now.
     #[cold]
-    fn look_again(&mut self, position: u64, len: usize) -> Result<usize, Stopped> {
+    fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();
         let size = self.record.size.load(Ordering::Acquire); // partner: as at 1
         match len.min(size.saturating_sub(position).min(len as u64) as usize) {
-            0 => Err(Stopped::EndOfFile(size)),
+            0 => Err(HitStop::EndOfFile(size)),
             len => Ok(len),
         }
     }
@@ -398,7 +409,7 @@ impl Reader<'_> {
         match reason {
             NotReady::Mismatch => Err(reason),
             // SAFETY: the caller's promise.
-            NotReady::Filling => unsafe { self.read_landed(descriptor, frame, position, to, len) },
+            NotReady::Filling => unsafe { self.read_partial(descriptor, frame, position, to, len) },
             // SAFETY: as above.
             NotReady::Written => unsafe { self.read_written(descriptor, frame, position, to, len) },
         }
@@ -436,7 +447,7 @@ impl Reader<'_> {
     /// That of [`read_hits`].
     #[cold]
     #[inline(never)]
-    unsafe fn read_landed(
+    unsafe fn read_partial(
         &self,
         descriptor: &Descriptor,
         frame: Frame,
@@ -445,7 +456,7 @@ impl Reader<'_> {
         len: usize,
     ) -> Result<FolioRead, NotReady> {
         let index = PageIndex::of_byte(position);
-        let (ticket, pages) = match look_landed(*self.finder.slab(), descriptor, frame, self.id, index) {
+        let (ticket, pages) = match look_partial(*self.finder.slab(), descriptor, frame, self.id, index) {
             // It has been filled meanwhile, and written.
             Err(NotReady::Written) => return Err(NotReady::Mismatch),
             looked => looked?,

@@ -17,14 +17,15 @@
 //! room. `fill.rs` is steps 3 to 5 and the end of a fill, with `refault.rs` for folios
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
-//! to wait with. [`read_group`], in `hits.rs`, is the hit of several reads side by side,
+//! to wait with. [`read_group`], in `hit_batch.rs`, is the hit of several reads side by side,
 //! and `start.rs` what happens to those of a batch that missed. `uncached.rs` is step 8. `write.rs` is the story of a
-//! write. `touched.rs` counts a
+//! write. `stream_positions.rs` counts a
 //! reader of small pieces once for each folio. `pin.rs` lends bytes instead
-//! of copying them, and `resize.rs` gives memory back to the machine, in `give_way.rs` before the machine has none;
-//! `background.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a file.
-//! `places.rs` gives out frames where each page has its own.
-//! `bring_back.rs` fetches pages of memory files from the spill file.
+//! of copying them, and `resize.rs` gives memory back to the machine, in `shrinker.rs` before the machine has none;
+//! `background_reclaim.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a
+//! file.
+//! `guest_fill.rs` gives out frames where each page has its own.
+//! `spill_in.rs` fetches pages of memory files from the spill file.
 //!
 //! Invariants:
 //!  1. A page of a window is asked of the device only if it was not in the cache.
@@ -35,9 +36,9 @@
 #[cfg(feature = "std")]
 mod ahead;
 #[cfg(feature = "std")]
-mod background;
+mod background_reclaim;
 #[cfg(feature = "std")]
-mod bring_back;
+mod spill_in;
 #[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
@@ -45,15 +46,15 @@ mod future;
 #[cfg(feature = "std")]
 mod grab;
 mod hit;
-mod hits;
+mod hit_batch;
 #[cfg(feature = "std")]
-mod give_way;
+mod shrinker;
 #[cfg(feature = "std")]
 mod hint;
 #[cfg(feature = "std")]
 mod pin;
 #[cfg(feature = "std")]
-mod places;
+mod guest_fill;
 #[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]
@@ -63,7 +64,7 @@ mod resize;
 #[cfg(feature = "std")]
 mod start;
 #[cfg(feature = "std")]
-mod touched;
+mod stream_positions;
 #[cfg(feature = "std")]
 mod truncate;
 #[cfg(feature = "std")]
@@ -74,36 +75,36 @@ mod write;
 #[cfg(feature = "std")]
 pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
-pub(crate) use background::MakesRoom;
-#[cfg(feature = "std")]
-pub(crate) use bring_back::Kept;
+pub(crate) use background_reclaim::BackgroundReclaim;
 #[cfg(feature = "std")]
 pub use fill::Filemap;
 #[cfg(feature = "std")]
-pub(crate) use fill::Need;
+pub(crate) use fill::FillUrgency;
 #[cfg(feature = "std")]
-pub(crate) use future::Polled;
-#[cfg(feature = "std")]
-pub(crate) use give_way::GiveWay;
+pub(crate) use future::PendingRead;
 #[cfg(feature = "std")]
 pub use hint::Prefetch;
-pub use hit::{Hits, Stopped, read_hits, read_hits_into};
-pub use hits::{GROUP_MAX, Served, Wanted, read_group};
+pub use hit::{HitStop, Hits, read_hits, read_hits_into};
+pub use hit_batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
 #[cfg(feature = "std")]
-pub use read::Patience;
+pub use read::WaitPolicy;
 #[cfg(feature = "std")]
-pub(crate) use read::{Reading, touch};
+pub(crate) use read::{ReadProgress, touch};
 #[cfg(feature = "std")]
-pub(crate) use resize::Leftovers;
+pub(crate) use resize::DeferredShrink;
 #[cfg(feature = "std")]
-pub use resize::Resized;
+pub use resize::ResizeOutcome;
+#[cfg(feature = "std")]
+pub(crate) use shrinker::Shrinker;
+#[cfg(feature = "std")]
+pub(crate) use spill_in::TruncateExclusion;
 #[cfg(feature = "std")]
 pub(crate) use start::{Progress, Span};
 #[cfg(feature = "std")]
-pub(crate) use touched::Touched;
+pub(crate) use stream_positions::StreamPositions;
 #[cfg(feature = "std")]
 pub use truncate::OnPinned;
 #[cfg(feature = "std")]
-pub use uncached::{Behind, PAUSE, Passing, Reader, TRAILS_MAX};
+pub use uncached::{DropBehindState, PAUSE, Reader, TRAILS_MAX, UncachedRead};
 #[cfg(feature = "std")]
-pub(crate) use write::Author;
+pub(crate) use write::WriteContext;

@@ -31,13 +31,13 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::folio::Pinned;
-use crate::mapping::{End, Mapping, ReadBatch};
-use crate::sync::Locks;
+use crate::mapping::{BatchEnd, Mapping, ReadBatch};
+use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex};
 
 use super::fill::Filemap;
-use super::read::{Patience, Reading};
+use super::read::{ReadProgress, WaitPolicy};
 use super::uncached::Reader;
 
 impl Filemap {
@@ -87,14 +87,14 @@ impl Filemap {
             // 1
             let last = PageIndex::of_byte(at.saturating_add(rest as u64 - 1));
             let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
-            if end == End::FirstNotReady || batch.is_empty() {
+            if end == BatchEnd::FirstNotReady || batch.is_empty() {
                 hit = false;
                 // What is fetched now is nobody's pin yet.
                 if self.arena.pinned_pages() >= pages_max {
                     return Err(self.too_much_pinned(rest as u64));
                 }
                 let first = batch.pop().into();
-                match self.hold_folio(mapping, reader, Patience::Wait, at, rest, first)? {
+                match self.hold_folio(mapping, reader, WaitPolicy::Wait, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
                 }
@@ -103,17 +103,17 @@ impl Filemap {
             let asked = position..position.saturating_add(len as u64).min(size);
             let marked = self.pin_batch((mapping, renewals), reader, &mut pinned, &mut batch, asked);
             if let Some(page) = marked {
-                self.advance(mapping, reader, page, Patience::Wait);
+                self.advance(mapping, reader, page, WaitPolicy::Wait);
             }
             if pinned.count_pages() > pages_max {
                 return Err(self.too_much_pinned(reach));
             }
         }
-        self.count_read(Reading { done: pinned.len(), hit, stopped: None });
+        self.count_read(ReadProgress { done: pinned.len(), hit, stopped: None });
         if let Some((behind, pages)) = reader.met() {
             pinned.tell(behind, pages);
         }
-        reader.end_drop_behind(position, pinned.len(), Locks::Wait);
+        reader.end_drop_behind(position, pinned.len(), LockWait::Wait);
         Ok(pinned)
     }
 

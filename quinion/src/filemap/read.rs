@@ -18,7 +18,7 @@
 //! is there goes straight to the judge, who looks once more with his lock held.
 //!
 //! Who reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped behind it
-//! at the end (`uncached.rs`). How far a caller goes for its bytes is its [`Patience`]; each step that may
+//! at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
 //! wait asks it first.
 //!
 //! A window that failed says little about the page that was asked for: the bad
@@ -39,23 +39,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Grown, HOLDS_MAX, HoldRefused, NotReady, Readable, referenced};
-use crate::backend::{Attributes, Reap};
+use crate::arena::{GrownView, HOLDS_MAX, HoldRefused, NotReady, ReadableState, referenced};
+use crate::backend::{Attributes, ReapMode};
 use crate::error::{Error, Repr};
-use crate::folio::Held;
-use crate::mapping::{Content, End, Mapping, ReadBatch};
-use crate::readahead::{Asked, Cached, Config, Readahead, Window, Windows};
+use crate::folio::HeldFolio;
+use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
+use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
 use crate::units::{FILE_BYTES_MAX, Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
-use super::fill::{Batch, Filemap, Filled, Need, Next, Together};
-use super::hit::{Stopped, read_hits_into};
-use super::uncached::{Behind, Passing, Reader};
+use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch, WindowFills};
+use super::hit::{HitStop, read_hits_into};
+use super::uncached::{DropBehindState, Reader, UncachedRead};
 
 /// How far a read may go for bytes that are not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Patience {
+pub enum WaitPolicy {
     /// It waits for what it needs.
     #[default]
     Wait,
@@ -68,12 +68,12 @@ pub enum Patience {
     CacheOnly,
 }
 
-impl Patience {
+impl WaitPolicy {
     /// Whether locks may be waited for.
-    pub(crate) fn locks(self) -> Locks {
+    pub(crate) fn locks(self) -> LockWait {
         match self {
-            Patience::Wait | Patience::Start => Locks::Wait,
-            Patience::Now | Patience::CacheOnly => Locks::Try,
+            WaitPolicy::Wait | WaitPolicy::Start => LockWait::Wait,
+            WaitPolicy::Now | WaitPolicy::CacheOnly => LockWait::Try,
         }
     }
 }
@@ -84,7 +84,7 @@ const SEEKS: u32 = 1000;
 
 /// Notes that a folio was read, in its referenced byte, if that does not say so.
 #[inline]
-pub(crate) fn touch(grown: Grown<'_>, frame: Frame) {
+pub(crate) fn touch(grown: GrownView<'_>, frame: Frame) {
     if let Some(byte) = grown.referenced(frame) {
         referenced::touch(byte);
     }
@@ -109,12 +109,12 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
     ) -> Result<usize, Error> {
-        let read = self.finish(mapping, reader, patience, position, to, Reading::default());
-        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), patience.locks());
+        let read = self.finish(mapping, reader, wait_policy, position, to, ReadProgress::default());
+        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), wait_policy.locks());
         read
     }
 
@@ -123,18 +123,18 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
-        mut reading: Reading,
+        mut reading: ReadProgress,
     ) -> Result<usize, Error> {
-        let outcome = self.read_on(mapping, reader, patience, position, to, &mut reading);
+        let outcome = self.read_on(mapping, reader, wait_policy, position, to, &mut reading);
         self.end_read(reading, outcome)
     }
 
     /// Counts a read that has ended so, and says what it returns: what was read counts, and the error comes again
     /// with the next call.
-    pub(super) fn end_read(&self, reading: Reading, outcome: Result<(), Error>) -> Result<usize, Error> {
+    pub(super) fn end_read(&self, reading: ReadProgress, outcome: Result<(), Error>) -> Result<usize, Error> {
         self.count_read(reading);
         if reading.done > 0 { Ok(reading.done) } else { outcome.map(|()| 0) }
     }
@@ -144,32 +144,32 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
-        run: &mut Reading,
+        run: &mut ReadProgress,
     ) -> Result<(), Error> {
         let mut end_checked = reader.is_sure_of_size();
         while run.done < to.len() {
             let stopped = match run.stopped.take() {
                 Some(stopped) => stopped,
-                None => self.read_hits(mapping, reader, patience, position, to, run),
+                None => self.read_hits(mapping, reader, wait_policy, position, to, run),
             };
             match stopped {
-                Stopped::Full => return Ok(()),
-                Stopped::EndOfFile(_) if run.done > 0 || end_checked || patience != Patience::Wait => {
+                HitStop::Full => return Ok(()),
+                HitStop::EndOfFile(_) if run.done > 0 || end_checked || wait_policy != WaitPolicy::Wait => {
                     return Ok(());
                 }
-                Stopped::EndOfFile(_) => {
+                HitStop::EndOfFile(_) => {
                     end_checked = true;
                     self.look_at_the_end(mapping)?;
                 }
-                Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {
-                    debug_assert_ne!(stopped, Stopped::Stale, "an open handle keeps its mapping");
+                HitStop::Absent | HitStop::Filling | HitStop::Writing | HitStop::Stale => {
+                    debug_assert_ne!(stopped, HitStop::Stale, "an open handle keeps its mapping");
                     run.hit = false;
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
-                    run.done += self.read_slowly(mapping, reader, patience, at, rest, stopped)?;
+                    run.done += self.read_slowly(mapping, reader, wait_policy, at, rest, stopped)?;
                 }
             }
         }
@@ -181,22 +181,22 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
-        run: &mut Reading,
-    ) -> Stopped {
+        run: &mut ReadProgress,
+    ) -> HitStop {
         let (view, at, rest) = (self.arena.view(), position + run.done as u64, &mut to[run.done..]);
-        let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
+        let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
         let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
         run.done += hits.bytes;
         if let Some(page) = hits.marker {
-            self.advance(mapping, reader, page, patience);
+            self.advance(mapping, reader, page, wait_policy);
         }
         hits.stopped
     }
 
-    pub(crate) fn count_read(&self, Reading { done, hit, .. }: Reading) {
+    pub(crate) fn count_read(&self, ReadProgress { done, hit, .. }: ReadProgress) {
         let outcome = if hit { Count::Hits } else { Count::Misses };
         self.counters.add_all([(Count::Bytes, done as u64), (outcome, 1)]);
     }
@@ -207,15 +207,15 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
-        mut stopped: Stopped,
+        mut stopped: HitStop,
     ) -> Result<usize, Error> {
         loop {
-            match self.read_held(mapping, reader, patience, position, to, stopped)? {
+            match self.read_held(mapping, reader, wait_policy, position, to, stopped)? {
                 Some(bytes) => return Ok(bytes),
-                None => stopped = Stopped::Filling, // it may be there again, and be on its way
+                None => stopped = HitStop::Filling, // it may be there again, and be on its way
             }
         }
     }
@@ -226,10 +226,10 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
-        stopped: Stopped,
+        stopped: HitStop,
     ) -> Result<Option<usize>, Error> {
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
@@ -244,24 +244,33 @@ impl Filemap {
         // within one page has one folio to ask for, and needs no batch for that.
         let index = PageIndex::of_byte(position);
         let last = PageIndex::of_byte(position + to.len() as u64 - 1);
-        let mut first = if stopped == Stopped::Absent { First::Absent } else { First::Unknown };
-        if index != last && stopped != Stopped::Absent {
+        let mut first = if stopped == HitStop::Absent { FirstPage::Absent } else { FirstPage::Unknown };
+        if index != last && stopped != HitStop::Absent {
             let mut batch = ReadBatch::new();
             match mapping.get_read_batch(index, last, &mut batch) {
-                End::FirstNotReady => first = batch.pop().into(),
+                BatchEnd::FirstNotReady => first = batch.pop().into(),
                 _ if batch.is_empty() => {}
-                _ => return Ok(self.read_batch((mapping, renewals), reader, patience, position, batch, to)),
+                _ => {
+                    return Ok(self.read_batch(
+                        (mapping, renewals),
+                        reader,
+                        wait_policy,
+                        position,
+                        batch,
+                        to,
+                    ));
+                }
             }
         }
         // 2 The first folio is what the reader waits for.
-        let Some(held) = self.hold_folio(mapping, reader, patience, position, len, first)? else {
+        let Some(held) = self.hold_folio(mapping, reader, wait_policy, position, len, first)? else {
             return Ok(Some(0));
         };
         reader.touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
         let shown = shown(mapping, renewals, position, bytes, [&held]);
         if held.has_marker() {
-            self.advance(mapping, reader, held.first(), patience);
+            self.advance(mapping, reader, held.first(), wait_policy);
         }
         Ok(shown)
     }
@@ -273,7 +282,7 @@ impl Filemap {
         self: &Arc<Self>,
         (mapping, renewals): (&Arc<Mapping>, u64),
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         batch: ReadBatch<'_>,
         to: &mut [u8],
@@ -284,10 +293,10 @@ impl Filemap {
             done += held.copy_out(position + done as u64, &mut to[done..]);
         }
         let shown = shown(mapping, renewals, position, done, batch.iter());
-        let marked = batch.last().filter(|held| held.has_marker()).map(Held::first);
+        let marked = batch.last().filter(|held| held.has_marker()).map(HeldFolio::first);
         drop(batch);
         if let Some(page) = marked {
-            self.advance(mapping, reader, page, patience);
+            self.advance(mapping, reader, page, wait_policy);
         }
         shown
     }
@@ -298,14 +307,14 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         len: usize,
-        first: First<'m>,
-    ) -> Result<Option<Held<'m>>, Error> {
+        first: FirstPage<'m>,
+    ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window };
-        self.hold_reaching(mapping, reader, patience, miss, first)
+        let miss = Miss { index, position, len, reach: ReadExtent::Window };
+        self.hold_reaching(mapping, reader, wait_policy, miss, first)
     }
 
     /// Waits until the page at `position` is in the cache, reading it alone if need be.
@@ -313,10 +322,10 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         position: u64,
-        (pool, behind): (PoolNumber, Option<&Arc<Behind>>),
+        (pool, behind): (PoolNumber, Option<&Arc<DropBehindState>>),
     ) -> Result<(), Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-        let passing = behind.map(Passing::new);
+        let passing = behind.map(UncachedRead::new);
         let reader = Reader::new(&none, pool, passing.as_ref());
         self.hold_page(mapping, reader, position).map(drop)
     }
@@ -328,10 +337,10 @@ impl Filemap {
         mapping: &'m Arc<Mapping>,
         reader: Reader<'_>,
         position: u64,
-    ) -> Result<Option<Held<'m>>, Error> {
+    ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: Reach::Page };
-        self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown)
+        let miss = Miss { index, position, len: 1, reach: ReadExtent::Page };
+        self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)
     }
 
     /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
@@ -339,31 +348,31 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         mut miss: Miss,
-        mut first: First<'m>,
-    ) -> Result<Option<Held<'m>>, Error> {
+        mut first: FirstPage<'m>,
+    ) -> Result<Option<HeldFolio<'m>>, Error> {
         let position = miss.position;
         for _ in 0..SEEKS {
             if position >= mapping.size() {
                 return Ok(None);
             }
             let held = match std::mem::take(&mut first) {
-                First::Held(held) => Ok(held),
-                First::Absent => Err(HoldRefused::Mismatch), // who judges the miss looks once more
-                First::Unknown => mapping.try_hold(miss.index),
+                FirstPage::Held(held) => Ok(held),
+                FirstPage::Absent => Err(HoldRefused::Mismatch), // who judges the miss looks once more
+                FirstPage::Unknown => mapping.try_hold(miss.index),
             };
             match held {
-                Ok(held) => match self.wait_readable(mapping, &held, miss, patience) {
-                    Readable::Yes => return Ok(Some(held)),
-                    Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                    Readable::Never | Readable::Zeros => miss.reach = Reach::Page,
+                Ok(held) => match self.wait_readable(mapping, &held, miss, wait_policy) {
+                    ReadableState::Yes => return Ok(Some(held)),
+                    ReadableState::NotYet => return Err(Repr::WouldBlock { position }.into()),
+                    ReadableState::Never | ReadableState::Zeros => miss.reach = ReadExtent::Page,
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    match self.fill_miss(mapping, reader, patience, miss)? {
-                        Missed::Ready(held) => return Ok(Some(held)),
-                        Missed::Again(further) => miss.reach = further,
+                    match self.fill_miss(mapping, reader, wait_policy, miss)? {
+                        MissOutcome::Ready(held) => return Ok(Some(held)),
+                        MissOutcome::Again(further) => miss.reach = further,
                     }
                 }
             }
@@ -372,15 +381,21 @@ impl Filemap {
     }
 
     /// Waits, if the caller does, until the page that `miss` wants has landed or never will.
-    fn wait_readable(&self, mapping: &Mapping, held: &Held<'_>, miss: Miss, patience: Patience) -> Readable {
+    fn wait_readable(
+        &self,
+        mapping: &Mapping,
+        held: &HeldFolio<'_>,
+        miss: Miss,
+        wait_policy: WaitPolicy,
+    ) -> ReadableState {
         let readable = || held.is_readable_at(miss.index);
-        match patience {
-            Patience::Wait => {
-                self.room.wait(&*mapping.backend(), &mut || readable() != Readable::NotYet);
+        match wait_policy {
+            WaitPolicy::Wait => {
+                self.room.wait(&*mapping.backend(), &mut || readable() != ReadableState::NotYet);
             }
             // Fetching what has landed starts nothing and waits for nothing.
-            Patience::Start | Patience::Now | Patience::CacheOnly => {
-                mapping.backend().reap(Reap::Ready, &mut || false);
+            WaitPolicy::Start | WaitPolicy::Now | WaitPolicy::CacheOnly => {
+                mapping.backend().reap(ReapMode::Ready, &mut || false);
             }
         }
         readable()
@@ -392,42 +407,48 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         miss: Miss,
-    ) -> Result<Missed<'m>, Error> {
+    ) -> Result<MissOutcome<'m>, Error> {
         let Miss { index, position, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
-        if patience == Patience::CacheOnly {
+        if wait_policy == WaitPolicy::CacheOnly {
             return Err(would_block());
         }
         // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
         let mut windows = Windows::none();
-        let judge = judge_miss(mapping, reader, patience, miss, &mut windows)?;
+        let judge = judge_miss(mapping, reader, wait_policy, miss, &mut windows)?;
         // 2 The first window, with the page that is waited for.
-        let Some(&window) = windows.first() else { return Ok(Missed::Again(reach)) };
+        let Some(&window) = windows.first() else { return Ok(MissOutcome::Again(reach)) };
         let is_all = windows.len() == 1;
-        let next = if patience == Patience::Wait && is_all { Next::Reap(index) } else { Next::Anything };
-        let filled = self.begin_miss(mapping, reader, patience, (window, windows.wanted(), judge), next);
-        if matches!(filled, Filled::Busy | Filled::NoMemory | Filled::PoolFull)
-            && let Some(mut state) = reader.readahead().lock_as(patience.locks())
+        let next = if wait_policy == WaitPolicy::Wait && is_all {
+            AfterSubmit::Reap(index)
+        } else {
+            AfterSubmit::Anything
+        };
+        let filled = self.begin_miss(mapping, reader, wait_policy, (window, windows.wanted(), judge), next);
+        if matches!(filled, FillOutcome::Busy | FillOutcome::NoMemory | FillOutcome::PoolFull)
+            && let Some(mut state) = reader.readahead().lock_as(wait_policy.locks())
         {
             state.on_refused(index);
         }
         match filled {
-            Filled::Nothing => Ok(Missed::Again(reach)),
-            Filled::Busy => Err(would_block()),
-            Filled::NoMemory | Filled::PoolFull if patience != Patience::Wait => Err(would_block()),
-            Filled::PoolFull => Err(self.pool_full(reader.pool(), position)),
-            Filled::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
-            Filled::Submitted(batch) => {
+            FillOutcome::Nothing => Ok(MissOutcome::Again(reach)),
+            FillOutcome::Busy => Err(would_block()),
+            FillOutcome::NoMemory | FillOutcome::PoolFull if wait_policy != WaitPolicy::Wait => {
+                Err(would_block())
+            }
+            FillOutcome::PoolFull => Err(self.pool_full(reader.pool(), position)),
+            FillOutcome::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
+            FillOutcome::Submitted(batch) => {
                 // 3 Those that nobody waits for.
                 if !is_all {
-                    let mut together = Together::of(mapping, reader.pool(), reader.behind());
-                    let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), patience);
-                    together.submit(Next::Anything);
+                    let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+                    let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), wait_policy);
+                    together.submit(AfterSubmit::Anything);
                 }
                 // 4 The page.
-                self.await_miss(mapping, reader, patience, miss, &batch, next)
+                self.await_miss(mapping, reader, wait_policy, miss, &batch, next)
             }
         }
     }
@@ -438,19 +459,21 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         (window, wanted, judge): (Window, Range<PageIndex>, Option<RankedGuard<'_, Readahead>>),
-        next: Next,
-    ) -> Filled {
+        next: AfterSubmit,
+    ) -> FillOutcome {
         let begin = |need, judge: Option<RankedGuard<'_, Readahead>>| {
-            let mut together = Together::of(mapping, reader.pool(), reader.behind());
-            let filled = self.insert_window(&mut together, window, wanted.clone(), need, patience);
+            let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+            let filled = self.insert_window(&mut together, window, wanted.clone(), need, wait_policy);
             drop(judge); // a fill may end inside the call, and whoever it wakes may want it
             together.submit(next);
             filled
         };
-        match begin(Need::Ahead, judge) {
-            Filled::NoMemory | Filled::PoolFull if patience == Patience::Wait => begin(Need::Asked, None),
+        match begin(FillUrgency::Ahead, judge) {
+            FillOutcome::NoMemory | FillOutcome::PoolFull if wait_policy == WaitPolicy::Wait => {
+                begin(FillUrgency::Asked, None)
+            }
             filled => filled,
         }
     }
@@ -461,53 +484,53 @@ impl Filemap {
         &self,
         mapping: &'m Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         miss: Miss,
-        batch: &Batch,
-        next: Next,
-    ) -> Result<Missed<'m>, Error> {
+        batch: &WindowFills,
+        next: AfterSubmit,
+    ) -> Result<MissOutcome<'m>, Error> {
         let Miss { index, position, reach, .. } = miss;
         if let Ok(held) = mapping.try_hold_at(batch.likely_frame(index), index) {
             let readable = match held.is_readable_at(index) {
-                Readable::NotYet => self.wait_for_fill(mapping, &held, miss, patience, batch),
+                ReadableState::NotYet => self.wait_for_fill(mapping, &held, miss, wait_policy, batch),
                 there => {
-                    if next != Next::Anything {
+                    if next != AfterSubmit::Anything {
                         // It came inside the call; or ours was dropped, and somebody else has brought it: we shall
                         // not wait, and so not reap.
-                        mapping.backend().reap(Reap::Ready, &mut || false);
+                        mapping.backend().reap(ReapMode::Ready, &mut || false);
                     }
                     there
                 }
             };
             match readable {
-                Readable::Yes => return Ok(Missed::Ready(held)),
-                Readable::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                Readable::Never | Readable::Zeros => {}
+                ReadableState::Yes => return Ok(MissOutcome::Ready(held)),
+                ReadableState::NotYet => return Err(Repr::WouldBlock { position }.into()),
+                ReadableState::Never | ReadableState::Zeros => {}
             }
         }
-        if next != Next::Anything {
+        if next != AfterSubmit::Anything {
             // We may not have waited, and others may wait for what was left to us.
-            mapping.backend().reap(Reap::Ready, &mut || false);
+            mapping.backend().reap(ReapMode::Ready, &mut || false);
         }
         let failure = batch.take_failure(index);
-        if failure.is_some() && reach == Reach::Window {
-            let state = reader.readahead().lock_as(patience.locks());
+        if failure.is_some() && reach == ReadExtent::Window {
+            let state = reader.readahead().lock_as(wait_policy.locks());
             state.into_iter().for_each(|mut state| state.on_failure());
         }
-        judge_failure(failure, miss).map(Missed::Again)
+        judge_failure(failure, miss).map(MissOutcome::Again)
     }
 
     /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
         mapping: &Mapping,
-        held: &Held<'_>,
+        held: &HeldFolio<'_>,
         miss: Miss,
-        patience: Patience,
-        batch: &Batch,
-    ) -> Readable {
-        let stalled = (patience == Patience::Wait && batch.refaulted()).then(Instant::now);
-        let readable = self.wait_readable(mapping, held, miss, patience);
+        wait_policy: WaitPolicy,
+        batch: &WindowFills,
+    ) -> ReadableState {
+        let stalled = (wait_policy == WaitPolicy::Wait && batch.refaulted()).then(Instant::now);
+        let readable = self.wait_readable(mapping, held, miss, wait_policy);
         if let Some(since) = stalled {
             self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
         }
@@ -521,44 +544,46 @@ impl Filemap {
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
         page: PageIndex,
-        patience: Patience,
+        wait_policy: WaitPolicy,
     ) {
-        if patience == Patience::CacheOnly {
+        if wait_policy == WaitPolicy::CacheOnly {
             return;
         }
-        let Some(mut state) = reader.readahead().lock_as(patience.locks()) else { return };
+        let Some(mut state) = reader.readahead().lock_as(wait_policy.locks()) else { return };
         if !mapping.take_marker(page) {
             return;
         }
         let before = *state;
-        let asked = Asked { index: page, pages: 1, file_pages: mapping.size_pages() };
+        let asked = ReadRequest { index: page, pages: 1, file_pages: mapping.size_pages() };
         let windows = state.on_marker(asked, &**mapping);
-        let mut together = Together::of(mapping, reader.pool(), reader.behind());
-        match self.insert_ahead(&mut together, &windows, windows.wanted(), patience) {
-            Ahead::Started => {}
-            Ahead::Refused => *state = before, // the stream goes on with a miss
+        let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
+        match self.insert_ahead(&mut together, &windows, windows.wanted(), wait_policy) {
+            ReadaheadOutcome::Started => {}
+            ReadaheadOutcome::Refused => *state = before, // the stream goes on with a miss
         }
         drop(state); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit(Next::Anything);
+        together.submit(AfterSubmit::Anything);
     }
 
     /// Inserts windows that nobody waits for, until one finds no memory or a lock that is busy; they go to the
     /// device with the rest of `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
-        together: &mut Together<'_>,
+        together: &mut SubmitBatch<'_>,
         windows: &[Window],
         wanted: Range<PageIndex>,
-        patience: Patience,
-    ) -> Ahead {
+        wait_policy: WaitPolicy,
+    ) -> ReadaheadOutcome {
         for (at, &window) in windows.iter().enumerate() {
-            match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
-                Filled::Submitted(_) | Filled::Nothing => {}
-                Filled::NoMemory | Filled::PoolFull | Filled::Busy if at == 0 => return Ahead::Refused,
-                Filled::NoMemory | Filled::PoolFull | Filled::Busy => break,
+            match self.insert_window(together, window, wanted.clone(), FillUrgency::Ahead, wait_policy) {
+                FillOutcome::Submitted(_) | FillOutcome::Nothing => {}
+                FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy if at == 0 => {
+                    return ReadaheadOutcome::Refused;
+                }
+                FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => break,
             }
         }
-        Ahead::Started
+        ReadaheadOutcome::Started
     }
 
     /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
@@ -570,8 +595,8 @@ impl Filemap {
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: Reach::Window };
-        let held = self.hold_reaching(mapping, reader, Patience::Wait, miss, First::Unknown)?;
+        let miss = Miss { index, position, len, reach: ReadExtent::Window };
+        let held = self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)?;
         if let Some(held) = held {
             reader.touch(self.arena.view().grown(), held.frame());
             // A viewer cannot take the page's lock. It looks again when whoever had it is through.
@@ -625,7 +650,7 @@ impl Filemap {
     /// The file cannot be looked at; or as [`Filemap::invalidate_range`].
     pub fn invalidate(self: &Arc<Self>, mapping: &Arc<Mapping>) -> Result<(), Error> {
         if mapping.keeps_clean() {
-            self.invalidate_range(mapping, 0..FILE_BYTES_MAX, Content::Clean)?;
+            self.invalidate_range(mapping, 0..FILE_BYTES_MAX, RemoveFilter::Clean)?;
         }
         let pages = mapping.invalidate().map_err(Repr::Attributes)?;
         self.counters.add(Count::Invalidated, pages);
@@ -652,7 +677,7 @@ fn shown<'h, 'm: 'h>(
     renewals: u64,
     position: u64,
     bytes: usize,
-    folios: impl IntoIterator<Item = &'h Held<'m>>,
+    folios: impl IntoIterator<Item = &'h HeldFolio<'m>>,
 ) -> Option<usize> {
     if let Some(left) = mapping.left_since(renewals, position) {
         return Some(left.min(bytes as u64) as usize);
@@ -665,16 +690,16 @@ fn shown<'h, 'm: 'h>(
 
 /// How far a read is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ReadProgress {
     /// Bytes that are in the reader's buffer.
     pub done: usize,
     /// Whether the cache alone has given them.
     pub hit: bool,
     /// Why the cache gave no more, if it has just been asked: then it is not asked again.
-    pub stopped: Option<Stopped>,
+    pub stopped: Option<HitStop>,
 }
 
-impl Default for Reading {
+impl Default for ReadProgress {
     fn default() -> Self {
         Self { done: 0, hit: true, stopped: None }
     }
@@ -682,18 +707,18 @@ impl Default for Reading {
 
 /// What a reader has found at the first page that it wants.
 #[derive(Debug, Default)]
-pub(crate) enum First<'m> {
+pub(crate) enum FirstPage<'m> {
     /// It has not looked.
     #[default]
     Unknown,
     /// No folio, as far as could be seen without a lock.
     Absent,
     /// This one, which may be being filled.
-    Held(Held<'m>),
+    Held(HeldFolio<'m>),
 }
 
-impl<'m> From<Option<Held<'m>>> for First<'m> {
-    fn from(held: Option<Held<'m>>) -> Self {
+impl<'m> From<Option<HeldFolio<'m>>> for FirstPage<'m> {
+    fn from(held: Option<HeldFolio<'m>>) -> Self {
         held.map_or(Self::Unknown, Self::Held)
     }
 }
@@ -704,12 +729,12 @@ struct Miss {
     index: PageIndex,
     position: u64,
     len: usize,
-    reach: Reach,
+    reach: ReadExtent,
 }
 
 /// How much is read on a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reach {
+enum ReadExtent {
     /// What readahead says.
     Window,
     /// The page alone, because a longer read that covered it failed: the fault may lie elsewhere in it.
@@ -718,7 +743,7 @@ enum Reach {
 
 /// What came of windows that nobody waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ahead {
+pub(super) enum ReadaheadOutcome {
     /// All, or the first of them, are on their way or there.
     Started,
     /// Not even the first.
@@ -726,11 +751,11 @@ pub(super) enum Ahead {
 }
 
 /// What came of a miss.
-enum Missed<'m> {
+enum MissOutcome<'m> {
     /// The folio, filled.
-    Ready(Held<'m>),
+    Ready(HeldFolio<'m>),
     /// Look again, and reach so far if it is still not there.
-    Again(Reach),
+    Again(ReadExtent),
 }
 
 /// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for his turn
@@ -738,17 +763,17 @@ enum Missed<'m> {
 fn judge_miss<'r>(
     mapping: &Mapping,
     reader: Reader<'r>,
-    patience: Patience,
+    wait_policy: WaitPolicy,
     miss: Miss,
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
     let Miss { index, position, len, reach, .. } = miss;
-    if reach == Reach::Page {
+    if reach == ReadExtent::Page {
         windows.push(Window::exact(index, 1));
         windows.want(index..index.plus(1));
         return Ok(None);
     }
-    let Some(mut guard) = reader.readahead().lock_as(patience.locks()) else {
+    let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
     // Others may have judged, and filled, while we waited for them: what they brought is not a
@@ -758,17 +783,17 @@ fn judge_miss<'r>(
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
     let pages = pages.min(u64::from(u32::MAX)) as u32;
-    guard.on_miss_into(Asked { index, pages, file_pages: mapping.size_pages() }, mapping, windows);
+    guard.on_miss_into(ReadRequest { index, pages, file_pages: mapping.size_pages() }, mapping, windows);
     Ok(Some(guard))
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
-fn judge_failure(failure: Option<std::io::Error>, miss: Miss) -> Result<Reach, Error> {
+fn judge_failure(failure: Option<std::io::Error>, miss: Miss) -> Result<ReadExtent, Error> {
     match (failure, miss.reach) {
-        (Some(source), Reach::Page) => {
+        (Some(source), ReadExtent::Page) => {
             Err(Repr::Read { position: miss.position, len: miss.len, source }.into())
         }
         // It may be another page of the window that is bad, or the page was let go meanwhile.
-        (Some(_), Reach::Window) | (None, _) => Ok(Reach::Page),
+        (Some(_), ReadExtent::Window) | (None, _) => Ok(ReadExtent::Page),
     }
 }

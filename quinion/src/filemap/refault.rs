@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use crate::arena::referenced;
 use crate::stats::Count;
 use crate::units::{Frame, PoolNumber};
-use crate::workingset::{Memory, Refault, Standing};
+use crate::workingset::{EvictedState, Refault, ShadowInfo};
 use crate::xarray::Value;
 
 use super::fill::Filemap;
@@ -46,12 +46,12 @@ impl Filemap {
     pub(super) fn note_refault(&self, pool: PoolNumber, frame: Frame, shadow: Value, seen: &mut Refaults) {
         let descriptor = self.arena.view().own(frame);
         let order = descriptor.word().order();
-        let memory = Memory::from_payload(shadow.payload());
+        let memory = ShadowInfo::from_payload(shadow.payload());
         seen.pages += u64::from(order.pages());
         match self.reclaim.judge(pool, memory, order) {
             Refault::Old => {}
             Refault::Recent => {
-                let had_its_time = memory.standing == Standing::WorkingSet;
+                let had_its_time = memory.standing == EvictedState::WorkingSet;
                 if !had_its_time {
                     descriptor.join_working_set();
                 }

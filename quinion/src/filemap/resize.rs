@@ -34,13 +34,13 @@ use std::time::{Duration, Instant};
 use std::ffi::CStr;
 
 use crate::arena::{ArenaError, GuestExtents, GuestRefused, GuestUse};
-use crate::backend::{Reap, WakesHeldBack};
+use crate::backend::{DeferredWakes, ReapMode};
+use crate::background::BackgroundTask;
 use crate::error::{Error, Repr};
 use crate::reclaim::Protection;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_SIZE, PAGE_SIZE};
-use crate::upkeep::Duty;
 
 use super::fill::Filemap;
 
@@ -60,7 +60,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// What became of a wish to resize a cache. All in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Resized {
+pub struct ResizeOutcome {
     /// The bound in force now.
     pub memory_bytes: u64,
     /// What the cache has of the machine's memory now; above the bound by the slack, if there is some.
@@ -80,9 +80,9 @@ impl Filemap {
     ///
     /// # Errors
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
-    pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<Resized, ArenaError> {
+    pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<ResizeOutcome, ArenaError> {
         // Completions are fetched below, under the lock of who resizes; their wakers are called after it.
-        let _wakes = WakesHeldBack::new();
+        let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
         self.memory_told.store(memory, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Filemap {
         name: &CStr,
         usage: GuestUse,
     ) -> Result<Arc<GuestExtents>, Error> {
-        let _wakes = WakesHeldBack::new();
+        let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let bytes = u64::from(extents) * EXTENT_SIZE as u64;
         let no_room = || Error::from(Repr::NoRoomForGuest { bytes, memory: self.arena.bound() });
@@ -142,7 +142,7 @@ impl Filemap {
         memory: u64,
         wait_max: Duration,
         in_force: impl FnOnce(),
-    ) -> Result<Resized, ArenaError> {
+    ) -> Result<ResizeOutcome, ArenaError> {
         let before = self.arena.stats().returned_bytes;
         // 1
         self.arena.set_bound(memory)?;
@@ -150,7 +150,7 @@ impl Filemap {
         // 2
         let remembered = self.reclaim.shadow_nodes().count();
         let too_many = remembered.saturating_sub(self.reclaim.shadow_nodes_max());
-        self.reclaim.forget_nodes(too_many, Locks::Wait);
+        self.reclaim.forget_nodes(too_many, LockWait::Wait);
         // 3 to 5
         self.empty_extents(Instant::now() + wait_max);
         // 6
@@ -163,7 +163,7 @@ impl Filemap {
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
             self.upkeep.poke();
         }
-        Ok(Resized {
+        Ok(ResizeOutcome {
             memory_bytes: stats.bound_bytes,
             grown_bytes: stats.grown_bytes + stats.control_bytes,
             returned_bytes: stats.returned_bytes - before,
@@ -203,7 +203,7 @@ impl Filemap {
     fn let_things_end(&self) {
         self.writeback.ask_for_room();
         for backend in [self.reclaim.idle_backend(), self.writeback.idle_backend()].into_iter().flatten() {
-            backend.reap(Reap::Ready, &mut || false);
+            backend.reap(ReapMode::Ready, &mut || false);
         }
         std::thread::sleep(ROUND);
     }
@@ -249,13 +249,13 @@ impl Filemap {
 
 /// The upkeep's part: what a resize left, and pages that late readers took.
 #[derive(Debug)]
-pub(crate) struct Leftovers {
+pub(crate) struct DeferredShrink {
     filemap: Weak<Filemap>,
     /// When it was last looked for them.
     looked: Mutex<Option<Instant>>,
 }
 
-impl Leftovers {
+impl DeferredShrink {
     /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let duty = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
@@ -265,7 +265,7 @@ impl Leftovers {
     }
 }
 
-impl Duty for Leftovers {
+impl BackgroundTask for DeferredShrink {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
         // Every poke comes by here, and most are others': nothing was ever to be given back, or a moment ago.

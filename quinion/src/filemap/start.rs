@@ -26,15 +26,15 @@
 
 use std::sync::Arc;
 
-use crate::arena::{Grown, referenced};
-use crate::mapping::{Fate, Mapping, find};
-use crate::readahead::{Asked, Readahead};
+use crate::arena::{GrownView, referenced};
+use crate::mapping::{FolioLifetime, Mapping, find};
+use crate::readahead::{ReadRequest, Readahead};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
 
-use super::fill::{Filemap, Filled, Need, Next, Together};
-use super::hit::{Stopped, read_hits_into};
-use super::read::{Patience, Reading};
+use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch};
+use super::hit::{HitStop, read_hits_into};
+use super::read::{ReadProgress, WaitPolicy};
 use super::uncached::Reader;
 
 /// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
@@ -85,23 +85,23 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         position: u64,
         to: &mut [u8],
     ) -> Progress {
         let view = self.arena.view();
-        let touch = |grown: Grown<'_>, frame| reader.touch(grown, frame);
+        let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
         let hits = read_hits_into(view, mapping.cell(), mapping.id(), position, to, touch);
         if let Some(page) = hits.marker {
-            self.advance(mapping, reader, page, patience);
+            self.advance(mapping, reader, page, wait_policy);
         }
         match hits.stopped {
-            Stopped::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
-            Stopped::Full | Stopped::EndOfFile(_) => {
-                self.count_read(Reading { done: hits.bytes, ..Reading::default() });
+            HitStop::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
+            HitStop::Full | HitStop::EndOfFile(_) => {
+                self.count_read(ReadProgress { done: hits.bytes, ..ReadProgress::default() });
                 Progress::Read(hits.bytes)
             }
-            Stopped::Absent | Stopped::Filling | Stopped::Writing | Stopped::Stale => {
+            HitStop::Absent | HitStop::Filling | HitStop::Writing | HitStop::Stale => {
                 Progress::Missing(hits.bytes)
             }
         }
@@ -113,26 +113,26 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         spans: &[Span],
     ) {
-        if patience == Patience::CacheOnly {
+        if wait_policy == WaitPolicy::CacheOnly {
             return;
         }
-        let Some(mut judge) = reader.readahead().lock_as(patience.locks()) else { return };
-        let mut together = Together::of(mapping, reader.pool(), reader.behind());
+        let Some(mut judge) = reader.readahead().lock_as(wait_policy.locks()) else { return };
+        let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
         for &span in spans {
-            self.start_span(&mut together, &mut judge, patience, span);
+            self.start_span(&mut together, &mut judge, wait_policy, span);
         }
         drop(judge); // a fill may end inside the call, and whoever it wakes may want it
-        together.submit(Next::Anything);
+        together.submit(AfterSubmit::Anything);
     }
 
     fn start_span(
         self: &Arc<Self>,
-        together: &mut Together<'_>,
+        together: &mut SubmitBatch<'_>,
         judge: &mut Readahead,
-        patience: Patience,
+        wait_policy: WaitPolicy,
         span: Span,
     ) {
         let mapping = together.mapping();
@@ -142,17 +142,19 @@ impl Filemap {
         }
         let pages = span.pages().min(size_pages - span.first.0).min(u64::from(u32::MAX)) as u32;
         let before = *judge;
-        let windows = judge.on_miss(Asked { index: span.first, pages, file_pages: size_pages }, &**mapping);
+        let windows =
+            judge.on_miss(ReadRequest { index: span.first, pages, file_pages: size_pages }, &**mapping);
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
-        match self.insert_window(together, window, wanted.clone(), Need::Ahead, patience) {
-            Filled::Submitted(_) | Filled::Nothing => {
-                if together.fate() == Fate::Stays {
+        match self.insert_window(together, window, wanted.clone(), FillUrgency::Ahead, wait_policy) {
+            FillOutcome::Submitted(_) | FillOutcome::Nothing => {
+                if together.fate() == FolioLifetime::Stays {
                     self.touch_asked(mapping, span.first, pages);
                 }
-                let _ = self.insert_ahead(together, ahead, wanted, patience); // what is refused comes by a miss
+                let _ = self.insert_ahead(together, ahead, wanted, wait_policy); // what is refused comes by a miss
             }
-            Filled::NoMemory | Filled::PoolFull | Filled::Busy => *judge = before, // the finish begins anew
+            // The finish begins anew.
+            FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => *judge = before,
         }
     }
 

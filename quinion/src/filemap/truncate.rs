@@ -54,17 +54,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Flags, HOLDS_MAX, HoldRefused, Readable, WriteRefused};
-use crate::backend::{Backend, Version, WakesHeldBack};
+use crate::arena::{Flags, HOLDS_MAX, HoldRefused, ReadableState, WriteRefused};
+use crate::backend::{Backend, DeferredWakes, Version};
 use crate::error::{Error, Repr};
-use crate::folio::Held;
-use crate::mapping::{At, Content, Copied, Divided, InFlight, Mapping};
+use crate::folio::HeldFolio;
+use crate::mapping::{DetachOutcome, InFlight, Mapping, MemoryEntry, RemoveFilter, SplitOutcome};
 use crate::stats::Count;
-use crate::sync::{Locks, RankedWriteGuard};
+use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::bring_back::Kept;
 use super::fill::Filemap;
+use super::spill_in::TruncateExclusion;
 
 /// How long a folio that reaches over an edge is tried to be split before it is detached.
 const HOLDS_WAIT: Duration = Duration::from_millis(20);
@@ -91,18 +91,18 @@ pub enum OnPinned {
 
 /// Alone with a file: nobody writes to it, adds folios, or hands fills and flushes to its backend.
 #[derive(Debug)]
-struct Alone<'m> {
+struct ExclusiveAccess<'m> {
     mapping: &'m Arc<Mapping>,
     version: RankedWriteGuard<'m, Version>,
     _write: Option<RankedWriteGuard<'m, ()>>,
     // Last: a waker, a stranger's, may want what we hold. It is told when all is given back.
-    _wakes: WakesHeldBack,
+    _wakes: DeferredWakes,
 }
 
-impl<'m> Alone<'m> {
+impl<'m> ExclusiveAccess<'m> {
     /// Steps 1 and 2.
     fn with(mapping: &'m Arc<Mapping>) -> Self {
-        let (wakes, write) = (WakesHeldBack::new(), mapping.write_alone());
+        let (wakes, write) = (DeferredWakes::new(), mapping.write_alone());
         Self { mapping, version: mapping.invalidate_alone(), _write: Some(write), _wakes: wakes }
     }
 
@@ -147,7 +147,7 @@ impl Filemap {
         let failed = |source| Error::from(Repr::SetSize { bytes: size, source });
         let touched = PageIndex(size / PAGE_SIZE as u64)..PageIndex(u64::MAX / PAGE_SIZE as u64);
         self.bring_edges(mapping, [size])?;
-        let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
+        let mut alone = self.lock_exclusive(mapping, touched.clone(), on_pinned)?;
         let before = mapping.size();
         if size >= before {
             self.zero_behind_end(mapping)?;
@@ -172,7 +172,7 @@ impl Filemap {
         }
         drop(tree);
         // 8
-        self.remove(mapping, edge..touched.end, Content::All);
+        self.remove(mapping, edge..touched.end, RemoveFilter::All);
         // 9: nobody is shown it before the file is extended, which sees to it again.
         let _rest = self.zero(mapping, size..edge.first_byte());
         Ok(())
@@ -192,7 +192,7 @@ impl Filemap {
         let page = PAGE_SIZE as u64;
         let touched = PageIndex(range.start / page)..PageIndex(range.end.div_ceil(page));
         self.bring_edges(mapping, [range.start, range.end.min(mapping.size())])?;
-        let mut alone = self.alone_with(mapping, touched.clone(), on_pinned)?;
+        let mut alone = self.lock_exclusive(mapping, touched.clone(), on_pinned)?;
         let range = range.start..range.end.min(mapping.size());
         if range.is_empty() {
             return Ok(());
@@ -219,14 +219,14 @@ impl Filemap {
             let (position, len) = (range.start, range.end - range.start);
             return Err(Repr::Punch { position, len, source }.into());
         }
-        self.remove(mapping, between, Content::All);
+        self.remove(mapping, between, RemoveFilter::All);
         Ok(())
     }
 
     /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
-    /// whole; how many pages went. With [`Content::Clean`] dirty pages stay, and folios are split around them; with
-    /// [`Content::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and for
-    /// what is in flight.
+    /// whole; how many pages went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
+    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and
+    /// for what is in flight.
     ///
     /// # Errors
     /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,
@@ -235,7 +235,7 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         range: Range<u64>,
-        what: Content,
+        what: RemoveFilter,
     ) -> Result<u64, Error> {
         let (from, size) = (self.page_behind(range.start), mapping.size());
         let end = match range.end >= size {
@@ -245,17 +245,17 @@ impl Filemap {
         if from >= end {
             return Ok(0);
         }
-        let mut alone = self.alone_with(mapping, from..end, OnPinned::Detach)?;
-        let unwanted = if what == Content::All { from..end } else { from..from };
+        let mut alone = self.lock_exclusive(mapping, from..end, OnPinned::Detach)?;
+        let unwanted = if what == RemoveFilter::All { from..end } else { from..from };
         self.split(mapping, from, unwanted.clone())?;
         self.split(mapping, end, unwanted)?;
         match what {
-            Content::All => {
+            RemoveFilter::All => {
                 let failed = |source| Repr::SetSize { bytes: mapping.size(), source };
                 alone.reach_end().map_err(failed)?;
                 Ok(self.remove(mapping, from..end, what))
             }
-            Content::Clean => self.remove_clean(mapping, from..end),
+            RemoveFilter::Clean => self.remove_clean(mapping, from..end),
         }
     }
 
@@ -277,15 +277,15 @@ impl Filemap {
     // ---- steps 1 to 4 -----------------------------------------------------------------------------
 
     /// Alone with a file of which `pages` are to be changed, with nothing in flight there.
-    fn alone_with<'m>(
+    fn lock_exclusive<'m>(
         &self,
         mapping: &'m Arc<Mapping>,
         pages: Range<PageIndex>,
         on_pinned: OnPinned,
-    ) -> Result<Alone<'m>, Error> {
+    ) -> Result<ExclusiveAccess<'m>, Error> {
         let begun = Instant::now();
         loop {
-            let alone = Alone::with(mapping);
+            let alone = ExclusiveAccess::with(mapping);
             if !mapping.is_memory() {
                 self.wait_for_quiet(mapping, pages.clone());
             }
@@ -313,7 +313,7 @@ impl Filemap {
     }
 
     /// Waits until what is in flight of a held folio has ended.
-    fn wait_for_folio(&self, mapping: &Mapping, held: &Held<'_>) {
+    fn wait_for_folio(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let word = || self.arena.view().own(held.frame()).word();
         self.room.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
         self.room.wait(&*flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
@@ -331,20 +331,22 @@ impl Filemap {
         let begun = Instant::now();
         loop {
             match mapping.split_at(edge) {
-                Divided::Done => return Ok(()),
-                Divided::Packed => self.bring_back(mapping, edge..edge.plus(1), Kept::ByCaller)?,
-                Divided::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
-                Divided::NoNode => return Err(self.no_memory(edge.first_byte())),
-                Divided::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
+                SplitOutcome::Done => return Ok(()),
+                SplitOutcome::Packed => {
+                    self.spill_in(mapping, edge..edge.plus(1), TruncateExclusion::ByCaller)?
+                }
+                SplitOutcome::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
+                SplitOutcome::NoNode => return Err(self.no_memory(edge.first_byte())),
+                SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
                     std::thread::sleep(AGAIN);
                 }
-                Divided::Busy => self.give_way(mapping, edge, unwanted.clone())?,
+                SplitOutcome::Busy => self.yield_to_pins(mapping, edge, unwanted.clone())?,
             }
         }
     }
 
     /// Detaches the folio that covers `index`, if it is there; what of it is dirty and not in `unwanted` is copied.
-    fn give_way(
+    fn yield_to_pins(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         index: PageIndex,
@@ -365,7 +367,7 @@ impl Filemap {
     pub(super) fn detach_copy(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        held: &Held<'_>,
+        held: &HeldFolio<'_>,
     ) -> Result<(), Error> {
         self.detach(mapping, held, held.first()..held.first())
     }
@@ -373,7 +375,7 @@ impl Filemap {
     fn detach(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        held: &Held<'_>,
+        held: &HeldFolio<'_>,
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
         // Of a memory file every page is copied: into one folio, if all stay and there is such a one.
@@ -382,17 +384,17 @@ impl Filemap {
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
         for _ in 0..MEMORY_TRIES {
             match mapping.detach_copy(held, unwanted.clone(), unit) {
-                Copied::Done { pages } => {
+                DetachOutcome::Done { pages } => {
                     self.counters.add(Count::Invalidated, u64::from(held.order().pages()));
                     self.counters.add(Count::Inserted, u64::from(pages));
                     return Ok(());
                 }
-                Copied::Gone => return Ok(()),
-                Copied::InFlight => self.wait_for_folio(mapping, held),
-                Copied::NoMemory if unit > smallest => unit = smallest,
-                Copied::NoMemory => {
+                DetachOutcome::Gone => return Ok(()),
+                DetachOutcome::InFlight => self.wait_for_folio(mapping, held),
+                DetachOutcome::NoMemory if unit > smallest => unit = smallest,
+                DetachOutcome::NoMemory => {
                     self.make_nodes(PoolNumber::DEFAULT);
-                    self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, Locks::Wait);
+                    self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait);
                 }
             }
         }
@@ -401,7 +403,7 @@ impl Filemap {
 
     // ---- steps 8 and 9 ------------------------------------------------------------------------------
 
-    fn remove(&self, mapping: &Mapping, pages: Range<PageIndex>, what: Content) -> u64 {
+    fn remove(&self, mapping: &Mapping, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
         let gone = mapping.remove_range(pages, what);
         self.counters.add(Count::Invalidated, gone);
         gone
@@ -415,7 +417,7 @@ impl Filemap {
             self.split(mapping, edge.align_down(self.folio_orders.min), at..at)?;
             at = edge.max(at.plus(1));
         }
-        Ok(self.remove(mapping, pages, Content::Clean))
+        Ok(self.remove(mapping, pages, RemoveFilter::Clean))
     }
 
     /// A punch failed half-way: the file may not be any more what is cached of `pages` and clean.
@@ -440,11 +442,11 @@ impl Filemap {
                 Err(_) if mapping.spill().is_some() => {
                     let found = mapping.lock().at(index, index.plus(1));
                     match found {
-                        At::Spilled { .. } => {
-                            self.bring_back(mapping, index..index.plus(1), Kept::ByCaller)?;
+                        MemoryEntry::Spilled { .. } => {
+                            self.spill_in(mapping, index..index.plus(1), TruncateExclusion::ByCaller)?;
                         }
-                        At::Folio => {}
-                        At::Hole { .. } => at = page_end,
+                        MemoryEntry::Folio => {}
+                        MemoryEntry::Hole { .. } => at = page_end,
                     }
                     continue;
                 }
@@ -463,14 +465,14 @@ impl Filemap {
                 }
                 Err(WriteRefused::Left) => {}
                 // A folio of a memory file that was allocated, and nobody writes: it is zeros.
-                Err(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => at = page_end,
+                Err(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
-                    let filled = || held.is_readable() != Readable::NotYet;
+                    let filled = || held.is_readable() != ReadableState::NotYet;
                     self.room.wait(&*mapping.backend(), &mut || filled());
                 }
                 Err(WriteRefused::Pinned) => {
                     drop(held);
-                    self.give_way(mapping, index, index..index)?;
+                    self.yield_to_pins(mapping, index, index..index)?;
                 }
             }
         }
@@ -479,7 +481,7 @@ impl Filemap {
 }
 
 /// Zeroes bytes of one page.
-fn zero_page(held: &Held<'_>, position: u64, len: usize) -> Result<(), WriteRefused> {
+fn zero_page(held: &HeldFolio<'_>, position: u64, len: usize) -> Result<(), WriteRefused> {
     match held.writer()?.zero(position, len).refused {
         None => Ok(()),
         Some(refused) => Err(refused),

@@ -64,15 +64,15 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::arena::{Flags, Grown};
-use crate::folio::Unpinned;
-use crate::mapping::{Leaving, Mapping};
+use crate::arena::{Flags, GrownView};
+use crate::background::BackgroundTask;
+use crate::folio::UnpinObserver;
+use crate::mapping::{DropReason, Mapping};
 use crate::readahead::Readahead;
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, RankedMutex};
+use crate::sync::{LockWait, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, PageIndex, PoolNumber};
-use crate::upkeep::Duty;
 
 use super::fill::Filemap;
 use super::read::touch;
@@ -95,7 +95,7 @@ type Pages = Range<PageIndex>;
 pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,
     pool: PoolNumber,
-    passing: Option<&'r Passing<'r>>,
+    passing: Option<&'r UncachedRead<'r>>,
     /// Whether the file ends where it is known to end.
     is_sure_of_size: bool,
 }
@@ -105,7 +105,7 @@ impl<'r> Reader<'r> {
     pub fn new(
         readahead: &'r RankedMutex<Readahead>,
         pool: PoolNumber,
-        passing: Option<&'r Passing<'r>>,
+        passing: Option<&'r UncachedRead<'r>>,
     ) -> Self {
         Self { readahead, pool, passing, is_sure_of_size: false }
     }
@@ -128,17 +128,17 @@ impl<'r> Reader<'r> {
     pub(super) fn readahead(self) -> &'r RankedMutex<Readahead> {
         self.readahead
     }
-    pub(super) fn behind(self) -> Option<&'r Behind> {
+    pub(super) fn behind(self) -> Option<&'r DropBehindState> {
         self.passing.map(|passing| &**passing.behind)
     }
-    pub(super) fn shared_behind(self) -> Option<&'r Arc<Behind>> {
+    pub(super) fn shared_behind(self) -> Option<&'r Arc<DropBehindState>> {
         self.passing.map(|passing| passing.behind)
     }
 
     /// The folio that `frame` heads was read. A plain read notes that; an uncached one leaves no trace, and sees
     /// whether it is one to be dropped.
     #[inline]
-    pub(super) fn touch(self, grown: Grown<'_>, frame: Frame) {
+    pub(super) fn touch(self, grown: GrownView<'_>, frame: Frame) {
         match self.passing {
             None => touch(grown, frame),
             Some(passing) => passing.meet(grown, frame),
@@ -148,14 +148,14 @@ impl<'r> Reader<'r> {
     /// The read of this reader has ended: it gave `bytes` bytes from byte `position` on. Drops what it has passed, if
     /// it is an uncached one. May wait for the mapping's lock, if `locks` says so; if not, and it is
     /// busy, what was passed goes later.
-    pub fn end_drop_behind(self, position: u64, bytes: usize, locks: Locks) {
+    pub fn end_drop_behind(self, position: u64, bytes: usize, locks: LockWait) {
         if let Some(passing) = self.passing {
             passing.behind.end_drop_behind(passing.take_met(), position, bytes, locks);
         }
     }
 
     /// What the read has met so far, if it is to be dropped some time: for who keeps it longer than the read lasts.
-    pub(super) fn met(self) -> Option<(Arc<Behind>, Pages)> {
+    pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
         let passing = self.passing?;
         let (first, end) = passing.met.get()?;
         Some((Arc::clone(passing.behind), first..end))
@@ -164,19 +164,19 @@ impl<'r> Reader<'r> {
 
 /// One uncached read on its way.
 #[derive(Debug)]
-pub struct Passing<'r> {
-    behind: &'r Arc<Behind>,
+pub struct UncachedRead<'r> {
+    behind: &'r Arc<DropBehindState>,
     /// What covers the flagged folios it has met: the first page, and the one after the last.
     met: Cell<Option<(PageIndex, PageIndex)>>,
 }
 
-impl<'r> Passing<'r> {
+impl<'r> UncachedRead<'r> {
     /// A read that has met nothing.
-    pub fn new(behind: &'r Arc<Behind>) -> Self {
+    pub fn new(behind: &'r Arc<DropBehindState>) -> Self {
         Self { behind, met: Cell::new(None) }
     }
 
-    fn meet(&self, grown: Grown<'_>, frame: Frame) {
+    fn meet(&self, grown: GrownView<'_>, frame: Frame) {
         let Some(descriptor) = grown.descriptor(frame) else { return };
         // It may be another folio's by now: then what is noted is a place to look at, and nothing else.
         let word = descriptor.word();
@@ -194,24 +194,24 @@ impl<'r> Passing<'r> {
 }
 
 /// A read that ends otherwise, or not yet: what it met is dropped with its trail.
-impl Drop for Passing<'_> {
+impl Drop for UncachedRead<'_> {
     fn drop(&mut self) {
         if let Some(met) = self.take_met() {
-            self.behind.note(&met, Noted::Met);
+            self.behind.note(&met, RangeReason::Met);
         }
     }
 }
 
 /// What the uncached reads of one handle have made and not dropped yet.
 #[derive(Debug)]
-pub struct Behind {
+pub struct DropBehindState {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
     process: ForkGuard,
-    trails: Mutex<Trails>,
+    trails: Mutex<StreamTrails>,
 }
 
-impl Behind {
+impl DropBehindState {
     /// Nothing yet, of a handle of `mapping`.
     pub fn new(filemap: &Arc<Filemap>, mapping: &Arc<Mapping>, process: ForkGuard) -> Arc<Self> {
         let lag = (filemap.pages_max() / 64).clamp(LAG_PAGES_MIN, LAG_PAGES_MAX);
@@ -219,7 +219,7 @@ impl Behind {
             filemap: Arc::clone(filemap),
             mapping: Arc::clone(mapping),
             process,
-            trails: Mutex::new(Trails::new(lag)),
+            trails: Mutex::new(StreamTrails::new(lag)),
         });
         let duty: Weak<Self> = Arc::downgrade(&behind);
         filemap.upkeep.add(duty);
@@ -228,14 +228,14 @@ impl Behind {
 
     /// Folios were made here by an uncached read.
     pub(super) fn note_made(&self, pages: Pages) {
-        self.note(&pages, Noted::Made);
+        self.note(&pages, RangeReason::Made);
     }
 
     /// Step 8 of a read: `bytes` bytes from byte `position` on were read, and `met` are flagged folios among them.
-    fn end_drop_behind(&self, met: Option<Pages>, position: u64, bytes: usize, locks: Locks) {
+    fn end_drop_behind(&self, met: Option<Pages>, position: u64, bytes: usize, locks: LockWait) {
         let mut trails = self.lock();
         if let Some(met) = met {
-            trails.note(&met, Noted::Met);
+            trails.note(&met, RangeReason::Met);
         }
         // The last folio may reach over the file's end, where nobody reads it to its own.
         let end = position + bytes as u64;
@@ -248,10 +248,10 @@ impl Behind {
         let watch = trails.wants_watch();
         drop(trails);
         if let Some(pages) = passed {
-            self.drop_pages(pages, Leaving::Passed, locks);
+            self.drop_pages(pages, DropReason::Passed, locks);
         }
         for pages in left {
-            self.drop_pages(pages, Leaving::LeftOver, locks);
+            self.drop_pages(pages, DropReason::LeftOver, locks);
         }
         if watch {
             self.filemap.upkeep.poke();
@@ -266,11 +266,11 @@ impl Behind {
         }
         let left = self.lock().take_all();
         for pages in left {
-            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+            self.drop_pages(pages, DropReason::LeftOver, LockWait::Wait);
         }
     }
 
-    fn note(&self, pages: &Pages, noted: Noted) {
+    fn note(&self, pages: &Pages, noted: RangeReason) {
         let mut trails = self.lock();
         trails.note(pages, noted);
         let watch = trails.wants_watch();
@@ -282,60 +282,60 @@ impl Behind {
 
     /// Drops what is flagged and may go of `pages`. What was passed and cannot go yet is noted again; what was left
     /// over and cannot go is somebody's who will meet it.
-    fn drop_pages(&self, pages: Pages, leaving: Leaving, locks: Locks) {
+    fn drop_pages(&self, pages: Pages, leaving: DropReason, locks: LockWait) {
         let mut rest = pages;
         while rest.start < rest.end {
             let Some(done) = self.mapping.drop_behind(rest.clone(), leaving, locks) else {
-                return self.note(&rest, Noted::Met); // busy, and not to be waited for
+                return self.note(&rest, RangeReason::Met); // busy, and not to be waited for
             };
             if let Some(kept) = done.kept
-                && leaving == Leaving::Passed
+                && leaving == DropReason::Passed
             {
-                self.note(&kept, Noted::Met);
+                self.note(&kept, RangeReason::Met);
             }
             rest.start = done.next;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Trails> {
+    fn lock(&self) -> MutexGuard<'_, StreamTrails> {
         self.trails.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Whatever was noted after the handle was closed, by an errand of a future that was dropped, goes here.
-impl Drop for Behind {
+impl Drop for DropBehindState {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// Looks for streams that have paused.
-impl Duty for Behind {
+impl BackgroundTask for DropBehindState {
     fn run(&self) -> Option<Duration> {
         let mut trails = self.lock();
         let left = trails.take_paused(Instant::now());
         let again = trails.is_watched.then_some(PAUSE);
         drop(trails);
         for pages in left {
-            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+            self.drop_pages(pages, DropReason::LeftOver, LockWait::Wait);
         }
         again
     }
 }
 
 /// Folios that an uncached read pinned: now that they are not, those go that the stream has passed meanwhile.
-impl Unpinned for Behind {
+impl UnpinObserver for DropBehindState {
     fn unpinned(&self, pages: Pages) {
         let left = self.lock().outside(pages);
         for pages in left {
-            self.drop_pages(pages, Leaving::LeftOver, Locks::Wait);
+            self.drop_pages(pages, DropReason::LeftOver, LockWait::Wait);
         }
     }
 }
 
 /// Why a range is noted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Noted {
+enum RangeReason {
     /// Folios were made there.
     Made,
     /// Flagged ones were found there, or could not go.
@@ -344,7 +344,7 @@ enum Noted {
 
 /// Pages in which there may be flagged folios, and what one stream does there.
 #[derive(Clone, Debug)]
-struct Trail {
+struct StreamTrail {
     pages: Pages,
     /// The bytes read last that follow each other.
     run: Range<u64>,
@@ -358,8 +358,8 @@ struct Trail {
 
 /// The trails of one handle; the one used last stands last.
 #[derive(Debug)]
-struct Trails {
-    list: Vec<Trail>,
+struct StreamTrails {
+    list: Vec<StreamTrail>,
     /// What is to be dropped by whoever comes by.
     leaving: Vec<Pages>,
     lag: u64,
@@ -367,23 +367,27 @@ struct Trails {
     is_watched: bool,
 }
 
-impl Trails {
+impl StreamTrails {
     fn new(lag: u64) -> Self {
         Self { list: Vec::new(), leaving: Vec::new(), lag, is_watched: false }
     }
 
     /// There may be flagged folios in `pages`: a trail that touches them grows, and takes in others that it then
     /// meets; or a new one begins.
-    fn note(&mut self, pages: &Pages, noted: Noted) {
-        let touches = |trail: &Trail| trail.pages.start <= pages.end && pages.start <= trail.pages.end;
+    fn note(&mut self, pages: &Pages, noted: RangeReason) {
+        let touches = |trail: &StreamTrail| trail.pages.start <= pages.end && pages.start <= trail.pages.end;
         let mut trail = match self.list.iter().rposition(touches) {
             Some(at) => self.list.remove(at),
-            None => {
-                Trail { pages: pages.clone(), run: 0..0, edge: None, newest_end: pages.end, idle_since: None }
-            }
+            None => StreamTrail {
+                pages: pages.clone(),
+                run: 0..0,
+                edge: None,
+                newest_end: pages.end,
+                idle_since: None,
+            },
         };
         trail.pages = hull(&trail.pages, pages);
-        if noted == Noted::Made {
+        if noted == RangeReason::Made {
             (trail.newest_end, trail.idle_since) = (pages.end, None);
         }
         self.list.retain(|other| {
@@ -408,7 +412,7 @@ impl Trails {
     ) -> Option<Pages> {
         let (first, end) = (PageIndex::of_byte(read.start), PageIndex::of_byte(read.end));
         let touched = first..end.max(first.plus(1));
-        let meets = |trail: &Trail| trail.pages.start < touched.end && touched.start < trail.pages.end;
+        let meets = |trail: &StreamTrail| trail.pages.start < touched.end && touched.start < trail.pages.end;
         let at = self.list.iter().rposition(meets)?;
         let mut trail = self.list.remove(at);
         trail.idle_since = None;
@@ -451,7 +455,7 @@ impl Trails {
     /// What of `pages` lies in no trail.
     fn outside(&self, pages: Pages) -> Vec<Pages> {
         let mut outside = vec![pages];
-        for Trail { pages: inside, .. } in &self.list {
+        for StreamTrail { pages: inside, .. } in &self.list {
             let cut = outside.into_iter().flat_map(|part| {
                 let before = part.start..part.end.min(inside.start);
                 let after = part.start.max(inside.end)..part.end;
@@ -463,7 +467,7 @@ impl Trails {
     }
 }
 
-impl Trail {
+impl StreamTrail {
     /// The stream has read `read`: takes out of the trail what it has passed, to be dropped.
     fn pass(
         &mut self,
@@ -553,12 +557,12 @@ mod tests {
         PageIndex(start)..PageIndex(end)
     }
     /// Trails where `made` was made, by a stream that lags 32 pages at most.
-    fn trails(made: &[Pages]) -> Trails {
-        let mut trails = Trails::new(32);
-        made.iter().for_each(|made| trails.note(made, Noted::Made));
+    fn trails(made: &[Pages]) -> StreamTrails {
+        let mut trails = StreamTrails::new(32);
+        made.iter().for_each(|made| trails.note(made, RangeReason::Made));
         trails
     }
-    fn all(trails: &Trails) -> Vec<Pages> {
+    fn all(trails: &StreamTrails) -> Vec<Pages> {
         trails.list.iter().map(|trail| trail.pages.clone()).collect()
     }
     /// Every page is of a flagged folio of `order`.
@@ -570,9 +574,9 @@ mod tests {
     fn a_trail_grows_where_it_is_touched_and_takes_in_what_it_meets() {
         let mut trails = trails(&[pages(0, 4), pages(8, 12), pages(20, 24)]);
         assert_eq!(all(&trails), [pages(0, 4), pages(8, 12), pages(20, 24)]);
-        trails.note(&pages(4, 6), Noted::Made);
+        trails.note(&pages(4, 6), RangeReason::Made);
         assert_eq!(all(&trails), [pages(8, 12), pages(20, 24), pages(0, 6)], "the one used last stands last");
-        trails.note(&pages(5, 21), Noted::Met);
+        trails.note(&pages(5, 21), RangeReason::Met);
         assert_eq!(all(&trails), [pages(0, 24)]);
     }
 
@@ -606,7 +610,7 @@ mod tests {
     fn a_run_of_before_says_nothing_of_what_is_made_anew() {
         let mut trails = trails(&[pages(0, 64)]);
         assert_eq!(trails.pass(0..16 * PAGE, folios(0)), Some(pages(0, 16)));
-        trails.note(&pages(0, 16), Noted::Made);
+        trails.note(&pages(0, 16), RangeReason::Made);
         assert_eq!(trails.pass(0..PAGE, folios(0)), Some(pages(0, 1)));
         assert_eq!(trails.pass(PAGE..2 * PAGE, folios(0)), Some(pages(1, 2)));
     }
@@ -619,7 +623,7 @@ mod tests {
         assert_eq!(all(&trails), [pages(24, 200)]);
         trails.leaving.clear();
         // Downward: what was made last lies below.
-        trails.note(&pages(10, 24), Noted::Made);
+        trails.note(&pages(10, 24), RangeReason::Made);
         assert_eq!(trails.pass(60 * PAGE..61 * PAGE, folios(0)), Some(pages(60, 61)));
         assert_eq!(trails.leaving, [pages(77, 200)]);
         assert_eq!(all(&trails), [pages(10, 77)]);
@@ -627,9 +631,9 @@ mod tests {
 
     #[test]
     fn the_oldest_of_too_many_trails_leaves() {
-        let mut trails = Trails::new(32);
+        let mut trails = StreamTrails::new(32);
         for nth in 0..=TRAILS_MAX as u64 {
-            trails.note(&pages(nth * 10, nth * 10 + 5), Noted::Made);
+            trails.note(&pages(nth * 10, nth * 10 + 5), RangeReason::Made);
             assert_eq!(trails.pass(0..1, folios(0)), None, "the first is the one used last");
         }
         assert_eq!((trails.leaving.len(), trails.list.len()), (1, TRAILS_MAX));

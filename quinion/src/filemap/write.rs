@@ -31,9 +31,9 @@
 //! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
 //! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
-//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`Marked::Left`] says so,
-//! under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes were
-//! in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
+//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`MarkOutcome::Left`] says
+//! so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes
+//! were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
 //! truncation, which the Write lock holds off.
 //!
 //! Invariants:
@@ -54,21 +54,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{Completed, HOLDS_MAX, HoldRefused, Put, Readable, WriteRefused};
-use crate::backend::{FillRun, Place, WakesHeldBack};
+use crate::arena::{FillEnd, HOLDS_MAX, HoldRefused, PutOutcome, ReadableState, WriteRefused};
+use crate::backend::{DeferredWakes, FillRun, PageKey};
 use crate::error::{Error, Repr};
-use crate::folio::{Held, copy};
-use crate::mapping::{AskedFor, Fate, Mapping, MappingGuard, Marked, Purpose, Shape};
+use crate::folio::{HeldFolio, copy};
+use crate::mapping::{
+    AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard, MarkOutcome,
+};
 use crate::readahead::Window;
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
-use crate::xarray::Stop as TreeStop;
+use crate::xarray::RangeStop as TreeStop;
 
-use super::bring_back::Kept;
-use super::fill::{Filemap, Filled, Need, deal_out, folios_in, pages_of};
-use super::read::Patience;
-use super::touched::Touched;
+use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, folios_in, pages_of};
+use super::read::WaitPolicy;
+use super::spill_in::TruncateExclusion;
+use super::stream_positions::StreamPositions;
 use super::truncate::OnPinned;
 use super::uncached::Reader;
 
@@ -81,22 +83,22 @@ const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// Who writes: one handle.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Author<'a> {
+pub(crate) struct WriteContext<'a> {
     /// Who reads what is overwritten in part; of a memory file nobody.
     reader: Option<Reader<'a>>,
     /// The pool that is charged for what it brings.
     pool: PoolNumber,
-    touched: &'a Touched,
+    touched: &'a StreamPositions,
     on_pinned: OnPinned,
 }
 
-impl<'a> Author<'a> {
+impl<'a> WriteContext<'a> {
     /// Who reads as `reader` and counts what it touches in `touched`.
-    pub fn new(reader: Reader<'a>, touched: &'a Touched, on_pinned: OnPinned) -> Self {
+    pub fn new(reader: Reader<'a>, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: Some(reader), pool: reader.pool(), touched, on_pinned }
     }
     /// Who writes to a memory file, on behalf of `pool`.
-    pub fn of_memory(pool: PoolNumber, touched: &'a Touched, on_pinned: OnPinned) -> Self {
+    pub fn of_memory(pool: PoolNumber, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: None, pool, touched, on_pinned }
     }
 
@@ -105,18 +107,18 @@ impl<'a> Author<'a> {
         self.reader.is_some_and(|reader| reader.behind().is_some())
     }
     /// How long what it makes is to stay.
-    fn fate(self) -> Fate {
-        if self.is_uncached() { Fate::DropsBehind } else { Fate::Stays }
+    fn fate(self) -> FolioLifetime {
+        if self.is_uncached() { FolioLifetime::DropsBehind } else { FolioLifetime::Stays }
     }
     /// What it wants of a folio that goes when its reader has passed.
-    fn wants(self) -> Wants {
-        if self.is_uncached() { Wants::Bytes } else { Wants::Folio }
+    fn wants(self) -> CachePolicy {
+        if self.is_uncached() { CachePolicy::Bytes } else { CachePolicy::Folio }
     }
 }
 
 /// What a writer wants to stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wants {
+enum CachePolicy {
     /// The bytes, until they are in the file.
     Bytes,
     /// The folio, which an uncached reader or writer made: it is adopted.
@@ -125,7 +127,7 @@ enum Wants {
 
 /// How the caller has the Write lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hand {
+enum WriteLockMode {
     /// With other writers: nothing gets longer.
     Shared,
     /// Alone.
@@ -134,7 +136,7 @@ enum Hand {
 
 /// Why a write does not go on as it is.
 #[derive(Debug)]
-enum Stop {
+enum WriteStop {
     /// It has to be alone: it makes the file longer.
     Grows,
     /// The folio there is pinned.
@@ -145,17 +147,17 @@ enum Stop {
     Failed(Error),
 }
 
-impl Stop {
+impl WriteStop {
     /// Why a write does not go on at all.
     fn into_error(self, position: u64) -> Error {
         match self {
-            Stop::Failed(error) => error,
-            Stop::Pinned(position) => Repr::Pinned { position }.into(),
-            Stop::Filling(_) => {
+            WriteStop::Failed(error) => error,
+            WriteStop::Pinned(position) => Repr::Pinned { position }.into(),
+            WriteStop::Filling(_) => {
                 let words = "others are just putting bytes there; write the rest again";
                 Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
             }
-            Stop::Grows => {
+            WriteStop::Grows => {
                 let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
                 Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
             }
@@ -163,26 +165,26 @@ impl Stop {
     }
 }
 
-impl From<Error> for Stop {
+impl From<Error> for WriteStop {
     fn from(error: Error) -> Self {
-        Stop::Failed(error)
+        WriteStop::Failed(error)
     }
 }
 
-impl From<Repr> for Stop {
+impl From<Repr> for WriteStop {
     fn from(error: Repr) -> Self {
-        Stop::Failed(error.into())
+        WriteStop::Failed(error.into())
     }
 }
 
 /// A write on its way.
 #[derive(Clone, Copy, Debug)]
-struct Piece<'b> {
+struct WriteProgress<'b> {
     position: u64,
     bytes: &'b [u8],
 }
 
-impl<'b> Piece<'b> {
+impl<'b> WriteProgress<'b> {
     fn end(self) -> u64 {
         self.position + self.bytes.len() as u64
     }
@@ -204,7 +206,7 @@ impl Filemap {
     pub(crate) fn overwrite(
         &self,
         mapping: &Arc<Mapping>,
-        touched: &Touched,
+        touched: &StreamPositions,
         position: u64,
         bytes: &[u8],
     ) -> bool {
@@ -227,7 +229,7 @@ impl Filemap {
             Err(_) => return false,
         }
         let marked = mapping.is_page_dirty(&held, index)
-            || self.mark_slowly(mapping, &held, index..index.plus(1), end, Wants::Bytes);
+            || self.mark_slowly(mapping, &held, index..index.plus(1), end, CachePolicy::Bytes);
         touched.note(self.arena.view().grown(), held.frame(), position, bytes.len());
         marked
     }
@@ -237,15 +239,15 @@ impl Filemap {
     pub(crate) fn write(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
+        author: WriteContext<'_>,
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
-        let piece = Piece { position, bytes: within_device(mapping, position, bytes)? };
+        let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
         // 0
         self.throttle(mapping, piece)?;
         // What waits inside reaps, and a waker, a stranger's, may want what we hold.
-        let wakes = WakesHeldBack::new();
+        let wakes = DeferredWakes::new();
         let mut done = 0;
         let outcome = self.write_shared_or_alone(mapping, author, piece, &mut done);
         drop(wakes);
@@ -257,21 +259,21 @@ impl Filemap {
     pub(crate) fn append(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
+        author: WriteContext<'_>,
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
-        self.throttle(mapping, Piece { position: mapping.size(), bytes })?;
+        self.throttle(mapping, WriteProgress { position: mapping.size(), bytes })?;
         let (mut done, mut begun) = (0, None);
         loop {
-            let wakes = WakesHeldBack::new();
+            let wakes = DeferredWakes::new();
             let alone = mapping.write_alone();
             // When pins are waited for, others may append.
             let position = mapping.size();
             if bytes.len() as u64 > FILE_BYTES_MAX - position {
                 return Err(too_large(position));
             }
-            let piece = Piece { position, bytes: within_device(mapping, position, bytes)? };
-            let outcome = self.write_pieces(mapping, author, Hand::Alone, piece, &mut done);
+            let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
+            let outcome = self.write_pieces(mapping, author, WriteLockMode::Alone, piece, &mut done);
             drop(alone);
             drop(wakes);
             self.end_write(mapping, author, done);
@@ -279,13 +281,13 @@ impl Filemap {
                 Ok(()) => return Ok((position, done, Ok(()))),
                 // What is left would not follow what is there: others may append as soon as the lock is let go.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
-                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
-                Err(Stop::Filling(index)) => {
+                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
+                Err(WriteStop::Filling(index)) => {
                     self.wait_filled(mapping, index);
                     Ok(())
                 }
-                Err(Stop::Grows) => Ok(()),
-                Err(Stop::Failed(error)) => Err(error),
+                Err(WriteStop::Grows) => Ok(()),
+                Err(WriteStop::Failed(error)) => Err(error),
             };
             why?;
         }
@@ -293,10 +295,10 @@ impl Filemap {
 
     /// 0: waits, if so much is dirty that writers are slowed down.
     #[inline]
-    fn throttle(&self, mapping: &Arc<Mapping>, piece: Piece<'_>) -> Result<(), Error> {
+    fn throttle(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>) -> Result<(), Error> {
         let pages = piece.pages(piece.bytes.len());
         let failed = |source| {
-            let Piece { position, bytes } = piece;
+            let WriteProgress { position, bytes } = piece;
             Repr::Write { position, len: bytes.len(), source }.into()
         };
         // Of a memory file all is dirty, and nothing is written back.
@@ -310,30 +312,33 @@ impl Filemap {
     fn write_shared_or_alone(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        piece: Piece<'_>,
+        author: WriteContext<'_>,
+        piece: WriteProgress<'_>,
         done: &mut usize,
     ) -> Result<(), Error> {
-        let mut hand = if piece.end() <= mapping.size() { Hand::Shared } else { Hand::Alone };
+        let mut hand =
+            if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
         let mut begun = None;
         loop {
             let outcome = match hand {
-                Hand::Shared => {
+                WriteLockMode::Shared => {
                     let _with_others = mapping.write_shared();
                     self.write_pieces(mapping, author, hand, piece, done)
                 }
-                Hand::Alone => {
+                WriteLockMode::Alone => {
                     let _alone = mapping.write_alone();
                     self.write_pieces(mapping, author, hand, piece, done)
                 }
             };
             match outcome {
                 Ok(()) => return Ok(()),
-                Err(Stop::Grows) => hand = Hand::Alone,
-                Err(Stop::Pinned(_)) if author.on_pinned == OnPinned::Detach => hand = Hand::Alone,
-                Err(Stop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
-                Err(Stop::Filling(index)) => self.wait_filled(mapping, index),
-                Err(Stop::Failed(error)) => return Err(error),
+                Err(WriteStop::Grows) => hand = WriteLockMode::Alone,
+                Err(WriteStop::Pinned(_)) if author.on_pinned == OnPinned::Detach => {
+                    hand = WriteLockMode::Alone
+                }
+                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
+                Err(WriteStop::Filling(index)) => self.wait_filled(mapping, index),
+                Err(WriteStop::Failed(error)) => return Err(error),
             }
         }
     }
@@ -342,16 +347,16 @@ impl Filemap {
     fn write_pieces(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        hand: Hand,
-        piece: Piece<'_>,
+        author: WriteContext<'_>,
+        hand: WriteLockMode,
+        piece: WriteProgress<'_>,
         done: &mut usize,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WriteStop> {
         let size = mapping.size();
         match hand {
-            Hand::Shared if size < piece.end() => return Err(Stop::Grows),
+            WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
             // What lies between the old end and the piece becomes the file's.
-            Hand::Alone if size < piece.position => self.zero_behind_end(mapping)?,
+            WriteLockMode::Alone if size < piece.position => self.zero_behind_end(mapping)?,
             _ => {}
         }
         let mut tries = 0;
@@ -372,7 +377,7 @@ impl Filemap {
     }
 
     /// 3: what is owed when the locks are let go.
-    fn end_write(&self, mapping: &Arc<Mapping>, author: Author<'_>, done: usize) {
+    fn end_write(&self, mapping: &Arc<Mapping>, author: WriteContext<'_>, done: usize) {
         if done > 0 && author.is_uncached() {
             // Soon, and not at once: so that many small ones go to the device together.
             self.writeback.kick(mapping);
@@ -386,11 +391,11 @@ impl Filemap {
     fn write_held(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        hand: Hand,
-        held: &Held<'_>,
-        piece: Piece<'_>,
-    ) -> Result<usize, Stop> {
+        author: WriteContext<'_>,
+        hand: WriteLockMode,
+        held: &HeldFolio<'_>,
+        piece: WriteProgress<'_>,
+    ) -> Result<usize, WriteStop> {
         let inside = (piece.position - held.first().first_byte()) as usize;
         let len = piece.bytes.len().min(held.order().bytes() - inside);
         let refused = match held.writer() {
@@ -406,10 +411,10 @@ impl Filemap {
             Err(refused) => Some(refused),
         };
         match refused {
-            Some(WriteRefused::Filling) if held.is_readable() == Readable::Zeros => {
+            Some(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => {
                 Ok(self.fill_allocated(mapping, held, piece))
             }
-            Some(WriteRefused::Filling) if mapping.is_memory() => Err(Stop::Filling(held.first())),
+            Some(WriteRefused::Filling) if mapping.is_memory() => Err(WriteStop::Filling(held.first())),
             Some(WriteRefused::Filling) => {
                 self.wait_filled(mapping, held.first());
                 Ok(0)
@@ -422,7 +427,7 @@ impl Filemap {
     /// Waits until who fills the folio at `index` has done so, if anybody does.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
-            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
+            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
         }
     }
 
@@ -432,16 +437,16 @@ impl Filemap {
     fn mark(
         &self,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        hand: Hand,
-        held: &Held<'_>,
-        piece: Piece<'_>,
+        author: WriteContext<'_>,
+        hand: WriteLockMode,
+        held: &HeldFolio<'_>,
+        piece: WriteProgress<'_>,
         bytes: usize,
     ) -> bool {
         let Range { start, end } = piece.pages(bytes);
-        let grows = hand == Hand::Alone && piece.position + bytes as u64 > mapping.size();
-        let wants = if held.drops_behind() { author.wants() } else { Wants::Bytes };
-        if !grows && wants == Wants::Bytes && mapping.is_dirty(held, start..end) {
+        let grows = hand == WriteLockMode::Alone && piece.position + bytes as u64 > mapping.size();
+        let wants = if held.drops_behind() { author.wants() } else { CachePolicy::Bytes };
+        if !grows && wants == CachePolicy::Bytes && mapping.is_dirty(held, start..end) {
             return true;
         }
         self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
@@ -453,30 +458,30 @@ impl Filemap {
     fn mark_slowly(
         &self,
         mapping: &Arc<Mapping>,
-        held: &Held<'_>,
+        held: &HeldFolio<'_>,
         pages: Range<PageIndex>,
         end: u64,
-        wants: Wants,
+        wants: CachePolicy,
     ) -> bool {
         let now = self.writeback.now();
         let mut tree = mapping.lock();
         let marked = tree.mark_dirty(held, pages, now);
-        if marked != Marked::Left {
+        if marked != MarkOutcome::Left {
             tree.grow_size(end);
         }
-        if wants == Wants::Folio {
+        if wants == CachePolicy::Folio {
             tree.adopt(held);
         }
         drop(tree);
-        if matches!(marked, Marked::Done { newly: 1.. }) && !mapping.is_memory() {
+        if matches!(marked, MarkOutcome::Done { newly: 1.. }) && !mapping.is_memory() {
             self.writeback.note_dirty(mapping);
         }
-        marked != Marked::Left
+        marked != MarkOutcome::Left
     }
 
     /// A write is a use of the folio, but for an uncached one.
     #[inline]
-    fn touch_written(&self, author: Author<'_>, held: &Held<'_>, piece: Piece<'_>) {
+    fn touch_written(&self, author: WriteContext<'_>, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
         if !author.is_uncached() {
             let grown = self.arena.view().grown();
             author.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
@@ -489,7 +494,12 @@ impl Filemap {
     /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those
     /// who hold it wait until it is unlocked.
     #[inline(never)]
-    fn fill_allocated(&self, mapping: &Arc<Mapping>, held: &Held<'_>, piece: Piece<'_>) -> usize {
+    fn fill_allocated(
+        &self,
+        mapping: &Arc<Mapping>,
+        held: &HeldFolio<'_>,
+        piece: WriteProgress<'_>,
+    ) -> usize {
         if !self.arena.view().own(held.frame()).try_lock_allocated() {
             return 0; // somebody else is at it
         }
@@ -510,15 +520,15 @@ impl Filemap {
     fn write_absent(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        hand: Hand,
-        piece: Piece<'_>,
-    ) -> Result<usize, Stop> {
+        author: WriteContext<'_>,
+        hand: WriteLockMode,
+        piece: WriteProgress<'_>,
+    ) -> Result<usize, WriteStop> {
         let index = PageIndex::of_byte(piece.position);
         if mapping.is_memory() && self.is_spilled(mapping, index) {
             // The write lock keeps the file from being cut. What is overwritten as a whole comes back, too: it is rare.
             let end = PageIndex(pages_of_bytes(piece.end()));
-            self.bring_back(mapping, index..end, Kept::ByCaller)?;
+            self.spill_in(mapping, index..end, TruncateExclusion::ByCaller)?;
             return Ok(0);
         }
         let pages = self.whole_pages(mapping, piece);
@@ -531,13 +541,13 @@ impl Filemap {
         match self.hold_page(mapping, reader, first)? {
             Some(held) => self.write_held(mapping, author, hand, &held, piece),
             // Others have made the file shorter, past the cache.
-            None => Err(Stop::Grows),
+            None => Err(WriteStop::Grows),
         }
     }
 
     /// The pages from the beginning of `piece` on, in whole folios of the smallest order, that it leaves no byte of as
     /// it was in the file; none if it does not begin with such. A few at a time.
-    fn whole_pages(&self, mapping: &Mapping, piece: Piece<'_>) -> Range<PageIndex> {
+    fn whole_pages(&self, mapping: &Mapping, piece: WriteProgress<'_>) -> Range<PageIndex> {
         let unit = self.folio_orders.min;
         // What is not there of a memory file is zeros: as if it lay behind the end.
         let size = if mapping.is_memory() { 0 } else { mapping.size() };
@@ -556,10 +566,10 @@ impl Filemap {
     fn write_new(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        piece: Piece<'_>,
+        author: WriteContext<'_>,
+        piece: WriteProgress<'_>,
         pages: Range<PageIndex>,
-    ) -> Result<usize, Stop> {
+    ) -> Result<usize, WriteStop> {
         let pool = author.pool;
         // 1 What is not there.
         let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
@@ -568,16 +578,21 @@ impl Filemap {
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let mut gaps = vec![(pages.start, count)];
-        let room =
-            self.charge_and_frames((pool, mapping), &mut gaps, window, (Need::Asked, None), Locks::Wait);
+        let room = self.charge_and_frames(
+            (pool, mapping),
+            &mut gaps,
+            window,
+            (FillUrgency::Asked, None),
+            LockWait::Wait,
+        );
         let (charge, frames) = match room {
             Ok(room) => room,
-            Err(Filled::Nothing) => return Ok(0), // others have brought the first page to its place
-            Err(Filled::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
+            Err(FillOutcome::Nothing) => return Ok(0), // others have brought the first page to its place
+            Err(FillOutcome::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
             Err(_) => return Err(self.no_memory(piece.position).into()),
         };
         let runs = deal_out(&gaps, &frames);
-        let Some(promise) = self.promise_places(mapping, &runs, Patience::Wait) else {
+        let Some(promise) = self.promise_places(mapping, &runs, WaitPolicy::Wait) else {
             self.free_runs(&runs);
             let again = self.make_nodes(pool);
             return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
@@ -586,14 +601,14 @@ impl Filemap {
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
         // 4 Into the tree and the rings, and unlocked. Meanwhile nobody forgets what is cached.
         let held_off = mapping.hold_off_invalidation();
-        let shape = Shape {
+        let shape = FolioShape {
             orders: self.orders_for(window),
             marker: None,
-            purpose: Purpose::Write,
+            purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
             fate: author.fate(),
         };
-        let added = mapping.add_window(&runs, shape, Locks::Wait, &mut |_, _| {});
+        let added = mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
         self.free_runs(&added.left);
         let end = self.mark_new(mapping, piece, &added.inserted);
@@ -619,7 +634,7 @@ impl Filemap {
     }
 
     /// Copies what `piece` has of a run of frames that nobody else has, and zeros before and behind it.
-    fn put_bytes(&self, run: FillRun, piece: Piece<'_>) {
+    fn put_bytes(&self, run: FillRun, piece: WriteProgress<'_>) {
         let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
         let from = piece.position.clamp(start, start + len as u64);
         let end = piece.end().clamp(from, start + len as u64);
@@ -639,7 +654,7 @@ impl Filemap {
     /// Marks what of `runs`, which were just inserted, holds bytes of `piece`, and lets the file reach as far as they
     /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to
     /// which page they are in the tree without a gap.
-    fn mark_new(&self, mapping: &Arc<Mapping>, piece: Piece<'_>, runs: &[FillRun]) -> PageIndex {
+    fn mark_new(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.folio_orders.min);
         let mut end = begin;
@@ -675,8 +690,8 @@ impl Filemap {
         pages: Range<PageIndex>,
         now: Millis,
     ) -> bool {
-        let held = Held::take(&self.arena, frame, mapping.id(), first);
-        held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != Marked::Left)
+        let held = HeldFolio::take(&self.arena, frame, mapping.id(), first);
+        held.is_ok_and(|held| pages.is_empty() || tree.mark_dirty(&held, pages, now) != MarkOutcome::Left)
     }
 
     /// Ends what is a fill to everybody else: the folios of `run` may be read.
@@ -684,11 +699,11 @@ impl Filemap {
         let view = self.arena.view();
         for (page, _) in folios_in(view, run).collect::<Vec<_>>() {
             let frame = run.frame.plus(page);
-            if let Completed::Detached(Put::Last(order)) = view.own(frame).complete(true) {
+            if let FillEnd::Detached(PutOutcome::Last(order)) = view.own(frame).complete(true) {
                 self.arena.free(frame, order);
             }
         }
-        self.room.wake_filled(Place { mapping: mapping.id(), page: run.index }, run.pages);
+        self.room.wake_filled(PageKey { mapping: mapping.id(), page: run.index }, run.pages);
     }
 
     pub(super) fn no_memory(&self, position: u64) -> Error {
@@ -702,13 +717,13 @@ impl Filemap {
     fn meet_pin(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: Author<'_>,
-        hand: Hand,
-        held: &Held<'_>,
-        piece: Piece<'_>,
-    ) -> Result<usize, Stop> {
-        if hand == Hand::Shared || author.on_pinned != OnPinned::Detach {
-            return Err(Stop::Pinned(piece.position));
+        author: WriteContext<'_>,
+        hand: WriteLockMode,
+        held: &HeldFolio<'_>,
+        piece: WriteProgress<'_>,
+    ) -> Result<usize, WriteStop> {
+        if hand == WriteLockMode::Shared || author.on_pinned != OnPinned::Detach {
+            return Err(WriteStop::Pinned(piece.position));
         }
         self.detach_copy(mapping, held)?;
         Ok(0)
@@ -718,18 +733,18 @@ impl Filemap {
     fn wait_unpinned(
         &self,
         mapping: &Mapping,
-        author: Author<'_>,
+        author: WriteContext<'_>,
         position: u64,
         begun: &mut Option<Instant>,
     ) -> Result<(), Error> {
-        let OnPinned::Wait(patience) = author.on_pinned else { return Ok(()) };
+        let OnPinned::Wait(wait_policy) = author.on_pinned else { return Ok(()) };
         let begun = *begun.get_or_insert_with(Instant::now);
         while let Ok(held) = mapping.try_hold(PageIndex::of_byte(position)) {
             if !self.arena.view().own(held.frame()).is_pinned() {
                 return Ok(());
             }
             drop(held);
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= wait_policy {
                 return Err(Repr::Pinned { position }.into());
             }
             std::thread::sleep(PIN_LOOK);

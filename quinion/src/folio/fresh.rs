@@ -7,34 +7,34 @@
 //!
 //! What has to leave the index while somebody holds it, and must not be lost, is copied into such frames.
 //!
-//! Invariant: until [`Fresh::into_frame`] its frames are this value's alone, and their descriptors are odd.
+//! Invariant: until [`FreshFolio::into_frame`] its frames are this value's alone, and their descriptors are odd.
 
 use crate::arena::Arena;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 
 use super::copy;
-use super::held::Held;
+use super::held::HeldFolio;
 
 /// 2^order frames of an arena that are nobody's yet. Dropping it gives them back.
 #[derive(Debug)]
-pub struct Fresh<'a> {
+pub struct FreshFolio<'a> {
     arena: &'a Arena,
     frame: Frame,
     order: Order,
 }
 
-impl<'a> Fresh<'a> {
+impl<'a> FreshFolio<'a> {
     /// `None` as for [`Arena::alloc`], whose locks it takes.
     pub fn alloc(arena: &'a Arena, order: Order) -> Option<Self> {
         arena.alloc(order).map(|frame| Self { arena, frame, order })
     }
 
     /// Copies the page at `index` of a held folio into its `page`th frame: of one moment, if it is being written. May
-    /// wait as [`Held::copy_out`] may.
+    /// wait as [`HeldFolio::copy_out`] may.
     ///
     /// # Panics
-    /// If it has no such frame, or as [`Held::copy_out`].
-    pub fn copy_page(&mut self, page: u32, held: &Held<'_>, index: PageIndex) {
+    /// If it has no such frame, or as [`HeldFolio::copy_out`].
+    pub fn copy_page(&mut self, page: u32, held: &HeldFolio<'_>, index: PageIndex) {
         assert!(page < self.order.pages(), "the folio has the page");
         let mut bytes = [0; PAGE_SIZE];
         let copied = held.copy_out(index.first_byte(), &mut bytes);
@@ -53,7 +53,7 @@ impl<'a> Fresh<'a> {
     }
 }
 
-impl Drop for Fresh<'_> {
+impl Drop for FreshFolio<'_> {
     fn drop(&mut self) {
         self.arena.free(self.frame, self.order);
     }

@@ -20,21 +20,21 @@
 //! readable. A fill may fail, and a change of the file detaches it.
 
 use crate::arena::written as arena_written;
-use crate::arena::{Arena, HoldRefused, Put, Readable, Ticket, WriteRefused};
+use crate::arena::{Arena, HoldRefused, PutOutcome, ReadableState, Ticket, WriteRefused};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
-use super::writer::Writer;
+use super::writer::FolioWriter;
 use super::{copy, written};
 
 /// A folio that this value keeps from being reused. It may leave the index all the same.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct HeldFolio<'a> {
     arena: &'a Arena,
     frame: Frame,
     ticket: Ticket,
 }
 
-impl<'a> Held<'a> {
+impl<'a> HeldFolio<'a> {
     /// Holds the folio that `frame` heads, filled or not, if it is `mapping`'s and covers `index`.
     #[inline]
     pub fn take(
@@ -96,10 +96,10 @@ impl<'a> Held<'a> {
     ///
     /// # Panics
     /// If the folio does not cover `index`.
-    pub fn is_readable_at(&self, index: PageIndex) -> Readable {
+    pub fn is_readable_at(&self, index: PageIndex) -> ReadableState {
         let view = self.arena.view();
         let frame = self.frame.plus(self.page_of(index));
-        view.own(self.frame).is_page_readable(self.ticket, || view.has_landed(frame))
+        view.own(self.frame).is_page_readable(self.ticket, || view.is_page_read(frame))
     }
     /// Whether it has been in the index from when it was held until now.
     #[inline]
@@ -107,7 +107,7 @@ impl<'a> Held<'a> {
         self.arena.view().own(self.frame).is_attached(self.ticket)
     }
     /// What may be done with all of it now.
-    pub fn is_readable(&self) -> Readable {
+    pub fn is_readable(&self) -> ReadableState {
         self.arena.view().own(self.frame).is_readable(self.ticket)
     }
 
@@ -154,7 +154,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Waits, if a writer is in the page at `index`, until it has left. May wait as [`Held::copy_out`] may.
+    /// Waits, if a writer is in the page at `index`, until it has left. May wait as [`HeldFolio::copy_out`] may.
     ///
     /// # Panics
     /// If the folio does not cover `index`.
@@ -170,17 +170,17 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// The right to change the folio's bytes in place, for as long as it is held; see [`Writer`].
+    /// The right to change the folio's bytes in place, for as long as it is held; see [`FolioWriter`].
     #[inline]
-    pub fn writer(&self) -> Result<Writer<'_>, WriteRefused> {
-        Writer::begin(self)
+    pub fn writer(&self) -> Result<FolioWriter<'_>, WriteRefused> {
+        FolioWriter::begin(self)
     }
 
     /// How many bytes from file position `position` on can be read: to the folio's end, or while it is filled to
     /// the first page that has not landed.
     ///
     /// # Panics
-    /// As [`Held::copy_out`].
+    /// As [`HeldFolio::copy_out`].
     pub fn ready_bytes(&self, position: u64) -> usize {
         let (view, inside) = (self.arena.view(), self.inside(position));
         // Not `is_readable`: a folio that has left the index since the caller found it so is still its holder's.
@@ -188,7 +188,7 @@ impl<'a> Held<'a> {
             return self.order().bytes() - inside;
         }
         let page = (inside / PAGE_SIZE) as u32;
-        let pages = view.landed_in_row(self.frame.plus(page), self.order().pages() - page);
+        let pages = view.run_read(self.frame.plus(page), self.order().pages() - page);
         assert!(pages > 0, "a page is filled, then read");
         pages as usize * PAGE_SIZE - inside % PAGE_SIZE
     }
@@ -219,7 +219,7 @@ impl<'a> Held<'a> {
 
     /// Turns the hold into a user's pin, to be given back by [`unpin`]; with the folio's order if it is its first.
     /// When it returns, nobody is writing the folio's bytes, and nobody will until then. May wait as
-    /// [`Held::copy_out`] may.
+    /// [`HeldFolio::copy_out`] may.
     pub fn into_pin(self) -> (Frame, Option<Order>) {
         let descriptor = self.arena.view().own(self.frame);
         let first = descriptor.pin();
@@ -232,13 +232,13 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldFolio<'_> {
     fn drop(&mut self) {
         put(self.arena, self.frame);
     }
 }
 
-/// Gives back a pin made by [`Held::into_pin`]; the folio's order if it was the last.
+/// Gives back a pin made by [`HeldFolio::into_pin`]; the folio's order if it was the last.
 pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
     let descriptor = arena.view().own(frame);
     let order = descriptor.word().order();
@@ -249,7 +249,7 @@ pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
 
 #[inline]
 fn put(arena: &Arena, frame: Frame) {
-    if let Put::Last(order) = arena.view().own(frame).put() {
+    if let PutOutcome::Last(order) = arena.view().own(frame).put() {
         arena.free(frame, order);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Three kinds of folios are locked, and are written in two ways:
 //!
-//! | [`State`] | what readers see meanwhile | a write |
+//! | [`LockedState`] | what readers see meanwhile | a write |
 //! |---|---|---|
 //! | `New` | nothing: they wait | goes straight into the frames |
 //! | `Allocated` | nothing: they wait | the same |
@@ -24,21 +24,21 @@
 //!  3. No `&mut [u8]` of a frame exists: readers that came by a stale hint may be looking, and throw it away.
 //!
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
-//! they let it go, and [`Finished::Left`] says so.
+//! they let it go, and [`FinishOutcome::Left`] says so.
 //!
 //! It wakes nobody: rooms are above. Who waits for what is unlocked here is woken by `mapping/grab.rs`.
 
 use std::ops::Range;
 
-use crate::arena::{Arena, Completed, Flags, LockRefused, Put, WriteRefused};
+use crate::arena::{Arena, FillEnd, Flags, LockRefused, PutOutcome, WriteRefused};
 use crate::units::{Frame, Order, PageIndex};
 
 use super::copy;
-use super::held::Held;
+use super::held::HeldFolio;
 
 /// What a locked folio was when it was locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum LockedState {
     /// It was not there: its locker has inserted it.
     New,
     /// It was there, and has never had bytes.
@@ -49,7 +49,7 @@ pub enum State {
 
 /// What became of a folio whose bytes came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finished {
+pub enum FinishOutcome {
     /// It is in the index, and up to date.
     Kept,
     /// It had left the index, or has since been taken out: its bytes are nobody's.
@@ -58,20 +58,21 @@ pub enum Finished {
 
 /// A folio that is held and locked. Dropping it leaves the folio as it is, unlocks it and gives the hold back.
 #[derive(Debug)]
-pub struct Locked<'a> {
+pub struct LockedFolio<'a> {
     /// There until it is given back.
-    held: Option<Held<'a>>,
-    state: State,
+    held: Option<HeldFolio<'a>>,
+    state: LockedState,
     /// Of a folio that is not up to date: which of its bytes are written. Of another: those that were touched.
     written: Range<usize>,
 }
 
-impl<'a> Locked<'a> {
+impl<'a> LockedFolio<'a> {
     /// Locks what is held; if that cannot be done, says why and gives the hold back to the caller.
-    pub fn lock(held: Held<'a>) -> Result<Self, (LockRefused, Held<'a>)> {
+    pub fn lock(held: HeldFolio<'a>) -> Result<Self, (LockRefused, HeldFolio<'a>)> {
         match held.arena().view().own(held.frame()).try_lock(held.ticket()) {
             Ok(word) => {
-                let state = if word.has(Flags::UPTODATE) { State::Data } else { State::Allocated };
+                let state =
+                    if word.has(Flags::UPTODATE) { LockedState::Data } else { LockedState::Allocated };
                 Ok(Self { held: Some(held), state, written: 0..0 })
             }
             Err(refused) => Err((refused, held)),
@@ -80,15 +81,15 @@ impl<'a> Locked<'a> {
 
     /// The folio that the caller has inserted, and of which nobody has ended the fill: with its lock and its hold.
     pub fn of_new(arena: &'a Arena, frame: Frame) -> Self {
-        Self { held: Some(Held::of_fill(arena, frame)), state: State::New, written: 0..0 }
+        Self { held: Some(HeldFolio::of_fill(arena, frame)), state: LockedState::New, written: 0..0 }
     }
 
     /// The folio, as its holder knows it.
-    pub fn held(&self) -> &Held<'a> {
+    pub fn held(&self) -> &HeldFolio<'a> {
         self.held.as_ref().expect("it is held until it is given back")
     }
     /// What it was when it was locked.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> LockedState {
         self.state
     }
     /// The folio's first frame.
@@ -117,7 +118,7 @@ impl<'a> Locked<'a> {
     }
     /// The pages that were touched; of one that is not up to date yet, all that will be its bytes.
     pub fn touched_pages(&self) -> Range<PageIndex> {
-        if self.state != State::Data {
+        if self.state != LockedState::Data {
             return self.first()..self.end();
         }
         let page = |byte: usize| self.first().plus(PageIndex::of_byte(byte as u64).0);
@@ -126,13 +127,13 @@ impl<'a> Locked<'a> {
 
     /// Puts `bytes` at file position `position`. Refused, and nothing changed from the refused page on, if the folio
     /// has its bytes and is pinned, or has left the index: how many bytes were put before that page comes with it.
-    /// May wait as [`Writer::write`](super::Writer::write) does, for folios that have their bytes.
+    /// May wait as [`Writer::write`](super::FolioWriter::write) does, for folios that have their bytes.
     ///
     /// # Panics
     /// If the folio does not cover all of the range.
     pub fn write(&mut self, position: u64, bytes: &[u8]) -> Result<(), (usize, WriteRefused)> {
         let at = self.range(position, bytes.len());
-        if self.state == State::Data {
+        if self.state == LockedState::Data {
             let writer = self.held().writer().map_err(|refused| (0, refused))?;
             let wrote = writer.write(position, bytes);
             self.touch(at.start..at.start + wrote.bytes);
@@ -147,10 +148,10 @@ impl<'a> Locked<'a> {
         Ok(())
     }
 
-    /// As [`Locked::write`], zeros.
+    /// As [`LockedFolio::write`], zeros.
     pub fn zero(&mut self, position: u64, len: usize) -> Result<(), (usize, WriteRefused)> {
         let at = self.range(position, len);
-        if self.state == State::Data {
+        if self.state == LockedState::Data {
             let writer = self.held().writer().map_err(|refused| (0, refused))?;
             let wrote = writer.zero(position, len);
             self.touch(at.start..at.start + wrote.bytes);
@@ -167,7 +168,7 @@ impl<'a> Locked<'a> {
     /// # Panics
     /// If it has no bytes yet.
     pub fn touch_all(&mut self) {
-        assert_eq!(self.state, State::Data, "what has no bytes is written first");
+        assert_eq!(self.state, LockedState::Data, "what has no bytes is written first");
         self.touch(0..self.order().bytes());
     }
 
@@ -212,9 +213,9 @@ impl<'a> Locked<'a> {
 
     /// Ends the work on it: if bytes were put into one that had none, it is filled up with zeros and is up to date. It
     /// is unlocked in any case, and the hold given back. Who may wait for it is the caller's to wake.
-    pub fn finish(mut self) -> Finished {
-        if self.state == State::Data || !self.is_touched() {
-            return if self.is_live() { Finished::Kept } else { Finished::Left };
+    pub fn finish(mut self) -> FinishOutcome {
+        if self.state == LockedState::Data || !self.is_touched() {
+            return if self.is_live() { FinishOutcome::Kept } else { FinishOutcome::Left };
         }
         let len = self.order().bytes();
         self.zero_raw(&(0..self.written.start));
@@ -223,28 +224,28 @@ impl<'a> Locked<'a> {
     }
 
     /// Gives lock and hold back in one step; of a folio that is not up to date.
-    fn complete(&mut self, filled: bool) -> Finished {
+    fn complete(&mut self, filled: bool) -> FinishOutcome {
         let held = self.held.take().expect("it is held until it is given back");
         let (arena, frame) = held.into_parts();
         match arena.view().own(frame).complete(filled) {
-            Completed::Attached => Finished::Kept,
-            Completed::Detached(Put::Kept) => Finished::Left,
-            Completed::Detached(Put::Last(order)) => {
+            FillEnd::Attached => FinishOutcome::Kept,
+            FillEnd::Detached(PutOutcome::Kept) => FinishOutcome::Left,
+            FillEnd::Detached(PutOutcome::Last(order)) => {
                 arena.free(frame, order);
-                Finished::Left
+                FinishOutcome::Left
             }
         }
     }
 
     /// Unlocks it as it is and keeps the hold.
-    pub fn into_held(mut self) -> Held<'a> {
+    pub fn into_held(mut self) -> HeldFolio<'a> {
         let held = self.held.take().expect("it is held until it is given back");
         held.arena().view().own(held.frame()).unlock();
         held
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedFolio<'_> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             held.arena().view().own(held.frame()).unlock();

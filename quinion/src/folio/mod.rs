@@ -27,10 +27,10 @@
 //!  5. Whoever writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
 //!     [`copy::copy_in`] and a fill's address do it for their callers.
 //!
-//! [`Locked`] brings the first bytes of a folio, or keeps others from it: the folio lock as a value.
+//! [`LockedFolio`] brings the first bytes of a folio, or keeps others from it: the folio lock as a value.
 //!
-//! [`Writer`] changes pages in place, [`written::copy_page`] reads them without a lock, [`Held::copy_out`] with one if
-//! it must.
+//! [`FolioWriter`] changes pages in place, [`written::copy_page`] reads them without a lock, [`HeldFolio::copy_out`]
+//! with one if it must.
 //!
 //! Not an invariant: that a folio found in the index is still there when its bytes have been copied.
 //! The copy is right all the same.
@@ -45,22 +45,22 @@ pub mod written;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod fresh;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use fresh::Fresh;
+pub use fresh::FreshFolio;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod held;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use held::{Held, unpin};
+pub use held::{HeldFolio, unpin};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod locked;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use locked::{Finished, Locked, State};
+pub use locked::{FinishOutcome, LockedFolio, LockedState};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod pinned;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub(crate) use pinned::Unpinned;
+pub(crate) use pinned::UnpinObserver;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use pinned::{Chunks, Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod writer;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use writer::{PageWriter, Writer, Wrote};
+pub use writer::{FolioWriter, PageWriter, WriteOutcome};

@@ -12,7 +12,7 @@ use crate::arena::Arena;
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, PageIndex};
 
-use super::held::{Held, unpin};
+use super::held::{HeldFolio, unpin};
 
 /// A pinned range of a file. Cloning it is cheap: the clones share the pins, which end with the last of them.
 #[derive(Clone)]
@@ -22,13 +22,13 @@ pub struct Pinned(Arc<Pins>);
 struct Pins {
     arena: Arc<Arena>,
     frames: Vec<Frame>,
-    extents: Vec<Extent>,
+    extents: Vec<PinnedExtent>,
     len: usize,
     /// Pages of folios that were pinned by this value first, and are not counted yet.
     uncounted_pages: u64,
     process: ForkGuard,
     /// Who is told when the pins are gone.
-    after: Option<(Arc<dyn Unpinned>, Range<PageIndex>)>,
+    after: Option<(Arc<dyn UnpinObserver>, Range<PageIndex>)>,
     /// The bytes in one piece, if they were asked for so and do not lie so.
     copied: OnceLock<Box<[u8]>>,
 }
@@ -41,19 +41,19 @@ static ZEROS: Zeros = Zeros([0; 64 << 10]);
 struct Zeros([u8; 64 << 10]);
 
 /// Who waits for pins to be given back. Handed down by the paths.
-pub(crate) trait Unpinned: Send + Sync + fmt::Debug {
+pub(crate) trait UnpinObserver: Send + Sync + fmt::Debug {
     /// Folios in `pages` were pinned, and this pin of them is gone. Called with no lock held.
     fn unpinned(&self, pages: Range<PageIndex>);
 }
 
 /// Consecutive bytes of a pinned range; of the shared zeros as many as there are to be, however few these are.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct PinnedExtent {
     first: *const u8,
     len: usize,
 }
 
-impl Extent {
+impl PinnedExtent {
     fn is_zeros(&self) -> bool {
         std::ptr::eq(self.first, ZEROS.0.as_ptr())
     }
@@ -73,9 +73,9 @@ impl Extent {
 /// The bytes of a [`Pinned`], in order, in pieces as long as they lie together in memory; see [`Pinned::chunks`].
 #[derive(Clone, Debug)]
 pub struct Chunks<'a> {
-    extents: std::slice::Iter<'a, Extent>,
+    extents: std::slice::Iter<'a, PinnedExtent>,
     /// What is left of the extent before.
-    left: Extent,
+    left: PinnedExtent,
 }
 
 impl<'a> Iterator for Chunks<'a> {
@@ -134,7 +134,7 @@ impl Pinned {
     /// In a forked child, which does not have the cache's memory.
     pub fn chunks(&self) -> Chunks<'_> {
         assert!(!self.0.process.is_forked(), "pinned bytes belong to the process that pinned them");
-        Chunks { extents: self.0.extents.iter(), left: Extent { first: ZEROS.0.as_ptr(), len: 0 } }
+        Chunks { extents: self.0.extents.iter(), left: PinnedExtent { first: ZEROS.0.as_ptr(), len: 0 } }
     }
 
     /// All bytes in one slice, if they lie together in memory: those of one folio always do, and those of a range that
@@ -164,13 +164,13 @@ impl Pinned {
     }
 
     /// Has `after` told when these pins of folios in `pages` are gone.
-    pub(crate) fn tell(&mut self, after: Arc<dyn Unpinned>, pages: Range<PageIndex>) {
+    pub(crate) fn tell(&mut self, after: Arc<dyn UnpinObserver>, pages: Range<PageIndex>) {
         self.pins().after = Some((after, pages));
     }
 
     /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
     /// `left` says once nobody changes them any more. May wait for a writer.
-    pub(crate) fn add(&mut self, held: Held<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
+    pub(crate) fn add(&mut self, held: HeldFolio<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
         // What comes later may be zeroes behind the file's end, which `left` need not know of.
         let ready = held.ready_bytes(position);
@@ -187,7 +187,7 @@ impl Pinned {
         pins.frames.push(frame);
         match pins.extents.last_mut() {
             Some(last) if last.is_followed_by(first) => last.len += bytes,
-            _ => pins.extents.push(Extent { first, len: bytes }),
+            _ => pins.extents.push(PinnedExtent { first, len: bytes }),
         }
         pins.len += bytes;
         bytes
@@ -198,7 +198,7 @@ impl Pinned {
         let pins = self.pins();
         match pins.extents.last_mut() {
             Some(last) if last.is_zeros() => last.len += len,
-            _ => pins.extents.push(Extent { first: ZEROS.0.as_ptr(), len }),
+            _ => pins.extents.push(PinnedExtent { first: ZEROS.0.as_ptr(), len }),
         }
         pins.len += len;
     }
@@ -296,7 +296,7 @@ impl PinnedFolios {
         Self { pinned, folios: Vec::new(), position }
     }
     /// Pins a held folio, that follows the last.
-    pub(crate) fn add(&mut self, held: Held<'_>) {
+    pub(crate) fn add(&mut self, held: HeldFolio<'_>) {
         let (frame, position, len) = (held.frame(), held.first().first_byte(), held.order().bytes());
         self.pinned.add(held, position, || len);
         self.folios.push((frame, position, len));

@@ -8,8 +8,8 @@
 //!                                   +--drop--> its sequence even, the lock given back
 //! ```
 //!
-//! [`Writer::write`] and [`Writer::zero`] step from page to page. Writers of different pages of one folio do not meet.
-//! Why readers get whole pages is told in [`arena::written`](crate::arena::written).
+//! [`FolioWriter::write`] and [`FolioWriter::zero`] step from page to page. Writers of different pages of one folio do
+//! not meet. Why readers get whole pages is told in [`arena::written`](crate::arena::written).
 //!
 //! A pinned folio is not written: its user was promised bytes that do not change. The writer hears
 //! [`WriteRefused::Pinned`], before it has changed a byte of that page, and the path above detaches the folio or copies
@@ -34,28 +34,28 @@ use crate::sync::atomic::AtomicU32;
 use crate::units::PAGE_SIZE;
 
 use super::copy;
-use super::held::Held;
-use super::written::{Part, parts};
+use super::held::HeldFolio;
+use super::written::{PagePart, parts};
 
 /// The right to change a held folio's bytes in place.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer<'h> {
-    held: &'h Held<'h>,
+pub struct FolioWriter<'h> {
+    held: &'h HeldFolio<'h>,
 }
 
 /// What came of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wrote {
+pub struct WriteOutcome {
     /// Bytes written, from the start of the range on; all of it, or up to the start of a page.
     pub bytes: usize,
     /// Why it ended there, if not all was written.
     pub refused: Option<WriteRefused>,
 }
 
-impl<'h> Writer<'h> {
-    /// See [`Held::writer`].
+impl<'h> FolioWriter<'h> {
+    /// See [`HeldFolio::writer`].
     #[inline]
-    pub(super) fn begin(held: &'h Held<'h>) -> Result<Self, WriteRefused> {
+    pub(super) fn begin(held: &'h HeldFolio<'h>) -> Result<Self, WriteRefused> {
         held.arena().view().own(held.frame()).begin_writes()?;
         Ok(Self { held })
     }
@@ -88,16 +88,16 @@ impl<'h> Writer<'h> {
     /// each page.
     ///
     /// # Panics
-    /// If the folio does not cover all of the range, and as [`Writer::page`].
-    pub fn write(&self, position: u64, bytes: &[u8]) -> Wrote {
-        let write = |page: &mut PageWriter<'_>, part: Part| {
+    /// If the folio does not cover all of the range, and as [`FolioWriter::page`].
+    pub fn write(&self, position: u64, bytes: &[u8]) -> WriteOutcome {
+        let write = |page: &mut PageWriter<'_>, part: PagePart| {
             page.copy_in(part.at, &bytes[part.done..part.done + part.len]);
         };
         self.each_page(position, bytes.len(), write)
     }
 
-    /// Zeroes `len` bytes at file position `position`, page by page; as [`Writer::write`].
-    pub fn zero(&self, position: u64, len: usize) -> Wrote {
+    /// Zeroes `len` bytes at file position `position`, page by page; as [`FolioWriter::write`].
+    pub fn zero(&self, position: u64, len: usize) -> WriteOutcome {
         self.each_page(position, len, |page, part| page.zero(part.at, part.len))
     }
 
@@ -105,20 +105,20 @@ impl<'h> Writer<'h> {
         &self,
         position: u64,
         len: usize,
-        mut change: impl FnMut(&mut PageWriter<'_>, Part),
-    ) -> Wrote {
+        mut change: impl FnMut(&mut PageWriter<'_>, PagePart),
+    ) -> WriteOutcome {
         if len == 0 {
-            return Wrote { bytes: 0, refused: None };
+            return WriteOutcome { bytes: 0, refused: None };
         }
         let inside = self.held.inside(position);
         assert!(len <= self.held.order().bytes() - inside, "the folio covers what is written");
         for part in parts(inside, len) {
             match self.page(part.page) {
                 Ok(mut page) => change(&mut page, part),
-                Err(refused) => return Wrote { bytes: part.done, refused: Some(refused) },
+                Err(refused) => return WriteOutcome { bytes: part.done, refused: Some(refused) },
             }
         }
-        Wrote { bytes: len, refused: None }
+        WriteOutcome { bytes: len, refused: None }
     }
 }
 

@@ -18,7 +18,7 @@
 use core::sync::atomic::AtomicU32;
 
 use super::copy;
-use crate::arena::Grown;
+use crate::arena::GrownView;
 use crate::arena::written::{is_still, look};
 use crate::units::{Frame, PAGE_SIZE};
 
@@ -60,7 +60,7 @@ pub unsafe fn copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, len:
 /// # Safety
 /// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
 pub unsafe fn copy_pages(
-    grown: Grown<'_>,
+    grown: GrownView<'_>,
     head: Frame,
     inside: usize,
     to: *mut u8,
@@ -84,7 +84,7 @@ pub unsafe fn copy_pages(
 
 /// The part of a range that lies in one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct PagePart {
     /// The page, counted from the folio's first.
     pub page: u32,
     /// The part's first byte in its page.
@@ -97,11 +97,11 @@ pub struct Part {
 
 /// The parts of `len` bytes from `inside` a folio on, page by page.
 #[inline]
-pub fn parts(inside: usize, len: usize) -> impl Iterator<Item = Part> {
+pub fn parts(inside: usize, len: usize) -> impl Iterator<Item = PagePart> {
     let mut done = 0;
     core::iter::from_fn(move || {
         let (page, at) = ((inside + done) / PAGE_SIZE, (inside + done) % PAGE_SIZE);
-        let part = Part { page: page as u32, at, len: (len - done).min(PAGE_SIZE - at), done };
+        let part = PagePart { page: page as u32, at, len: (len - done).min(PAGE_SIZE - at), done };
         done += part.len;
         (part.len > 0).then_some(part)
     })

@@ -138,7 +138,7 @@ impl Drop for Charge<'_> {
 
 /// What changes in one pool's account while the lock of the rings is held.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Tally {
+pub(super) struct ChargeDelta {
     pub pool: PoolNumber,
     pub charged: i64,
     pub outstanding: i64,

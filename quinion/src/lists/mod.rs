@@ -14,7 +14,7 @@
 //! frames are given back.
 //!
 //! **One lock** guards all rings. Under it nothing is allocated: whoever will list
-//! something has a [`Promise`] of the room for it first, for which chunks are
+//! something has a [`ListReservation`] of the room for it first, for which chunks are
 //! taken from the arena if they are missing. A frame that is popped keeps the room that
 //! it had, as a promise, until it is listed again or known to be gone. So there is room
 //! for every live folio, and what is not listed is promised:
@@ -45,16 +45,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use crate::arena::{Arena, CellNumber, NO_PLACE, View};
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, POOLS_MAX, PoolNumber};
 
 mod charge;
 mod rings;
 
-use charge::{Account, Tally};
+use charge::{Account, ChargeDelta};
 pub use charge::{Charge, UNLIMITED};
-use rings::{Keeper, Position, Rings};
+use rings::{Position, RingStorage, Rings};
 
 /// Words of a cell.
 const SLOTS: usize = 64;
@@ -78,13 +78,13 @@ pub struct Lists {
 
 /// Room for so many entries, and a charge for their pages. What of it is not used goes back.
 #[derive(Debug)]
-pub struct Promise<'a> {
+pub struct ListReservation<'a> {
     lists: &'a Lists,
     entries: u32,
     charge: Charge<'a>,
 }
 
-impl<'a> Promise<'a> {
+impl<'a> ListReservation<'a> {
     /// The same promise, with a charge for what is listed by it.
     #[must_use]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
@@ -101,16 +101,16 @@ impl<'a> Promise<'a> {
     }
 }
 
-impl Drop for Promise<'_> {
+impl Drop for ListReservation<'_> {
     fn drop(&mut self) {
         self.lists.room.fetch_add(i64::from(self.entries), Ordering::Relaxed);
     }
 }
 
 /// The view, as the rings want it.
-struct Places<'a>(&'a View);
+struct ListPositions<'a>(&'a View);
 
-impl Keeper for Places<'_> {
+impl RingStorage for ListPositions<'_> {
     #[inline]
     fn words(&self, chunk: u32) -> &[AtomicU32] {
         self.0.slots(CellNumber(chunk)).expect("a chunk of ours is a cell")
@@ -173,7 +173,7 @@ impl Lists {
 
     /// Room for `entries` more, or `None` if the arena has no cell for it. May wait for the arena's lock, if `locks`
     /// says so, and holds that of the lists for some steps. To be called before a tree is locked.
-    pub fn promise(&self, entries: u32, locks: Locks) -> Option<Promise<'_>> {
+    pub fn reserve(&self, entries: u32, locks: LockWait) -> Option<ListReservation<'_>> {
         let wanted = i64::from(entries);
         let take = |room: i64| (room >= wanted).then_some(room - wanted);
         loop {
@@ -181,7 +181,7 @@ impl Lists {
             match self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
                 Ok(_) => {
                     let charge = Charge::none(self, PoolNumber::DEFAULT);
-                    return Some(Promise { lists: self, entries, charge });
+                    return Some(ListReservation { lists: self, entries, charge });
                 }
                 Err(room) if !self.grow((wanted - room) as u64, locks) => return None,
                 Err(_) => {}
@@ -190,12 +190,12 @@ impl Lists {
     }
 
     /// A promise of nothing, to which what is popped of the rings of `pool` adds.
-    pub fn no_promise(&self, pool: PoolNumber) -> Promise<'_> {
-        Promise { lists: self, entries: 0, charge: Charge::none(self, pool) }
+    pub fn empty_reservation(&self, pool: PoolNumber) -> ListReservation<'_> {
+        ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool) }
     }
 
     /// Takes chunks for at least so many entries more; whether there were any.
-    fn grow(&self, entries: u64, locks: Locks) -> bool {
+    fn grow(&self, entries: u64, locks: LockWait) -> bool {
         let missing = entries.div_ceil(Rings::<SLOTS>::ENTRIES);
         let mut cells = Vec::new();
         let wanted = (missing + CHUNKS_AHEAD) as usize;
@@ -205,7 +205,7 @@ impl Lists {
             return false;
         }
         let mut rings = self.rings.lock();
-        cells.iter().for_each(|cell| rings.put_spare(&Places(self.arena.view()), cell.0));
+        cells.iter().for_each(|cell| rings.put_spare(&ListPositions(self.arena.view()), cell.0));
         let more = cells.len() as i64 * Rings::<SLOTS>::ENTRIES as i64;
         self.room.fetch_add(more, Ordering::Relaxed); // under the lock: who sees the room finds the chunks
         true
@@ -223,7 +223,7 @@ impl Lists {
                 if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
                     break;
                 }
-                let chunk = rings.take_spare(&Places(self.arena.view()));
+                let chunk = rings.take_spare(&ListPositions(self.arena.view()));
                 cells.push(CellNumber(chunk.expect("what is not needed is spare")));
             }
             drop(rings);
@@ -240,17 +240,17 @@ impl Lists {
         self.guard(self.rings.lock())
     }
     /// Takes the lock, or not if that means waiting and `locks` says no.
-    pub fn lock_as(&self, locks: Locks) -> Option<ListsGuard<'_>> {
+    pub fn lock_as(&self, locks: LockWait) -> Option<ListsGuard<'_>> {
         self.rings.lock_as(locks).map(|rings| self.guard(rings))
     }
     fn guard<'a>(&'a self, rings: RankedGuard<'a, Rings<SLOTS>>) -> ListsGuard<'a> {
-        ListsGuard { room: rings.room(), tally: Tally::default(), lists: self, rings }
+        ListsGuard { room: rings.room(), tally: ChargeDelta::default(), lists: self, rings }
     }
 
     /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
     pub fn check(&self) -> Result<(), String> {
         let (rings, view) = (self.rings.lock(), self.arena.view());
-        rings.check(&Places(view), |frame, order| {
+        rings.check(&ListPositions(view), |frame, order| {
             let word = view.own(frame).word();
             (word.order() != order).then(|| format!("it heads {word:?}, and {order:?} is listed"))
         })?;
@@ -279,7 +279,7 @@ impl Drop for Lists {
         }
         let rings = self.rings.get_mut();
         debug_assert_eq!(rings.listed(), 0, "lists are dropped when no folio is left");
-        let spares = || rings.take_spare(&Places(self.arena.view())).map(CellNumber);
+        let spares = || rings.take_spare(&ListPositions(self.arena.view())).map(CellNumber);
         let spares: Vec<_> = std::iter::from_fn(spares).collect();
         self.arena.free_cells(spares);
     }
@@ -293,7 +293,7 @@ pub struct ListsGuard<'a> {
     /// Entries for which there was room when `Lists::room` was last right.
     room: i64,
     /// What has changed in a pool's account since that was last right.
-    tally: Tally,
+    tally: ChargeDelta,
 }
 
 impl ListsGuard<'_> {
@@ -322,8 +322,8 @@ impl ListsGuard<'_> {
         (self.rings.room() - self.lists.room.load(Ordering::Relaxed)).max(0) as u64
     }
 
-    fn places(&self) -> Places<'_> {
-        Places(self.lists.arena.view())
+    fn places(&self) -> ListPositions<'_> {
+        ListPositions(self.lists.arena.view())
     }
 
     /// How many pools have rings.
@@ -338,7 +338,7 @@ impl ListsGuard<'_> {
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
     /// the promise then, and of its charge the folio's pages. What that does not cover is charged now, whatever
     /// the limit: who has a limit to keep brings a charge.
-    pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut Promise<'_>) {
+    pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut ListReservation<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && !self.holds(frame) {
             self.list_as(frame, word.order(), ring, promise);
@@ -347,14 +347,20 @@ impl ListsGuard<'_> {
 
     /// As [`ListsGuard::list`], if it is still the folio that it was when its sequence was `sequence`, written in place
     /// since or not.
-    pub fn list_again(&mut self, frame: Frame, sequence: u32, ring: usize, promise: &mut Promise<'_>) {
+    pub fn list_again(
+        &mut self,
+        frame: Frame,
+        sequence: u32,
+        ring: usize,
+        promise: &mut ListReservation<'_>,
+    ) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && word.is_still(sequence) && !self.holds(frame) {
             self.list_as(frame, word.order(), ring, promise);
         }
     }
 
-    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, promise: &mut Promise<'_>) {
+    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, promise: &mut ListReservation<'_>) {
         let pool = self.pool_of(ring);
         debug_assert!(promise.charge.pages == 0 || promise.charge.pool == pool, "a charge is one pool's");
         promise.entries -= 1;
@@ -366,8 +372,8 @@ impl ListsGuard<'_> {
     }
 
     /// Takes the oldest of `ring` out. The room that it had is promised from now on, and its charge goes along.
-    pub fn pop(&mut self, ring: usize, promise: &mut Promise<'_>) -> Option<(Frame, Order)> {
-        let places = Places(self.lists.arena.view());
+    pub fn pop(&mut self, ring: usize, promise: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
+        let places = ListPositions(self.lists.arena.view());
         let (frame, order) = self.rings.pop(&places, ring)?;
         promise.entries += 1;
         self.room += 1;
@@ -381,7 +387,7 @@ impl ListsGuard<'_> {
     /// Moves the oldest of `ring` to the young end of `to`, which may be another pool's, whatever its limit. Whether
     /// there was one.
     pub fn move_oldest(&mut self, ring: usize, to: usize) -> bool {
-        let places = Places(self.lists.arena.view());
+        let places = ListPositions(self.lists.arena.view());
         let Some((frame, order)) = self.rings.pop(&places, ring) else { return false };
         self.push(frame, order, to);
         let pages = i64::from(order.pages());
@@ -391,14 +397,14 @@ impl ListsGuard<'_> {
     }
 
     fn push(&mut self, frame: Frame, order: Order, ring: usize) {
-        let places = Places(self.lists.arena.view());
+        let places = ListPositions(self.lists.arena.view());
         self.rings.push(&places, ring, frame, order);
     }
 
     /// Takes the folio that `frame` heads out of its ring, if it is in one, and its pages off the pool's charge. It is
     /// retired under this lock, or was before; its frames are not free yet.
     pub fn remove(&mut self, frame: Frame) {
-        let places = Places(self.lists.arena.view());
+        let places = ListPositions(self.lists.arena.view());
         if let Some((ring, order)) = self.rings.remove(&places, frame) {
             self.tally(self.pool_of(ring), -i64::from(order.pages()), 0);
         }
@@ -415,7 +421,7 @@ impl ListsGuard<'_> {
 
     /// Brings the pool's account up to date.
     fn settle(&mut self) {
-        let Tally { pool, charged, outstanding } = std::mem::take(&mut self.tally);
+        let ChargeDelta { pool, charged, outstanding } = std::mem::take(&mut self.tally);
         if (charged, outstanding) != (0, 0) {
             self.lists.account(pool).add(charged, outstanding);
         }

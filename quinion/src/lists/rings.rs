@@ -48,7 +48,7 @@ const ORDER_BITS: u32 = 4;
 pub type Position = (u32, u32);
 
 /// Where chunks and positions are kept.
-pub trait Keeper {
+pub trait RingStorage {
     /// The words of a chunk.
     fn words(&self, chunk: u32) -> &[AtomicU32];
     /// Where the frame's entry is; `None`: it has none.
@@ -129,12 +129,12 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// Adds a chunk that nobody else uses.
-    pub fn put_spare(&mut self, keeper: &impl Keeper, chunk: u32) {
+    pub fn put_spare(&mut self, keeper: &impl RingStorage, chunk: u32) {
         self.chunks += 1;
         self.release(keeper, chunk);
     }
     /// Takes a spare chunk out; the caller sees to it that room for what is promised is left.
-    pub fn take_spare(&mut self, keeper: &impl Keeper) -> Option<u32> {
+    pub fn take_spare(&mut self, keeper: &impl RingStorage) -> Option<u32> {
         let chunk = self.acquire(keeper)?;
         self.chunks -= 1;
         Some(chunk)
@@ -144,7 +144,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     ///
     /// # Panics
     /// If there is no chunk for it, or in debug builds, if it is listed.
-    pub fn push(&mut self, keeper: &impl Keeper, ring: usize, frame: Frame, order: Order) {
+    pub fn push(&mut self, keeper: &impl RingStorage, ring: usize, frame: Frame, order: Order) {
         debug_assert_eq!(keeper.position(frame), None, "{frame:?} is listed twice");
         debug_assert_ne!(frame.0, 0, "frame 0 is no folio's");
         if self.rings[ring].tail == NIL || u64::from(self.rings[ring].end) == Self::ENTRIES {
@@ -160,7 +160,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// Takes the oldest frame of `ring` out, and steps over dead entries before it. Room grows by both.
-    pub fn pop(&mut self, keeper: &impl Keeper, ring: usize) -> Option<(Frame, Order)> {
+    pub fn pop(&mut self, keeper: &impl RingStorage, ring: usize) -> Option<(Frame, Order)> {
         while let Some(found) = self.take_first(keeper, ring) {
             if found == DEAD {
                 continue;
@@ -175,7 +175,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
 
     /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the
     /// ring go round.
-    pub fn remove(&mut self, keeper: &impl Keeper, frame: Frame) -> Option<(usize, Order)> {
+    pub fn remove(&mut self, keeper: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {
         let (chunk, slot) = keeper.position(frame)?;
         let ring = word(keeper, chunk, RING).load(Ordering::Relaxed) as usize;
         let (named, order) = frame_of(entry(keeper, chunk, slot).swap(DEAD, Ordering::Relaxed));
@@ -190,13 +190,13 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// The ring that a frame stands in.
-    pub fn ring_of(&self, keeper: &impl Keeper, frame: Frame) -> Option<usize> {
+    pub fn ring_of(&self, keeper: &impl RingStorage, frame: Frame) -> Option<usize> {
         let (chunk, _) = keeper.position(frame)?;
         Some(word(keeper, chunk, RING).load(Ordering::Relaxed) as usize)
     }
 
     /// If too many are dead: moves every living entry behind the last, in order, after which the dead are gone.
-    fn bury(&mut self, keeper: &impl Keeper, ring: usize) {
+    fn bury(&mut self, keeper: &impl RingStorage, ring: usize) {
         if self.rings[ring].dead <= self.rings[ring].live + Self::ENTRIES {
             return;
         }
@@ -214,7 +214,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     /// Takes the first entry off, dead or living, and its chunk, if that was the last of it.
-    fn take_first(&mut self, keeper: &impl Keeper, ring: usize) -> Option<u32> {
+    fn take_first(&mut self, keeper: &impl RingStorage, ring: usize) -> Option<u32> {
         let at = &mut self.rings[ring];
         if at.head == NIL {
             return None;
@@ -239,7 +239,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Some(found)
     }
 
-    fn append_chunk(&mut self, keeper: &impl Keeper, ring: usize) {
+    fn append_chunk(&mut self, keeper: &impl RingStorage, ring: usize) {
         let chunk = self.acquire(keeper).expect("who lists has room promised");
         word(keeper, chunk, RING).store(ring as u32, Ordering::Relaxed);
         word(keeper, chunk, NEXT).store(NIL, Ordering::Relaxed);
@@ -251,13 +251,13 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         (at.tail, at.end) = (chunk, 0);
     }
 
-    fn acquire(&mut self, keeper: &impl Keeper) -> Option<u32> {
+    fn acquire(&mut self, keeper: &impl RingStorage) -> Option<u32> {
         let chunk = (self.spare != NIL).then_some(self.spare)?;
         self.spare = word(keeper, chunk, NEXT).load(Ordering::Relaxed);
         self.spares -= 1;
         Some(chunk)
     }
-    fn release(&mut self, keeper: &impl Keeper, chunk: u32) {
+    fn release(&mut self, keeper: &impl RingStorage, chunk: u32) {
         word(keeper, chunk, NEXT).store(self.spare, Ordering::Relaxed);
         self.spare = chunk;
         self.spares += 1;
@@ -267,7 +267,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     /// Cost: all entries.
     pub fn check(
         &self,
-        keeper: &impl Keeper,
+        keeper: &impl RingStorage,
         mut wrong: impl FnMut(Frame, Order) -> Option<String>,
     ) -> Result<(), String> {
         let mut chunks = self.check_spares(keeper)?;
@@ -319,7 +319,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         Ok(())
     }
 
-    fn check_spares(&self, keeper: &impl Keeper) -> Result<u64, String> {
+    fn check_spares(&self, keeper: &impl RingStorage) -> Result<u64, String> {
         let (mut chunk, mut spares) = (self.spare, 0);
         while chunk != NIL && spares <= self.spares {
             (chunk, spares) = (word(keeper, chunk, NEXT).load(Ordering::Relaxed), spares + 1);
@@ -331,10 +331,10 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 }
 
-fn word(keeper: &impl Keeper, chunk: u32, which: usize) -> &AtomicU32 {
+fn word(keeper: &impl RingStorage, chunk: u32, which: usize) -> &AtomicU32 {
     &keeper.words(chunk)[which]
 }
-fn entry(keeper: &impl Keeper, chunk: u32, slot: u32) -> &AtomicU32 {
+fn entry(keeper: &impl RingStorage, chunk: u32, slot: u32) -> &AtomicU32 {
     &keeper.words(chunk)[HEADER + slot as usize]
 }
 
@@ -353,7 +353,7 @@ mod tests {
         chunks: Vec<[AtomicU32; SLOTS]>,
         positions: RefCell<HashMap<u32, Position>>,
     }
-    impl Keeper for Memory {
+    impl RingStorage for Memory {
         fn words(&self, chunk: u32) -> &[AtomicU32] {
             &self.chunks[chunk as usize]
         }

@@ -25,19 +25,19 @@
 //!
 //! Invariants:
 //!  1. The folios of a batch follow each other without a gap; the first covers the first index asked for.
-//!  2. All of them were readable when they were held, but for the one of [`End::FirstNotReady`] and those
+//!  2. All of them were readable when they were held, but for the one of [`BatchEnd::FirstNotReady`] and those
 //!     of [`Mapping::get_folios_contig`].
 //!  3. No slot is read behind the folio that covers the last index.
 //!  4. Nothing waits, and no lock is taken.
 //!
-//! Not an invariant: that a held folio is still in the index; that [`End::Absent`] is a hole. Only the tree
+//! Not an invariant: that a held folio is still in the index; that [`BatchEnd::Absent`] is a hole. Only the tree
 //! lock tells a hole.
 //!
 //! Cost: one descent for the first folio; a slot for each further one in the same leaf, and a slot to
 //! confirm each. A reader of one folio needs no batch: `Mapping::try_hold` is the same without.
 
-use crate::arena::{HoldRefused, Readable};
-use crate::folio::Held;
+use crate::arena::{HoldRefused, ReadableState};
+use crate::folio::HeldFolio;
 use crate::units::{Frame, PageIndex};
 use crate::xarray::{Kind, RacySlots, Walker};
 
@@ -55,13 +55,13 @@ const TRIES: u32 = 8;
 #[derive(Debug)]
 pub struct ReadBatch<'a> {
     /// The first `len` are there.
-    folios: [Option<Held<'a>>; BATCH_FOLIOS_MAX],
+    folios: [Option<HeldFolio<'a>>; BATCH_FOLIOS_MAX],
     len: usize,
 }
 
 /// Why a batch ends where it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
+pub enum BatchEnd {
     /// Nothing of the range is left: the folio that covers its last index is in. Also of an empty range.
     Covered,
     /// No folio was found at the next index: a hole, a shadow, or one that kept changing. A hint.
@@ -80,7 +80,7 @@ pub enum End {
 
 /// What ends a batch besides a hole and the end of its range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stops {
+pub enum StopRule {
     /// A folio that is not ready, and one with the marker: what a reader wants.
     NotReadyOrMarked,
     /// Nothing: folios are taken as they stand.
@@ -89,7 +89,7 @@ pub enum Stops {
 
 /// What is done behind the folio that covers the last index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AtEnd {
+pub enum LastFolioRule {
     /// Nothing.
     Stop,
     /// One more slot is read, for nothing. Only measurements want to know what that costs.
@@ -98,21 +98,21 @@ pub enum AtEnd {
 
 /// How a batch is gathered. Callers name constants of it, so what is not asked for is not compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rules {
+pub struct BatchRules {
     /// What ends it early.
-    pub stops: Stops,
+    pub stops: StopRule,
     /// What is done at its end.
-    pub at_end: AtEnd,
+    pub at_end: LastFolioRule,
     /// Folios at most, from 1 to [`BATCH_FOLIOS_MAX`].
     pub folios_max: usize,
 }
 
-impl Rules {
+impl BatchRules {
     /// Those of [`Mapping::get_read_batch`].
     pub const READ: Self =
-        Self { stops: Stops::NotReadyOrMarked, at_end: AtEnd::Stop, folios_max: BATCH_FOLIOS_MAX };
+        Self { stops: StopRule::NotReadyOrMarked, at_end: LastFolioRule::Stop, folios_max: BATCH_FOLIOS_MAX };
     /// Those of [`Mapping::get_folios_contig`].
-    pub const CONTIG: Self = Self { stops: Stops::Nothing, ..Self::READ };
+    pub const CONTIG: Self = Self { stops: StopRule::Nothing, ..Self::READ };
     /// One folio at a time.
     pub const SINGLE: Self = Self { folios_max: 1, ..Self::READ };
 }
@@ -131,21 +131,21 @@ impl<'a> ReadBatch<'a> {
         self.len == 0
     }
     /// Its folios, in the order of their indices.
-    pub fn iter(&self) -> impl Iterator<Item = &Held<'a>> {
+    pub fn iter(&self) -> impl Iterator<Item = &HeldFolio<'a>> {
         self.folios[..self.len].iter().flatten()
     }
     /// The last of them.
-    pub fn last(&self) -> Option<&Held<'a>> {
+    pub fn last(&self) -> Option<&HeldFolio<'a>> {
         self.folios[..self.len].last()?.as_ref()
     }
     /// Takes the last of them out; its hold is the caller's.
-    pub fn pop(&mut self) -> Option<Held<'a>> {
+    pub fn pop(&mut self) -> Option<HeldFolio<'a>> {
         self.len = self.len.checked_sub(1)?;
         self.folios[self.len].take()
     }
     /// Takes all of them out, in the order of their indices; each hold is the caller's. What the caller
     /// leaves in the iterator is given back with it.
-    pub fn drain(&mut self) -> impl Iterator<Item = Held<'a>> + use<'a> {
+    pub fn drain(&mut self) -> impl Iterator<Item = HeldFolio<'a>> + use<'a> {
         std::mem::take(self).folios.into_iter().flatten()
     }
     /// Gives all holds back.
@@ -158,7 +158,7 @@ impl<'a> ReadBatch<'a> {
     ///
     /// # Panics
     /// If the batch is full.
-    pub(crate) fn push(&mut self, held: Held<'a>) {
+    pub(crate) fn push(&mut self, held: HeldFolio<'a>) {
         self.folios[self.len] = Some(held);
         self.len += 1;
     }
@@ -176,8 +176,13 @@ impl Mapping {
     /// in. If the very first is not ready it is given alone. What the batch held before is given back.
     ///
     /// Takes no lock and waits for nothing.
-    pub fn get_read_batch<'a>(&'a self, index: PageIndex, last: PageIndex, batch: &mut ReadBatch<'a>) -> End {
-        self.gather(&self.arena().view().grown(), index, last, batch, Rules::READ)
+    pub fn get_read_batch<'a>(
+        &'a self,
+        index: PageIndex,
+        last: PageIndex,
+        batch: &mut ReadBatch<'a>,
+    ) -> BatchEnd {
+        self.gather(&self.arena().view().grown(), index, last, batch, BatchRules::READ)
     }
 
     /// As [`Mapping::get_read_batch`], but folios are taken as they are: filled or not, marked or not.
@@ -186,8 +191,8 @@ impl Mapping {
         index: PageIndex,
         last: PageIndex,
         batch: &mut ReadBatch<'a>,
-    ) -> End {
-        self.gather(&self.arena().view().grown(), index, last, batch, Rules::CONTIG)
+    ) -> BatchEnd {
+        self.gather(&self.arena().view().grown(), index, last, batch, BatchRules::CONTIG)
     }
 
     /// What both of them are, by rules of the caller's, and with a keeper of nodes that sees every slot
@@ -202,12 +207,12 @@ impl Mapping {
         index: PageIndex,
         last: PageIndex,
         batch: &mut ReadBatch<'a>,
-        rules: Rules,
-    ) -> End {
+        rules: BatchRules,
+    ) -> BatchEnd {
         assert!((1..=BATCH_FOLIOS_MAX).contains(&rules.folios_max), "a batch is of 1 to 31 folios");
         batch.clear();
         if index > last {
-            return End::Covered;
+            return BatchEnd::Covered;
         }
         let mut walk = Walker::new(slab, &self.record().root, index.0);
         loop {
@@ -217,21 +222,21 @@ impl Mapping {
                 Err(end) => return end,
             };
             // 2
-            let reads = rules.stops == Stops::NotReadyOrMarked;
-            if reads && readable != Readable::Yes {
+            let reads = rules.stops == StopRule::NotReadyOrMarked;
+            if reads && readable != ReadableState::Yes {
                 return Self::stop_at_unready(held, batch);
             }
             walk.step_past(held.order().0);
             let marked = held.has_marker();
             batch.push(held);
             // 3, 4
-            if walk.index() > last.0 && rules.at_end == AtEnd::LookPast {
+            if walk.index() > last.0 && rules.at_end == LastFolioRule::LookPast {
                 std::hint::black_box(walk.load());
             }
             match () {
-                () if reads && marked => return End::Marked,
-                () if walk.index() > last.0 => return End::Covered,
-                () if batch.len() == rules.folios_max => return End::Full,
+                () if reads && marked => return BatchEnd::Marked,
+                () if walk.index() > last.0 => return BatchEnd::Covered,
+                () if batch.len() == rules.folios_max => return BatchEnd::Full,
                 () => {}
             }
         }
@@ -245,29 +250,29 @@ impl Mapping {
     fn hold_at<S: RacySlots + ?Sized>(
         &self,
         walk: &mut Walker<'_, S, NODE_BITS>,
-    ) -> Result<(Held<'_>, Readable), End> {
+    ) -> Result<(HeldFolio<'_>, ReadableState), BatchEnd> {
         for _ in 0..TRIES {
             let found = walk.load();
-            let Kind::Folio(frame) = found.entry.kind() else { return Err(End::Absent) };
-            match Held::take(self.arena(), Frame(frame), self.id(), PageIndex(walk.index())) {
+            let Kind::Folio(frame) = found.entry.kind() else { return Err(BatchEnd::Absent) };
+            match HeldFolio::take(self.arena(), Frame(frame), self.id(), PageIndex(walk.index())) {
                 Ok(held) if walk.is_still(found) => match held.is_readable() {
-                    Readable::Never => walk.reset(),
+                    ReadableState::Never => walk.reset(),
                     readable => return Ok((held, readable)),
                 },
                 Ok(_) => walk.reset(),
-                Err(HoldRefused::TooMany) => return Err(End::TooMany),
+                Err(HoldRefused::TooMany) => return Err(BatchEnd::TooMany),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => walk.reset(),
             }
         }
-        Err(End::Absent)
+        Err(BatchEnd::Absent)
     }
 
     /// A folio that is being filled: the only one, or left out.
-    fn stop_at_unready<'a>(held: Held<'a>, batch: &mut ReadBatch<'a>) -> End {
+    fn stop_at_unready<'a>(held: HeldFolio<'a>, batch: &mut ReadBatch<'a>) -> BatchEnd {
         if !batch.is_empty() {
-            return End::NotReady;
+            return BatchEnd::NotReady;
         }
         batch.push(held);
-        End::FirstNotReady
+        BatchEnd::FirstNotReady
     }
 }

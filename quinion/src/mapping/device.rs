@@ -50,7 +50,7 @@ pub struct Device {
     errors: ErrorSequence,
     /// Whether write-back has it in its list of files; changed with that list's lock held.
     is_listed: AtomicBool,
-    account: Mutex<Account>,
+    account: Mutex<DirtyAccount>,
 }
 
 /// The number of a flush; later ones have higher numbers.
@@ -68,7 +68,7 @@ pub struct Failures {
 
 /// Where a tour goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TourPlace {
+pub struct WritebackCursor {
     tour: u64,
     /// When it began: what was dirty then is taken when it ends.
     pub began: Millis,
@@ -89,10 +89,10 @@ pub enum Commit {
 
 /// Which pages of a file are where between the cache and the disk.
 #[derive(Debug, Default)]
-struct Account {
+struct DirtyAccount {
     /// The number of the next flush.
     next: u64,
-    under_way: UnderWay,
+    under_way: FlushesInFlight,
     ended: u64,
     /// So many flushes had begun, and ended, when the file was looked at last after one.
     looked: u64,
@@ -104,20 +104,20 @@ struct Account {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    tour: Tour,
+    tour: WritebackPass,
     syncs: Syncs,
 }
 
 /// The flushes that are under way: by their numbers, and by their first pages, since no two have a page in common.
 /// There may be thousands, of a page each.
 #[derive(Debug, Default)]
-struct UnderWay {
+struct FlushesInFlight {
     by_number: BTreeMap<u64, Range<u64>>,
     /// From the first page to the page behind the last, and the number.
     by_start: BTreeMap<u64, (u64, u64)>,
 }
 
-impl UnderWay {
+impl FlushesInFlight {
     fn begin(&mut self, number: u64, pages: Range<u64>) {
         self.by_start.insert(pages.start, (pages.end, number));
         self.by_number.insert(number, pages);
@@ -158,7 +158,7 @@ struct Failing {
 
 /// How far the background has come in the file.
 #[derive(Debug, Default)]
-struct Tour {
+struct WritebackPass {
     number: u64,
     /// Where it goes on.
     at: u64,
@@ -308,14 +308,14 @@ impl Device {
     // ---- tours: the background's way through the file ------------------------------------------
 
     /// A tour begins at `now`, or goes on: where.
-    pub fn enter_tour(&self, now: Millis) -> TourPlace {
+    pub fn begin_pass(&self, now: Millis) -> WritebackCursor {
         let tour = &mut self.account().tour;
         let began = *tour.began.get_or_insert(now);
-        TourPlace { tour: tour.number, began, at: PageIndex(tour.at) }
+        WritebackCursor { tour: tour.number, began, at: PageIndex(tour.at) }
     }
 
     /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
-    pub fn leave_tour(&self, place: TourPlace, at: PageIndex) {
+    pub fn pause_pass(&self, place: WritebackCursor, at: PageIndex) {
         let tour = &mut self.account().tour;
         if tour.number == place.tour {
             tour.at = tour.at.max(at.0);
@@ -323,23 +323,23 @@ impl Device {
     }
 
     /// The tour has come to the file's end. The next one begins at its start.
-    pub fn end_tour(&self, place: TourPlace) {
+    pub fn end_pass(&self, place: WritebackCursor) {
         let tour = &mut self.account().tour;
         if tour.number == place.tour {
             let asked = tour.asked.saturating_sub(1);
-            *tour = Tour { number: tour.number + 1, asked, ..Tour::default() };
+            *tour = WritebackPass { number: tour.number + 1, asked, ..WritebackPass::default() };
         }
     }
 
     /// Somebody wants all that is dirty now written soon.
-    pub fn ask_for_tour(&self) {
+    pub fn request_pass(&self) {
         let tour = &mut self.account().tour;
         // One that is under way may have passed what is meant.
         tour.asked = if tour.began.is_some() { 2 } else { 1 };
     }
 
     /// Whether somebody does.
-    pub fn is_tour_asked(&self) -> bool {
+    pub fn is_pass_requested(&self) -> bool {
         self.account().tour.asked > 0
     }
 
@@ -398,12 +398,12 @@ impl Device {
         again
     }
 
-    fn account(&self) -> MutexGuard<'_, Account> {
+    fn account(&self) -> MutexGuard<'_, DirtyAccount> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Account {
+impl DirtyAccount {
     fn first_clear(&self, pages: &Range<PageIndex>) -> Range<PageIndex> {
         let mut start = pages.start.0;
         while let Some((end, _)) = self.under_way.at(start) {
@@ -550,22 +550,22 @@ mod tests {
     #[test]
     fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
         let device = Device::default();
-        device.ask_for_tour();
-        let first = device.enter_tour(Millis(7));
+        device.request_pass();
+        let first = device.begin_pass(Millis(7));
         assert_eq!((first.began, first.at), (Millis(7), PageIndex(0)));
-        device.leave_tour(first, PageIndex(50));
-        device.leave_tour(first, PageIndex(20)); // who was slower
-        device.ask_for_tour();
-        let second = device.enter_tour(Millis(8));
+        device.pause_pass(first, PageIndex(50));
+        device.pause_pass(first, PageIndex(20)); // who was slower
+        device.request_pass();
+        let second = device.begin_pass(Millis(8));
         assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
-        device.end_tour(second);
-        assert!(device.is_tour_asked());
-        device.leave_tour(first, PageIndex(70)); // of a tour that is over
-        device.end_tour(first);
-        let third = device.enter_tour(Millis(9));
+        device.end_pass(second);
+        assert!(device.is_pass_requested());
+        device.pause_pass(first, PageIndex(70)); // of a tour that is over
+        device.end_pass(first);
+        let third = device.begin_pass(Millis(9));
         assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));
-        device.end_tour(third);
-        assert!(!device.is_tour_asked());
+        device.end_pass(third);
+        assert!(!device.is_pass_requested());
     }
 
     #[test]

@@ -45,11 +45,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::dirty::{Bits, after_bytes, before_flush};
-use crate::arena::landed::words;
-use crate::arena::{Flags, Put, View};
+use crate::arena::dirty::{BitTable, after_bytes, before_flush};
+use crate::arena::pages_read::words;
+use crate::arena::{Flags, PutOutcome, View};
 use crate::backend::FillRun;
-use crate::folio::Held;
+use crate::folio::HeldFolio;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 
@@ -121,14 +121,14 @@ impl Default for Counts {
 }
 
 /// One of the numbers of [`DirtyPages`].
-type Number = fn(&DirtyPages) -> &AtomicU64;
+type DirtyCounter = fn(&DirtyPages) -> &AtomicU64;
 
 impl Counts {
-    fn add(&self, number: Number, pages: u32) {
+    fn add(&self, number: DirtyCounter, pages: u32) {
         number(&self.own).fetch_add(u64::from(pages), Ordering::Relaxed);
         number(&self.totals).fetch_add(u64::from(pages), Ordering::Relaxed);
     }
-    fn sub(&self, number: Number, pages: u32) {
+    fn sub(&self, number: DirtyCounter, pages: u32) {
         let before = number(&self.own).fetch_sub(u64::from(pages), Ordering::Relaxed);
         debug_assert!(before >= u64::from(pages), "{pages} pages are taken off {before}");
         number(&self.totals).fetch_sub(u64::from(pages), Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Counts {
 
 /// What became of pages that were to be marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Marked {
+pub enum MarkOutcome {
     /// They are dirty; so many of them were not before.
     Done {
         /// Pages.
@@ -165,7 +165,7 @@ pub enum Marked {
 
 /// Which pages are taken for write-back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum TakeFilter {
     /// All that are dirty, but for those under write-back, which are passed over.
     Dirty,
     /// Those of entries that were tagged. One that is under write-back, too, ends the call, and is to be waited for.
@@ -192,19 +192,19 @@ impl WritebackRun {
 
 /// Where a call that takes pages for write-back has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Begun {
+pub enum TakeEnd {
     /// At the end of its range: nothing is left of what it is for.
     Done,
     /// Before this page, because enough was taken, or looked at: come again from there.
     More(PageIndex),
-    /// Before this page, which was changed while it is being written ([`Which::ToWrite`] only): come again from
+    /// Before this page, which was changed while it is being written ([`TakeFilter::ToWrite`] only): come again from
     /// there when that has ended.
     Busy(PageIndex),
 }
 
 /// How write-back of a run has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum WritebackOutcome {
     /// The file has the bytes.
     Written,
     /// It does not, or not surely: the pages are dirty again.
@@ -213,7 +213,7 @@ pub enum Outcome {
 
 /// What the end of a run's write-back left.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Ended {
+pub struct WritebackEnd {
     /// Pages that are dirty again because they failed; not those that somebody has changed meanwhile.
     pub failed: u32,
     /// Pages of folios that had left the index: nobody writes them again.
@@ -254,24 +254,24 @@ impl Mapping {
     ///
     /// # Panics
     /// If the folio does not cover the pages.
-    pub fn is_dirty(&self, held: &Held<'_>, pages: Range<PageIndex>) -> bool {
+    pub fn is_dirty(&self, held: &HeldFolio<'_>, pages: Range<PageIndex>) -> bool {
         let (frame, pages) = frames_of(held.frame(), held.first(), held.order(), &pages);
         after_bytes(); // w2 of `arena/dirty.rs`
-        self.view().count_bits(Bits::Dirty, frame, pages) == pages
+        self.view().count_bits(BitTable::Dirty, frame, pages) == pages
     }
 
     /// Whether a page of a held folio is dirty, by a look that orders nothing; for who looks again, by
     /// [`Mapping::is_page_dirty`], when it has changed the page.
     #[inline]
-    pub fn seems_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+    pub fn seems_dirty(&self, held: &HeldFolio<'_>, page: PageIndex) -> bool {
         let inside = page.0.wrapping_sub(held.first().0);
         inside < u64::from(held.order().pages())
-            && self.view().has_bit(Bits::Dirty, held.frame().plus(inside as u32))
+            && self.view().has_bit(BitTable::Dirty, held.frame().plus(inside as u32))
     }
 
     /// As [`Mapping::is_dirty`], of one page.
     #[inline]
-    pub fn is_page_dirty(&self, held: &Held<'_>, page: PageIndex) -> bool {
+    pub fn is_page_dirty(&self, held: &HeldFolio<'_>, page: PageIndex) -> bool {
         after_bytes(); // w2 of `arena/dirty.rs`
         self.seems_dirty(held, page)
     }
@@ -282,12 +282,12 @@ impl Mapping {
     pub(super) fn forget_leaving(&self, frame: Frame, order: Order) {
         let (view, word) = (self.view(), self.view().own(frame).word());
         if word.has(Flags::DIRTY) {
-            let pages = view.clear_bits(Bits::Dirty, frame, order.pages());
+            let pages = view.clear_bits(BitTable::Dirty, frame, order.pages());
             view.own(frame).clear_dirty();
             self.dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
         }
         if word.has(Flags::WRITEBACK) {
-            let pages = view.count_bits(Bits::Writeback, frame, order.pages());
+            let pages = view.count_bits(BitTable::Writeback, frame, order.pages());
             self.dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
         }
     }
@@ -297,7 +297,7 @@ impl Mapping {
         let descriptor = self.view().own(frame);
         let word = descriptor.word();
         if word.has(Flags::DROPBEHIND) && word.has(Flags::DIRTY) {
-            let pages = self.view().count_bits(Bits::Dirty, frame, word.order().pages());
+            let pages = self.view().count_bits(BitTable::Dirty, frame, word.order().pages());
             self.dirty.sub(|pages| &pages.behind, pages);
         }
         descriptor.adopt();
@@ -324,7 +324,7 @@ impl MappingGuard<'_> {
     ///
     /// # Panics
     /// As [`Mapping::is_dirty`].
-    pub fn mark_dirty(&mut self, held: &Held<'_>, pages: Range<PageIndex>, now: Millis) -> Marked {
+    pub fn mark_dirty(&mut self, held: &HeldFolio<'_>, pages: Range<PageIndex>, now: Millis) -> MarkOutcome {
         self.mark_folio(held.frame(), pages, now)
     }
 
@@ -332,31 +332,31 @@ impl MappingGuard<'_> {
     /// itself, and has yet to complete. If some have left, the others are dirty all the same.
     ///
     /// `run` begins and ends with a folio, as it was inserted.
-    pub fn mark_run_dirty(&mut self, run: FillRun, now: Millis) -> Marked {
+    pub fn mark_run_dirty(&mut self, run: FillRun, now: Millis) -> MarkOutcome {
         let (mut page, mut newly, mut left) = (0, 0, false);
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let pages = self.mapping.view().own(frame).word().order().pages();
             match self.mark_folio(frame, index..index.plus(u64::from(pages)), now) {
-                Marked::Done { newly: more } => newly += more,
-                Marked::Left => left = true,
+                MarkOutcome::Done { newly: more } => newly += more,
+                MarkOutcome::Left => left = true,
             }
             page += pages;
         }
-        if left { Marked::Left } else { Marked::Done { newly } }
+        if left { MarkOutcome::Left } else { MarkOutcome::Done { newly } }
     }
 
     /// Marks pages of the folio that `frame` heads, which the caller holds.
-    pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> Marked {
+    pub(super) fn mark_folio(&mut self, frame: Frame, pages: Range<PageIndex>, now: Millis) -> MarkOutcome {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(frame);
         let (word, first) = (descriptor.word(), descriptor.index());
         if !word.is_live() {
-            return Marked::Left; // it is retired under this lock, so as long as it is live it is in the index
+            return MarkOutcome::Left; // it is retired under this lock, so as long as it is live it is in the index
         }
         debug_assert_eq!(descriptor.mapping(), mapping.id(), "{frame:?} is this mapping's");
         let (from, pages) = frames_of(frame, first, word.order(), &pages);
-        let newly = mapping.view().set_bits(Bits::Dirty, from, pages);
+        let newly = mapping.view().set_bits(BitTable::Dirty, from, pages);
         if newly > 0 {
             let before = descriptor.mark_dirty();
             if !before.has(Flags::DIRTY) {
@@ -364,11 +364,11 @@ impl MappingGuard<'_> {
             }
             mapping.dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
         }
-        Marked::Done { newly }
+        MarkOutcome::Done { newly }
     }
 
     /// Somebody else than uncached reads or writes wants the held folio, so it stays when it has been written.
-    pub fn adopt(&mut self, held: &Held<'_>) {
+    pub fn adopt(&mut self, held: &HeldFolio<'_>) {
         if self.mapping.view().own(held.frame()).word().is_live() {
             self.mapping.adopt(held.frame());
         }
@@ -393,21 +393,21 @@ impl MappingGuard<'_> {
     pub fn begin_writeback(
         &mut self,
         pages: Range<PageIndex>,
-        which: Which,
+        which: TakeFilter,
         pages_max: u32,
         out: &mut Vec<WritebackRun>,
-    ) -> Begun {
-        let mut taking = Taking { which, left: pages_max, first: out.len(), out };
+    ) -> TakeEnd {
+        let mut taking = TakeProgress { which, left: pages_max, first: out.len(), out };
         let begun = self.take_from(pages, &mut taking);
         before_flush(); // b2 of `arena/dirty.rs`
         begun
     }
 
     /// As [`MappingGuard::begin_writeback`], without the fence.
-    fn take_from(&mut self, pages: Range<PageIndex>, taking: &mut Taking<'_>) -> Begun {
+    fn take_from(&mut self, pages: Range<PageIndex>, taking: &mut TakeProgress<'_>) -> TakeEnd {
         let mark = match taking.which {
-            Which::Dirty => DIRTY,
-            Which::ToWrite => TO_WRITE,
+            TakeFilter::Dirty => DIRTY,
+            TakeFilter::ToWrite => TO_WRITE,
         };
         let mut at = pages.start;
         for _ in 0..ENTRIES_MAX / ENTRIES_BATCH {
@@ -415,25 +415,30 @@ impl MappingGuard<'_> {
             for folio in &found {
                 let wanted = at.max(folio.first)..folio.end().min(pages.end);
                 match self.take_of(folio, wanted, taking) {
-                    Begun::Done => at = folio.end(),
+                    TakeEnd::Done => at = folio.end(),
                     stopped => return stopped,
                 }
             }
             if found.len() < ENTRIES_BATCH || at >= pages.end {
-                return Begun::Done;
+                return TakeEnd::Done;
             }
         }
-        Begun::More(at)
+        TakeEnd::More(at)
     }
 
     /// Takes what is `wanted` of one folio, as far as that goes.
-    fn take_of(&mut self, folio: &Folio, wanted: Range<PageIndex>, taking: &mut Taking<'_>) -> Begun {
+    fn take_of(
+        &mut self,
+        folio: &TreeFolio,
+        wanted: Range<PageIndex>,
+        taking: &mut TakeProgress<'_>,
+    ) -> TakeEnd {
         let view = self.mapping.view();
         let end = folio.frame_of(wanted.end);
-        let (mut at, mut taken, mut begun) = (folio.frame_of(wanted.start), 0, Begun::Done);
+        let (mut at, mut taken, mut begun) = (folio.frame_of(wanted.start), 0, TakeEnd::Done);
         while let Some(next) = next_dirty(view, at, end) {
-            if next.is_busy && taking.which == Which::ToWrite {
-                begun = Begun::Busy(folio.page_of(next.frame));
+            if next.is_busy && taking.which == TakeFilter::ToWrite {
+                begun = TakeEnd::Busy(folio.page_of(next.frame));
                 break;
             }
             at = next.frame.plus(next.pages);
@@ -442,8 +447,8 @@ impl MappingGuard<'_> {
             }
             let some = next.pages.min(taking.left);
             if some > 0 {
-                let cleared = view.clear_bits(Bits::Dirty, next.frame, some);
-                let set = view.set_bits(Bits::Writeback, next.frame, some);
+                let cleared = view.clear_bits(BitTable::Dirty, next.frame, some);
+                let set = view.set_bits(BitTable::Writeback, next.frame, some);
                 debug_assert!(
                     cleared == some && set == some,
                     "what is taken was dirty, and not being written"
@@ -452,7 +457,7 @@ impl MappingGuard<'_> {
                 taken += some;
             }
             if some < next.pages {
-                begun = Begun::More(folio.page_of(next.frame.plus(some)));
+                begun = TakeEnd::More(folio.page_of(next.frame.plus(some)));
                 break;
             }
         }
@@ -463,7 +468,7 @@ impl MappingGuard<'_> {
     }
 
     /// Some pages of the folio went from dirty to write-back: so do its flags, its marks and the counts.
-    fn note_taken(&mut self, folio: &Folio, pages: u32) {
+    fn note_taken(&mut self, folio: &TreeFolio, pages: u32) {
         let mapping = self.mapping;
         let descriptor = mapping.view().own(folio.frame);
         let before = descriptor.word();
@@ -475,9 +480,9 @@ impl MappingGuard<'_> {
     }
 
     /// If no page of the folio is dirty any more, its flag and its marks say so. Its entry gets the marks in `give`.
-    fn settle_clean(&mut self, folio: &Folio, give: &[Mark]) {
+    fn settle_clean(&mut self, folio: &TreeFolio, give: &[Mark]) {
         let view = self.mapping.view();
-        let clean = view.count_bits(Bits::Dirty, folio.frame, folio.order.pages()) == 0;
+        let clean = view.count_bits(BitTable::Dirty, folio.frame, folio.order.pages()) == 0;
         if clean {
             view.own(folio.frame).clear_dirty();
         }
@@ -489,36 +494,41 @@ impl MappingGuard<'_> {
     /// pieces drop behind as the whole did.
     pub fn settle_split(&mut self, first: PageIndex, frame: Frame, order: Order) {
         let view = self.mapping.view();
-        let dirty = view.count_bits(Bits::Dirty, frame, order.pages()) > 0;
+        let dirty = view.count_bits(BitTable::Dirty, frame, order.pages()) > 0;
         if dirty {
             view.own(frame).mark_dirty();
         }
-        self.settle_clean(&Folio { first, frame, order }, if dirty { &[DIRTY] } else { &[] });
+        self.settle_clean(&TreeFolio { first, frame, order }, if dirty { &[DIRTY] } else { &[] });
     }
 
     /// Write-back of `run`, or of whole pages of it, has ended, at the moment `now`. The pages are not under write-back
     /// any more, and dirty again if that failed, unless their folio has left the index; the last of a folio gives
     /// write-back's hold back. Whoever waits for them is the caller's to wake, when it has let go of the lock.
-    pub fn end_writeback(&mut self, run: WritebackRun, outcome: Outcome, now: Millis) -> Ended {
+    pub fn end_writeback(
+        &mut self,
+        run: WritebackRun,
+        outcome: WritebackOutcome,
+        now: Millis,
+    ) -> WritebackEnd {
         let mapping = self.mapping;
-        let (mut page, mut ended, mut free) = (0, Ended::default(), Vec::new());
+        let (mut page, mut ended, mut free) = (0, WritebackEnd::default(), Vec::new());
         while page < run.pages {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
             let head = mapping.under_writeback(frame, index).expect("what is ended was begun");
             let descriptor = mapping.view().own(head);
             let (first, order) = (descriptor.index(), descriptor.word().order());
-            let folio = Folio { first, frame: head, order };
+            let folio = TreeFolio { first, frame: head, order };
             let pages = (run.pages - page).min(head.0 + order.pages() - frame.0);
-            let cleared = mapping.view().clear_bits(Bits::Writeback, frame, pages);
+            let cleared = mapping.view().clear_bits(BitTable::Writeback, frame, pages);
             debug_assert_eq!(cleared, pages, "write-back of a page ends once");
             mapping.dirty.sub(|pages| &pages.writeback, pages);
             if !descriptor.word().is_live() {
                 mapping.dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
                 ended.left += pages;
-            } else if outcome == Outcome::Failed {
+            } else if outcome == WritebackOutcome::Failed {
                 match self.mark_folio(head, index..index.plus(u64::from(pages)), now) {
-                    Marked::Done { newly } => ended.failed += newly,
-                    Marked::Left => unreachable!("it is live, and the lock is held"),
+                    MarkOutcome::Done { newly } => ended.failed += newly,
+                    MarkOutcome::Left => unreachable!("it is live, and the lock is held"),
                 }
             }
             self.end_folio(&folio, &mut ended, &mut free);
@@ -529,9 +539,9 @@ impl MappingGuard<'_> {
     }
 
     /// If no page of the folio is under write-back any more, it is not: its hold goes back.
-    fn end_folio(&mut self, folio: &Folio, ended: &mut Ended, free: &mut Vec<(Frame, Order)>) {
+    fn end_folio(&mut self, folio: &TreeFolio, ended: &mut WritebackEnd, free: &mut Vec<(Frame, Order)>) {
         let view = self.mapping.view();
-        if view.count_bits(Bits::Writeback, folio.frame, folio.order.pages()) > 0 {
+        if view.count_bits(BitTable::Writeback, folio.frame, folio.order.pages()) > 0 {
             return;
         }
         let word = view.own(folio.frame).word();
@@ -542,8 +552,8 @@ impl MappingGuard<'_> {
             }
         }
         match view.own(folio.frame).end_writeback() {
-            Put::Kept => {}
-            Put::Last(order) => free.push((folio.frame, order)),
+            PutOutcome::Kept => {}
+            PutOutcome::Last(order) => free.push((folio.frame, order)),
         }
     }
 
@@ -556,7 +566,7 @@ impl MappingGuard<'_> {
             for folio in &found {
                 let (from, end) = (folio.first.max(pages.start), folio.end().min(pages.end));
                 let (view, frame) = (self.mapping.view(), folio.frame_of(from));
-                let cleared = view.clear_bits(Bits::Dirty, frame, (end.0 - from.0) as u32);
+                let cleared = view.clear_bits(BitTable::Dirty, frame, (end.0 - from.0) as u32);
                 let behind = view.own(folio.frame).word().has(Flags::DROPBEHIND);
                 self.mapping.dirty.cleaned(cleared, behind);
                 self.settle_clean(folio, &[]);
@@ -591,7 +601,7 @@ impl MappingGuard<'_> {
                 if self.mapping.view().own(folio.frame).word().has(Flags::UPTODATE) {
                     cached += meant.end.0 - meant.start.0;
                     let marked = self.mark_folio(folio.frame, meant, now);
-                    debug_assert_ne!(marked, Marked::Left, "it stands in the tree");
+                    debug_assert_ne!(marked, MarkOutcome::Left, "it stands in the tree");
                 }
             }
         }
@@ -599,12 +609,12 @@ impl MappingGuard<'_> {
     }
 
     /// The first folios that meet `pages`, `max` of them at most.
-    fn folios_from(&self, pages: Range<PageIndex>, max: usize) -> Vec<Folio> {
+    fn folios_from(&self, pages: Range<PageIndex>, max: usize) -> Vec<TreeFolio> {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
         let folio = |(first, entry, order): (u64, Entry, u8)| match entry.kind() {
             Kind::Folio(frame) => {
-                Some(Folio { first: PageIndex(first), frame: Frame(frame), order: Order(order) })
+                Some(TreeFolio { first: PageIndex(first), frame: Frame(frame), order: Order(order) })
             }
             _ => None,
         };
@@ -613,16 +623,16 @@ impl MappingGuard<'_> {
 
     /// The first page of `pages` that is dirty.
     pub fn next_dirty(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
-        self.next_with(pages, DIRTY, Bits::Dirty)
+        self.next_with(pages, DIRTY, BitTable::Dirty)
     }
 
     /// The first page of `pages` that is under write-back. Folios that have left the index are not found
     /// ([`Mapping::detached_pages`]).
     pub fn next_writeback(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
-        self.next_with(pages, WRITEBACK, Bits::Writeback)
+        self.next_with(pages, WRITEBACK, BitTable::Writeback)
     }
 
-    fn next_with(&self, pages: Range<PageIndex>, mark: Mark, bits: Bits) -> Option<PageIndex> {
+    fn next_with(&self, pages: Range<PageIndex>, mark: Mark, bits: BitTable) -> Option<PageIndex> {
         let mut at = pages.start;
         // An entry is found for any of its pages: those that are meant may be others.
         while let Some(folio) = self.marked(at..pages.end, mark, 1).first() {
@@ -641,14 +651,16 @@ impl MappingGuard<'_> {
     }
 
     /// The first folios that carry `mark` and meet `pages`, `max` of them at most.
-    fn marked(&self, pages: Range<PageIndex>, mark: Mark, max: usize) -> Vec<Folio> {
+    fn marked(&self, pages: Range<PageIndex>, mark: Mark, max: usize) -> Vec<TreeFolio> {
         if pages.is_empty() {
             return Vec::new();
         }
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
         let folio = |(first, entry, order): (u64, Entry, u8)| match entry.kind() {
-            Kind::Folio(frame) => Folio { first: PageIndex(first), frame: Frame(frame), order: Order(order) },
+            Kind::Folio(frame) => {
+                TreeFolio { first: PageIndex(first), frame: Frame(frame), order: Order(order) }
+            }
             _ => unreachable!("what carries a mark is a folio"),
         };
         tree.marked(pages.start.0, pages.end.0 - 1, mark).take(max).map(folio).collect()
@@ -671,7 +683,7 @@ impl MappingGuard<'_> {
             let Kind::Folio(frame) = entry.kind() else { continue };
             let word = view.own(Frame(frame)).word();
             let count = |bits| u64::from(view.count_bits(bits, Frame(frame), Order(order).pages()));
-            let (d, w) = (count(Bits::Dirty), count(Bits::Writeback));
+            let (d, w) = (count(BitTable::Dirty), count(BitTable::Writeback));
             let marked = |mark| tree.has_mark(first, mark);
             let (flag_d, flag_w) = (word.has(Flags::DIRTY), word.has(Flags::WRITEBACK));
             if (d > 0, w > 0) != (flag_d, flag_w) || (flag_d, flag_w) != (marked(DIRTY), marked(WRITEBACK)) {
@@ -696,7 +708,7 @@ impl MappingGuard<'_> {
     }
 }
 
-impl Ended {
+impl WritebackEnd {
     fn add_behind(&mut self, pages: Range<PageIndex>) {
         self.behind = Some(match self.behind.take() {
             Some(behind) => behind.start.min(pages.start)..behind.end.max(pages.end),
@@ -707,13 +719,13 @@ impl Ended {
 
 /// A folio of the tree, as long as its lock is held.
 #[derive(Clone, Copy, Debug)]
-struct Folio {
+struct TreeFolio {
     first: PageIndex,
     frame: Frame,
     order: Order,
 }
 
-impl Folio {
+impl TreeFolio {
     fn end(&self) -> PageIndex {
         self.first.plus(u64::from(self.order.pages()))
     }
@@ -727,8 +739,8 @@ impl Folio {
 
 /// A call that takes pages for write-back, on its way.
 #[derive(Debug)]
-struct Taking<'o> {
-    which: Which,
+struct TakeProgress<'o> {
+    which: TakeFilter,
     /// Pages that it may still take.
     left: u32,
     /// Where its runs begin in `out`.
@@ -736,7 +748,7 @@ struct Taking<'o> {
     out: &'o mut Vec<WritebackRun>,
 }
 
-impl Taking<'_> {
+impl TakeProgress<'_> {
     /// Adds pages: to the last run, as far as they follow it.
     fn push(&mut self, mut index: PageIndex, mut frame: Frame, mut pages: u32) {
         self.left -= pages;
@@ -757,23 +769,23 @@ impl Taking<'_> {
 
 /// Dirty pages that follow each other and are all under write-back, or all not.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct DirtyRange {
     frame: Frame,
     pages: u32,
     is_busy: bool,
 }
 
 /// The next of them from frame `from` on and before `end`, as far as their bits share a word.
-fn next_dirty(view: &View, from: Frame, end: Frame) -> Option<Stretch> {
+fn next_dirty(view: &View, from: Frame, end: Frame) -> Option<DirtyRange> {
     words(from, end.0 - from.0).find_map(|(first, mask)| {
-        let dirty = view.bits_around(Bits::Dirty, first) & mask;
+        let dirty = view.bits_around(BitTable::Dirty, first) & mask;
         if dirty == 0 {
             return None;
         }
-        let (bit, busy) = (dirty.trailing_zeros(), view.bits_around(Bits::Writeback, first));
+        let (bit, busy) = (dirty.trailing_zeros(), view.bits_around(BitTable::Writeback, first));
         let is_busy = busy >> bit & 1 == 1;
         let alike = dirty & if is_busy { busy } else { !busy };
-        Some(Stretch { frame: first.plus(bit), pages: (alike >> bit).trailing_ones(), is_busy })
+        Some(DirtyRange { frame: first.plus(bit), pages: (alike >> bit).trailing_ones(), is_busy })
     })
 }
 

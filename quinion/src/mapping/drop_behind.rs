@@ -35,9 +35,9 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Flags, Retire, referenced};
+use crate::arena::{Flags, RetireOutcome, referenced};
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{Frame, Order, PageIndex};
 use crate::xarray::{Kind, Slab, XArray};
 
@@ -49,7 +49,7 @@ pub const BEHIND_FOLIOS_MAX: usize = 512;
 
 /// Why a range is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Leaving {
+pub enum DropReason {
     /// A reader has read it and moved on.
     Passed,
     /// Nobody will come for it: its stream has ended, or gone elsewhere.
@@ -58,7 +58,7 @@ pub enum Leaving {
 
 /// What became of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DroppedBehind {
+pub struct DropBehindOutcome {
     /// What covers all the flagged folios that should be tried again; `None` if there are none.
     pub kept: Option<Range<PageIndex>>,
     /// Where the next call should begin; the end of the range if it is done.
@@ -67,7 +67,7 @@ pub struct DroppedBehind {
 
 /// What is done with one folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
+enum FolioVerdict {
     Go,
     Adopt,
     /// Later.
@@ -82,9 +82,9 @@ impl Mapping {
     pub fn drop_behind(
         &self,
         pages: Range<PageIndex>,
-        leaving: Leaving,
-        locks: Locks,
-    ) -> Option<DroppedBehind> {
+        leaving: DropReason,
+        locks: LockWait,
+    ) -> Option<DropBehindOutcome> {
         let folios = (pages.end.0.saturating_sub(pages.start.0)).min(BEHIND_FOLIOS_MAX as u64);
         let mut gone = Vec::with_capacity(folios as usize); // before the lock
         let behind = self.lock_as(locks)?.drop_behind(pages, leaving, &mut gone);
@@ -98,13 +98,13 @@ impl MappingGuard<'_> {
     pub fn drop_behind(
         &mut self,
         pages: Range<PageIndex>,
-        leaving: Leaving,
+        leaving: DropReason,
         free: &mut Vec<(Frame, Order)>,
-    ) -> DroppedBehind {
+    ) -> DropBehindOutcome {
         let mapping = self.mapping;
         let nodes = mapping.nodes();
         let mut tree = self.xarray(&nodes);
-        let mut walk = Walk { from: pages.start, pages, leaving, seen: 0, adopted: 0, kept: None };
+        let mut walk = DropWalk { from: pages.start, pages, leaving, seen: 0, adopted: 0, kept: None };
         let mut gone: Vec<(Frame, Order)> = Vec::new();
         loop {
             let (run, then) = walk.next_run(mapping, &tree);
@@ -113,7 +113,7 @@ impl MappingGuard<'_> {
                     gone.push((Frame(frame), Order(order)));
                 }
             });
-            if then == Then::Stop {
+            if then == WalkStep::Stop {
                 break;
             }
         }
@@ -121,21 +121,21 @@ impl MappingGuard<'_> {
         // erased by the order of its folio.
         let dropped: u64 = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
         let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
-            Retire::Free => free.push((frame, order)),
-            Retire::Held => {}
+            RetireOutcome::Free => free.push((frame, order)),
+            RetireOutcome::Held => {}
         });
         debug_assert_eq!(unread, 0, "a flagged folio is not counted as fetched ahead");
         self.tree.pages -= dropped;
         mapping.count_behind(leaving, dropped, walk.adopted);
-        DroppedBehind { kept: walk.kept, next: walk.from }
+        DropBehindOutcome { kept: walk.kept, next: walk.from }
     }
 }
 
 /// A walk over a range.
 #[derive(Debug)]
-struct Walk {
+struct DropWalk {
     pages: Range<PageIndex>,
-    leaving: Leaving,
+    leaving: DropReason,
     /// Where it is.
     from: PageIndex,
     /// Folios that were judged.
@@ -147,18 +147,18 @@ struct Walk {
 
 /// Whether a walk goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Then {
+enum WalkStep {
     GoOn,
     Stop,
 }
 
-impl Walk {
+impl DropWalk {
     /// The next neighbours that go, none at the end, and adopts and keeps what comes before them.
     fn next_run<S: Slab>(
         &mut self,
         mapping: &Mapping,
         tree: &XArray<'_, S, NODE_BITS>,
-    ) -> (Range<u64>, Then) {
+    ) -> (Range<u64>, WalkStep) {
         let mut run = self.from.0..self.from.0;
         for (first, entry, order) in tree.range(self.from.0, self.pages.end.0.saturating_sub(1)) {
             let end = first + (1 << order);
@@ -171,22 +171,22 @@ impl Walk {
             let full = self.seen == BEHIND_FOLIOS_MAX;
             if full || !(run.is_empty() || run.end == first) {
                 self.from = PageIndex(first);
-                return (run, if full { Then::Stop } else { Then::GoOn });
+                return (run, if full { WalkStep::Stop } else { WalkStep::GoOn });
             }
             self.seen += 1;
             match mapping.judge_behind(frame, order, self.leaving) {
-                Verdict::Go if run.is_empty() => run = first..end,
-                Verdict::Go => run.end = end,
-                Verdict::Adopt => {
+                FolioVerdict::Go if run.is_empty() => run = first..end,
+                FolioVerdict::Go => run.end = end,
+                FolioVerdict::Adopt => {
                     mapping.adopt(frame);
                     self.adopted += u64::from(order.pages());
                 }
-                Verdict::Leave => {}
-                Verdict::Keep => self.keep(PageIndex(first)..PageIndex(end)),
+                FolioVerdict::Leave => {}
+                FolioVerdict::Keep => self.keep(PageIndex(first)..PageIndex(end)),
             }
         }
         self.from = self.pages.end;
-        (run, Then::Stop)
+        (run, WalkStep::Stop)
     }
 
     fn keep(&mut self, pages: Range<PageIndex>) {
@@ -199,34 +199,34 @@ impl Walk {
 
 impl Mapping {
     /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
-    fn judge_behind(&self, frame: Frame, order: Order, leaving: Leaving) -> Verdict {
+    fn judge_behind(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
         let view = self.view();
         let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));
         if referenced::was_read(byte.load(Ordering::Relaxed)) {
-            return Verdict::Adopt;
+            return FolioVerdict::Adopt;
         }
         if descriptor.pins() > 0 {
-            return Verdict::Leave;
+            return FolioVerdict::Leave;
         }
         let word = descriptor.word();
         // This changes under the tree lock alone, so what is clean here is clean when it is retired.
         if word.has(Flags::UNWRITTEN) {
-            return Verdict::Leave;
+            return FolioVerdict::Leave;
         }
         if !word.has(Flags::LOCKED) {
-            return Verdict::Go;
+            return FolioVerdict::Go;
         }
-        let has_come = || view.landed_in_row(frame, order.pages()) == order.pages();
-        if word.holds() == 1 && (leaving == Leaving::LeftOver || has_come()) {
-            Verdict::Go
+        let has_come = || view.run_read(frame, order.pages()) == order.pages();
+        if word.holds() == 1 && (leaving == DropReason::LeftOver || has_come()) {
+            FolioVerdict::Go
         } else {
-            Verdict::Keep
+            FolioVerdict::Keep
         }
     }
 
-    fn count_behind(&self, leaving: Leaving, dropped: u64, adopted: u64) {
+    fn count_behind(&self, leaving: DropReason, dropped: u64, adopted: u64) {
         self.count(Count::DroppedBehind, dropped);
-        if leaving == Leaving::LeftOver {
+        if leaving == DropReason::LeftOver {
             self.count(Count::LeftOver, dropped);
         }
         self.count(Count::Adopted, adopted);

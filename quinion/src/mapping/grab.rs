@@ -56,18 +56,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::arena::{Flags, HoldRefused, LockRefused, Readable};
-use crate::backend::{FillRun, Place, WaitRoom};
-use crate::folio::{Finished, Held, Locked, State};
+use crate::arena::{Flags, HoldRefused, LockRefused, ReadableState};
+use crate::backend::{FillRun, PageKey, WaitQueue};
+use crate::folio::{FinishOutcome, HeldFolio, LockedFolio, LockedState};
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::tuning::Grabbing;
 use crate::units::{Frame, Millis, Order, PageIndex};
-use crate::xarray::{Kind, Stop};
+use crate::xarray::{Kind, RangeStop};
 
 use super::batch::ReadBatch;
-use super::dirty::Marked;
-use super::insert::{Shape, add_prefix, cut, folios_of};
+use super::dirty::MarkOutcome;
+use super::insert::{FolioShape, add_prefix, cut, folios_of};
 use super::lookup::finder;
 use super::owner::{Mapping, MappingGuard};
 
@@ -100,7 +100,7 @@ pub enum Dirtying {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grab {
     /// What new folios are like; each is the largest of its orders that range and frames allow.
-    pub shape: Shape,
+    pub shape: FolioShape,
     /// What is done about locked ones.
     pub on_locked: OnLocked,
     /// When pages become dirty.
@@ -140,11 +140,11 @@ pub enum GrabStep {
 }
 
 /// Who is called between the steps.
-pub type Watch<'w> = &'w mut dyn FnMut(GrabStep);
+pub type GrabObserver<'w> = &'w mut dyn FnMut(GrabStep);
 
 /// Whether a source may wait for memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ForMemory {
+pub enum MemoryWait {
     /// Nothing is locked: it may.
     Wait,
     /// The caller has folios locked: it takes what there is, or can be made at once.
@@ -153,7 +153,7 @@ pub enum ForMemory {
 
 /// What a source has for gaps.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Taken {
+pub enum GapFrames {
     /// Frames, in the order of the gaps: for a prefix of them, if there are no more.
     Runs(Vec<FillRun>),
     /// Nothing just now, but things have changed: it is worth looking for the gaps anew.
@@ -166,7 +166,7 @@ pub trait FrameSource {
     type Error;
     /// Frames for `gaps` (first page, pages), of which there is one at least. The caller has no lock of the mapping's
     /// but Write, and perhaps folios of smaller indices.
-    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: ForMemory) -> Result<Taken, Self::Error>;
+    fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Self::Error>;
     /// Of what was taken last, `inserted` are locked folios of the mapping now, and `left` are the source's again.
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]);
     /// Nodes ran out: whether it could make some, so that another try is worth while.
@@ -180,9 +180,9 @@ pub trait FrameSource {
 #[derive(Debug)]
 pub struct Grabbed<'a> {
     mapping: &'a Mapping,
-    room: &'a WaitRoom,
+    room: &'a WaitQueue,
     dirty: Dirtying,
-    folios: VecDeque<Locked<'a>>,
+    folios: VecDeque<LockedFolio<'a>>,
 }
 
 /// What the end of a [`Grabbed`] found.
@@ -203,23 +203,23 @@ enum Untouched {
 
 impl<'a> Grabbed<'a> {
     /// Nothing, yet.
-    fn none(mapping: &'a Mapping, room: &'a WaitRoom, dirty: Dirtying) -> Self {
+    fn none(mapping: &'a Mapping, room: &'a WaitQueue, dirty: Dirtying) -> Self {
         Self { mapping, room, dirty, folios: VecDeque::new() }
     }
     /// The folios, in rising order.
-    pub fn folios(&self) -> impl Iterator<Item = &Locked<'a>> {
+    pub fn folios(&self) -> impl Iterator<Item = &LockedFolio<'a>> {
         self.folios.iter()
     }
     /// The folios, to put bytes into.
-    pub fn folios_mut(&mut self) -> impl Iterator<Item = &mut Locked<'a>> {
+    pub fn folios_mut(&mut self) -> impl Iterator<Item = &mut LockedFolio<'a>> {
         self.folios.iter_mut()
     }
     /// The first folio, to put bytes into.
-    pub fn front_mut(&mut self) -> Option<&mut Locked<'a>> {
+    pub fn front_mut(&mut self) -> Option<&mut LockedFolio<'a>> {
         self.folios.front_mut()
     }
     /// The `nth` folio, to put bytes into.
-    pub fn folio_mut(&mut self, nth: usize) -> Option<&mut Locked<'a>> {
+    pub fn folio_mut(&mut self, nth: usize) -> Option<&mut LockedFolio<'a>> {
         self.folios.get_mut(nth)
     }
     /// Lets go of all but the first `folios`.
@@ -237,11 +237,11 @@ impl<'a> Grabbed<'a> {
     }
     /// The first page of the first folio.
     pub fn start(&self) -> Option<PageIndex> {
-        self.folios.front().map(Locked::first)
+        self.folios.front().map(LockedFolio::first)
     }
     /// The page behind the last folio.
     pub fn end(&self) -> Option<PageIndex> {
-        self.folios.back().map(Locked::end)
+        self.folios.back().map(LockedFolio::end)
     }
 
     /// Ends the work on all of them; see the table at the head of this file.
@@ -262,10 +262,10 @@ impl<'a> Grabbed<'a> {
     ///
     /// # Errors
     /// That is so of the first.
-    pub fn commit_into_held(mut self) -> Result<Vec<Held<'a>>, HoldRefused> {
+    pub fn commit_into_held(mut self) -> Result<Vec<HeldFolio<'a>>, HoldRefused> {
         let (mut held, mut refused) = (Vec::with_capacity(self.len()), None);
         for folio in &self.folios {
-            match Held::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()) {
+            match HeldFolio::take(self.mapping.arena(), folio.frame(), self.mapping.id(), folio.first()) {
                 Ok(hold) => held.push(hold),
                 Err(why) => {
                     refused = Some(why);
@@ -274,7 +274,7 @@ impl<'a> Grabbed<'a> {
             }
         }
         self.release(self.folios.len(), Untouched::TakenOut);
-        let is_there = |held: &Held<'a>| held.is_readable() == Readable::Yes;
+        let is_there = |held: &HeldFolio<'a>| held.is_readable() == ReadableState::Yes;
         let ready = held.iter().take_while(|held| is_there(held)).count();
         held.truncate(ready);
         match refused {
@@ -286,39 +286,41 @@ impl<'a> Grabbed<'a> {
     /// Ends the work on the first `count` folios.
     fn release(&mut self, count: usize, untouched: Untouched) -> Committed {
         let (first, mut ended) = (self.start(), Committed::default());
-        let mut folios: Vec<Locked<'a>> = self.folios.drain(..count).collect();
-        let Some(end) = folios.last().map(Locked::end) else { return ended };
+        let mut folios: Vec<LockedFolio<'a>> = self.folios.drain(..count).collect();
+        let Some(end) = folios.last().map(LockedFolio::end) else { return ended };
         ended.left = self.settle(&folios, untouched);
         for folio in folios.drain(..) {
             let (pages, touched) = (u64::from(folio.order().pages()), folio.is_touched());
-            let has_bytes = touched || folio.state() == State::Data;
+            let has_bytes = touched || folio.state() == LockedState::Data;
             match folio.finish() {
-                Finished::Kept if has_bytes => ended.pages += pages,
-                Finished::Left if touched && matches!(self.dirty, Dirtying::Born(_)) => ended.left += pages,
-                Finished::Kept | Finished::Left => {}
+                FinishOutcome::Kept if has_bytes => ended.pages += pages,
+                FinishOutcome::Left if touched && matches!(self.dirty, Dirtying::Born(_)) => {
+                    ended.left += pages
+                }
+                FinishOutcome::Kept | FinishOutcome::Left => {}
             }
         }
         if let Some(page) = first {
-            self.room.wake_filled(Place { mapping: self.mapping.id(), page }, (end.0 - page.0) as u32);
+            self.room.wake_filled(PageKey { mapping: self.mapping.id(), page }, (end.0 - page.0) as u32);
         }
         ended
     }
 
     /// What has to be done under the tree's lock before `folios` are unlocked: dirty marks for what was touched, and
     /// the way out for what was not wanted. Returns the touched pages whose folios have left.
-    fn settle(&self, folios: &[Locked<'a>], untouched: Untouched) -> u64 {
+    fn settle(&self, folios: &[LockedFolio<'a>], untouched: Untouched) -> u64 {
         // A memory file's pages are dirty from birth, unless one is on its way to the spill file: what was changed of
         // it since has to be marked, or other bytes come back.
-        let mark = |folio: &Locked<'a>| match self.dirty {
+        let mark = |folio: &LockedFolio<'a>| match self.dirty {
             _ if !folio.is_touched() => None,
             Dirtying::Touched(now) => Some(now),
-            Dirtying::Born(_) if folio.state() != State::Data => None,
+            Dirtying::Born(_) if folio.state() != LockedState::Data => None,
             Dirtying::Born(now) => {
                 (!self.mapping.is_dirty(folio.held(), folio.touched_pages())).then_some(now)
             }
         };
-        let goes = |folio: &Locked<'a>| {
-            untouched == Untouched::TakenOut && folio.state() == State::New && !folio.is_touched()
+        let goes = |folio: &LockedFolio<'a>| {
+            untouched == Untouched::TakenOut && folio.state() == LockedState::New && !folio.is_touched()
         };
         if !folios.iter().any(|folio| mark(folio).is_some() || goes(folio)) {
             return 0;
@@ -334,7 +336,7 @@ impl<'a> Grabbed<'a> {
                 let count = pages.end.0 - pages.start.0;
                 let marked = tree.mark_folio(folio.frame(), pages, now);
                 // Of who is born dirty the end of each folio says whether it has left.
-                let counts = marked == Marked::Left && matches!(self.dirty, Dirtying::Touched(_));
+                let counts = marked == MarkOutcome::Left && matches!(self.dirty, Dirtying::Touched(_));
                 left += if counts { count } else { 0 };
             }
         }
@@ -351,22 +353,22 @@ impl Drop for Grabbed<'_> {
 }
 
 /// One round on its way.
-struct Round<'a> {
+struct GrabRound<'a> {
     /// The first page that is not to be grabbed in it.
     end: PageIndex,
     /// Frames for the gaps, in rising order.
     runs: Vec<FillRun>,
     /// What was there, locked.
-    present: Vec<Locked<'a>>,
+    present: Vec<LockedFolio<'a>>,
     /// What was inserted.
-    created: Vec<Locked<'a>>,
+    created: Vec<LockedFolio<'a>>,
     /// Why the whole ends behind it.
-    stop: Option<Why>,
+    stop: Option<RoundEnd>,
 }
 
 /// Why a round is the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Why {
+enum RoundEnd {
     Locked,
     NoNode,
 }
@@ -377,11 +379,11 @@ impl Mapping {
     /// mapping's but Write.
     pub fn grab<'a, S: FrameSource>(
         &'a self,
-        room: &'a WaitRoom,
+        room: &'a WaitQueue,
         pages: Range<PageIndex>,
         how: Grab,
         source: &mut S,
-        watch: Watch<'_>,
+        watch: GrabObserver<'_>,
     ) -> (Grabbed<'a>, GrabEnd<S::Error>) {
         let unit = how.shape.orders.min;
         let (mut at, end) = (pages.start.align_down(unit), pages.end.align_up(unit));
@@ -422,10 +424,10 @@ impl Mapping {
         pages: Range<PageIndex>,
         how: Grab,
         source: &mut S,
-        watch: Watch<'_>,
+        watch: GrabObserver<'_>,
     ) -> Result<(), GrabEnd<S::Error>> {
         // 1
-        let Looked { gaps, end } = self.look_for_gaps(pages.clone());
+        let GapScan { gaps, end } = self.look_for_gaps(pages.clone());
         if end == pages.start {
             // Memory is waited for to bring it back, and the device.
             return match grabbed.is_empty() {
@@ -434,12 +436,13 @@ impl Mapping {
             };
         }
         // 2
-        let mut round = Round { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
+        let mut round =
+            GrabRound { end, runs: Vec::new(), present: Vec::new(), created: Vec::new(), stop: None };
         if !gaps.is_empty() {
-            let memory = if grabbed.is_empty() { ForMemory::Wait } else { ForMemory::Hurry };
+            let memory = if grabbed.is_empty() { MemoryWait::Wait } else { MemoryWait::Hurry };
             round.runs = match source.take(&gaps, memory).map_err(GrabEnd::Failed)? {
-                Taken::Runs(runs) => runs,
-                Taken::LookAgain => return Ok(()),
+                GapFrames::Runs(runs) => runs,
+                GapFrames::LookAgain => return Ok(()),
             };
             round.end = end.min(first_without_frame(&gaps, &round.runs).unwrap_or(end));
             if round.end == pages.start {
@@ -458,15 +461,15 @@ impl Mapping {
         watch(GrabStep::Inserted);
         let got = self.keep_prefix(grabbed, &mut round, pages.start);
         match round.stop {
-            Some(Why::Locked) if got == round.end => Err(GrabEnd::Locked),
-            Some(Why::NoNode) if got == pages.start && !source.make_nodes() => Err(GrabEnd::NoNode),
+            Some(RoundEnd::Locked) if got == round.end => Err(GrabEnd::Locked),
+            Some(RoundEnd::NoNode) if got == pages.start && !source.make_nodes() => Err(GrabEnd::NoNode),
             _ if framed < end && got >= framed => Err(GrabEnd::NoFrames),
             _ => Ok(()),
         }
     }
 
     /// 1: where nothing stands, as far as can be seen without a lock; up to the first page that is spilled.
-    fn look_for_gaps(&self, pages: Range<PageIndex>) -> Looked {
+    fn look_for_gaps(&self, pages: Range<PageIndex>) -> GapScan {
         let grown = self.view().grown();
         let mut finder = finder(&grown, self.record());
         let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
@@ -491,13 +494,13 @@ impl Mapping {
                 }
             }
         }
-        Looked { gaps, end: at.min(pages.end) }
+        GapScan { gaps, end: at.min(pages.end) }
     }
 
     /// 3: locks the folios between the runs of a round, in rising order. The round ends before the first page at which
     /// none is any more, and before one that is locked and not waited for.
-    fn lock_present<'a>(&'a self, room: &WaitRoom, from: PageIndex, how: Grab, round: &mut Round<'a>) {
-        let Round { end, runs, present, stop, .. } = round;
+    fn lock_present<'a>(&'a self, room: &WaitQueue, from: PageIndex, how: Grab, round: &mut GrabRound<'a>) {
+        let GrabRound { end, runs, present, stop, .. } = round;
         let (mut at, mut runs) = (from, runs.iter().peekable());
         let mut batch = ReadBatch::new();
         while at < *end {
@@ -519,7 +522,7 @@ impl Mapping {
                     }
                     Err(refused) => {
                         *end = at;
-                        *stop = (refused == LockRefused::Locked).then_some(Why::Locked);
+                        *stop = (refused == LockRefused::Locked).then_some(RoundEnd::Locked);
                         return;
                     }
                 }
@@ -533,12 +536,12 @@ impl Mapping {
     /// Locks a held folio.
     fn lock_folio<'a>(
         &'a self,
-        room: &WaitRoom,
-        mut held: Held<'a>,
+        room: &WaitQueue,
+        mut held: HeldFolio<'a>,
         on_locked: OnLocked,
-    ) -> Result<Locked<'a>, LockRefused> {
+    ) -> Result<LockedFolio<'a>, LockRefused> {
         loop {
-            match Locked::lock(held) {
+            match LockedFolio::lock(held) {
                 // If it has left since it is not kept; but who waits for it is woken by those who end the round.
                 Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
@@ -553,12 +556,12 @@ impl Mapping {
 
     /// 4 and 5: inserts what of the runs lies before the round's end, up to the first conflict, and looks whether what
     /// was locked is still there. What went in, and what did not.
-    fn insert_gaps<'a>(&'a self, how: Grab, round: &mut Round<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
+    fn insert_gaps<'a>(&'a self, how: Grab, round: &mut GrabRound<'a>) -> (Vec<FillRun>, Vec<FillRun>) {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
         let mut guard = match self.tuning.grabbing {
-            Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, Locks::Wait),
+            Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait),
             Grabbing::LookupBatched | Grabbing::OneByOne => None,
         };
         // A file that has become shorter gets nothing behind its end; what is there its cutter takes out after us.
@@ -568,14 +571,14 @@ impl Mapping {
             let (wanted, beyond) = cut_before(run, round.end);
             let added = match conflict {
                 None => self.insert_run(&mut guard, wanted, how, &mut round.created),
-                Some(_) => Added { pages: 0, stop: Stop::All },
+                Some(_) => InsertedRun { pages: 0, stop: RangeStop::All },
             };
             let (went, rest) = cut(wanted, added.pages);
             inserted.extend((went.pages > 0).then_some(went));
             left.extend([rest, beyond].into_iter().filter(|run| run.pages > 0));
             if conflict.is_none() && rest.pages > 0 {
                 conflict = Some(rest.index);
-                round.stop = (added.stop == Stop::NoNode).then_some(Why::NoNode);
+                round.stop = (added.stop == RangeStop::NoNode).then_some(RoundEnd::NoNode);
             }
         }
         round.end = round.end.min(conflict.unwrap_or(round.end));
@@ -588,14 +591,14 @@ impl Mapping {
         guard: &mut Option<MappingGuard<'a>>,
         run: FillRun,
         how: Grab,
-        created: &mut Vec<Locked<'a>>,
-    ) -> Added {
+        created: &mut Vec<LockedFolio<'a>>,
+    ) -> InsertedRun {
         if self.tuning.grabbing != Grabbing::Batched {
             return self.insert_one_by_one(guard, run, how, created);
         }
-        let added = add_prefix(guard, run, how.shape, Locks::Wait, &mut |_, _| {}, &mut || {});
+        let added = add_prefix(guard, run, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
         self.note_created(guard, cut(run, added.pages).0, how, created);
-        Added { pages: added.pages, stop: added.stop }
+        InsertedRun { pages: added.pages, stop: added.stop }
     }
 
     /// The same, each folio under a hold of the lock of its own: what the batch is measured against.
@@ -604,21 +607,21 @@ impl Mapping {
         guard: &mut Option<MappingGuard<'a>>,
         run: FillRun,
         how: Grab,
-        created: &mut Vec<Locked<'a>>,
-    ) -> Added {
+        created: &mut Vec<LockedFolio<'a>>,
+    ) -> InsertedRun {
         let (mut done, folios) = (0, folios_of(run, how.shape.orders).collect::<Vec<_>>());
         for (frame, order) in folios {
             let one = FillRun { index: run.index.plus(u64::from(done)), frame, pages: order.pages() };
             *guard = None;
-            *guard = self.lock_to_add(one.index, u64::from(one.pages), Locks::Wait);
-            let added = add_prefix(guard, one, how.shape, Locks::Wait, &mut |_, _| {}, &mut || {});
+            *guard = self.lock_to_add(one.index, u64::from(one.pages), LockWait::Wait);
+            let added = add_prefix(guard, one, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
             self.note_created(guard, cut(one, added.pages).0, how, created);
             done += added.pages;
-            if added.stop != Stop::All {
-                return Added { pages: done, stop: added.stop };
+            if added.stop != RangeStop::All {
+                return InsertedRun { pages: done, stop: added.stop };
             }
         }
-        Added { pages: done, stop: Stop::All }
+        InsertedRun { pages: done, stop: RangeStop::All }
     }
 
     /// What of a run has gone in is the caller's, locked; it becomes dirty under the hold in which it was inserted, or,
@@ -628,7 +631,7 @@ impl Mapping {
         guard: &mut Option<MappingGuard<'a>>,
         run: FillRun,
         how: Grab,
-        created: &mut Vec<Locked<'a>>,
+        created: &mut Vec<LockedFolio<'a>>,
     ) {
         if run.pages == 0 {
             return;
@@ -639,7 +642,7 @@ impl Mapping {
         }
         let mut page = 0;
         while page < run.pages {
-            let folio = Locked::of_new(self.arena(), run.frame.plus(page));
+            let folio = LockedFolio::of_new(self.arena(), run.frame.plus(page));
             page += folio.order().pages();
             created.push(folio);
         }
@@ -650,14 +653,14 @@ impl Mapping {
     fn keep_prefix<'a>(
         &'a self,
         grabbed: &mut Grabbed<'a>,
-        round: &mut Round<'a>,
+        round: &mut GrabRound<'a>,
         from: PageIndex,
     ) -> PageIndex {
         let mut all = std::mem::take(&mut round.present);
         all.append(&mut round.created);
-        all.sort_by_key(Locked::first); // two rising sequences: one pass
+        all.sort_by_key(LockedFolio::first); // two rising sequences: one pass
         let mut end = from;
-        let follows = |folio: &&Locked<'a>| {
+        let follows = |folio: &&LockedFolio<'a>| {
             let ok = folio.first() <= end && folio.first() < round.end && folio.is_live();
             end = if ok { folio.end() } else { end };
             ok
@@ -674,13 +677,13 @@ impl Mapping {
 }
 
 /// What became of a run.
-struct Added {
+struct InsertedRun {
     pages: u32,
-    stop: Stop,
+    stop: RangeStop,
 }
 
 /// What the look of a round has seen.
-struct Looked {
+struct GapScan {
     /// Where nothing stands, as (first page, pages).
     gaps: Vec<(PageIndex, u32)>,
     /// The end of what was looked at: that of the range, or the first page that is spilled.

@@ -22,7 +22,7 @@
 //!
 //! **Shadows** that a folio takes the place of are reported once for each folio,
 //! with the value at its highest index, under the lock; the caller judges them
-//! when it has let the lock go. An insertion for a [`Purpose::Write`] consumes
+//! when it has let the lock go. An insertion for a [`InsertPurpose::Write`] consumes
 //! them in silence: who overwrites a page has not shown that it is read again.
 //!
 //! Invariants:
@@ -45,10 +45,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::arena::{CellNumber, Flags, referenced};
 use crate::backend::FillRun;
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::tuning::{Descent, NodeReserve};
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
-use crate::xarray::{Head, Inserted, ShadowOnly, Slab, Split, Stop, Value, XArray};
+use crate::xarray::{Head, Inserted, RangeStop, ShadowOnly, Slab, Split, Value, XArray};
 
 use super::NODE_BITS;
 use super::nodes::{Nodes, SPARE_MAX};
@@ -56,7 +56,7 @@ use super::owner::{Mapping, MappingGuard};
 
 /// What folios are inserted for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Purpose {
+pub enum InsertPurpose {
     /// They are read: the shadows they take the place of are reported.
     #[default]
     Read,
@@ -80,7 +80,7 @@ pub struct NewFolio {
 pub enum AddedFolio {
     /// It is in the tree: locked, not up to date, with its fill's hold.
     Added {
-        /// The shadow it took the place of, that at its highest index; none for a [`Purpose::Write`].
+        /// The shadow it took the place of, that at its highest index; none for a [`InsertPurpose::Write`].
         shadow: Option<Value>,
     },
     /// A folio or a spill covers some of its pages. The tree is unchanged.
@@ -91,22 +91,22 @@ pub enum AddedFolio {
 
 /// How a run of frames becomes folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct FolioShape {
     /// Each folio is the largest of these that index, frame and rest of the run allow.
     pub orders: Orders,
     /// The folio that covers this page carries the readahead marker.
     pub marker: Option<PageIndex>,
     /// What for.
-    pub purpose: Purpose,
+    pub purpose: InsertPurpose,
     /// What of it was asked for; the rest is fetched ahead.
     pub wanted: AskedFor,
     /// How long they stay.
-    pub fate: Fate,
+    pub fate: FolioLifetime,
 }
 
 /// How long a folio stays.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Fate {
+pub enum FolioLifetime {
     /// Until it is evicted.
     #[default]
     Stays,
@@ -152,20 +152,26 @@ fn meets(index: PageIndex, pages: u32, from: PageIndex, end: PageIndex) -> bool 
     from.max(index) < end.min(index.plus(u64::from(pages)))
 }
 
-impl Shape {
+impl FolioShape {
     /// Folios for readers, without a marker.
     pub const fn of(orders: Orders) -> Self {
-        Self { orders, marker: None, purpose: Purpose::Read, wanted: AskedFor::All, fate: Fate::Stays }
+        Self {
+            orders,
+            marker: None,
+            purpose: InsertPurpose::Read,
+            wanted: AskedFor::All,
+            fate: FolioLifetime::Stays,
+        }
     }
 }
 
 /// What became of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Added {
+pub struct RunOutcome {
     /// Pages inserted, from the start of the run on. The frames of the rest are the caller's.
     pub pages: u32,
     /// Why it ended there.
-    pub stop: Stop,
+    pub stop: RangeStop,
 }
 
 /// What became of the runs of a window.
@@ -175,22 +181,27 @@ pub struct AddedRuns {
     pub inserted: Vec<FillRun>,
     /// What did not: the caller's frames.
     pub left: Vec<FillRun>,
-    /// The last reason for which something was left; [`Stop::NoNode`] if nodes could not be had for good.
-    pub stop: Stop,
+    /// The last reason for which something was left; [`RangeStop::NoNode`] if nodes could not be had for good.
+    pub stop: RangeStop,
 }
 
 /// Who hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
 /// under the tree lock, once for each folio that took the place of any.
-pub type Consumed<'c> = &'c mut dyn FnMut(Frame, Value);
+pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 
 impl Mapping {
     /// Inserts a folio. One hold of the lock and one way down, or, if nodes run out, one more of each.
-    /// Waits for locks as `locks` says; with [`Locks::Try`] a busy lock counts as [`AddedFolio::NoNode`].
+    /// Waits for locks as `locks` says; with [`LockWait::Try`] a busy lock counts as [`AddedFolio::NoNode`].
     ///
     /// # Panics
     /// If the order is above 9 or the index or the frame is not aligned to it. Nothing has happened then.
-    pub fn add_folio(&self, folio: NewFolio, purpose: Purpose, locks: Locks) -> AddedFolio {
-        self.add_folio_watched(folio, Shape { purpose, ..Shape::of(Orders::PAGES) }, locks, &mut || {})
+    pub fn add_folio(&self, folio: NewFolio, purpose: InsertPurpose, locks: LockWait) -> AddedFolio {
+        self.add_folio_watched(
+            folio,
+            FolioShape { purpose, ..FolioShape::of(Orders::PAGES) },
+            locks,
+            &mut || {},
+        )
     }
 
     /// As [`Mapping::add_folio`], with a marker if `shape` has one for it; its orders do not matter. `gap` is
@@ -198,8 +209,8 @@ impl Mapping {
     pub fn add_folio_watched(
         &self,
         folio: NewFolio,
-        shape: Shape,
-        locks: Locks,
+        shape: FolioShape,
+        locks: LockWait,
         gap: &mut dyn FnMut(),
     ) -> AddedFolio {
         folio.assert_fits();
@@ -216,19 +227,19 @@ impl Mapping {
 
     /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the
     /// middle does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
-    /// [`Stop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
-    /// wait. `consumed` hears of shadows, see [`Consumed`]. The frames behind the prefix are the caller's, as they
-    /// were.
+    /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
+    /// wait. `consumed` hears of shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as
+    /// they were.
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`].
     pub fn add_folio_range(
         &self,
         run: FillRun,
-        shape: Shape,
-        locks: Locks,
-        consumed: Consumed<'_>,
-    ) -> Option<Added> {
+        shape: FolioShape,
+        locks: LockWait,
+        consumed: ShadowObserver<'_>,
+    ) -> Option<RunOutcome> {
         self.add_folio_range_watched(run, shape, locks, consumed, &mut || {})
     }
 
@@ -236,11 +247,11 @@ impl Mapping {
     pub fn add_folio_range_watched(
         &self,
         run: FillRun,
-        shape: Shape,
-        locks: Locks,
-        consumed: Consumed<'_>,
+        shape: FolioShape,
+        locks: LockWait,
+        consumed: ShadowObserver<'_>,
         gap: &mut dyn FnMut(),
-    ) -> Option<Added> {
+    ) -> Option<RunOutcome> {
         let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
         Some(add_prefix(&mut guard, run, shape, locks, consumed, gap))
     }
@@ -254,13 +265,13 @@ impl Mapping {
     pub fn add_window(
         &self,
         runs: &[FillRun],
-        shape: Shape,
-        locks: Locks,
-        consumed: Consumed<'_>,
+        shape: FolioShape,
+        locks: LockWait,
+        consumed: ShadowObserver<'_>,
     ) -> Option<AddedRuns> {
         // Before the lock: under it these grow only if somebody else came between the look for gaps and here.
         let mut done =
-            AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: Stop::All };
+            AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: RangeStop::All };
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
         let pages = end_of(last).0 - first.index.0;
         let mut guard = Some(self.lock_to_add(first.index, pages, locks)?);
@@ -271,13 +282,13 @@ impl Mapping {
                 let (inserted, behind) = cut(rest, added.pages);
                 done.inserted.extend((inserted.pages > 0).then_some(inserted));
                 let taken = match added.stop {
-                    Stop::All => 0,
-                    Stop::Present(_) => shape.orders.min.pages().min(behind.pages),
-                    Stop::NoNode => behind.pages,
+                    RangeStop::All => 0,
+                    RangeStop::Present(_) => shape.orders.min.pages().min(behind.pages),
+                    RangeStop::NoNode => behind.pages,
                 };
                 let (left, behind) = cut(behind, taken);
                 done.left.extend((left.pages > 0).then_some(left));
-                if added.stop != Stop::All && done.stop != Stop::NoNode {
+                if added.stop != RangeStop::All && done.stop != RangeStop::NoNode {
                     done.stop = added.stop;
                 }
                 rest = behind;
@@ -289,7 +300,7 @@ impl Mapping {
     /// Takes the tree lock, with nodes in stock for folios over `pages` pages from `index` on. `None` if the
     /// lock is busy and `locks` does not wait.
     /// May wait: for the arena before the lock, if nodes are missing.
-    pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: Locks) -> Option<MappingGuard<'_>> {
+    pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: LockWait) -> Option<MappingGuard<'_>> {
         let (needed, spare) = (self.nodes_needed(index, pages), self.stock.count());
         let goal = needed.max(SPARE_MAX.min(2 * needed)); // a few for the next ones
         let wanted = if spare < needed { goal - spare } else { 0 };
@@ -298,7 +309,7 @@ impl Mapping {
     }
 
     /// Takes the lock and puts `nodes` in stock; if the lock cannot be had, they go back.
-    fn lock_with(&self, nodes: Vec<CellNumber>, locks: Locks) -> Option<MappingGuard<'_>> {
+    fn lock_with(&self, nodes: Vec<CellNumber>, locks: LockWait) -> Option<MappingGuard<'_>> {
         let Some(mut guard) = self.lock_as(locks) else {
             self.arena().free_cells(nodes);
             return None;
@@ -320,7 +331,7 @@ impl Mapping {
     }
 
     /// Takes `wanted` nodes from the arena, or what of them there is. Nobody's lock is held.
-    fn take_nodes(&self, wanted: u32, locks: Locks) -> Vec<CellNumber> {
+    fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
         let wanted = match self.tuning.node_reserve {
             NodeReserve::Enough => wanted,
             NodeReserve::AtMost(most) => wanted.min(most),
@@ -334,7 +345,7 @@ impl Mapping {
 
     /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait: when nobody
     /// has the file open, and when others have none.
-    pub fn give_back_nodes(&self, locks: Locks) {
+    pub fn give_back_nodes(&self, locks: LockWait) {
         if self.stock.count() > 0
             && let Some(mut guard) = self.lock_as(locks)
         {
@@ -354,7 +365,7 @@ impl<'a> MappingGuard<'a> {
     ///
     /// # Panics
     /// As [`Mapping::add_folio`].
-    pub fn add_folio(&mut self, folio: NewFolio, shape: Shape) -> AddedFolio {
+    pub fn add_folio(&mut self, folio: NewFolio, shape: FolioShape) -> AddedFolio {
         folio.assert_fits();
         let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
@@ -369,7 +380,7 @@ impl<'a> MappingGuard<'a> {
         match inserted {
             Inserted::Done { shadow } => {
                 self.tree.pages += u64::from(order.pages());
-                AddedFolio::Added { shadow: shadow.filter(|_| shape.purpose == Purpose::Read) }
+                AddedFolio::Added { shadow: shadow.filter(|_| shape.purpose == InsertPurpose::Read) }
             }
             Inserted::Present(_) => AddedFolio::Present,
             Inserted::NoNode => AddedFolio::NoNode,
@@ -381,7 +392,12 @@ impl<'a> MappingGuard<'a> {
     ///
     /// # Panics
     /// If `run` does not start at a multiple of the smallest folio, in index or frame, or is no multiple long.
-    pub fn add_folio_range(&mut self, run: FillRun, shape: Shape, consumed: Consumed<'_>) -> Added {
+    pub fn add_folio_range(
+        &mut self,
+        run: FillRun,
+        shape: FolioShape,
+        consumed: ShadowObserver<'_>,
+    ) -> RunOutcome {
         let smallest = u64::from(shape.orders.min.pages());
         let unaligned = (run.index.0 | u64::from(run.frame.0 | run.pages)) & (smallest - 1);
         assert!(unaligned == 0, "{run:?} is not cut for folios of at least {:?}", shape.orders.min);
@@ -395,7 +411,7 @@ impl<'a> MappingGuard<'a> {
         });
         let mut last: Option<(Frame, Value)> = None;
         let mut report = |shadow: Option<(Frame, Value)>| match shadow {
-            Some((frame, value)) if shape.purpose == Purpose::Read => consumed(frame, value),
+            Some((frame, value)) if shape.purpose == InsertPurpose::Read => consumed(frame, value),
             _ => {}
         };
         let added = tree.insert_range(run.index.0, folios, |_, value| {
@@ -405,7 +421,7 @@ impl<'a> MappingGuard<'a> {
         report(last);
         self.mapping.count(Count::Readahead, slab.ahead.get());
         self.tree.pages += added.pages;
-        Added { pages: added.pages as u32, stop: added.stop }
+        RunOutcome { pages: added.pages as u32, stop: added.stop }
     }
 
     /// The nodes ran out: lets the lock go, takes more and takes the lock again. `None` if there are none, or
@@ -414,7 +430,7 @@ impl<'a> MappingGuard<'a> {
         self,
         index: PageIndex,
         pages: u32,
-        locks: Locks,
+        locks: LockWait,
         gap: &mut dyn FnMut(),
     ) -> Option<MappingGuard<'a>> {
         let mapping = self.mapping;
@@ -438,24 +454,24 @@ impl<'a> MappingGuard<'a> {
 pub(super) fn add_prefix(
     guard: &mut Option<MappingGuard<'_>>,
     run: FillRun,
-    shape: Shape,
-    locks: Locks,
-    consumed: Consumed<'_>,
+    shape: FolioShape,
+    locks: LockWait,
+    consumed: ShadowObserver<'_>,
     gap: &mut dyn FnMut(),
-) -> Added {
+) -> RunOutcome {
     let mut done = 0;
     while let Some(mut held) = guard.take() {
         let (_, rest) = cut(run, done);
         let added = held.add_folio_range(rest, shape, consumed);
         done += added.pages;
-        if added.stop != Stop::NoNode {
+        if added.stop != RangeStop::NoNode {
             *guard = Some(held);
-            return Added { pages: done, ..added };
+            return RunOutcome { pages: done, ..added };
         }
         let (_, rest) = cut(run, done);
         *guard = held.refill(rest.index, rest.pages, locks, gap);
     }
-    Added { pages: done, stop: Stop::NoNode }
+    RunOutcome { pages: done, stop: RangeStop::NoNode }
 }
 
 /// The first two of the naive descents: the order of the shadow in the way, and its split.
@@ -482,14 +498,14 @@ struct Placing<'a> {
     mapping: MappingId,
     marker: Option<PageIndex>,
     wanted: AskedFor,
-    fate: Fate,
+    fate: FolioLifetime,
     /// Pages placed that nobody had asked for.
     ahead: Cell<u64>,
 }
 
 impl<'a> Placing<'a> {
-    fn new(mapping: &'a Mapping, shape: Shape) -> Self {
-        let Shape { marker, wanted, fate, .. } = shape;
+    fn new(mapping: &'a Mapping, shape: FolioShape) -> Self {
+        let FolioShape { marker, wanted, fate, .. } = shape;
         Self { nodes: mapping.nodes(), mapping: mapping.id(), marker, wanted, fate, ahead: Cell::new(0) }
     }
 
@@ -497,11 +513,11 @@ impl<'a> Placing<'a> {
     #[inline]
     fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
         let byte = match self.fate {
-            Fate::Stays => self.wanted.first_byte(index, order.pages()),
+            FolioLifetime::Stays => self.wanted.first_byte(index, order.pages()),
             // Asked for or not: only somebody who wants it to stay changes this.
-            Fate::DropsBehind => referenced::AHEAD,
+            FolioLifetime::DropsBehind => referenced::AHEAD,
         };
-        if byte == referenced::AHEAD && self.fate == Fate::Stays {
+        if byte == referenced::AHEAD && self.fate == FolioLifetime::Stays {
             self.ahead.set(self.ahead.get() + u64::from(order.pages()));
         }
         let referenced = self.nodes.arena.view().referenced(frame).expect("a frame of ours");
@@ -545,7 +561,7 @@ impl Slab for Placing<'_> {
         let (index, order) = (PageIndex(index), Order(order));
         let marked = self.marker.is_some_and(|marker| marker.align_down(order) == index);
         let marker = if marked { Flags::MARKER } else { 0 };
-        let behind = if self.fate == Fate::DropsBehind { Flags::DROPBEHIND } else { 0 };
+        let behind = if self.fate == FolioLifetime::DropsBehind { Flags::DROPBEHIND } else { 0 };
         self.set_referenced(Frame(folio), index, order);
         let descriptor = self.nodes.arena.view().own(Frame(folio));
         descriptor.prepare_with(self.mapping, index, order, marker | behind);

@@ -38,9 +38,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arena::dirty::Bits;
+use crate::arena::dirty::BitTable;
 use crate::arena::{Arena, Flags};
-use crate::backend::{Backend, Nothing};
+use crate::backend::{Backend, NullBackend};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
@@ -65,7 +65,7 @@ pub enum Backing {
 
 /// What stands at a page of a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum At {
+pub enum MemoryEntry {
     /// A folio.
     Folio,
     /// Nothing, from this page on up to that one.
@@ -109,7 +109,7 @@ impl Mapping {
         tuning: Tuning,
     ) -> Option<Self> {
         assert_ne!(backing, Backing::Device, "a memory file has no device");
-        let nothing = Nothing { number: u64::from(id.0) };
+        let nothing = NullBackend { number: u64::from(id.0) };
         let attributes = nothing.attributes().expect("what nothing is is known");
         let mapping = Self::new(arena, id, Arc::new(nothing), &attributes, process, tuning)?;
         mapping.lock().forget_all(); // no eviction leaves anything
@@ -134,12 +134,12 @@ impl Mapping {
 
     /// The first page of `pages` that has bytes (`wanted` is data), or that has none. `None`: there is no such page. As
     /// [`Mapping::memory_pages`]. An allocated page has none.
-    pub fn seek_memory(&self, pages: Range<PageIndex>, wanted: Seek) -> Option<PageIndex> {
+    pub fn seek_memory(&self, pages: Range<PageIndex>, wanted: SeekTarget) -> Option<PageIndex> {
         let mut at = pages.start;
         while at < pages.end {
             match self.lock().seek_some(at..pages.end, wanted) {
-                Sought::Found(page) => return Some(page),
-                Sought::Not(next) => at = next,
+                SeekResult::Found(page) => return Some(page),
+                SeekResult::Not(next) => at = next,
             }
         }
         None
@@ -148,7 +148,7 @@ impl Mapping {
 
 /// What is sought in a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seek {
+pub enum SeekTarget {
     /// A page with bytes.
     Data,
     /// A page without: a hole, or one that is allocated.
@@ -156,7 +156,7 @@ pub enum Seek {
 }
 
 /// What one hold of the lock has found.
-enum Sought {
+enum SeekResult {
     Found(PageIndex),
     /// Nothing before this page.
     Not(PageIndex),
@@ -164,18 +164,18 @@ enum Sought {
 
 impl MappingGuard<'_> {
     /// What stands at `index` of a memory file; of a hole, how far it goes, no further than `end`.
-    pub fn at(&self, index: PageIndex, end: PageIndex) -> At {
+    pub fn at(&self, index: PageIndex, end: PageIndex) -> MemoryEntry {
         debug_assert!(self.mapping.is_memory() && index < end, "a page of a memory file is asked for");
         let nodes = self.mapping.nodes();
         match self.xarray(&nodes).next(index.0, end.0 - 1) {
-            None => At::Hole { end },
-            Some((first, ..)) if first > index.0 => At::Hole { end: PageIndex(first) },
+            None => MemoryEntry::Hole { end },
+            Some((first, ..)) if first > index.0 => MemoryEntry::Hole { end: PageIndex(first) },
             Some((first, entry, order)) => match entry.kind() {
                 Kind::Value(value) if value.is_spill() => {
-                    At::Spilled { first: PageIndex(first), order: Order(order), value }
+                    MemoryEntry::Spilled { first: PageIndex(first), order: Order(order), value }
                 }
                 Kind::Value(value) => unreachable!("a memory file remembers nothing: {value:?}"),
-                _ => At::Folio,
+                _ => MemoryEntry::Folio,
             },
         }
     }
@@ -198,30 +198,30 @@ impl MappingGuard<'_> {
         None
     }
 
-    fn seek_some(&self, pages: Range<PageIndex>, wanted: Seek) -> Sought {
+    fn seek_some(&self, pages: Range<PageIndex>, wanted: SeekTarget) -> SeekResult {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);
         // Before `at` there is nothing that is wanted.
         let mut at = pages.start;
         for (seen, (first, entry, order)) in tree.range(pages.start.0, pages.end.0 - 1).enumerate() {
-            if wanted == Seek::Hole && first > at.0 {
-                return Sought::Found(at);
+            if wanted == SeekTarget::Hole && first > at.0 {
+                return SeekResult::Found(at);
             }
             let is_data = match entry.kind() {
                 Kind::Folio(frame) => self.has_bytes(Frame(frame)),
                 _ => true,
             };
-            if is_data == (wanted == Seek::Data) {
-                return Sought::Found(at.max(PageIndex(first)));
+            if is_data == (wanted == SeekTarget::Data) {
+                return SeekResult::Found(at.max(PageIndex(first)));
             }
             at = PageIndex(first + (1 << order));
             if seen == LOOKED_AT_MAX {
-                return Sought::Not(at);
+                return SeekResult::Not(at);
             }
         }
         match wanted {
-            Seek::Hole if at < pages.end => Sought::Found(at),
-            _ => Sought::Not(pages.end),
+            SeekTarget::Hole if at < pages.end => SeekResult::Found(at),
+            _ => SeekResult::Not(pages.end),
         }
     }
 
@@ -240,7 +240,7 @@ impl MappingGuard<'_> {
         if !mapping.is_memory() && !word.has(Flags::UPTODATE) {
             return Err(format!("page {first}: no fill is at work, and its bytes are not there: {word:?}"));
         }
-        let dirty = mapping.view().count_bits(Bits::Dirty, frame, order.pages());
+        let dirty = mapping.view().count_bits(BitTable::Dirty, frame, order.pages());
         if mapping.is_memory() && dirty < order.pages() {
             return Err(format!(
                 "page {first} of a memory file: {dirty} of {} pages are dirty",

@@ -85,38 +85,44 @@ mod split;
 mod version;
 
 #[cfg(feature = "std")]
-pub use batch::{AtEnd, BATCH_FOLIOS_MAX, End, ReadBatch, Rules, Stops};
+pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
 #[cfg(feature = "std")]
 pub use device::Device;
 #[cfg(feature = "std")]
-pub use dirty::{Begun, DirtyPages, Ended, Marked, Outcome, RUN_PAGES_MAX, TAGGED_MAX, Which, WritebackRun};
+pub use dirty::{
+    DirtyPages, MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome,
+    WritebackRun,
+};
 #[cfg(feature = "std")]
-pub use drop_behind::{BEHIND_FOLIOS_MAX, DroppedBehind, Leaving};
+pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
 #[cfg(feature = "std")]
 pub use grab::{
-    Committed, Dirtying, ForMemory, FrameSource, GRAB_PAGES_MAX, Grab, GrabEnd, GrabStep, Grabbed, OnLocked,
-    Taken, Watch,
+    Committed, Dirtying, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep,
+    Grabbed, MemoryWait, OnLocked,
 };
 #[cfg(feature = "std")]
 pub(crate) use insert::cut;
 #[cfg(feature = "std")]
-pub use insert::{Added, AddedFolio, AddedRuns, AskedFor, Consumed, Fate, NewFolio, Purpose, Shape};
+pub use insert::{
+    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
+    ShadowObserver,
+};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
-pub use memory::{At, Backing, MemoryPages, Seek};
+pub use memory::{Backing, MemoryEntry, MemoryPages, SeekTarget};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
-pub use owner::{Leave, Mapping, MappingGuard};
+pub use owner::{Mapping, MappingGuard, Replacement};
 #[cfg(feature = "std")]
-pub use remove::{Content, InFlight, REMOVED_FOLIOS_MAX, Removed};
+pub use remove::{InFlight, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
 #[cfg(feature = "std")]
-pub use residency::{PageState, Stretch, Stretches};
+pub use residency::{PageState, StateRange, StateRanges};
 #[cfg(feature = "std")]
-pub use shadow_nodes::{OWNERS, Reach, ShadowNodes};
+pub use shadow_nodes::{AgeLimit, OWNERS, ShadowNodes};
 #[cfg(feature = "std")]
-pub use spill::{Departed, Departure, Parted, Restored};
+pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};
 #[cfg(feature = "std")]
-pub use split::{Copied, Divided};
+pub use split::{DetachOutcome, SplitOutcome};
 #[cfg(feature = "std")]
-pub use version::Look;
+pub use version::VersionProbe;

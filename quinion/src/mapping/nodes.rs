@@ -52,7 +52,7 @@ const NIL: u32 = 0;
 
 /// A mapping's spare nodes, and what was counted under its lock.
 #[derive(Debug, Default)]
-pub(super) struct Stock {
+pub(super) struct SpareNodes {
     first: AtomicU32,
     count: AtomicU32,
     locks: AtomicU64,
@@ -74,7 +74,7 @@ pub struct TreeCounts {
     pub refills: u64,
 }
 
-impl Stock {
+impl SpareNodes {
     /// Spare nodes there are; a hint without the lock.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
@@ -160,7 +160,7 @@ impl<'a> Surplus<'a> {
         self.count
     }
     /// Puts them into a stock after all. By the holder of its lock.
-    pub fn put_into(mut self, stock: &Stock) {
+    pub fn put_into(mut self, stock: &SpareNodes) {
         while let Some(cell) = self.pop() {
             stock.put(self.arena.view(), cell);
         }
@@ -187,7 +187,7 @@ impl Drop for Surplus<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
     pub arena: &'a Arena,
-    pub stock: &'a Stock,
+    pub stock: &'a SpareNodes,
     /// Whose nodes they are, and where those of them are listed that only remember.
     pub mapping: MappingId,
     pub shadow_nodes: &'a ShadowNodes,

@@ -31,29 +31,31 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use crate::arena::dirty::Bits;
+use crate::arena::dirty::BitTable;
 use crate::arena::{
-    Arena, CellNumber, Descriptor, Flags, GuestExtents, HoldRefused, NotReady, Record, Retire, Trust, View,
-    Word, referenced,
+    Arena, CellNumber, Descriptor, DescriptorWord, Flags, GuestExtents, HoldRefused, NotReady, Record,
+    RetireOutcome, Validation, View, referenced,
 };
 use crate::backend::{Attributes, Backend, FillRun, Identity, Version};
-use crate::folio::Held;
+use crate::folio::HeldFolio;
 use crate::lists::Lists;
-use crate::mapping::{NODE_BITS, Reach, ShadowNodes, find, finder};
+use crate::mapping::{AgeLimit, NODE_BITS, ShadowNodes, find, finder};
 use crate::stats::{Count, Counters};
 use crate::sync::lock::Mutex;
-use crate::sync::{Locks, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard};
+use crate::sync::{
+    LockWait, Rank, RankedGuard, RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard,
+};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
-use crate::xarray::{Entry, Forgotten, INDICES_MAX, Kind, Revision, Root, Value, XArray};
+use crate::xarray::{Entry, ForgetOutcome, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
 use super::device::Device;
 use super::dirty::Counts;
 use super::memory::Backing;
-use super::nodes::{Nodes, Stock, Surplus, TreeCounts};
+use super::nodes::{Nodes, SpareNodes, Surplus, TreeCounts};
 use super::spill::SpillsTo;
-use super::version::Ours;
+use super::version::OwnChanges;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -83,7 +85,7 @@ pub struct Mapping {
     identity: Identity,
     process: ForkGuard,
     /// Spare nodes of the tree; changed under its lock.
-    pub(super) stock: Stock,
+    pub(super) stock: SpareNodes,
     pub(super) tuning: Tuning,
     /// The cache's nodes that only remember; those of this tree are among them.
     shadow_nodes: Arc<ShadowNodes>,
@@ -94,7 +96,7 @@ pub struct Mapping {
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: Counts,
     /// What flushes of our own have made of the file's times.
-    pub(super) ours: Ours,
+    pub(super) ours: OwnChanges,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
     /// What is behind its pages.
@@ -118,7 +120,7 @@ pub(super) struct Tree {
 
 /// What an eviction leaves in the folio's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Leave {
+pub enum Replacement {
     /// Nothing: its nodes go with it, if they hold nothing else.
     Nothing,
     /// One shadow of the folio's order, with this payload of 25 bits. It needs no node that is not there.
@@ -142,7 +144,7 @@ impl Mapping {
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);
         // Release, partner: the Acquire in `read_hits`: who sees the number sees the rest.
-        record.set_trust(Trust::Kernel);
+        record.set_validation(Validation::Kernel);
         record.id.store(id.0, Ordering::Release);
         Some(Self {
             id,
@@ -159,12 +161,12 @@ impl Mapping {
             invalidate: RankedRwLock::new(Rank::Invalidate, attributes.version),
             identity: attributes.identity,
             process,
-            stock: Stock::default(),
+            stock: SpareNodes::default(),
             tuning,
             lists: None,
             places: None,
             dirty: Counts::default(),
-            ours: Ours::default(),
+            ours: OwnChanges::default(),
             counters: None,
             backing: Backing::Device,
             folio_order_max: Order::MAX,
@@ -222,7 +224,7 @@ impl Mapping {
     pub(super) fn retire_all(
         &self,
         folios: &[(Frame, Order)],
-        mut retired: impl FnMut(Frame, Order, Retire),
+        mut retired: impl FnMut(Frame, Order, RetireOutcome),
     ) -> u64 {
         let mut listed = self.lists.as_ref().filter(|_| !folios.is_empty()).map(|lists| lists.lock());
         let mut unread = 0;
@@ -243,8 +245,8 @@ impl Mapping {
     fn let_go(&self, folios: &mut Vec<(Frame, Order)>) -> u64 {
         let mut free = Vec::with_capacity(folios.len());
         let unread = self.retire_all(folios, |frame, order, retired| match retired {
-            Retire::Free => free.push((frame, order)),
-            Retire::Held => {}
+            RetireOutcome::Free => free.push((frame, order)),
+            RetireOutcome::Held => {}
         });
         self.arena.free_all(&free);
         folios.clear();
@@ -419,11 +421,11 @@ impl Mapping {
 
     /// Takes the tree lock; waits for it.
     pub fn lock(&self) -> MappingGuard<'_> {
-        self.lock_as(Locks::Wait).expect("a lock that is waited for is had")
+        self.lock_as(LockWait::Wait).expect("a lock that is waited for is had")
     }
     /// Takes the tree lock, or not if that means waiting and `locks` says no. To insert, take it by
     /// [`Mapping::lock_to_add`].
-    pub fn lock_as(&self, locks: Locks) -> Option<MappingGuard<'_>> {
+    pub fn lock_as(&self, locks: LockWait) -> Option<MappingGuard<'_>> {
         let tree = self.tree.lock_as(locks)?;
         self.stock.count_lock();
         let keep = self.stock.count(); // what goes out of the tree goes to the arena
@@ -485,7 +487,7 @@ impl Mapping {
         let frame = self.find_frame(index).ok_or(NotReady::Mismatch)?;
         let descriptor = self.view().descriptor(frame).ok_or(NotReady::Mismatch)?;
         match descriptor.begin_read(self.id, index) {
-            Err(NotReady::Filling) if self.has_landed(descriptor, frame, index) => Ok(()),
+            Err(NotReady::Filling) if self.is_page_read(descriptor, frame, index) => Ok(()),
             Err(NotReady::Written) => Ok(()), // its reader waits for no more than a writer's copy
             looked => looked.map(drop),
         }
@@ -493,20 +495,21 @@ impl Mapping {
 
     /// Whether the page at `index` of a folio that is being filled has landed; a hint, because nobody holds the
     /// folio.
-    fn has_landed(&self, descriptor: &Descriptor, head: Frame, index: PageIndex) -> bool {
+    fn is_page_read(&self, descriptor: &Descriptor, head: Frame, index: PageIndex) -> bool {
         let page = index.0.wrapping_sub(descriptor.index().0);
-        page < u64::from(descriptor.word().order().pages()) && self.view().has_landed(head.plus(page as u32))
+        page < u64::from(descriptor.word().order().pages())
+            && self.view().is_page_read(head.plus(page as u32))
     }
 
     /// Holds the folio at `index`, filled or not.
     #[inline]
-    pub fn try_hold(&self, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
+    pub fn try_hold(&self, index: PageIndex) -> Result<HeldFolio<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
-        Held::take(&self.arena, frame, self.id, index)
+        HeldFolio::take(&self.arena, frame, self.id, index)
     }
     /// As [`Mapping::try_hold`], of a folio that `likely` heads: if it does, it need not be sought.
-    pub fn try_hold_at(&self, likely: Frame, index: PageIndex) -> Result<Held<'_>, HoldRefused> {
-        Held::take(&self.arena, likely, self.id, index).or_else(|_| self.try_hold(index))
+    pub fn try_hold_at(&self, likely: Frame, index: PageIndex) -> Result<HeldFolio<'_>, HoldRefused> {
+        HeldFolio::take(&self.arena, likely, self.id, index).or_else(|_| self.try_hold(index))
     }
 
     #[inline]
@@ -573,7 +576,8 @@ impl Mapping {
             let head = Frame(frame);
             let is_clean = |page: u32| {
                 let at = head.plus(page);
-                self.view().count_bits(Bits::Dirty, at, 1) + self.view().count_bits(Bits::Writeback, at, 1)
+                self.view().count_bits(BitTable::Dirty, at, 1)
+                    + self.view().count_bits(BitTable::Writeback, at, 1)
                     == 0
             };
             self.view().own(head).word().has(Flags::UNWRITTEN) && (0..pages).any(is_clean)
@@ -710,10 +714,10 @@ impl<'a> MappingGuard<'a> {
         &mut self,
         index: PageIndex,
         frame: Frame,
-        leave: impl FnOnce(Word) -> Leave,
+        leave: impl FnOnce(DescriptorWord) -> Replacement,
     ) -> Option<Order> {
         let (mut leave, mut gone) = (Some(leave), Vec::with_capacity(1));
-        let leave = |_, word| leave.take().map_or(Leave::Nothing, |leave| leave(word));
+        let leave = |_, word| leave.take().map_or(Replacement::Nothing, |leave| leave(word));
         self.evict_all(&[(index, frame)], leave, &mut gone);
         gone.first().map(|&(_, order)| order)
     }
@@ -724,7 +728,7 @@ impl<'a> MappingGuard<'a> {
     pub fn evict_all(
         &mut self,
         folios: &[(PageIndex, Frame)],
-        mut leave: impl FnMut(usize, Word) -> Leave,
+        mut leave: impl FnMut(usize, DescriptorWord) -> Replacement,
         gone: &mut Vec<(Frame, Order)>,
     ) {
         let (mapping, first) = (self.mapping, gone.len());
@@ -748,9 +752,9 @@ impl<'a> MappingGuard<'a> {
             // What only uncached reads wanted leaves nothing, however it leaves.
             let word = descriptor.word();
             let remembers = remembers && !word.has(Flags::DROPBEHIND);
-            match if remembers { leave(nth, word) } else { Leave::Nothing } {
-                Leave::Nothing => Revision::Erase,
-                Leave::Shadow(payload) => Revision::Replace(Value::shadow(order.0, payload)),
+            match if remembers { leave(nth, word) } else { Replacement::Nothing } {
+                Replacement::Nothing => Revision::Erase,
+                Replacement::Shadow(payload) => Revision::Replace(Value::shadow(order.0, payload)),
             }
         });
         let gone = &gone[first..];
@@ -762,14 +766,14 @@ impl<'a> MappingGuard<'a> {
 
     /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
     /// cache's oldest, at most `max` of them. Returns how many.
-    pub fn forget_nodes(&mut self, max: u64, reach: Reach) -> u64 {
+    pub fn forget_nodes(&mut self, max: u64, reach: AgeLimit) -> u64 {
         let nodes = self.mapping.nodes();
         let mut forgotten = 0;
         while forgotten < max
             && let Some(node) = self.mapping.shadow_nodes.oldest_of(self.mapping.id, reach)
         {
             let done = self.xarray(&nodes).forget(node);
-            assert_ne!(done, Forgotten::Kept, "a node that is listed holds shadows only");
+            assert_ne!(done, ForgetOutcome::Kept, "a node that is listed holds shadows only");
             forgotten += 1;
         }
         forgotten
@@ -810,7 +814,7 @@ impl<'a> MappingGuard<'a> {
                 _ => {}
             }
         }
-        self.evict_all(&folios, |_, _| Leave::Nothing, &mut gone);
+        self.evict_all(&folios, |_, _| Replacement::Nothing, &mut gone);
         self.mapping.arena.free_all(&gone);
         gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
@@ -874,7 +878,7 @@ impl<'a> MappingGuard<'a> {
             page += order.pages();
         }
         let unread = self.mapping.retire_all(&failed, |_, _, retired| {
-            debug_assert_eq!(retired, Retire::Held, "a fill holds its folios");
+            debug_assert_eq!(retired, RetireOutcome::Held, "a fill holds its folios");
         });
         self.mapping.count(Count::ReadaheadWasted, unread);
         failed.iter().map(|(_, order)| u64::from(order.pages())).sum()
@@ -927,7 +931,7 @@ impl<'a> MappingGuard<'a> {
             }
             let is_unwritten = |page: &u32| {
                 let at = Frame(frame).plus(*page);
-                view.count_bits(Bits::Dirty, at, 1) + view.count_bits(Bits::Writeback, at, 1) > 0
+                view.count_bits(BitTable::Dirty, at, 1) + view.count_bits(BitTable::Writeback, at, 1) > 0
             };
             let last = (0..Order(order).pages()).rev().find(is_unwritten).expect("one of its pages is");
             Some((PageIndex(first), PageIndex(first).plus(u64::from(last) + 1)))

@@ -9,7 +9,7 @@
 //! Whoever comes here has the invalidate lock alone, so nothing comes into the range meanwhile, and has split at its
 //! edges, if that matters (`split.rs`). Nothing waits here.
 //!
-//! | the folio is | [`Content::All`] | [`Content::Clean`] |
+//! | the folio is | [`RemoveFilter::All`] | [`RemoveFilter::Clean`] |
 //! |---|---|---|
 //! | held by readers, pinned | goes; the last of them frees it | the same |
 //! | being filled | goes; the fill frees it | stays |
@@ -28,8 +28,8 @@
 
 use std::ops::Range;
 
-use crate::arena::{Flags, Retire};
-use crate::folio::Held;
+use crate::arena::{Flags, RetireOutcome};
+use crate::folio::HeldFolio;
 use crate::stats::Count;
 use crate::units::{Frame, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind};
@@ -44,7 +44,7 @@ const LOOKED_AT_MAX: usize = 4096;
 
 /// Which folios of a range go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Content {
+pub enum RemoveFilter {
     /// All of them: nobody will ask for their bytes.
     All,
     /// Those that the file has as they are.
@@ -64,14 +64,14 @@ pub struct Removed {
 #[derive(Debug)]
 pub enum InFlight<'m> {
     /// This folio, which is held.
-    Folio(Held<'m>),
+    Folio(HeldFolio<'m>),
     /// None before this page: go on there.
     None(PageIndex),
 }
 
 impl Mapping {
     /// Takes what lies in `pages` out, hold by hold of the tree lock; how many pages went.
-    pub fn remove_range(&self, pages: Range<PageIndex>, what: Content) -> u64 {
+    pub fn remove_range(&self, pages: Range<PageIndex>, what: RemoveFilter) -> u64 {
         let (mut from, mut gone) = (pages.start, 0);
         while from < pages.end {
             let mut free = Vec::with_capacity(REMOVED_FOLIOS_MAX); // before the lock
@@ -95,7 +95,7 @@ impl Mapping {
                 && self.view().own(Frame(frame)).word().has(Flags::LOCKED | Flags::WRITEBACK)
             {
                 // Refused only if it has all the holds that it can have: come again.
-                let held = Held::take(self.arena(), Frame(frame), self.id(), PageIndex(first));
+                let held = HeldFolio::take(self.arena(), Frame(frame), self.id(), PageIndex(first));
                 return held.map_or(InFlight::None(next), InFlight::Folio);
             }
             next = PageIndex(first + (1 << order));
@@ -138,7 +138,7 @@ impl MappingGuard<'_> {
     pub fn remove_some(
         &mut self,
         pages: Range<PageIndex>,
-        what: Content,
+        what: RemoveFilter,
         free: &mut Vec<(Frame, Order)>,
     ) -> Removed {
         let mapping = self.mapping;
@@ -158,7 +158,7 @@ impl MappingGuard<'_> {
                 seen += 1;
                 let goes = match entry.kind() {
                     Kind::Folio(frame) => mapping.goes(Frame(frame), what),
-                    Kind::Value(value) if value.is_spill() => what == Content::All,
+                    Kind::Value(value) if value.is_spill() => what == RemoveFilter::All,
                     _ => continue, // what only remembers goes also if it reaches over an edge
                 };
                 if !(goes && pages.start.0 <= first && behind <= end) {
@@ -175,8 +175,8 @@ impl MappingGuard<'_> {
         }
         // Retired when the entries are gone, as in `drop_behind.rs`.
         let unread = mapping.retire_all(&gone, |frame, order, retired| match retired {
-            Retire::Free => free.push((frame, order)),
-            Retire::Held => {}
+            RetireOutcome::Free => free.push((frame, order)),
+            RetireOutcome::Held => {}
         });
         mapping.count(Count::ReadaheadWasted, unread);
         let removed = gone.iter().map(|(_, order)| u64::from(order.pages())).sum();
@@ -217,8 +217,8 @@ impl MappingGuard<'_> {
 
 impl Mapping {
     /// Whether a folio inside a range goes; see the table at the top. The caller holds the tree lock.
-    fn goes(&self, frame: Frame, what: Content) -> bool {
+    fn goes(&self, frame: Frame, what: RemoveFilter) -> bool {
         let word = self.view().own(frame).word();
-        what == Content::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)
+        what == RemoveFilter::All || !word.has(Flags::UNWRITTEN | Flags::LOCKED)
     }
 }

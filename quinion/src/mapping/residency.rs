@@ -43,7 +43,7 @@ pub enum PageState {
 
 /// Pages that follow each other and are in one state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stretch {
+pub struct StateRange {
     /// The first of them.
     pub first: PageIndex,
     /// How many they are; at least 1.
@@ -52,7 +52,7 @@ pub struct Stretch {
     pub state: PageState,
 }
 
-impl Stretch {
+impl StateRange {
     fn end(&self) -> PageIndex {
         self.first.plus(self.pages)
     }
@@ -60,34 +60,34 @@ impl Stretch {
 
 impl Mapping {
     /// The stretches of `from..end`, in rising order. Takes the tree lock now and again.
-    pub fn stretches(&self, from: PageIndex, end: PageIndex) -> Stretches<'_> {
-        Stretches { mapping: self, next: from, end, gathered: Vec::new().into_iter() }
+    pub fn state_ranges(&self, from: PageIndex, end: PageIndex) -> StateRanges<'_> {
+        StateRanges { mapping: self, next: from, end, gathered: Vec::new().into_iter() }
     }
 }
 
-/// An iteration over stretches, made by [`Mapping::stretches`].
+/// An iteration over stretches, made by [`Mapping::state_ranges`].
 #[derive(Debug)]
-pub struct Stretches<'m> {
+pub struct StateRanges<'m> {
     mapping: &'m Mapping,
     /// What is left to be gathered: `next..end`.
     next: PageIndex,
     end: PageIndex,
-    gathered: std::vec::IntoIter<Stretch>,
+    gathered: std::vec::IntoIter<StateRange>,
 }
 
-impl Stretches<'_> {
+impl StateRanges<'_> {
     /// The next one, which may go on in the one after it.
-    fn piece(&mut self) -> Option<Stretch> {
+    fn piece(&mut self) -> Option<StateRange> {
         if self.gathered.as_slice().is_empty() && self.next < self.end {
             let gathered = self.mapping.lock().stretches(self.next, self.end);
-            self.next = gathered.last().map_or(self.end, Stretch::end);
+            self.next = gathered.last().map_or(self.end, StateRange::end);
             self.gathered = gathered.into_iter();
         }
         self.gathered.next()
     }
 
     /// Whether `stretch` goes on in what comes next, if anything does.
-    fn goes_on(&mut self, stretch: Stretch) -> Option<Stretch> {
+    fn goes_on(&mut self, stretch: StateRange) -> Option<StateRange> {
         let next = self.piece()?;
         if next.state == stretch.state {
             return Some(next);
@@ -99,10 +99,10 @@ impl Stretches<'_> {
     }
 }
 
-impl Iterator for Stretches<'_> {
-    type Item = Stretch;
+impl Iterator for StateRanges<'_> {
+    type Item = StateRange;
 
-    fn next(&mut self) -> Option<Stretch> {
+    fn next(&mut self) -> Option<StateRange> {
         let mut stretch = self.piece()?;
         // Within one hold neighbours are joined already: only the last of it can go on in the next.
         while self.gathered.as_slice().is_empty()
@@ -116,7 +116,7 @@ impl Iterator for Stretches<'_> {
 
 impl MappingGuard<'_> {
     /// The first stretches of `from..end`, as far as a batch of entries goes; all of them, or up to an entry's end.
-    fn stretches(&self, from: PageIndex, end: PageIndex) -> Vec<Stretch> {
+    fn stretches(&self, from: PageIndex, end: PageIndex) -> Vec<StateRange> {
         let nodes = self.mapping.nodes();
         let mut found = Vec::new();
         let (mut at, mut entries) = (from.0, 0);
@@ -146,12 +146,12 @@ impl MappingGuard<'_> {
 }
 
 /// Adds the pages `from..end`, if there are any; to the last stretch, if they are in its state.
-fn push(found: &mut Vec<Stretch>, from: u64, end: u64, state: PageState) {
+fn push(found: &mut Vec<StateRange>, from: u64, end: u64, state: PageState) {
     if from >= end {
         return;
     }
     match found.last_mut() {
         Some(last) if last.state == state => last.pages += end - from,
-        _ => found.push(Stretch { first: PageIndex(from), pages: end - from, state }),
+        _ => found.push(StateRange { first: PageIndex(from), pages: end - from, state }),
     }
 }

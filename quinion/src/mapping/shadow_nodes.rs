@@ -50,7 +50,7 @@ const MAPPING: usize = KEEPER_WORD + 1;
 
 /// How far from the oldest a node may be to be forgotten.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reach {
+pub enum AgeLimit {
     /// It is the oldest.
     Oldest,
     /// It is among the oldest 64.
@@ -119,10 +119,10 @@ impl ShadowNodes {
 
     /// The oldest node of `mapping`'s tree, if it is within `reach`. The caller holds the tree's lock, and
     /// the node stays listed as long as it does.
-    pub(super) fn oldest_of(&self, mapping: MappingId, reach: Reach) -> Option<u32> {
+    pub(super) fn oldest_of(&self, mapping: MappingId, reach: AgeLimit) -> Option<u32> {
         let look = match reach {
-            Reach::Oldest => 1,
-            Reach::Near => LOOK_NODES,
+            AgeLimit::Oldest => 1,
+            AgeLimit::Near => LOOK_NODES,
         };
         let list = self.list.lock();
         self.oldest_first(&list).take(look).find(|&(_, owner)| owner == mapping).map(|(node, _)| node)
@@ -256,9 +256,9 @@ mod tests {
                 for owner in 1..4 {
                     let of_owner = |&&(_, o): &&(u32, u32)| o == owner;
                     let near = twin.iter().find(of_owner).map(|&(node, _)| node);
-                    prop_assert_eq!(list.oldest_of(MappingId(owner), Reach::Near), near);
+                    prop_assert_eq!(list.oldest_of(MappingId(owner), AgeLimit::Near), near);
                     let oldest = twin.first().filter(of_owner).map(|&(node, _)| node);
-                    prop_assert_eq!(list.oldest_of(MappingId(owner), Reach::Oldest), oldest);
+                    prop_assert_eq!(list.oldest_of(MappingId(owner), AgeLimit::Oldest), oldest);
                     let mut all: Vec<u32> = twin.iter().filter(of_owner).map(|&(node, _)| node).collect();
                     all.sort_unstable();
                     prop_assert_eq!(list.all_of(MappingId(owner)), all);

@@ -35,13 +35,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Flags, Word, referenced};
-use crate::folio::Held;
+use crate::arena::{DescriptorWord, Flags, referenced};
+use crate::folio::HeldFolio;
 use crate::spill::Spill;
 use crate::units::{Frame, Millis, Order, PageIndex, PoolNumber};
-use crate::xarray::{ENTRY_ORDER_MAX, Entry, Exchanged, INDICES_MAX, Inserted, Kind, Stored, Value};
+use crate::xarray::{ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Stored, Value};
 
-use super::dirty::{Begun, Outcome, Which, WritebackRun};
+use super::dirty::{TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use super::insert::NewFolio;
 use super::owner::{Mapping, MappingGuard};
 
@@ -55,7 +55,7 @@ pub(super) struct SpillsTo {
 
 /// A folio on its way to the spill file.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Departure {
+pub struct SpillOut {
     /// Its first page.
     pub index: PageIndex,
     /// Its first frame.
@@ -68,7 +68,7 @@ pub struct Departure {
 
 /// What the end of a folio's way found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Departed {
+pub enum SpillOutEnd {
     /// A value stands in its place.
     Gone,
     /// It stays: it could not be written, or somebody holds it or has written to it.
@@ -79,7 +79,7 @@ pub enum Departed {
 
 /// What became of folios that were to take the place of values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Restored {
+pub enum RestoreOutcome {
     /// They stand there.
     Done,
     /// One of the values is not there any more, or not as it was: look again. Nothing was changed.
@@ -90,7 +90,7 @@ pub enum Restored {
 
 /// What became of a wish that no value reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Parted {
+pub enum PartOutcome {
     /// None does.
     Done,
     /// One does, and is packed: it is to be brought back as a whole.
@@ -151,7 +151,7 @@ impl Mapping {
 impl MappingGuard<'_> {
     /// The folio that `frame` heads at `index` goes to the spill file next, if it is there, nobody holds it, and nobody
     /// else is at work with it. It is under write-back from now on, until [`MappingGuard::end_spill`].
-    pub fn begin_spill(&mut self, index: PageIndex, frame: Frame) -> Option<Departure> {
+    pub fn begin_spill(&mut self, index: PageIndex, frame: Frame) -> Option<SpillOut> {
         let nodes = self.mapping.nodes();
         if self.xarray(&nodes).load(index.0) != Entry::folio(frame.0) {
             return None;
@@ -163,25 +163,25 @@ impl MappingGuard<'_> {
         }
         let (order, mut runs) = (word.order(), Vec::with_capacity(2));
         let pages = index..index.plus(u64::from(order.pages()));
-        let begun = self.begin_writeback(pages, Which::Dirty, order.pages(), &mut runs);
-        debug_assert_eq!(begun, Begun::Done, "all of one folio is taken");
-        Some(Departure { index, frame, order, runs })
+        let begun = self.begin_writeback(pages, TakeFilter::Dirty, order.pages(), &mut runs);
+        debug_assert_eq!(begun, TakeEnd::Done, "all of one folio is taken");
+        Some(SpillOut { index, frame, order, runs })
     }
 
     /// The way of a folio has ended: `value` says where it is now, if it is. Slots that are not needed are free.
-    pub fn end_spill(&mut self, departure: &Departure, value: Option<Value>) -> Departed {
-        let &Departure { index, frame, order, ref runs } = departure;
+    pub fn end_spill(&mut self, departure: &SpillOut, value: Option<Value>) -> SpillOutEnd {
+        let &SpillOut { index, frame, order, ref runs } = departure;
         let (mapping, pages) = (self.mapping, index..index.plus(u64::from(order.pages())));
         // Write-back holds it until here, so this is the folio that was sent.
         let is_in = mapping.view().own(frame).word().is_live();
         let since = mapping.dirty_since().unwrap_or(Millis(0));
         for &run in runs {
-            self.end_writeback(run, Outcome::Written, since);
+            self.end_writeback(run, WritebackOutcome::Written, since);
         }
         let unused = || value.into_iter().for_each(|value| self.mapping.expect_spill().free_unused(value));
         if !is_in {
             unused();
-            return Departed::Left;
+            return SpillOutEnd::Left;
         }
         let word = mapping.view().own(frame).word();
         let retired = match value {
@@ -191,7 +191,7 @@ impl MappingGuard<'_> {
         let (Some(value), Some(_)) = (value, retired) else {
             unused();
             let _marked = self.mark_folio(frame, pages, since);
-            return Departed::Stays;
+            return SpillOutEnd::Stays;
         };
         let nodes = mapping.nodes();
         let before = self.xarray(&nodes).replace(index.0, value);
@@ -202,7 +202,7 @@ impl MappingGuard<'_> {
         mapping.count_spilled(pages_of(value), 0);
         mapping.expect_spill().note_spilled(order.pages());
         mapping.arena().free_all(&[(frame, order)]);
-        Departed::Gone
+        SpillOutEnd::Gone
     }
 
     /// The values that follow each other without a gap from the one that covers `pages.start` on, as far as they meet
@@ -252,7 +252,7 @@ impl MappingGuard<'_> {
         let (mapping, view) = (self.mapping, self.mapping.view());
         let byte = view.referenced(folio.frame).expect("a frame of ours");
         byte.store(referenced::ASKED, Ordering::Relaxed);
-        let filled = Word(Flags::UPTODATE | Flags::STEADY);
+        let filled = DescriptorWord(Flags::UPTODATE | Flags::STEADY);
         view.own(folio.frame).prepare_piece(mapping.id(), folio.index, folio.order, filled, 0);
     }
 
@@ -282,23 +282,23 @@ impl MappingGuard<'_> {
 
     /// Sees to it that no value reaches over `edge`, if that can be done without its bytes. The caller has this lock by
     /// [`Mapping::lock_to_add`].
-    pub fn part_at(&mut self, edge: PageIndex) -> Parted {
+    pub fn part_at(&mut self, edge: PageIndex) -> PartOutcome {
         let nodes = self.mapping.nodes();
         let found = self.xarray(&nodes).entry_at(edge.0);
         let Some((first, value)) = found.and_then(|(first, entry, _)| Some((first, spilled(entry)?))) else {
-            return Parted::Done;
+            return PartOutcome::Done;
         };
         if first == edge.0 {
-            return Parted::Done;
+            return PartOutcome::Done;
         }
         if self.mapping.expect_spill().is_packed(value) {
-            return Parted::Packed;
+            return PartOutcome::Packed;
         }
         if self.xarray(&nodes).nodes_needed(first, pages_of(value)) > self.mapping.stock.count() {
-            return Parted::NoNode;
+            return PartOutcome::NoNode;
         }
         self.part(&[(PageIndex(first), value)], edge.0..edge.0);
-        Parted::Done
+        PartOutcome::Done
     }
 }
 
@@ -314,20 +314,20 @@ impl<'a> MappingGuard<'a> {
         &mut self,
         values: &[(PageIndex, Value)],
         folios: &[NewFolio],
-        held: &mut Vec<Held<'a>>,
-    ) -> Restored {
+        held: &mut Vec<HeldFolio<'a>>,
+    ) -> RestoreOutcome {
         let mapping = self.mapping;
         if !self.has_values(values) {
-            return Restored::Changed;
+            return RestoreOutcome::Changed;
         }
         let (Some(&(first, _)), Some(&(last, last_value))) = (values.first(), values.last()) else {
-            return Restored::Done;
+            return RestoreOutcome::Done;
         };
         let end = last.0 + pages_of(last_value);
         let nodes = mapping.nodes();
         let needed = self.xarray(&nodes).nodes_needed(first.0, end - first.0);
         if needed > mapping.stock.count() {
-            return Restored::NoNode;
+            return RestoreOutcome::NoNode;
         }
         let covered = folios.first().map_or(first.0, |folio| folio.index.0)
             ..folios.last().map_or(first.0, |folio| folio.end().0);
@@ -341,7 +341,7 @@ impl<'a> MappingGuard<'a> {
                 Entry::value(*value),
                 Entry::folio(folio.frame.0),
             );
-            debug_assert_eq!(exchanged, Exchanged::Done, "the value was there");
+            debug_assert_eq!(exchanged, ExchangeOutcome::Done, "the value was there");
         } else {
             self.part(values, covered.clone());
             for folio in folios {
@@ -354,9 +354,10 @@ impl<'a> MappingGuard<'a> {
             }
         }
         self.settle_restored(values, covered, folios);
-        let hold = |folio: &NewFolio| Held::take(mapping.arena(), folio.frame, mapping.id(), folio.index);
+        let hold =
+            |folio: &NewFolio| HeldFolio::take(mapping.arena(), folio.frame, mapping.id(), folio.index);
         held.extend(folios.iter().map(|folio| hold(folio).expect("it was just put there, and few hold it")));
-        Restored::Done
+        RestoreOutcome::Done
     }
 }
 

@@ -39,23 +39,23 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crate::arena::dirty::Bits;
-use crate::arena::{Flags, Readable, Word};
-use crate::folio::{Fresh, Held};
-use crate::lists::Promise;
-use crate::sync::Locks;
+use crate::arena::dirty::BitTable;
+use crate::arena::{DescriptorWord, Flags, ReadableState};
+use crate::folio::{FreshFolio, HeldFolio};
+use crate::lists::ListReservation;
+use crate::sync::LockWait;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, Inserted, Kind, Split};
 
 use super::owner::{Mapping, MappingGuard};
-use super::spill::Parted;
+use super::spill::PartOutcome;
 
 /// The most pieces that one edge leaves of a folio: one more for each time that it is halved.
 const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 
 /// What became of a wish that no folio reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Divided {
+pub enum SplitOutcome {
     /// None does.
     Done,
     /// One does, and is held, being filled, under write-back, or in nobody's ring for a moment: try again.
@@ -68,7 +68,7 @@ pub enum Divided {
 
 /// What became of a folio that was to be detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Copied {
+pub enum DetachOutcome {
     /// It is out of the index, and so many of its pages are there as copies.
     Done {
         /// Pages.
@@ -85,27 +85,29 @@ pub enum Copied {
 
 impl Mapping {
     /// Splits the folio that reaches over `edge`, if one does, or what is spilled there. Waits for locks.
-    pub fn split_at(&self, edge: PageIndex) -> Divided {
+    pub fn split_at(&self, edge: PageIndex) -> SplitOutcome {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
-        let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return Divided::NoNode };
+        let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return SplitOutcome::NoNode };
         let (from, pages) = match self.spill() {
             Some(_) => (edge.align_down(Order::MAX), u64::from(Order::MAX.pages())),
             None => (edge, 1),
         };
-        let Some(mut guard) = self.lock_to_add(from, pages, Locks::Wait) else { return Divided::NoNode };
+        let Some(mut guard) = self.lock_to_add(from, pages, LockWait::Wait) else {
+            return SplitOutcome::NoNode;
+        };
         // A folio may become a value between two holds of the lock, so in this one both are seen to.
         match guard.part_at(edge) {
-            Parted::Done => guard.split_at(edge, promise.as_mut(), &mut pieces),
-            Parted::Packed => Divided::Packed,
-            Parted::NoNode => Divided::NoNode,
+            PartOutcome::Done => guard.split_at(edge, promise.as_mut(), &mut pieces),
+            PartOutcome::Packed => SplitOutcome::Packed,
+            PartOutcome::NoNode => SplitOutcome::NoNode,
         }
     }
 
     /// Places in the rings for so many folios; the inner `None` where the mapping has no rings.
-    fn promise_places(&self, folios: u32) -> Option<Option<Promise<'_>>> {
+    fn promise_places(&self, folios: u32) -> Option<Option<ListReservation<'_>>> {
         match self.lists() {
-            Some(lists) => lists.promise(folios, Locks::Wait).map(Some),
+            Some(lists) => lists.reserve(folios, LockWait::Wait).map(Some),
             None => Some(None),
         }
     }
@@ -113,34 +115,45 @@ impl Mapping {
     /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
     /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
     /// for locks.
-    pub fn detach_copy(&self, held: &Held<'_>, unwanted: Range<PageIndex>, unit: Order) -> Copied {
+    pub fn detach_copy(
+        &self,
+        held: &HeldFolio<'_>,
+        unwanted: Range<PageIndex>,
+        unit: Order,
+    ) -> DetachOutcome {
         // Of a folio of a memory file that was allocated there are no bytes, and its copies are allocated as well.
         let has_bytes = match held.is_readable() {
-            Readable::Yes => true,
-            Readable::Zeros => false,
-            Readable::NotYet => return Copied::InFlight,
-            Readable::Never => return Copied::Gone,
+            ReadableState::Yes => true,
+            ReadableState::Zeros => false,
+            ReadableState::NotYet => return DetachOutcome::InFlight,
+            ReadableState::Never => return DetachOutcome::Gone,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
         if self.places().is_some() && !dirty.is_empty() {
-            return Copied::NoMemory; // each page has its place, and there is no other for a copy
+            return DetachOutcome::NoMemory; // each page has its place, and there is no other for a copy
         }
         // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
-        let mut copies: Vec<Copy<'_>> = Vec::new();
+        let mut copies: Vec<DetachedCopy<'_>> = Vec::new();
         for &page in &dirty {
             let first = page.align_down(unit);
             if copies.last().is_none_or(|last| last.first != first) {
-                let Some(mut fresh) = Fresh::alloc(self.arena(), unit) else { return Copied::NoMemory };
+                let Some(mut fresh) = FreshFolio::alloc(self.arena(), unit) else {
+                    return DetachOutcome::NoMemory;
+                };
                 if has_bytes {
                     (0..unit.pages()).for_each(|nth| fresh.copy_page(nth, held, first.plus(u64::from(nth))));
                 }
-                copies.push(Copy { first, fresh, dirty: Vec::new() });
+                copies.push(DetachedCopy { first, fresh, dirty: Vec::new() });
             }
             copies.last_mut().expect("it was just added").dirty.push(page);
         }
-        let Some(mut promise) = self.promise_places(copies.len() as u32) else { return Copied::NoMemory };
+        let Some(mut promise) = self.promise_places(copies.len() as u32) else {
+            return DetachOutcome::NoMemory;
+        };
         let (first, pages) = (held.first(), u64::from(held.order().pages()));
-        let Some(mut guard) = self.lock_to_add(first, pages, Locks::Wait) else { return Copied::NoMemory };
+        let Some(mut guard) = self.lock_to_add(first, pages, LockWait::Wait) else {
+            return DetachOutcome::NoMemory;
+        };
         // 2 The folio goes, and they come.
         guard.exchange((held, has_bytes), copies, (unit, &unwanted), promise.as_mut())
     }
@@ -148,9 +161,9 @@ impl Mapping {
 
 /// What of a folio gets a place of its own.
 #[derive(Debug)]
-struct Copy<'a> {
+struct DetachedCopy<'a> {
     first: PageIndex,
-    fresh: Fresh<'a>,
+    fresh: FreshFolio<'a>,
     /// Those of its pages that are dirty.
     dirty: Vec<PageIndex>,
 }
@@ -160,29 +173,29 @@ impl MappingGuard<'_> {
     fn split_at(
         &mut self,
         edge: PageIndex,
-        promise: Option<&mut Promise<'_>>,
+        promise: Option<&mut ListReservation<'_>>,
         pieces: &mut Vec<(PageIndex, Frame, Order)>,
-    ) -> Divided {
+    ) -> SplitOutcome {
         let mapping = self.mapping;
         let (nodes, view) = (mapping.nodes(), mapping.view());
         let mut tree = self.xarray(&nodes);
         let (first, head) = match tree.entry_at(edge.0) {
             Some((first, entry, _)) if first < edge.0 => match entry.kind() {
                 Kind::Folio(frame) => (first, Frame(frame)),
-                _ => return Divided::Done,
+                _ => return SplitOutcome::Done,
             },
-            _ => return Divided::Done,
+            _ => return SplitOutcome::Done,
         };
         if tree.nodes_to_split(edge.0) > mapping.stock.count() {
-            return Divided::NoNode;
+            return SplitOutcome::NoNode;
         }
         let mut listed = mapping.lists().map(|lists| lists.lock());
         let ring = listed.as_ref().and_then(|listed| listed.ring_of(head));
         if listed.is_some() && ring.is_none() {
-            return Divided::Busy; // on its way into a ring, or out of one to be evicted
+            return SplitOutcome::Busy; // on its way into a ring, or out of one to be evicted
         }
         // 2
-        let Some(whole) = view.own(head).try_begin_split() else { return Divided::Busy };
+        let Some(whole) = view.own(head).try_begin_split() else { return SplitOutcome::Busy };
         // 3
         if let Some(listed) = &mut listed {
             listed.remove(head);
@@ -192,7 +205,7 @@ impl MappingGuard<'_> {
         let split = tree.split_folio(edge.0, |index, order| {
             let (order, frame) = (Order(order), head.plus((index - first) as u32));
             let marker = if index == first { whole.0 & Flags::MARKER } else { 0 };
-            let is_dirty = view.count_bits(Bits::Dirty, frame, order.pages()) > 0;
+            let is_dirty = view.count_bits(BitTable::Dirty, frame, order.pages()) > 0;
             let dirty = if is_dirty { Flags::DIRTY } else { 0 };
             view.referenced(frame).expect("a frame of ours").store(byte, Ordering::Relaxed);
             view.own(frame).prepare_piece(mapping.id(), PageIndex(index), order, whole, marker | dirty);
@@ -206,13 +219,13 @@ impl MappingGuard<'_> {
         }
         drop(listed);
         pieces.iter().for_each(|&(index, frame, order)| self.settle_split(index, frame, order));
-        Divided::Done
+        SplitOutcome::Done
     }
 
     /// The dirty pages of a held folio that are not in `unwanted`, in rising order.
-    fn dirty_of(&self, held: &Held<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
+    fn dirty_of(&self, held: &HeldFolio<'_>, unwanted: &Range<PageIndex>) -> Vec<PageIndex> {
         let view = self.mapping.view();
-        let is_dirty = |page: &u32| view.count_bits(Bits::Dirty, held.frame().plus(*page), 1) == 1;
+        let is_dirty = |page: &u32| view.count_bits(BitTable::Dirty, held.frame().plus(*page), 1) == 1;
         let pages = (0..held.order().pages()).filter(is_dirty);
         pages.map(|page| held.first().plus(u64::from(page))).filter(|page| !unwanted.contains(page)).collect()
     }
@@ -221,29 +234,29 @@ impl MappingGuard<'_> {
     /// Of each dirty page that is not in `unwanted` there has to be one.
     fn exchange(
         &mut self,
-        (held, has_bytes): (&Held<'_>, bool),
-        copies: Vec<Copy<'_>>,
+        (held, has_bytes): (&HeldFolio<'_>, bool),
+        copies: Vec<DetachedCopy<'_>>,
         (unit, unwanted): (Order, &Range<PageIndex>),
-        promise: Option<&mut Promise<'_>>,
-    ) -> Copied {
+        promise: Option<&mut ListReservation<'_>>,
+    ) -> DetachOutcome {
         let mapping = self.mapping;
         let (nodes, view) = (mapping.nodes(), mapping.view());
         let (first, head, order) = (held.first(), held.frame(), held.order());
         let mut tree = self.xarray(&nodes);
         if tree.load(first.0) != Entry::folio(head.0) || !view.own(head).word().is_live() {
-            return Copied::Gone;
+            return DetachOutcome::Gone;
         }
         let word = view.own(head).word();
         if word.has(Flags::LOCKED | Flags::WRITEBACK) || word.has(Flags::UPTODATE) != has_bytes {
-            return Copied::InFlight;
+            return DetachOutcome::InFlight;
         }
         let mut copied = copies.iter().flat_map(|copy| &copy.dirty);
         if !self.dirty_of(held, unwanted).iter().all(|page| copied.any(|other| other == page)) {
-            return Copied::InFlight;
+            return DetachOutcome::InFlight;
         }
         let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
         if !copies.is_empty() && needed > mapping.stock.count() {
-            return Copied::NoMemory;
+            return DetachOutcome::NoMemory;
         }
         let since = mapping.dirty_since().unwrap_or(Millis(0));
         let ring = mapping.lists().and_then(|lists| lists.lock().ring_of(head)).unwrap_or(0);
@@ -251,10 +264,10 @@ impl MappingGuard<'_> {
         let _unread = mapping.retire_all(&[(head, order)], |_, _, _| {}); // whoever holds it frees it
         self.tree.pages -= u64::from(order.pages());
         let mut frames = Vec::with_capacity(copies.len());
-        for Copy { first, fresh, dirty } in copies {
+        for DetachedCopy { first, fresh, dirty } in copies {
             let frame = fresh.into_frame();
             view.referenced(frame).expect("a frame of ours").store(0, Ordering::Relaxed);
-            let filled = Word(if has_bytes { Flags::UPTODATE | Flags::STEADY } else { 0 });
+            let filled = DescriptorWord(if has_bytes { Flags::UPTODATE | Flags::STEADY } else { 0 });
             view.own(frame).prepare_piece(mapping.id(), first, unit, filled, 0);
             let inserted = self.xarray(&nodes).insert(first.0, unit.0, frame.0);
             assert!(
@@ -271,7 +284,7 @@ impl MappingGuard<'_> {
             let mut listed = lists.lock();
             frames.iter().for_each(|&frame| listed.list(frame, ring, promise));
         }
-        Copied::Done { pages: frames.len() as u32 * unit.pages() }
+        DetachOutcome::Done { pages: frames.len() as u32 * unit.pages() }
     }
 }
 
@@ -282,7 +295,7 @@ mod tests {
     use super::*;
     use crate::arena::{Arena, ArenaOptions};
     use crate::backend::{Backend, MemoryFile};
-    use crate::mapping::{AddedFolio, Marked, NewFolio, Purpose};
+    use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio};
     use crate::sys::fork::ForkGuard;
     use crate::tuning::Tuning;
     use crate::units::MappingId;
@@ -300,29 +313,36 @@ mod tests {
             Mapping::new(Arc::clone(&arena), id, backend, &known, ForkGuard::new(), tuning).unwrap();
         let (first, order) = (PageIndex(0), Order(2));
         let frame = arena.alloc(order).unwrap();
-        let added = mapping.add_folio(NewFolio { index: first, frame, order }, Purpose::Read, Locks::Wait);
+        let added =
+            mapping.add_folio(NewFolio { index: first, frame, order }, InsertPurpose::Read, LockWait::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
         arena.view().own(frame).complete(true);
         let held = mapping.try_hold(first).unwrap();
         let dirty = |page: u64| {
             let marked = mapping.lock().mark_dirty(&held, PageIndex(page)..PageIndex(page + 1), Millis(1));
-            assert_eq!(marked, Marked::Done { newly: 1 });
+            assert_eq!(marked, MarkOutcome::Done { newly: 1 });
         };
         dirty(0);
         let none = first..first;
         let before = mapping.lock().dirty_of(&held, &none);
         dirty(1);
-        let copies = |pages: &[PageIndex]| -> Vec<Copy<'_>> {
-            let fresh = |_: &PageIndex| Fresh::alloc(&arena, Order(0)).unwrap();
-            pages.iter().map(|page| Copy { first: *page, fresh: fresh(page), dirty: vec![*page] }).collect()
+        let copies = |pages: &[PageIndex]| -> Vec<DetachedCopy<'_>> {
+            let fresh = |_: &PageIndex| FreshFolio::alloc(&arena, Order(0)).unwrap();
+            pages
+                .iter()
+                .map(|page| DetachedCopy { first: *page, fresh: fresh(page), dirty: vec![*page] })
+                .collect()
         };
         let exchange = |copies, unwanted: &Range<PageIndex>| {
-            let mut guard = mapping.lock_to_add(first, 4, Locks::Wait).unwrap();
+            let mut guard = mapping.lock_to_add(first, 4, LockWait::Wait).unwrap();
             guard.exchange((&held, true), copies, (Order(0), unwanted), None)
         };
-        assert_eq!(exchange(copies(&before), &none), Copied::InFlight, "there is no copy of page 1");
+        assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
         assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (2, Ok(())), "nothing was changed");
-        assert_eq!(exchange(copies(&before), &(PageIndex(1)..PageIndex(9))), Copied::Done { pages: 1 });
+        assert_eq!(
+            exchange(copies(&before), &(PageIndex(1)..PageIndex(9))),
+            DetachOutcome::Done { pages: 1 }
+        );
         assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (1, Ok(())));
     }
 }

@@ -17,7 +17,7 @@
 //! | anything, while a flush of ours is under way | not to be told, and taken for ours; who looks later sees it |
 //!
 //! A flush is under way in this sense until the look after it is over: between the two the times are ours, and not
-//! known yet. And a look by others tells nothing if a flush of ours fell into it ([`Look`]).
+//! known yet. And a look by others tells nothing if a flush of ours fell into it ([`VersionProbe`]).
 //!
 //! Not an invariant: that a change by others is noticed that falls into the time of our own flushes. Two who write one
 //! file by two caches need more than times.
@@ -34,10 +34,10 @@ use super::owner::Mapping;
 
 /// What is known of the file's times besides the version its folios were filled from.
 #[derive(Debug, Default)]
-pub(super) struct Ours(Mutex<Seen>);
+pub(super) struct OwnChanges(Mutex<ObservedVersion>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct ObservedVersion {
     /// After the last of our flushes.
     after: Option<Version>,
     /// Before one of ours the file was not as we knew it.
@@ -46,7 +46,7 @@ struct Seen {
 
 /// The moment before somebody looks at the file's attributes.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct VersionProbe {
     /// How many flushes had begun; `None`: one was under way.
     quiet: Option<u64>,
 }
@@ -89,18 +89,18 @@ impl Mapping {
     }
 
     /// The file's attributes are asked for next.
-    pub fn begin_look(&self) -> Look {
-        Look { quiet: self.device().quiet() }
+    pub fn begin_look(&self) -> VersionProbe {
+        VersionProbe { quiet: self.device().quiet() }
     }
 
     /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what we wrote to it
     /// ourselves; also where that cannot be told, because we were writing.
-    pub fn is_as_in(&self, look: Look, now: &Attributes) -> bool {
+    pub fn is_as_in(&self, look: VersionProbe, now: &Attributes) -> bool {
         self.is_as_known(self.version(), look, now)
     }
 
     /// As [`Mapping::is_as_in`], for who has the invalidate lock: `known` is the version under it.
-    pub fn is_as_known(&self, known: Version, look: Look, now: &Attributes) -> bool {
+    pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
         if self.writes_by().is_none() {
             return times(known) == times(now.version) && self.size() == now.size;
         }
@@ -122,10 +122,10 @@ impl Mapping {
 
     /// The file was looked at, and its version is known anew. The caller has the invalidate lock alone.
     pub fn forget_ours(&self) {
-        *self.ours() = Seen::default();
+        *self.ours() = ObservedVersion::default();
     }
 
-    fn ours(&self) -> MutexGuard<'_, Seen> {
+    fn ours(&self) -> MutexGuard<'_, ObservedVersion> {
         self.ours.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,13 +30,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatfs, fstatvfs, open, statx};
 
-use crate::arena::Trust;
+use crate::arena::Validation;
 use crate::arena::file_systems::FileSystem;
 
 /// What a file is served by, where nobody has a lease on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
-pub enum Coherence {
+pub enum WithoutLease {
     /// Not at all: the kernel reads it.
     #[default]
     Leases,
@@ -50,7 +50,7 @@ pub enum Coherence {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServeRules {
     /// What is done where there is no lease.
-    pub coherence: Coherence,
+    pub coherence: WithoutLease,
     /// Folders below which no file ever changes. They are compared with where files are as this process sees them,
     /// links resolved.
     pub immutable: Vec<PathBuf>,
@@ -95,12 +95,12 @@ impl fmt::Display for Unserved {
 impl ServeRules {
     /// Looks at the file behind `path`, a descriptor's in `/proc`, that is called `name` there, without opening it:
     /// what is done where there is no lease. The file `inode` on `device` is expected.
-    pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Trust, Unserved> {
+    pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
         let handle = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Gone)?;
         self.look_at(handle.as_fd(), name, file)
     }
 
-    fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: (u64, u64)) -> Result<Trust, Unserved> {
+    fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
         const VERITY: u64 = 0x0010_0000;
         let found = fstatfs(handle).map_err(|_| Unserved::Gone)?;
         let system = FileSystem::of(found.f_type as u64);
@@ -125,16 +125,16 @@ impl ServeRules {
         }
         let verity = stat.stx_attributes.bits() & VERITY != 0;
         if verity || system == FileSystem::ReadOnly || self.is_declared(name, file) {
-            return Ok(Trust::Immutable);
+            return Ok(Validation::Immutable);
         }
         Ok(self.without_lease())
     }
 
     /// What is done where there is no lease, of files of which nothing was declared.
-    pub(super) fn without_lease(&self) -> Trust {
+    pub(super) fn without_lease(&self) -> Validation {
         match self.coherence {
-            Coherence::Leases => Trust::Kernel,
-            Coherence::Times => Trust::Looked,
+            WithoutLease::Leases => Validation::Kernel,
+            WithoutLease::Times => Validation::Looked,
         }
     }
 

@@ -30,7 +30,7 @@ const WINDOWS: u32 = 2;
 
 /// Sums since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct WindowSums {
     /// Reads that viewers were served.
     pub(super) reads: u64,
     /// Questions for bytes.
@@ -44,15 +44,15 @@ pub(super) struct Sums {
 /// Looks at one window after the other.
 #[derive(Debug, Default)]
 pub(super) struct Detector {
-    before: Sums,
+    before: WindowSums,
     windows: u32,
 }
 
 impl Detector {
     /// A window has ended. Whether the memory is too small for what is read.
-    pub(super) fn is_too_small(&mut self, now: Sums) -> bool {
+    pub(super) fn is_too_small(&mut self, now: WindowSums) -> bool {
         let before = std::mem::replace(&mut self.before, now);
-        let window = Sums {
+        let window = WindowSums {
             reads: now.reads.saturating_sub(before.reads),
             misses: now.misses.saturating_sub(before.misses),
             evicted: now.evicted.saturating_sub(before.evicted),
@@ -67,7 +67,7 @@ impl Detector {
     }
 }
 
-fn is_pressure(window: Sums) -> bool {
+fn is_pressure(window: WindowSums) -> bool {
     window.misses >= MISSES_MIN
         && window.misses.saturating_mul(MISS_SHARE) >= window.reads
         && window.evicted > 0
@@ -123,7 +123,7 @@ mod tests {
         let mut detector = Detector::default();
         (1..=windows).any(|n| {
             let [reads, misses, evicted, refaulted] = window.map(|number| number * n);
-            detector.is_too_small(Sums { reads, misses, evicted, refaulted })
+            detector.is_too_small(WindowSums { reads, misses, evicted, refaulted })
         })
     }
 
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_window_without_pressure_begins_anew() {
         let mut detector = Detector::default();
-        let at = |n: u64| Sums { reads: n, misses: n, evicted: n, refaulted: n };
+        let at = |n: u64| WindowSums { reads: n, misses: n, evicted: n, refaulted: n };
         assert!(!detector.is_too_small(at(1000)));
         assert!(!detector.is_too_small(at(1000)));
         assert!(!detector.is_too_small(at(2000)));

@@ -43,7 +43,7 @@ mod pools;
 mod s3fifo;
 mod two_list;
 
-pub use pools::{Share, Turn, Turns};
+pub use pools::{PoolPages, PoolTurn, PoolTurns};
 pub use s3fifo::S3Fifo;
 pub use two_list::TwoList;
 
@@ -117,7 +117,7 @@ impl Weights {
 
 /// How a folio came to be fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
+pub enum FetchOrigin {
     /// Somebody asked for just this.
     Asked,
     /// By readahead of a short run.
@@ -130,18 +130,18 @@ pub enum Came {
 
 /// A folio that enters the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct ArrivingFolio {
     /// Its pages.
     pub pages: u32,
     /// How it came.
-    pub came: Came,
+    pub came: FetchOrigin,
     /// What its shadow says, if it left one.
     pub refault: Option<Refault>,
 }
 
 /// What becomes of a folio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum PolicyVerdict {
     /// It leaves.
     Evict {
         /// Whether it leaves a shadow.
@@ -162,7 +162,7 @@ pub trait Policy: Send + Debug {
     fn name(&self) -> &'static str;
 
     /// The ring that a folio joins, which is not listed in `held` yet.
-    fn admit(&mut self, arrival: Arrival, held: &Weights) -> Class;
+    fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class;
 
     /// Up to which refault distance, in pages, a return counts as recent.
     fn reach(&self, held: &Weights) -> u64;
@@ -172,7 +172,7 @@ pub trait Policy: Send + Debug {
 
     /// What becomes of the oldest folio of `class`, of `pages` pages, which was read `reads` times (0 to
     /// [`READS_MAX`]) since it was put there. It is still counted in `held`.
-    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> Verdict;
+    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict;
 }
 
 impl PolicyKind {
@@ -232,12 +232,12 @@ mod tests {
             folio.judged += 1;
             assert!(folio.judged <= JUDGED_MAX, "{folio:?} of {class:?} stays for ever");
             match self.policy.judge(class, folio.reads, folio.pages, &held) {
-                Verdict::Keep { class, reads } => {
+                PolicyVerdict::Keep { class, reads } => {
                     assert!(reads <= READS_MAX);
                     self.rings[class as usize].push_back(Folio { reads, ..folio });
                     0
                 }
-                Verdict::Evict { remember } => {
+                PolicyVerdict::Evict { remember } => {
                     if remember {
                         self.shadows.insert(folio.page, self.evicted);
                     }
@@ -257,7 +257,7 @@ mod tests {
             turns
         }
 
-        fn read(&mut self, page: u32, pages: u32, came: Came, pages_max: u64) {
+        fn read(&mut self, page: u32, pages: u32, came: FetchOrigin, pages_max: u64) {
             if let Some(folio) = self.rings.iter_mut().flatten().find(|folio| folio.page == page) {
                 folio.reads = (folio.reads + 1).min(READS_MAX);
                 folio.judged = 0;
@@ -270,7 +270,7 @@ mod tests {
             let distance = self.shadows.remove(&page).map(|left| self.evicted - left);
             let refault = distance.map(|far| if far <= reach { Refault::Recent } else { Refault::Old });
             let held = self.held();
-            let class = self.policy.admit(Arrival { pages, came, refault }, &held);
+            let class = self.policy.admit(ArrivingFolio { pages, came, refault }, &held);
             self.rings[class as usize].push_back(Folio { page, pages, reads: 0, judged: 0 });
         }
 
@@ -288,9 +288,9 @@ mod tests {
         for kind in KINDS {
             let mut cache = Rings::new(kind);
             for _ in 0..4 {
-                (0..30).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+                (0..30).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
             }
-            (1000..1200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            (1000..1200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
             assert!((0..30).all(|page| cache.has(page)), "{kind:?}");
         }
     }
@@ -301,12 +301,12 @@ mod tests {
             let mut cache = Rings::new(kind);
             // Half of the cache has proved itself, which is what two lists measure a distance by.
             for _ in 0..4 {
-                (0..50).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+                (0..50).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
             }
-            (100..200).for_each(|page| cache.read(page, 1, Came::Asked, 100));
+            (100..200).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
             let gone: Vec<u32> = (100..200).filter(|page| !cache.has(*page)).collect();
             let back = *gone.last().expect("not all of the scan fits");
-            cache.read(back, 1, Came::Asked, 100);
+            cache.read(back, 1, FetchOrigin::Asked, 100);
             let main = &cache.rings[Class::Main as usize];
             assert!(main.iter().any(|folio| folio.page == back), "{kind:?}: {main:?}");
         }
@@ -315,20 +315,20 @@ mod tests {
     #[test]
     fn a_stream_takes_an_eighth_and_then_goes_before_anything_else_does() {
         let mut cache = Rings::new(PolicyKind::S3Fifo);
-        (0..100).for_each(|page| cache.read(page, 1, Came::Asked, 100));
-        (1000..1010).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        (0..100).for_each(|page| cache.read(page, 1, FetchOrigin::Asked, 100));
+        (1000..1010).for_each(|page| cache.read(page, 1, FetchOrigin::Stream, 100));
         let before: Vec<u32> = (0..100).filter(|page| cache.has(*page)).collect();
-        (1010..5000).for_each(|page| cache.read(page, 1, Came::Stream, 100));
+        (1010..5000).for_each(|page| cache.read(page, 1, FetchOrigin::Stream, 100));
         let left = before.iter().filter(|page| cache.has(**page)).count();
         assert!(before.len() >= 90 && left >= 86, "{left} of {before:?}");
     }
 
-    fn came() -> impl Strategy<Value = Came> {
+    fn came() -> impl Strategy<Value = FetchOrigin> {
         prop_oneof![
-            5 => Just(Came::Asked),
-            2 => Just(Came::Ahead),
-            2 => Just(Came::Stream),
-            1 => Just(Came::Uncached),
+            5 => Just(FetchOrigin::Asked),
+            2 => Just(FetchOrigin::Ahead),
+            2 => Just(FetchOrigin::Stream),
+            1 => Just(FetchOrigin::Uncached),
         ]
     }
 

@@ -31,7 +31,7 @@ use crate::units::POOLS_MAX;
 
 /// What one pool has, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Share {
+pub struct PoolPages {
     /// All that it has.
     pub pages: u64,
     /// Whether something of that can be had, as far as is known.
@@ -44,7 +44,7 @@ pub struct Share {
     pub protected: u64,
 }
 
-impl Share {
+impl PoolPages {
     /// Pages above the protected minimum.
     pub fn excess(&self) -> u64 {
         self.pages.saturating_sub(self.protected)
@@ -53,7 +53,7 @@ impl Share {
 
 /// Which pool is to give, and how much at most, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct PoolTurn {
     /// The pool's number.
     pub pool: usize,
     /// No more than this.
@@ -67,22 +67,22 @@ const ROUND: u64 = 1 << 24;
 
 /// Whose turn it is.
 #[derive(Clone, Debug, Default)]
-pub struct Turns {
+pub struct PoolTurns {
     passes: [u64; POOLS_MAX],
     /// The pass of the last turn.
     now: u64,
 }
 
-impl Turns {
+impl PoolTurns {
     /// The pool that gives next, for pool `asking`, which wants `pages` pages; `None` if none has anything to give. If
     /// nobody is asking, what is protected is not given.
     /// It is taken to give as much as its turn says, or `pages`.
-    pub fn next(&mut self, shares: &[Share], asking: Option<usize>, pages: u64) -> Option<Turn> {
+    pub fn next(&mut self, shares: &[PoolPages], asking: Option<usize>, pages: u64) -> Option<PoolTurn> {
         let having = || shares.iter().enumerate().filter(|(_, share)| share.can_give);
         // 1 Over the limit.
         let over = having().filter(|(_, share)| share.over > 0).max_by_key(|(_, share)| share.over);
         if let Some((pool, share)) = over {
-            return Some(Turn { pool, pages: share.over, of_excess: false });
+            return Some(PoolTurn { pool, pages: share.over, of_excess: false });
         }
         // 2 Above the minimum, in turns.
         let excess = having().filter(|(_, share)| share.can_give_excess && share.excess() > 0);
@@ -91,14 +91,15 @@ impl Turns {
             let given = pages.min(share.excess());
             let step = u128::from(given) * u128::from(ROUND) / u128::from(share.excess());
             self.passes[pool] = self.now.saturating_add((step as u64).max(1));
-            return Some(Turn { pool, pages: share.excess(), of_excess: true });
+            return Some(PoolTurn { pool, pages: share.excess(), of_excess: true });
         }
         // 3 Who asks pays; or who has most of what is his.
-        let part = |share: &Share| u128::from(share.pages) * (1 << 40) / u128::from(share.protected.max(1));
+        let part =
+            |share: &PoolPages| u128::from(share.pages) * (1 << 40) / u128::from(share.protected.max(1));
         let asking = asking?;
         let asking = having().find(|(pool, _)| *pool == asking);
         let (pool, share) = asking.or_else(|| having().max_by_key(|(_, share)| part(share)))?;
-        Some(Turn { pool, pages: share.pages, of_excess: false })
+        Some(PoolTurn { pool, pages: share.pages, of_excess: false })
     }
 }
 
@@ -107,19 +108,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn share(pages: u64, protected: u64) -> Share {
-        Share { pages, can_give: pages > 0, can_give_excess: true, over: 0, protected }
+    fn share(pages: u64, protected: u64) -> PoolPages {
+        PoolPages { pages, can_give: pages > 0, can_give_excess: true, over: 0, protected }
     }
 
-    fn next(shares: &[Share]) -> Option<usize> {
-        Turns::default().next(shares, Some(0), 64).map(|turn| turn.pool)
+    fn next(shares: &[PoolPages]) -> Option<usize> {
+        PoolTurns::default().next(shares, Some(0), 64).map(|turn| turn.pool)
     }
 
     #[test]
     fn what_is_over_its_limit_goes_first_and_what_is_protected_last() {
         assert_eq!(next(&[]), None);
         assert_eq!(next(&[share(0, 0), share(0, 10)]), None);
-        let over = |over| Share { over, ..share(100, 100) };
+        let over = |over| PoolPages { over, ..share(100, 100) };
         assert_eq!(next(&[share(1000, 0), over(1), over(2)]), Some(2));
         assert_eq!(next(&[share(1, 0), share(1000, 1000)]), Some(0));
         assert_eq!(next(&[share(0, 0), share(1000, 999)]), Some(1));
@@ -129,15 +130,15 @@ mod tests {
             "the larger part of its own"
         );
         assert_eq!(next(&[share(10, 100), share(50, 100)]), Some(0), "who asks pays itself");
-        assert_eq!(Turns::default().next(&[share(10, 100), share(50, 100)], None, 64), None);
-        let large = Share { can_give_excess: false, ..share(1000, 999) };
+        assert_eq!(PoolTurns::default().next(&[share(10, 100), share(50, 100)], None, 64), None);
+        let large = PoolPages { can_give_excess: false, ..share(1000, 999) };
         assert_eq!(next(&[share(10, 100), large]), Some(0));
     }
 
     #[test]
     fn turns_are_in_proportion_to_what_is_above_the_minima() {
         let shares = [share(4000, 0), share(3000, 2000), share(500, 500), share(3000, 0)];
-        let (mut turns, mut taken) = (Turns::default(), [0u64; 4]);
+        let (mut turns, mut taken) = (PoolTurns::default(), [0u64; 4]);
         for _ in 0..1000 {
             taken[turns.next(&shares, Some(0), 64).unwrap().pool] += 64;
         }
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn who_had_no_turn_for_long_does_not_make_up_for_it() {
-        let mut turns = Turns::default();
+        let mut turns = PoolTurns::default();
         for _ in 0..1000 {
             assert_eq!(turns.next(&[share(1000, 0), share(0, 0)], Some(0), 64).unwrap().pool, 0);
         }
@@ -167,8 +168,8 @@ mod tests {
     }
 
     impl Naive {
-        fn may(&self, shares: &[Share], asking: Option<usize>) -> (Vec<usize>, bool) {
-            let all = |rule: &dyn Fn(usize, &Share) -> bool| -> Vec<usize> {
+        fn may(&self, shares: &[PoolPages], asking: Option<usize>) -> (Vec<usize>, bool) {
+            let all = |rule: &dyn Fn(usize, &PoolPages) -> bool| -> Vec<usize> {
                 (0..shares.len()).filter(|&at| shares[at].can_give && rule(at, &shares[at])).collect()
             };
             let most =
@@ -186,7 +187,7 @@ mod tests {
             if shares.get(asking).is_some_and(|share| share.can_give) {
                 return (vec![asking], false);
             }
-            let part = |share: &Share| share.pages as f64 / share.protected.max(1) as f64;
+            let part = |share: &PoolPages| share.pages as f64 / share.protected.max(1) as f64;
             let fullest = shares.iter().filter(|share| share.can_give).map(part).fold(0.0, f64::max);
             (all(&|_, share| part(share) >= fullest * (1.0 - 1e-9)), false)
         }
@@ -208,9 +209,9 @@ mod tests {
                 1..60,
             ),
         ) {
-            let (mut turns, mut naive) = (Turns::default(), Naive::default());
+            let (mut turns, mut naive) = (PoolTurns::default(), Naive::default());
             for (pools, asking, pages) in steps {
-                let shares: Vec<_> = pools.iter().map(|&(pages, protected, over, stuck)| Share {
+                let shares: Vec<_> = pools.iter().map(|&(pages, protected, over, stuck)| PoolPages {
                     pages,
                     can_give: pages > 0 && stuck != 0,
                     can_give_excess: stuck != 1,

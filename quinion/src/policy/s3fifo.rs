@@ -35,7 +35,7 @@
 //! SOSP 2023. We differ: ghosts are shadows judged by distance instead of a queue, the share moves, and
 //! what comes back is compared with one and a half caches.
 
-use super::{Arrival, Came, Class, Policy, READS_MAX, Verdict, Weights};
+use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
 use crate::workingset::Refault;
 
 /// Reads beyond the first by which a folio proves itself.
@@ -113,12 +113,12 @@ impl Policy for S3Fifo {
         "S3-FIFO"
     }
 
-    fn admit(&mut self, arrival: Arrival, _held: &Weights) -> Class {
+    fn admit(&mut self, arrival: ArrivingFolio, _held: &Weights) -> Class {
         match (arrival.came, arrival.refault) {
-            (Came::Uncached, _) => Class::Uncached,
-            (Came::Stream, _) => Class::Stream,
+            (FetchOrigin::Uncached, _) => Class::Uncached,
+            (FetchOrigin::Stream, _) => Class::Stream,
             (_, Some(Refault::Recent)) => Class::Main,
-            (Came::Asked | Came::Ahead, _) => Class::Probation,
+            (FetchOrigin::Asked | FetchOrigin::Ahead, _) => Class::Probation,
         }
     }
 
@@ -141,19 +141,19 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> Verdict {
+    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         let reads = reads.min(READS_MAX);
         if class == Class::Probation {
             self.note(reads, pages, held);
         }
         match class {
-            Class::Uncached if reads > 0 => Verdict::Keep { class: Class::Probation, reads: 0 },
+            Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
             Class::Stream | Class::Probation if reads >= PROVEN_AT => {
-                Verdict::Keep { class: Class::Main, reads: 0 }
+                PolicyVerdict::Keep { class: Class::Main, reads: 0 }
             }
-            Class::Main if reads > 0 => Verdict::Keep { class: Class::Main, reads: reads - 1 },
-            Class::Uncached | Class::Main => Verdict::Evict { remember: false },
-            Class::Stream | Class::Probation => Verdict::Evict { remember: true },
+            Class::Main if reads > 0 => PolicyVerdict::Keep { class: Class::Main, reads: reads - 1 },
+            Class::Uncached | Class::Main => PolicyVerdict::Evict { remember: false },
+            Class::Stream | Class::Probation => PolicyVerdict::Evict { remember: true },
         }
     }
 }
@@ -192,31 +192,32 @@ mod tests {
     #[test]
     fn two_more_reads_promote_and_one_does_not() {
         let judge = |class, reads| S3Fifo::new().judge(class, reads, 1, &held(1, 1, 1, 1));
-        assert_eq!(judge(Class::Probation, 1), Verdict::Evict { remember: true });
-        assert_eq!(judge(Class::Probation, 2), Verdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Main, 3), Verdict::Keep { class: Class::Main, reads: 2 });
-        assert_eq!(judge(Class::Main, 0), Verdict::Evict { remember: false });
+        assert_eq!(judge(Class::Probation, 1), PolicyVerdict::Evict { remember: true });
+        assert_eq!(judge(Class::Probation, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Main, 3), PolicyVerdict::Keep { class: Class::Main, reads: 2 });
+        assert_eq!(judge(Class::Main, 0), PolicyVerdict::Evict { remember: false });
     }
 
     #[test]
     fn a_streams_folio_that_is_read_again_stays_and_an_uncached_one_becomes_new() {
         let judge = |class, reads| S3Fifo::new().judge(class, reads, 1, &held(1, 1, 1, 1));
-        assert_eq!(judge(Class::Stream, 2), Verdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Stream, 1), Verdict::Evict { remember: true });
-        assert_eq!(judge(Class::Uncached, 1), Verdict::Keep { class: Class::Probation, reads: 0 });
-        assert_eq!(judge(Class::Uncached, 0), Verdict::Evict { remember: false });
+        assert_eq!(judge(Class::Stream, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Stream, 1), PolicyVerdict::Evict { remember: true });
+        assert_eq!(judge(Class::Uncached, 1), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
+        assert_eq!(judge(Class::Uncached, 0), PolicyVerdict::Evict { remember: false });
     }
 
     #[test]
     fn where_a_folio_goes_is_said_by_how_it_came_and_what_is_remembered() {
-        let class =
-            |came, refault| S3Fifo::new().admit(Arrival { pages: 1, came, refault }, &Weights::default());
-        assert_eq!(class(Came::Asked, None), Class::Probation);
-        assert_eq!(class(Came::Ahead, Some(Refault::Old)), Class::Probation);
-        assert_eq!(class(Came::Asked, Some(Refault::Recent)), Class::Main);
-        assert_eq!(class(Came::Stream, None), Class::Stream);
-        assert_eq!(class(Came::Stream, Some(Refault::Recent)), Class::Stream);
-        assert_eq!(class(Came::Uncached, Some(Refault::Recent)), Class::Uncached);
+        let class = |came, refault| {
+            S3Fifo::new().admit(ArrivingFolio { pages: 1, came, refault }, &Weights::default())
+        };
+        assert_eq!(class(FetchOrigin::Asked, None), Class::Probation);
+        assert_eq!(class(FetchOrigin::Ahead, Some(Refault::Old)), Class::Probation);
+        assert_eq!(class(FetchOrigin::Asked, Some(Refault::Recent)), Class::Main);
+        assert_eq!(class(FetchOrigin::Stream, None), Class::Stream);
+        assert_eq!(class(FetchOrigin::Stream, Some(Refault::Recent)), Class::Stream);
+        assert_eq!(class(FetchOrigin::Uncached, Some(Refault::Recent)), Class::Uncached);
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //!
 //! Source: mm/vmscan.c (`inactive_is_low`), mm/workingset.c of Linux; the rules, not the code.
 
-use super::{Arrival, Came, Class, Policy, Verdict, Weights};
+use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, Weights};
 use crate::units::PAGE_SIZE;
 use crate::workingset::Refault;
 
@@ -46,9 +46,9 @@ impl Policy for TwoList {
         "two lists"
     }
 
-    fn admit(&mut self, arrival: Arrival, _held: &Weights) -> Class {
+    fn admit(&mut self, arrival: ArrivingFolio, _held: &Weights) -> Class {
         match (arrival.came, arrival.refault) {
-            (Came::Uncached, _) => Class::Uncached,
+            (FetchOrigin::Uncached, _) => Class::Uncached,
             (_, Some(Refault::Recent)) => Class::Main,
             // Linux knows no streams: what they bring stands in line with the rest.
             _ => Class::Probation,
@@ -70,12 +70,14 @@ impl Policy for TwoList {
         }
     }
 
-    fn judge(&mut self, class: Class, reads: u8, _pages: u32, _held: &Weights) -> Verdict {
+    fn judge(&mut self, class: Class, reads: u8, _pages: u32, _held: &Weights) -> PolicyVerdict {
         match class {
-            Class::Uncached => Verdict::Evict { remember: false },
-            Class::Main => Verdict::Keep { class: Class::Probation, reads: 0 },
-            Class::Stream | Class::Probation if reads > 0 => Verdict::Keep { class: Class::Main, reads: 0 },
-            Class::Stream | Class::Probation => Verdict::Evict { remember: true },
+            Class::Uncached => PolicyVerdict::Evict { remember: false },
+            Class::Main => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
+            Class::Stream | Class::Probation if reads > 0 => {
+                PolicyVerdict::Keep { class: Class::Main, reads: 0 }
+            }
+            Class::Stream | Class::Probation => PolicyVerdict::Evict { remember: true },
         }
     }
 }
@@ -91,7 +93,7 @@ mod tests {
     #[test]
     fn w01_up_to_the_pages_of_the_active_list_a_return_is_recent() {
         assert_eq!(TwoList::new().reach(&held(70, 30)), 30);
-        let came = |refault| Arrival { pages: 1, came: Came::Asked, refault };
+        let came = |refault| ArrivingFolio { pages: 1, came: FetchOrigin::Asked, refault };
         assert_eq!(TwoList::new().admit(came(Some(Refault::Recent)), &held(1, 1)), Class::Main);
         assert_eq!(TwoList::new().admit(came(Some(Refault::Old)), &held(1, 1)), Class::Probation);
         assert_eq!(TwoList::new().admit(came(None), &held(1, 1)), Class::Probation);
@@ -111,8 +113,8 @@ mod tests {
     #[test]
     fn one_more_read_activates() {
         let judge = |class, reads| TwoList::new().judge(class, reads, 1, &held(1, 1));
-        assert_eq!(judge(Class::Probation, 0), Verdict::Evict { remember: true });
-        assert_eq!(judge(Class::Probation, 1), Verdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Main, 3), Verdict::Keep { class: Class::Probation, reads: 0 });
+        assert_eq!(judge(Class::Probation, 0), PolicyVerdict::Evict { remember: true });
+        assert_eq!(judge(Class::Probation, 1), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(judge(Class::Main, 3), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
     }
 }

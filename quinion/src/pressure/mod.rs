@@ -15,8 +15,8 @@
 //! small ones: of two caches that see each other's gain as room of their own, neither then swings.
 //!
 //! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
-//! clock, no lock. [`Gauge`] in `gauge.rs` finds the numbers in files of the system. The upkeep's thread takes
-//! the one to the other, in `filemap/give_way.rs`.
+//! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The upkeep's thread
+//! takes the one to the other, in `filemap/shrinker.rs`.
 //!
 //! Invariants:
 //!  1. The answer is between the least and the most that it was given, whatever the numbers.
@@ -25,8 +25,8 @@
 //!
 //! Not an invariant: that the kernel never kills. Who takes a gigabyte within a tenth of a second is not seen in time.
 
-mod gauge;
-pub use gauge::{Gauge, Group, Reading};
+mod source;
+pub use source::{Group, PressureSource, SourceReading};
 
 use crate::units::EXTENT_SIZE;
 
@@ -42,7 +42,7 @@ const CALM_LOOKS: u32 = 20;
 pub struct Pressure {
     pub(crate) memory_min: u64,
     /// `None`: this process's.
-    pub(crate) gauge: Option<Gauge>,
+    pub(crate) gauge: Option<PressureSource>,
 }
 
 impl Pressure {
@@ -55,7 +55,7 @@ impl Pressure {
 
     /// It looks at these files, instead of those of this process's control groups and of the machine.
     #[must_use]
-    pub fn with_gauge(mut self, gauge: Gauge) -> Self {
+    pub fn with_source(mut self, gauge: PressureSource) -> Self {
         self.gauge = Some(gauge);
         self
     }
@@ -63,7 +63,7 @@ impl Pressure {
 
 /// Memory that is left below a limit. In bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
+pub struct Headroom {
     /// What can still be had.
     pub free: u64,
     /// The limit.
@@ -72,11 +72,11 @@ pub struct Room {
 
 /// What a look at the system gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Look {
+pub struct PressureSample {
     /// Thousandths of the time since the last look in which some task waited for memory.
     pub stalled_thousandths: Option<u32>,
     /// The tightest limit.
-    pub room: Option<Room>,
+    pub room: Option<Headroom>,
 }
 
 /// A cache's memory, in bytes.
@@ -94,38 +94,38 @@ pub struct Sizes {
 
 /// How the machine is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Weather {
+enum PressureLevel {
     Pressed,
     Between,
     Calm,
 }
 
-impl Look {
-    fn weather(self) -> Weather {
+impl PressureSample {
+    fn level(self) -> PressureLevel {
         let stalled = |from: u32| self.stalled_thousandths.is_some_and(|stalled| stalled >= from);
         let is_left = |parts: u64| self.room.is_none_or(|room| room.free >= room.limit / parts);
         match () {
-            () if stalled(STALLED_PRESSED) || !is_left(16) => Weather::Pressed,
-            () if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) => Weather::Between,
-            () => Weather::Calm,
+            () if stalled(STALLED_PRESSED) || !is_left(16) => PressureLevel::Pressed,
+            () if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) => PressureLevel::Between,
+            () => PressureLevel::Calm,
         }
     }
 }
 
 /// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure from one
 /// call to the next.
-pub fn wish(look: Look, sizes: Sizes, calm_looks: &mut u32) -> u64 {
+pub fn wish(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> u64 {
     let extent = EXTENT_SIZE as u64;
-    let weather = look.weather();
-    *calm_looks = if weather == Weather::Calm { calm_looks.saturating_add(1) } else { 0 };
+    let weather = look.level();
+    *calm_looks = if weather == PressureLevel::Calm { calm_looks.saturating_add(1) } else { 0 };
     let wished = match weather {
-        Weather::Pressed => {
+        PressureLevel::Pressed => {
             // Of what it has: a bound that was never reached gives nothing back by being lower.
             let held = sizes.grown.min(sizes.bound);
             let missing = look.room.map_or(0, |room| (room.limit / 8).saturating_sub(room.free));
             held.saturating_sub((held / 8).max(missing).max(extent))
         }
-        Weather::Calm if *calm_looks >= CALM_LOOKS => {
+        PressureLevel::Calm if *calm_looks >= CALM_LOOKS => {
             // Half of what is there beyond the quarter that makes it calm: others may want the same.
             let spare = look.room.map_or(u64::MAX, |room| (room.free - room.limit / 4) / 2);
             sizes.bound.saturating_add((sizes.max / 32).max(extent).min(spare))
@@ -143,8 +143,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const SIZES: Sizes = Sizes { bound: 800 * MIB, grown: 800 * MIB, min: 100 * MIB, max: 1000 * MIB };
 
-    fn look(stalled: u32, free: u64) -> Look {
-        Look { stalled_thousandths: Some(stalled), room: Some(Room { free, limit: 1600 * MIB }) }
+    fn look(stalled: u32, free: u64) -> PressureSample {
+        PressureSample {
+            stalled_thousandths: Some(stalled),
+            room: Some(Headroom { free, limit: 1600 * MIB }),
+        }
     }
 
     #[test]
@@ -184,7 +187,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_changes_nothing() {
         let mut calm = 1000;
-        assert_eq!(wish(Look::default(), SIZES, &mut calm), SIZES.bound);
+        assert_eq!(wish(PressureSample::default(), SIZES, &mut calm), SIZES.bound);
         assert_eq!(calm, 0);
     }
 
@@ -200,13 +203,14 @@ mod tests {
             let [grown, bound, min, max] = sizes;
             let bound = bound.clamp(min, max);
             let sizes = Sizes { bound, grown, min, max };
-            let look = Look { stalled_thousandths: stalled, room: room.map(|(free, limit)| Room { free, limit }) };
+            let room = room.map(|(free, limit)| Headroom { free, limit });
+            let look = PressureSample { stalled_thousandths: stalled, room };
             let wished = wish(look, sizes, &mut calm);
             prop_assert!((min..=max).contains(&wished));
-            match look.weather() {
-                Weather::Pressed => prop_assert!(wished <= bound),
-                Weather::Between => prop_assert_eq!(wished, bound),
-                Weather::Calm => prop_assert!(wished >= bound),
+            match look.level() {
+                PressureLevel::Pressed => prop_assert!(wished <= bound),
+                PressureLevel::Between => prop_assert_eq!(wished, bound),
+                PressureLevel::Calm => prop_assert!(wished >= bound),
             }
         }
     }

@@ -24,7 +24,7 @@
 use crate::units::{Order, PageIndex};
 
 use super::Hint;
-use super::window::{Asked, Cached, Limits, Window, Windows, clamp, first_size, next_size};
+use super::window::{Cached, ReadRequest, Window, WindowLimits, Windows, clamp, first_size, next_size};
 
 /// A forced read goes to the device in pieces of so many pages: 2 MiB.
 const FORCED_PIECE_PAGES: u32 = 512;
@@ -56,9 +56,9 @@ impl KernelLike {
         self.previous = PageIndex::of_byte(position).0;
     }
 
-    pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_miss(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if limits.pages_max == 0 {
-            return forced(limits, Asked { pages: 1, ..asked });
+            return forced(limits, ReadRequest { pages: 1, ..asked });
         }
         if limits.hint == Hint::Random {
             return forced(limits, asked);
@@ -82,7 +82,7 @@ impl KernelLike {
         self.start_stream(limits, index, size, 1, asked.file_pages)
     }
 
-    pub fn on_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if limits.pages_max == 0 {
             return Windows::none();
         }
@@ -104,17 +104,17 @@ impl KernelLike {
     }
 
     /// A page fault missed page `asked.index`; `asked.pages` is of no account.
-    pub fn on_fault(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_fault(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let max = limits.pages_max;
         if limits.hint == Hint::Random || max == 0 {
-            return exact(limits, Asked { pages: 1, ..asked });
+            return exact(limits, ReadRequest { pages: 1, ..asked });
         }
         if limits.hint == Hint::Sequential {
-            return self.on_miss(limits, Asked { pages: max, ..asked }, cached);
+            return self.on_miss(limits, ReadRequest { pages: max, ..asked }, cached);
         }
         self.fault_misses = (self.fault_misses + 1).min(FAULT_MISSES_MAX);
         if self.fault_misses > FAULT_MISSES_LIMIT {
-            return exact(limits, Asked { pages: 1, ..asked });
+            return exact(limits, ReadRequest { pages: 1, ..asked });
         }
         let start = PageIndex(asked.index.0.saturating_sub(u64::from(max / 2)));
         self.start_stream(limits, start, max, max / 4, asked.file_pages)
@@ -133,7 +133,7 @@ impl KernelLike {
 
     fn start_stream(
         &mut self,
-        limits: &Limits,
+        limits: &WindowLimits,
         start: PageIndex,
         size: u32,
         async_pages: u32,
@@ -153,7 +153,7 @@ impl KernelLike {
     }
 
     /// The newest window, as it is filled.
-    fn window(&mut self, limits: &Limits, file_pages: u64) -> Windows {
+    fn window(&mut self, limits: &WindowLimits, file_pages: u64) -> Windows {
         let pages = clamp(self.start, self.size, file_pages);
         if pages == 0 {
             return Windows::none();
@@ -169,7 +169,7 @@ impl KernelLike {
 }
 
 /// The largest window for a request of `pages`: a long request may be read in one piece.
-fn max_for(limits: &Limits, pages: u32) -> u32 {
+fn max_for(limits: &WindowLimits, pages: u32) -> u32 {
     if pages > limits.pages_max && limits.io_pages > limits.pages_max {
         pages.min(limits.io_pages)
     } else {
@@ -177,14 +177,14 @@ fn max_for(limits: &Limits, pages: u32) -> u32 {
     }
 }
 
-fn exact(limits: &Limits, asked: Asked) -> Windows {
+fn exact(limits: &WindowLimits, asked: ReadRequest) -> Windows {
     let pages = clamp(asked.index, asked.pages, asked.file_pages);
     let window = Window { order: limits.order_min, ..Window::exact(asked.index, pages) };
     if pages == 0 { Windows::none() } else { Windows::one(window) }
 }
 
 /// What was asked, in pieces, but no more than a request to the device, or a window, may have.
-fn forced(limits: &Limits, asked: Asked) -> Windows {
+fn forced(limits: &WindowLimits, asked: ReadRequest) -> Windows {
     let asked_pages = asked.pages.min(limits.io_pages.max(limits.pages_max).max(1));
     let mut left = clamp(asked.index, asked_pages, asked.file_pages);
     let (mut windows, mut start) = (Windows::none(), asked.index);

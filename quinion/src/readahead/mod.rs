@@ -20,7 +20,7 @@
 //! largest window and how trouble shrinks it, the count of what was done.
 //!
 //! A forward stream that has come a long way (1 MiB), or round again, says so with its windows, and what its
-//! reader has passed: when memory is short, that is what goes first ([`Passed`]).
+//! reader has passed: when memory is short, that is what goes first ([`StreamProgress`]).
 //!
 //! Trouble is a read that failed, which makes the largest window a quarter, or
 //! a window that was gone before it was read, which halves it. After
@@ -46,7 +46,7 @@ mod simulator;
 #[cfg(test)]
 mod tests;
 
-pub use window::{Asked, Cached, NothingCached, Passed, Window, Windows};
+pub use window::{Cached, NothingCached, ReadRequest, StreamProgress, Window, Windows};
 
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ use crate::units::{Order, Orders, PageIndex};
 
 use kernel_like::KernelLike;
 use streams::Streams;
-use window::Limits;
+use window::WindowLimits;
 
 /// So many windows in a row without trouble make the largest window grow again.
 const CALM_WINDOWS: u32 = 16;
@@ -177,16 +177,22 @@ impl ReadaheadReport {
 
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant, reason = "the large one is the default, and a handle has one")]
-enum Judge {
+enum ReadaheadPolicy {
     Streams(Streams),
     KernelLike(KernelLike),
 }
 
-impl Judge {
-    fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
+impl ReadaheadPolicy {
+    fn on_miss(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+        windows: &mut Windows,
+    ) {
         match self {
-            Judge::Streams(streams) => streams.on_miss(limits, asked, cached, windows),
-            Judge::KernelLike(kernel) => *windows = kernel.on_miss(limits, asked, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_miss(limits, asked, cached, windows),
+            ReadaheadPolicy::KernelLike(kernel) => *windows = kernel.on_miss(limits, asked, cached),
         }
     }
 }
@@ -200,7 +206,7 @@ pub struct Readahead {
     pages_max: u32,
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
-    judge: Judge,
+    judge: ReadaheadPolicy,
     /// Of this, only what counts.
     done: ReadaheadReport,
 }
@@ -209,8 +215,8 @@ impl Readahead {
     /// The state of a handle that has read nothing.
     pub fn new(config: Config) -> Self {
         let judge = match config.style {
-            ReadaheadStyle::Streams => Judge::Streams(Streams::new()),
-            ReadaheadStyle::KernelLike => Judge::KernelLike(KernelLike::new()),
+            ReadaheadStyle::Streams => ReadaheadPolicy::Streams(Streams::new()),
+            ReadaheadStyle::KernelLike => ReadaheadPolicy::KernelLike(KernelLike::new()),
         };
         let (hint, pages_max, done) = (Hint::Normal, config.pages_max, ReadaheadReport::new(&config));
         Self { config, hint, pages_max, calm: 0, judge, done }
@@ -220,8 +226,8 @@ impl Readahead {
     /// and says random.
     pub fn report(&self) -> ReadaheadReport {
         let class = match &self.judge {
-            Judge::Streams(streams) => streams.class(),
-            Judge::KernelLike(_) => Class::Random,
+            ReadaheadPolicy::Streams(streams) => streams.class(),
+            ReadaheadPolicy::KernelLike(_) => Class::Random,
         };
         ReadaheadReport { class, hint: self.hint, pages_max: self.pages_max, ..self.done }
     }
@@ -242,14 +248,14 @@ impl Readahead {
 
     /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
     /// and nobody waits for the others. No window only if the file ends before `asked.index`.
-    pub fn on_miss(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
         self.on_miss_into(asked, cached, &mut windows);
         windows
     }
 
     /// As [`Readahead::on_miss`], into `windows`, which is empty: there is room for many, and mostly one is written.
-    pub fn on_miss_into(&mut self, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
+    pub fn on_miss_into(&mut self, asked: ReadRequest, cached: &dyn Cached, windows: &mut Windows) {
         if asked.index.0 < asked.file_pages {
             let (limits, clamped) = (self.limits(), asked.clamped());
             self.judge.on_miss(&limits, clamped, cached, windows);
@@ -259,18 +265,18 @@ impl Readahead {
 
     /// The marked folio that begins with page `asked.index` was read: the stream is alive, the next window
     /// may start. No window if the file ends, or what would be fetched is there.
-    pub fn on_marker(&mut self, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_marker(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if asked.index.0 >= asked.file_pages {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
         let mut windows = match &mut self.judge {
-            Judge::Streams(streams) => streams.on_marker(&limits, clamped, cached),
-            Judge::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_marker(&limits, clamped, cached),
+            ReadaheadPolicy::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
         let wanted_end = match &self.judge {
-            Judge::Streams(streams) => streams.wanted_end(),
-            Judge::KernelLike(_) => clamped.end(),
+            ReadaheadPolicy::Streams(streams) => streams.wanted_end(),
+            ReadaheadPolicy::KernelLike(_) => clamped.end(),
         };
         self.note(&mut windows, clamped.index..wanted_end);
         windows
@@ -279,7 +285,7 @@ impl Readahead {
     /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
     /// there is the stream's again.
     pub fn on_refused(&mut self, index: PageIndex) {
-        if let Judge::Streams(streams) = &mut self.judge {
+        if let ReadaheadPolicy::Streams(streams) = &mut self.judge {
             streams.on_refused(index);
         }
     }
@@ -296,11 +302,12 @@ impl Readahead {
         if index.0 >= file_pages {
             return Windows::none();
         }
-        let (limits, asked) = (Limits { hint, ..self.limits() }, Asked { index, pages: 1, file_pages });
+        let (limits, asked) =
+            (WindowLimits { hint, ..self.limits() }, ReadRequest { index, pages: 1, file_pages });
         let mut windows = Windows::none();
         match &mut self.judge {
-            Judge::Streams(streams) => streams.on_miss(&limits, asked, cached, &mut windows),
-            Judge::KernelLike(kernel) => windows = kernel.on_fault(&limits, asked, cached),
+            ReadaheadPolicy::Streams(streams) => streams.on_miss(&limits, asked, cached, &mut windows),
+            ReadaheadPolicy::KernelLike(kernel) => windows = kernel.on_fault(&limits, asked, cached),
         }
         self.note(&mut windows, index..asked.end());
         windows
@@ -308,7 +315,7 @@ impl Readahead {
 
     /// A page fault found its page in the cache.
     pub fn on_fault_hit(&mut self) {
-        if let Judge::KernelLike(kernel) = &mut self.judge {
+        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.judge {
             kernel.on_fault_hit();
         }
     }
@@ -316,7 +323,7 @@ impl Readahead {
     /// A read ended before byte `position`. Only the kernel-like judge wants to know; the default learns all
     /// it needs from misses and markers.
     pub fn on_read_end(&mut self, position: u64) {
-        if let Judge::KernelLike(kernel) = &mut self.judge {
+        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.judge {
             kernel.on_read_end(position);
         }
     }
@@ -325,16 +332,16 @@ impl Readahead {
     pub fn on_failure(&mut self) {
         self.done.failures += 1;
         let min = match self.judge {
-            Judge::Streams(_) => stream::PAGES_MIN.min(self.config.pages_max),
-            Judge::KernelLike(_) => 0,
+            ReadaheadPolicy::Streams(_) => stream::PAGES_MIN.min(self.config.pages_max),
+            ReadaheadPolicy::KernelLike(_) => 0,
         };
         self.pages_max = (self.pages_max / 4).max(min);
         self.calm = 0;
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> WindowLimits {
         let Config { io_pages, order_min, order_max, .. } = self.config;
-        Limits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
+        WindowLimits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
     }
 
     /// Counts what was judged, for a request of `wanted`.
@@ -362,7 +369,7 @@ impl Readahead {
 
     /// The largest window follows trouble, and its absence.
     fn adapt(&mut self) {
-        let Judge::Streams(streams) = &mut self.judge else { return };
+        let ReadaheadPolicy::Streams(streams) = &mut self.judge else { return };
         let lost = streams.take_lost();
         if lost > 0 {
             self.done.lost_windows += lost;

@@ -17,7 +17,7 @@
 
 use crate::units::PageIndex;
 
-use super::window::Asked;
+use super::window::ReadRequest;
 
 /// How many requests are remembered.
 pub(super) const RECENT_MAX: usize = 16;
@@ -44,7 +44,7 @@ struct Request {
 
 /// What a request looks like beside the remembered ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Hunch {
+pub(super) enum AccessPattern {
     /// It begins where another ended; the first of those that touch began at this page.
     Forward(PageIndex),
     /// It ends where another began.
@@ -57,19 +57,19 @@ pub(super) enum Hunch {
 
 /// The requests that no stream expected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Recent {
+pub(super) struct RecentRequests {
     requests: [Request; RECENT_MAX],
     oldest: usize,
 }
 
-impl Recent {
+impl RecentRequests {
     pub fn new() -> Self {
         Self { requests: [Request::NONE; RECENT_MAX], oldest: 0 }
     }
 
     /// Notes `asked` and says what it looks like; `links_min` requests must touch before that counts. What
     /// becomes a stream is not noted, and what it grew from is forgotten.
-    pub fn note(&mut self, asked: Asked, links_min: u8) -> Hunch {
+    pub fn note(&mut self, asked: ReadRequest, links_min: u8) -> AccessPattern {
         if let Some((at, hunch)) = self.touching(asked) {
             let request = std::mem::replace(&mut self.requests[at], Request::NONE);
             if request.links + 1 >= links_min {
@@ -80,31 +80,31 @@ impl Recent {
                 origin: request.origin,
                 ..Request::alone(asked)
             });
-            return Hunch::None;
+            return AccessPattern::None;
         }
         if let Some((age, &Request { distance, repeats, .. })) = self.in_step(asked.index) {
             let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
             if repeats + 1 >= repeats_min {
-                return Hunch::Strided(distance);
+                return AccessPattern::Strided(distance);
             }
             self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
-            return Hunch::None;
+            return AccessPattern::None;
         }
         self.remember(Request { distance: self.nearest(asked.index), ..Request::alone(asked) });
-        Hunch::None
+        AccessPattern::None
     }
 
-    fn touching(&self, asked: Asked) -> Option<(usize, Hunch)> {
+    fn touching(&self, asked: ReadRequest) -> Option<(usize, AccessPattern)> {
         let (first, end) = (asked.index.0, asked.end().0);
         // Nearly always all of them are far away, and that is seen in two steps for each.
         if self.requests.iter().all(|request| (request.first.0 > end) | (request.end.0 < first)) {
             return None;
         }
         self.requests.iter().enumerate().find_map(|(at, request)| match () {
-            () if request.end.0 == first => Some((at, Hunch::Forward(request.origin))),
+            () if request.end.0 == first => Some((at, AccessPattern::Forward(request.origin))),
             // Requests of odd lengths share a page.
             () if first < request.first.0 && request.first.0 <= end && end <= request.end.0 => {
-                Some((at, Hunch::Backward))
+                Some((at, AccessPattern::Backward))
             }
             () => None,
         })
@@ -147,7 +147,7 @@ impl Request {
         self.first == Self::NONE.first
     }
     /// A request that has nothing to do with others.
-    fn alone(asked: Asked) -> Self {
+    fn alone(asked: ReadRequest) -> Self {
         let (first, end) = (asked.index, asked.end());
         Self { first, end, distance: 0, repeats: 0, links: 0, origin: first }
     }

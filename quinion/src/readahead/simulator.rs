@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::{Order, PageIndex};
 
-use super::{Asked, Cached, Config, Hint, Readahead, Window, Windows};
+use super::{Cached, Config, Hint, ReadRequest, Readahead, Window, Windows};
 
 /// The pages that are cached: each with the first page of its folio.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl Simulator {
         let end = (first + pages).min(self.file_pages);
         for page in first..end {
             let (wanted, file_pages) = ((end - page) as u32, self.file_pages);
-            let asked = |index| Asked { index: PageIndex(index), pages: wanted, file_pages };
+            let asked = |index| ReadRequest { index: PageIndex(index), pages: wanted, file_pages };
             if !self.pages.folio_of.contains_key(&page) {
                 let windows = self.state.on_miss(asked(page), &self.pages);
                 assert_eq!(
@@ -103,7 +103,7 @@ impl Simulator {
         let folio = self.pages.folio_of[&page];
         if self.pages.marked.remove(&folio) {
             let pages = self.state.report().pages_max;
-            let asked = Asked { index: PageIndex(folio), pages, file_pages: self.file_pages };
+            let asked = ReadRequest { index: PageIndex(folio), pages, file_pages: self.file_pages };
             let windows = self.state.on_marker(asked, &self.pages);
             self.fill(&windows);
         }

@@ -26,7 +26,9 @@
 use crate::units::{Order, PageIndex};
 
 use super::Hint;
-use super::window::{Asked, Cached, Limits, Passed, Window, Windows, clamp, first_size, next_size};
+use super::window::{
+    Cached, ReadRequest, StreamProgress, Window, WindowLimits, Windows, clamp, first_size, next_size,
+};
 
 /// The smallest window of a stream, in pages.
 pub(super) const PAGES_MIN: u32 = 4;
@@ -51,7 +53,7 @@ const NO_END: PageIndex = PageIndex(u64::MAX);
 
 /// Where a stream is going.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Forward,
     Backward,
     /// Pieces of `pages` pages, each `distance` after the one before; `next` was not fetched yet.
@@ -65,7 +67,7 @@ pub(super) enum Way {
 /// One stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    pub way: Way,
+    pub way: Direction,
     /// Where it began.
     pub origin: PageIndex,
     /// Where its reader was when it was heard of last.
@@ -88,10 +90,10 @@ pub(super) struct Stream {
 
 impl Stream {
     /// A stream that began at `origin` and for which nothing was fetched yet.
-    pub fn begin(way: Way, origin: PageIndex, asked: Asked, limits: &Limits) -> Self {
+    pub fn begin(way: Direction, origin: PageIndex, asked: ReadRequest, limits: &WindowLimits) -> Self {
         let size = match way {
-            Way::Strided { .. } => PIECES_FIRST,
-            Way::Forward | Way::Backward => ramp_start(asked.pages, limits),
+            Direction::Strided { .. } => PIECES_FIRST,
+            Direction::Forward | Direction::Backward => ramp_start(asked.pages, limits),
         };
         Self {
             way,
@@ -109,8 +111,8 @@ impl Stream {
     }
 
     /// A request that is longer than a piece, and no stream.
-    pub fn long_request(asked: Asked, limits: &Limits) -> Self {
-        let mut stream = Self::begin(Way::Forward, asked.index, asked, limits);
+    pub fn long_request(asked: ReadRequest, limits: &WindowLimits) -> Self {
+        let mut stream = Self::begin(Direction::Forward, asked.index, asked, limits);
         (stream.until, stream.size) = (asked.end(), piece_pages(limits));
         stream
     }
@@ -132,23 +134,23 @@ impl Stream {
 
     /// Whether page `index` was fetched for it and its reader has not come so far yet.
     pub fn has_ahead(&self, index: PageIndex) -> bool {
-        self.way == Way::Forward && !self.is_long_request() && self.seen < index && index < self.edge
+        self.way == Direction::Forward && !self.is_long_request() && self.seen < index && index < self.edge
     }
 
     /// Whether its reader has been at `index` before, on a way of some length.
     pub fn has_been_at(&self, index: PageIndex) -> bool {
         let length = self.edge.0.saturating_sub(self.origin.0);
-        let is_long = self.way == Way::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
+        let is_long = self.way == Direction::Forward && !self.is_long_request() && length >= LAP_PAGES_MIN;
         is_long && self.origin <= index && index <= self.seen
     }
 
     /// What its reader has passed, if it has shown that it is a stream and no short file: it is long, or in its
     /// second lap, or was said to be one.
-    pub fn passed(&self, limits: &Limits) -> Option<Passed> {
+    pub fn passed(&self, limits: &WindowLimits) -> Option<StreamProgress> {
         let is_said = matches!(limits.hint, Hint::Sequential | Hint::NoReuse);
         let is_shown = self.edge.0.saturating_sub(self.origin.0) >= LONG_PAGES_MIN || self.laps > 0;
-        let is_stream = self.way == Way::Forward && !self.is_long_request() && (is_said || is_shown);
-        is_stream.then(|| Passed { from: self.origin.min(self.seen), to: self.seen })
+        let is_stream = self.way == Direction::Forward && !self.is_long_request() && (is_said || is_shown);
+        is_stream.then(|| StreamProgress { from: self.origin.min(self.seen), to: self.seen })
     }
 
     /// Whether its reader, who is at `index`, begins again.
@@ -164,34 +166,34 @@ impl Stream {
 
     /// Whether it goes forward and `index` is the first page that was not fetched for it.
     pub fn ends_at(&self, index: PageIndex) -> bool {
-        self.way == Way::Forward && self.edge == index
+        self.way == Direction::Forward && self.edge == index
     }
 
     /// Whether a miss of `asked` is the stream's reader, who has come to the end of what was fetched.
-    pub fn continues(&self, asked: Asked, limits: &Limits, cached: &dyn Cached) -> bool {
+    pub fn continues(&self, asked: ReadRequest, limits: &WindowLimits, cached: &dyn Cached) -> bool {
         let index = asked.index;
         match self.way {
-            Way::Forward if index == self.edge => true,
-            Way::Forward => {
+            Direction::Forward if index == self.edge => true,
+            Direction::Forward => {
                 index > self.edge && index < self.until && self.reaches_over(index, limits, cached)
             }
             _ if asked.pages > piece_pages(limits) => false,
-            Way::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
-            Way::Strided { .. } => {
+            Direction::Backward => index < self.edge && asked.end() >= self.edge && asked.end() <= self.seen,
+            Direction::Strided { .. } => {
                 self.pieces_to(index).is_some_and(|pieces| (0..=i64::from(PIECES_MAX) * 2).contains(&pieces))
             }
         }
     }
 
     /// Whether it was lost sight of, without a marker, not far before `index`.
-    pub fn was_lost_near(&self, index: PageIndex, limits: &Limits) -> bool {
+    pub fn was_lost_near(&self, index: PageIndex, limits: &WindowLimits) -> bool {
         let between = index.0.wrapping_sub(self.edge.0);
         let near = between <= u64::from(limits.pages_max.max(ASKED_PAGES_MAX)) * 2;
-        self.way == Way::Forward && !self.is_long_request() && self.marker.is_none() && near
+        self.way == Direction::Forward && !self.is_long_request() && self.marker.is_none() && near
     }
 
     /// Whether there is nothing but cached pages between the end of the stream and `index`.
-    fn reaches_over(&self, index: PageIndex, limits: &Limits, cached: &dyn Cached) -> bool {
+    fn reaches_over(&self, index: PageIndex, limits: &WindowLimits, cached: &dyn Cached) -> bool {
         let between = index.0 - self.edge.0;
         let looks = between.min(u64::from(ISLAND_LOOKS_MAX)) as u32;
         between <= u64::from(limits.pages_max) * 2 && cached.cached_before(index, looks) >= looks
@@ -199,14 +201,14 @@ impl Stream {
 
     /// How many pieces `index` lies ahead of the next one, if a piece begins there and it is not far.
     fn pieces_to(&self, index: PageIndex) -> Option<i64> {
-        let Way::Strided { next, distance, .. } = self.way else { return None };
+        let Direction::Strided { next, distance, .. } = self.way else { return None };
         let pages = index.0 as i64 - next;
         let near = (pages / distance).abs() <= i64::from(PIECES_MAX) * 2;
         (pages % distance == 0 && near).then_some(pages / distance)
     }
 
     /// Its reader missed a page: the windows, of which the first begins there.
-    pub fn after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn after_miss(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         if self.is_complete() {
             self.until = NO_END;
             self.size = ramp_start(asked.pages, limits);
@@ -217,28 +219,33 @@ impl Stream {
         (self.marker, self.asked_pages) = (None, asked.pages);
         self.order = self.order.max(asked_order(asked.pages, limits));
         let mut windows = match self.way {
-            Way::Forward => self.forward_after_miss(limits, asked, cached),
-            Way::Backward => self.backward_after_miss(limits, asked, cached),
-            Way::Strided { .. } => self.strided_after_miss(limits, asked, cached),
+            Direction::Forward => self.forward_after_miss(limits, asked, cached),
+            Direction::Backward => self.backward_after_miss(limits, asked, cached),
+            Direction::Strided { .. } => self.strided_after_miss(limits, asked, cached),
         };
         windows.set_stream(self.passed(limits));
         windows
     }
 
     /// Its reader met the marker: the windows that come next, none of them asked for.
-    pub fn after_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn after_marker(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         self.marker = None;
         self.seen = match self.way {
             // At the end of the request, or of the folio, that was met.
-            Way::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
-            Way::Forward | Way::Strided { .. } => asked.index,
+            Direction::Backward => asked.index.plus(u64::from(self.asked_pages.max(self.order.pages()))),
+            Direction::Forward | Direction::Strided { .. } => asked.index,
         };
         self.grow(limits);
         self.order = Order((self.order.0 + ORDER_STEP).min(limits.order_max.0)).max(limits.order_min);
         let mut windows = match self.way {
-            Way::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
-            Way::Backward => self.push_before_all(limits, cached),
-            Way::Strided { .. } => {
+            Direction::Forward => self.forward_after_marker(limits, asked.file_pages, cached),
+            Direction::Backward => self.push_before_all(limits, cached),
+            Direction::Strided { .. } => {
                 let mut windows = Windows::none();
                 self.push_pieces(&mut windows, limits, asked.file_pages, cached);
                 windows
@@ -249,16 +256,16 @@ impl Stream {
     }
 
     /// The windows of this stream become larger, up to the largest.
-    pub fn grow(&mut self, limits: &Limits) {
+    pub fn grow(&mut self, limits: &WindowLimits) {
         self.size = match self.way {
-            Way::Strided { .. } => (self.size * 2).min(PIECES_MAX),
+            Direction::Strided { .. } => (self.size * 2).min(PIECES_MAX),
             _ if self.is_long_request() => piece_pages(limits),
             _ => next_size(self.size, limits.pages_max),
         };
     }
 
     /// What was fetched was gone before it was read: smaller windows, from where the reader is.
-    pub fn shrink(&mut self, at: PageIndex, limits: &Limits) {
+    pub fn shrink(&mut self, at: PageIndex, limits: &WindowLimits) {
         self.size = (self.size / 2).max(PAGES_MIN.min(limits.pages_max));
         self.order = limits.order_min;
         self.move_to(at);
@@ -272,7 +279,7 @@ impl Stream {
 
     /// Nothing could be fetched for the reader who missed `index`: the stream is where it was.
     pub fn refuse(&mut self, index: PageIndex) {
-        if self.way == Way::Forward && self.seen == index {
+        if self.way == Direction::Forward && self.seen == index {
             self.marker = None;
             self.move_to(index);
         }
@@ -285,7 +292,12 @@ impl Stream {
 
     // ---- forward ---------------------------------------------------------------------------------
 
-    fn forward_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn forward_after_miss(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         let bound = self.until.0.min(asked.file_pages);
         let wanted = self.size.max(asked.pages.min(piece_pages(limits)));
         let window =
@@ -300,7 +312,12 @@ impl Stream {
         Windows::one(Window { marker: self.marker, ..window })
     }
 
-    fn forward_after_marker(&mut self, limits: &Limits, file_pages: u64, cached: &dyn Cached) -> Windows {
+    fn forward_after_marker(
+        &mut self,
+        limits: &WindowLimits,
+        file_pages: u64,
+        cached: &dyn Cached,
+    ) -> Windows {
         let bound = self.until.0.min(file_pages);
         let looks = clamp(self.edge, piece_pages(limits), bound);
         let Some(start) = cached.next_missing(self.edge, looks) else { return Windows::none() };
@@ -324,7 +341,12 @@ impl Stream {
 
     // ---- backward --------------------------------------------------------------------------------
 
-    fn backward_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn backward_after_miss(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
         (self.seen, self.edge) = (asked.end(), asked.index);
@@ -334,14 +356,14 @@ impl Stream {
         windows
     }
 
-    fn push_before_all(&mut self, limits: &Limits, cached: &dyn Cached) -> Windows {
+    fn push_before_all(&mut self, limits: &WindowLimits, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
         self.push_before(&mut windows, self.size, limits, cached);
         windows
     }
 
     /// A window of `pages` right before what was fetched, stepping over what is cached.
-    fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &Limits, cached: &dyn Cached) {
+    fn push_before(&mut self, windows: &mut Windows, pages: u32, limits: &WindowLimits, cached: &dyn Cached) {
         let over = cached.cached_before(self.edge, limits.pages_max);
         let end = PageIndex(self.edge.0.saturating_sub(u64::from(over)));
         if over >= limits.pages_max || end.0 == 0 {
@@ -367,10 +389,15 @@ impl Stream {
 
     // ---- strided ---------------------------------------------------------------------------------
 
-    fn strided_after_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn strided_after_miss(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         let mut windows =
             Windows::one(Window { order: self.order, ..Window::exact(asked.index, asked.pages) });
-        if let Way::Strided { next, distance, pages } = &mut self.way {
+        if let Direction::Strided { next, distance, pages } = &mut self.way {
             *next = asked.index.0 as i64 + *distance;
             *pages = asked.pages.max(*pages).min(distance.unsigned_abs().min(u64::from(u32::MAX)) as u32);
         }
@@ -379,8 +406,14 @@ impl Stream {
     }
 
     /// The next pieces, as many as the size says and the largest window allows; the first carries the marker.
-    fn push_pieces(&mut self, windows: &mut Windows, limits: &Limits, file_pages: u64, cached: &dyn Cached) {
-        let Way::Strided { mut next, distance, pages } = self.way else { return };
+    fn push_pieces(
+        &mut self,
+        windows: &mut Windows,
+        limits: &WindowLimits,
+        file_pages: u64,
+        cached: &dyn Cached,
+    ) {
+        let Direction::Strided { mut next, distance, pages } = self.way else { return };
         let inside = |next: i64| u64::try_from(next).is_ok_and(|next| next < file_pages);
         let (first, mut count) = (windows.len(), self.size.min((limits.pages_max / pages).max(1)));
         while count > 0 && inside(next) {
@@ -392,7 +425,7 @@ impl Stream {
             }
             (next, count) = (next + distance, count - 1);
         }
-        self.way = Way::Strided { next, distance, pages };
+        self.way = Direction::Strided { next, distance, pages };
         if inside(next) {
             self.marker = windows.get(first).and_then(|window| window.marker);
         } else {
@@ -402,17 +435,17 @@ impl Stream {
 }
 
 /// How many pages of what was asked for are read in one piece.
-pub(super) fn piece_pages(limits: &Limits) -> u32 {
+pub(super) fn piece_pages(limits: &WindowLimits) -> u32 {
     limits.pages_max.max(ASKED_PAGES_MAX)
 }
 
 /// The largest folio for what was asked for.
-pub(super) fn asked_order(pages: u32, limits: &Limits) -> Order {
+pub(super) fn asked_order(pages: u32, limits: &WindowLimits) -> Order {
     let fitting = if pages >= ASKED_FOLIO_PAGES_MIN { Order::fitting(pages) } else { Order::ZERO };
     fitting.min(limits.order_max).max(limits.order_min)
 }
 
 /// The first window of a stream, in pages.
-fn ramp_start(asked: u32, limits: &Limits) -> u32 {
+fn ramp_start(asked: u32, limits: &WindowLimits) -> u32 {
     first_size(asked, limits.pages_max).max(PAGES_MIN.min(limits.pages_max))
 }

@@ -21,9 +21,9 @@
 
 use crate::units::PageIndex;
 
-use super::recent::{Hunch, Recent};
-use super::stream::{Stream, Way, asked_order, piece_pages};
-use super::window::{Asked, Cached, Limits, Window, Windows};
+use super::recent::{AccessPattern, RecentRequests};
+use super::stream::{Direction, Stream, asked_order, piece_pages};
+use super::window::{Cached, ReadRequest, Window, WindowLimits, Windows};
 use super::{Class, Hint};
 
 /// How many streams of one handle are known at a time.
@@ -39,7 +39,7 @@ const RUN_LOOKS_MAX: u32 = 512;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams {
     table: [Option<Stream>; STREAMS_MAX],
-    recent: Recent,
+    recent: RecentRequests,
     clock: u64,
     /// Misses in a row that no stream expected.
     randoms: u32,
@@ -53,7 +53,7 @@ impl Streams {
     pub fn new() -> Self {
         let table = [None; STREAMS_MAX];
         let (class, wanted_end) = (Class::Random, PageIndex(0));
-        Self { table, recent: Recent::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
+        Self { table, recent: RecentRequests::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
     }
 
     /// What the newest judgement took the handle's requests for.
@@ -72,7 +72,13 @@ impl Streams {
     }
 
     /// Puts into `windows`, which is empty, what to fetch.
-    pub fn on_miss(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached, windows: &mut Windows) {
+    pub fn on_miss(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+        windows: &mut Windows,
+    ) {
         self.clock += 1;
         self.wanted_end = asked.end();
         match self.windows_of_stream(limits, asked, cached) {
@@ -83,7 +89,12 @@ impl Streams {
     }
 
     /// What a stream wants that is known, or seen now; `None` if there is none.
-    fn windows_of_stream(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<Windows> {
+    fn windows_of_stream(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Option<Windows> {
         let streams =
             if limits.pages_max == 0 || limits.hint == Hint::Random { Follow::Requests } else { Follow::All };
         // 1 A stream expects it.
@@ -96,19 +107,19 @@ impl Streams {
         // 2, 3 It goes with requests before it.
         let links_min = if self.randoms >= RANDOM_TOUCH_LIMIT { 2 } else { 1 };
         let short = asked.pages <= piece_pages(limits);
-        let hunch = if short { self.recent.note(asked, links_min) } else { Hunch::None };
+        let hunch = if short { self.recent.note(asked, links_min) } else { AccessPattern::None };
         match hunch {
-            Hunch::Forward(origin) => return Some(self.resume(origin, limits, asked, cached)),
-            Hunch::Backward => {
-                let stream = Stream::begin(Way::Backward, asked.end(), asked, limits);
+            AccessPattern::Forward(origin) => return Some(self.resume(origin, limits, asked, cached)),
+            AccessPattern::Backward => {
+                let stream = Stream::begin(Direction::Backward, asked.end(), asked, limits);
                 return Some(self.start(stream, limits, asked, cached));
             }
-            Hunch::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
-                let way = Way::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
+            AccessPattern::Strided(distance) if distance.unsigned_abs() > u64::from(asked.pages) => {
+                let way = Direction::Strided { next: asked.index.0 as i64, distance, pages: asked.pages };
                 let stream = Stream::begin(way, asked.index, asked, limits);
                 return Some(self.start(stream, limits, asked, cached));
             }
-            Hunch::Strided(_) | Hunch::None => {}
+            AccessPattern::Strided(_) | AccessPattern::None => {}
         }
         // 4 A stream began there.
         if let Some(at) = self.known(|stream| stream.begins_again(asked.index)) {
@@ -121,7 +132,7 @@ impl Streams {
         self.in_pieces(limits, asked, cached)
     }
 
-    pub fn on_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    pub fn on_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         self.clock += 1;
         self.wanted_end = PageIndex(0);
         if let Some(at) = self.known(|stream| stream.has_marker_on(asked.index)) {
@@ -144,15 +155,15 @@ impl Streams {
     }
 
     /// A marker of no stream of this handle: another handle's, or of a stream that was forgotten.
-    fn strange_marker(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn strange_marker(&mut self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let next = asked.index.plus(1);
         let looks = u64::from(limits.pages_max).min(asked.file_pages.saturating_sub(next.0)) as u32;
         let Some(gap) = cached.next_missing(next, looks) else { return Windows::none() };
         let run = (gap.0 - asked.index.0) as u32;
         let at = self.known(|stream| stream.ends_at(gap));
         let at = at.unwrap_or_else(|| {
-            let from_gap = Asked { index: gap, pages: run.max(asked.pages), ..asked };
-            self.insert(Stream::begin(Way::Forward, gap, from_gap, limits))
+            let from_gap = ReadRequest { index: gap, pages: run.max(asked.pages), ..asked };
+            self.insert(Stream::begin(Direction::Forward, gap, from_gap, limits))
         });
         let stream = self.table[at].as_mut().expect("it was just found or inserted");
         let windows = stream.after_marker(limits, asked, cached);
@@ -162,7 +173,13 @@ impl Streams {
 
     // ---- what a miss leads to --------------------------------------------------------------------
 
-    fn expecting(&self, follow: Follow, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<usize> {
+    fn expecting(
+        &self,
+        follow: Follow,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Option<usize> {
         // A stream that ends just here before one that has to reach.
         let ends_here = |stream: &Stream| follow == Follow::All && stream.ends_at(asked.index);
         self.known(ends_here).or_else(|| {
@@ -177,12 +194,24 @@ impl Streams {
         })
     }
 
-    fn go_on(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn go_on(
+        &mut self,
+        at: usize,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         self.table[at].iter_mut().for_each(|stream| stream.grow(limits));
         self.proceed(at, limits, asked, cached)
     }
 
-    fn start(&mut self, mut stream: Stream, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn start(
+        &mut self,
+        mut stream: Stream,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         let windows = stream.after_miss(limits, asked, cached);
         let at = self.insert(stream);
         self.recognise(at);
@@ -191,7 +220,13 @@ impl Streams {
 
     /// A forward stream from here on: one that had fetched these pages, with smaller windows; or one that had
     /// read them and does so again; or one that was lost sight of just before; or a new one.
-    fn resume(&mut self, origin: PageIndex, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn resume(
+        &mut self,
+        origin: PageIndex,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         if let Some(at) = self.known(|stream| stream.has_ahead(asked.index)) {
             self.lost += 1;
             self.table[at].iter_mut().for_each(|stream| stream.shrink(asked.index, limits));
@@ -203,17 +238,23 @@ impl Streams {
         if let Some(at) = self.known(|stream| stream.was_lost_near(asked.index, limits)) {
             return self.proceed(at, limits, asked, cached);
         }
-        self.start(Stream::begin(Way::Forward, origin, asked, limits), limits, asked, cached)
+        self.start(Stream::begin(Direction::Forward, origin, asked, limits), limits, asked, cached)
     }
 
     /// The stream at `at` begins again, or somewhere on its old way.
-    fn lap(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn lap(&mut self, at: usize, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         self.table[at].iter_mut().for_each(|stream| stream.begin_again(asked.index));
         self.proceed(at, limits, asked, cached)
     }
 
     /// The stream at `at` missed a page: its windows.
-    fn proceed(&mut self, at: usize, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Windows {
+    fn proceed(
+        &mut self,
+        at: usize,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Windows {
         let stream = self.table[at].as_mut().expect("a known stream is in the table");
         stream.used = self.clock;
         let windows = stream.after_miss(limits, asked, cached);
@@ -221,7 +262,7 @@ impl Streams {
         windows
     }
 
-    fn looks_like_a_start(&self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> bool {
+    fn looks_like_a_start(&self, limits: &WindowLimits, asked: ReadRequest, cached: &dyn Cached) -> bool {
         if limits.hint == Hint::Sequential || (self.clock == 1 && asked.index.0 == 0) {
             return true;
         }
@@ -232,7 +273,12 @@ impl Streams {
     }
 
     /// What is longer than a piece is fetched like a stream that ends.
-    fn in_pieces(&mut self, limits: &Limits, asked: Asked, cached: &dyn Cached) -> Option<Windows> {
+    fn in_pieces(
+        &mut self,
+        limits: &WindowLimits,
+        asked: ReadRequest,
+        cached: &dyn Cached,
+    ) -> Option<Windows> {
         self.randoms = self.randoms.saturating_add(1);
         if self.randoms > 1 {
             self.class = Class::Random;
@@ -246,7 +292,7 @@ impl Streams {
     }
 
     /// Exactly what was asked for.
-    fn exact(&self, limits: &Limits, asked: Asked) -> Window {
+    fn exact(&self, limits: &WindowLimits, asked: ReadRequest) -> Window {
         Window { order: asked_order(asked.pages, limits), ..Window::exact(asked.index, asked.pages) }
     }
 
@@ -273,10 +319,10 @@ impl Streams {
         }
         self.randoms = 0;
         self.class = match stream.way {
-            Way::Forward if stream.laps > 0 => Class::Looping,
-            Way::Forward => Class::Sequential,
-            Way::Backward => Class::Backward,
-            Way::Strided { .. } => Class::Strided,
+            Direction::Forward if stream.laps > 0 => Class::Looping,
+            Direction::Forward => Class::Sequential,
+            Direction::Backward => Class::Backward,
+            Direction::Strided { .. } => Class::Strided,
         };
     }
 }

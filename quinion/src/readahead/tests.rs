@@ -156,7 +156,7 @@ fn q02_windows_end_with_the_file() {
 fn q02_no_window_starts_at_the_end() {
     let mut simulator = ours(64, 16);
     assert_eq!(read_each(&mut simulator, 0..16), "0+4(3) 4+8(8) 12+4");
-    let asked = Asked { index: PageIndex(16), pages: 1, file_pages: 16 };
+    let asked = ReadRequest { index: PageIndex(16), pages: 1, file_pages: 16 };
     assert!(simulator.state.on_miss(asked, &simulator.pages).is_empty());
     assert!(simulator.state.on_marker(asked, &simulator.pages).is_empty());
 }
@@ -306,7 +306,7 @@ fn a_window_that_could_not_be_filled_is_judged_again() {
     let mut simulator = ours(256, FILE);
     read_each(&mut simulator, 0..1000);
     let edge = simulator.log.last().unwrap().end();
-    let asked = Asked { index: edge, pages: 1, file_pages: FILE };
+    let asked = ReadRequest { index: edge, pages: 1, file_pages: FILE };
     for _ in 0..3 {
         let windows = simulator.state.on_miss(asked, &NothingCached);
         assert_eq!((windows[0].start, windows[0].pages), (edge, 256));
@@ -517,10 +517,10 @@ proptest! {
 // What has been passed.
 
 /// Reads page after page from `from` on, and says after each judgement, of each of its windows, what it passed.
-fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<Passed>)> {
+fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<StreamProgress>)> {
     let (mut told, mut cached_to, mut marker) = (Vec::new(), from, None);
     for page in from..from + pages {
-        let asked = Asked { index: PageIndex(page), pages: 1, file_pages: FILE };
+        let asked = ReadRequest { index: PageIndex(page), pages: 1, file_pages: FILE };
         let windows = match () {
             () if page >= cached_to => readahead.on_miss(asked, &NothingCached),
             () if marker == Some(PageIndex(page)) => readahead.on_marker(asked, &NothingCached),
@@ -543,7 +543,7 @@ fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
     assert!(short.iter().all(|&(page, _)| page < 256), "{short:?}");
     assert!(long.len() > 20 && long.iter().all(|&(page, _)| page >= 256 - 2 * 64), "{long:?}");
     for (page, stream) in long {
-        assert_eq!(stream, Some(Passed { from: PageIndex(0), to: PageIndex(page) }));
+        assert_eq!(stream, Some(StreamProgress { from: PageIndex(0), to: PageIndex(page) }));
     }
 }
 
@@ -559,7 +559,7 @@ fn who_says_that_it_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
     let mut readahead = Readahead::new(config);
     for at in 0..500 {
         let index = PageIndex(at * 7919 % FILE);
-        let windows = readahead.on_miss(Asked { index, pages: 1, file_pages: FILE }, &NothingCached);
+        let windows = readahead.on_miss(ReadRequest { index, pages: 1, file_pages: FILE }, &NothingCached);
         assert!(windows.iter().all(|window| window.stream.is_none()), "{windows:?}");
     }
 }

@@ -30,12 +30,12 @@ pub struct Window {
     /// The smallest folio that is worth making: the fill rounds the window to whole ones. 0 asks for nothing.
     pub order_min: Order,
     /// If it is a stream's, and that has shown that it is one: what its reader has passed.
-    pub stream: Option<Passed>,
+    pub stream: Option<StreamProgress>,
 }
 
 /// The way of a stream's reader so far: pages that were read once by it, and perhaps by others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Passed {
+pub struct StreamProgress {
     /// The first of them.
     pub from: PageIndex,
     /// The page that is read now.
@@ -105,7 +105,7 @@ impl Windows {
     }
 
     /// Says of all of them that they are a stream's, or that they are none's.
-    pub(super) fn set_stream(&mut self, stream: Option<Passed>) {
+    pub(super) fn set_stream(&mut self, stream: Option<StreamProgress>) {
         self.list[..self.count].iter_mut().for_each(|window| window.stream = stream);
     }
 
@@ -165,7 +165,7 @@ impl Cached for NothingCached {
 
 /// A request, as far as readahead has to do with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asked {
+pub struct ReadRequest {
     /// The page that is missing, or carries the marker.
     pub index: PageIndex,
     /// How many pages the request wants from there on; at least 1.
@@ -174,7 +174,7 @@ pub struct Asked {
     pub file_pages: u64,
 }
 
-impl Asked {
+impl ReadRequest {
     /// The page after the last one that is wanted.
     pub(super) fn end(&self) -> PageIndex {
         self.index.plus(u64::from(self.pages))
@@ -189,7 +189,7 @@ impl Asked {
 
 /// What a judge may spend, as things are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct WindowLimits {
     /// The largest window, in pages; 0 if nothing is to be read that was not asked for.
     pub pages_max: u32,
     /// The largest request to the device, in pages.

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use crate::lists::UNLIMITED;
-use crate::policy::{PolicyKind, Share, Turn};
+use crate::policy::{PolicyKind, PoolPages, PoolTurn};
 use crate::sync::lock::Mutex;
 use crate::units::{POOLS_MAX, PoolNumber};
 use crate::workingset::WorkingSet;
 
-use super::{From, Judges, ListsGuard, RINGS, Reclaim, Search, kept, weights};
+use super::{ListsGuard, PoolPolicies, RINGS, Reclaim, ReclaimScan, ReclaimTarget, kept, weights};
 
 /// Folios that change their pool under one hold of the lock of the rings.
 const MOVED_MAX: u32 = 256;
@@ -203,28 +203,28 @@ impl Reclaim {
     /// The pool that is to give `pages` pages or less; `None` if nothing more is to be had.
     pub(super) fn choose(
         &self,
-        judges: &mut Judges,
+        judges: &mut PoolPolicies,
         lists: &ListsGuard<'_>,
-        search: &Search,
-        from: From,
+        search: &ReclaimScan,
+        from: ReclaimTarget,
         pages: u32,
-    ) -> Option<Turn> {
-        let whole = |pool: PoolNumber| Turn { pool: pool.0.into(), pages: u64::MAX, of_excess: false };
+    ) -> Option<PoolTurn> {
+        let whole = |pool: PoolNumber| PoolTurn { pool: pool.0.into(), pages: u64::MAX, of_excess: false };
         match from {
-            From::Pool(pool) | From::Uncached(pool) => {
+            ReclaimTarget::Pool(pool) | ReclaimTarget::Uncached(pool) => {
                 (!search.met[usize::from(pool.0)].over).then(|| whole(pool))
             }
             // Nobody else is there to choose, or to be protected from.
-            From::Any(_) | From::Unprotected if lists.pools() == 1 => {
+            ReclaimTarget::Any(_) | ReclaimTarget::Unprotected if lists.pools() == 1 => {
                 (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT))
             }
-            From::Any(_) | From::Unprotected => {
-                let asking = if let From::Any(pool) = from { Some(pool.0.into()) } else { None };
-                let mut shares = [Share::default(); POOLS_MAX];
+            ReclaimTarget::Any(_) | ReclaimTarget::Unprotected => {
+                let asking = if let ReclaimTarget::Any(pool) = from { Some(pool.0.into()) } else { None };
+                let mut shares = [PoolPages::default(); POOLS_MAX];
                 for (number, share) in shares.iter_mut().take(lists.pools()).enumerate() {
                     let (pool, met) = (PoolNumber(number as u8), &search.met[number]);
                     let listed = weights(lists, pool).total();
-                    *share = Share {
+                    *share = PoolPages {
                         pages: listed,
                         can_give: listed > 0 && !met.over,
                         can_give_excess: !met.at_minimum,
@@ -238,7 +238,7 @@ impl Reclaim {
     }
 }
 
-impl Judges {
+impl PoolPolicies {
     pub(super) fn new(kind: PolicyKind) -> Self {
         Self { policies: (0..POOLS_MAX).map(|_| kind.build()).collect(), turns: Default::default() }
     }

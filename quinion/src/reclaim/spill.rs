@@ -23,22 +23,22 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::backend::WakesHeldBack;
-use crate::mapping::{Backing, Departure, Mapping};
+use crate::backend::DeferredWakes;
+use crate::mapping::{Backing, Mapping, SpillOut};
 use crate::spill::{Spill, SpillSink};
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::Frame;
 use crate::xarray::Value;
 
 use super::{Flags, Reclaim, Victim};
 
 /// A folio on its way.
-struct Leaving {
+struct SpillingFolio {
     mapping: Arc<Mapping>,
-    departure: Departure,
+    departure: SpillOut,
 }
 
-impl SpillSink for Leaving {
+impl SpillSink for SpillingFolio {
     fn spill_completed(&self, outcome: io::Result<Value>) {
         self.mapping.lock().end_spill(&self.departure, outcome.ok());
     }
@@ -70,8 +70,8 @@ impl Reclaim {
         &self,
         mapping: &Arc<Mapping>,
         group: &[Victim],
-        locks: Locks,
-        out: &mut Going,
+        locks: LockWait,
+        out: &mut SpillBatch,
     ) {
         let Some(spill) = self.spill.get() else { return };
         let mut departures = Vec::with_capacity(group.len());
@@ -88,18 +88,18 @@ impl Reclaim {
             }
         }
         drop(guard);
-        let leaving = |departure| Leaving { mapping: Arc::clone(mapping), departure };
+        let leaving = |departure| SpillingFolio { mapping: Arc::clone(mapping), departure };
         out.leaving.extend(departures.into_iter().map(leaving).map(Arc::new));
     }
 
     /// Hands over what was taken; how many pages.
-    pub(super) fn send(&self, going: Going) -> u32 {
+    pub(super) fn send(&self, going: SpillBatch) -> u32 {
         let Some(spill) = self.spill.get().filter(|_| !going.leaving.is_empty()) else { return 0 };
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
-        let _wakes = WakesHeldBack::new();
+        let _wakes = DeferredWakes::new();
         let (mut flushes, mut pages) = (Vec::with_capacity(going.leaving.len()), 0);
         for leaving in going.leaving {
-            let Departure { frame, order, .. } = leaving.departure;
+            let SpillOut { frame, order, .. } = leaving.departure;
             pages += order.pages();
             // SAFETY: write-back holds the folio until its end is told to the sink; writers use `copy_in`.
             flushes.extend(unsafe { spill.flush_of(frame, order, leaving as Arc<dyn SpillSink>) });
@@ -111,8 +111,8 @@ impl Reclaim {
 
 /// Folios that were taken to go.
 #[derive(Default)]
-pub(super) struct Going {
-    leaving: Vec<Arc<Leaving>>,
+pub(super) struct SpillBatch {
+    leaving: Vec<Arc<SpillingFolio>>,
     /// Their pages.
     pages: u64,
 }

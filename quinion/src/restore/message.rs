@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 use crate::units::PAGE_SIZE;
 
-use super::pages::{Pages, Place};
+use super::pages::{MappedRegion, Pages};
 
 /// The longest message, in bytes: 64 regions need a tenth of it.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -58,7 +58,7 @@ struct Request {
 
 /// What the bytes so far say.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Said {
+pub enum ParseStep {
     /// Nothing yet; more has to come.
     Unfinished,
     /// These regions are to be served.
@@ -109,22 +109,22 @@ pub enum BadMessage {
 ///
 /// # Errors
 /// It cannot become a message any more.
-pub fn parse(bytes: &[u8]) -> Result<Said, BadMessage> {
+pub fn parse(bytes: &[u8]) -> Result<ParseStep, BadMessage> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(BadMessage::TooLong);
     }
     let Some(first) = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) else {
-        return Ok(Said::Unfinished);
+        return Ok(ParseStep::Unfinished);
     };
     match first {
         b'{' => match value::<Request>(bytes)? {
-            None => Ok(Said::Unfinished),
-            Some(Request { quinion_restore: VERSION, want }) if want == "image" => Ok(Said::WantsImage),
+            None => Ok(ParseStep::Unfinished),
+            Some(Request { quinion_restore: VERSION, want }) if want == "image" => Ok(ParseStep::WantsImage),
             Some(Request { quinion_restore: version, want }) => {
                 Err(BadMessage::Unknown { version, want: want.chars().take(32).collect() })
             }
         },
-        _ => Ok(value(bytes)?.map_or(Said::Unfinished, Said::Regions)),
+        _ => Ok(value(bytes)?.map_or(ParseStep::Unfinished, ParseStep::Regions)),
     }
 }
 
@@ -168,7 +168,7 @@ pub fn check(regions: &[Region], image_bytes: u64) -> Result<Pages, BadMessage> 
     }
     check_overlaps(regions, "addresses", |region| region.base_host_virt_addr)?;
     check_overlaps(regions, "the snapshot", |region| region.offset)?;
-    let place = |region: &Region| Place {
+    let place = |region: &Region| MappedRegion {
         base: region.base_host_virt_addr,
         offset: region.offset,
         bytes: region.size,
@@ -241,24 +241,26 @@ mod tests {
 
     #[test]
     fn firecrackers_message_is_understood() {
-        let Ok(Said::Regions(regions)) = parse(REAL.as_bytes()) else {
+        let Ok(ParseStep::Regions(regions)) = parse(REAL.as_bytes()) else {
             panic!("{:?}", parse(REAL.as_bytes()))
         };
         let pages = check(&regions, 128 << 20).expect("a VM of 128 MiB");
         assert_eq!((pages.bytes(), pages.unit()), (128 << 20, 4096));
         let old =
             r#" [{"base_host_virt_addr":4096,"size":8192,"offset":0,"page_size_kib":4096,"more":[{}]}]  "#;
-        assert!(matches!(parse(old.as_bytes()), Ok(Said::Regions(regions)) if check(&regions, 8192).is_ok()));
+        assert!(
+            matches!(parse(old.as_bytes()), Ok(ParseStep::Regions(regions)) if check(&regions, 8192).is_ok())
+        );
     }
 
     #[test]
     fn a_message_in_pieces_is_unfinished_until_its_end() {
         for end in 0..REAL.len() {
-            assert_eq!(parse(&REAL.as_bytes()[..end]), Ok(Said::Unfinished), "{end} bytes");
+            assert_eq!(parse(&REAL.as_bytes()[..end]), Ok(ParseStep::Unfinished), "{end} bytes");
         }
         let ours = br#"{"quinion_restore":1,"want":"image"}"#;
-        assert_eq!(parse(ours), Ok(Said::WantsImage));
-        assert!((0..ours.len()).all(|end| parse(&ours[..end]) == Ok(Said::Unfinished)));
+        assert_eq!(parse(ours), Ok(ParseStep::WantsImage));
+        assert!((0..ours.len()).all(|end| parse(&ours[..end]) == Ok(ParseStep::Unfinished)));
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub mod trace;
 mod vm;
 
 pub use server::Server;
-pub use stats::{Numbers, RestoreStats};
+pub use stats::{RestoreCounters, RestoreStats};
 pub use trace::{ImageIdentity, Trace, TraceError};
 
 use message::BadMessage;
@@ -306,7 +306,7 @@ pub enum Event {
         /// Its process, 0 if that is not known.
         process: u32,
         /// What was done for it.
-        numbers: Box<Numbers>,
+        numbers: Box<RestoreCounters>,
     },
     /// A VM was still there when the server ended.
     Dropped {

@@ -49,9 +49,9 @@ pub enum State {
 
 /// What a fault needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Need {
+pub enum PageNeed {
     /// So many bytes of the image, from `offset` on, at `address`.
-    Supply(Stretch),
+    Supply(ImagePart),
     /// Zeros.
     Zeros {
         /// Where.
@@ -72,7 +72,7 @@ pub enum Need {
 
 /// Part of an image that belongs to an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stretch {
+pub struct ImagePart {
     /// Where in the VM.
     pub address: u64,
     /// Where in the image.
@@ -88,7 +88,7 @@ pub struct TooManyPieces;
 
 /// A region as the VM describes it, checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct MappedRegion {
     /// Its first address.
     pub base: u64,
     /// Where it begins in the image.
@@ -173,8 +173,8 @@ impl States {
 impl Pages {
     /// Pages that are all absent. `unit` is a power of two; the places are multiples of it, do not overlap, and none is
     /// empty or ends behind the last address.
-    pub fn new(unit: u64, places: &[Place]) -> Self {
-        let region = |place: &Place| Region {
+    pub fn new(unit: u64, places: &[MappedRegion]) -> Self {
+        let region = |place: &MappedRegion| Region {
             base: place.base,
             offset: place.offset,
             states: States::absent((place.bytes / unit) as usize),
@@ -204,8 +204,8 @@ impl Pages {
     }
 
     /// What a fault at `address` needs, `run_bytes` at a time: a power of two.
-    pub fn need(&self, address: u64, run_bytes: u64) -> Need {
-        let Some((number, at)) = self.find(address) else { return Need::Nowhere };
+    pub fn need(&self, address: u64, run_bytes: u64) -> PageNeed {
+        let Some((number, at)) = self.find(address) else { return PageNeed::Nowhere };
         let (region, unit) = (&self.regions[number], self.unit);
         let state = region.states.get(at);
         // Runs are aligned in the image, so that all its VMs ask for the same ones.
@@ -219,16 +219,18 @@ impl Pages {
         };
         let (address, bytes) = (region.base + run.start as u64 * unit, run.len() as u64 * unit);
         match state {
-            State::Absent => {
-                Need::Supply(Stretch { address, offset: region.offset + run.start as u64 * unit, bytes })
-            }
-            State::Removed => Need::Zeros { address, bytes },
-            State::Present => Need::Look { address, bytes },
+            State::Absent => PageNeed::Supply(ImagePart {
+                address,
+                offset: region.offset + run.start as u64 * unit,
+                bytes,
+            }),
+            State::Removed => PageNeed::Zeros { address, bytes },
+            State::Present => PageNeed::Look { address, bytes },
         }
     }
 
     /// What of `bytes` bytes of the image at `offset` is absent somewhere, from its beginning, one stretch at a time.
-    pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<Stretch> {
+    pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<ImagePart> {
         let (unit, mut found) = (self.unit, Vec::new());
         for region in &self.regions {
             let len = region.states.len as u64 * unit;
@@ -244,7 +246,7 @@ impl Pages {
                 let state = region.states.get(at);
                 let run = region.states.run(at, at..within.end, state);
                 if state == State::Absent {
-                    found.push(Stretch {
+                    found.push(ImagePart {
                         address: region.base + at as u64 * unit,
                         offset: region.offset + at as u64 * unit,
                         bytes: run.len() as u64 * unit,
@@ -397,8 +399,8 @@ mod tests {
     }
 
     /// What a fault needs, one unit after the other.
-    fn need(twin: &Twin, at: u64, per_run: u64) -> Need {
-        let Some(&(place, state)) = twin.get(&at) else { return Need::Nowhere };
+    fn need(twin: &Twin, at: u64, per_run: u64) -> PageNeed {
+        let Some(&(place, state)) = twin.get(&at) else { return PageNeed::Nowhere };
         let joins = |other: u64| {
             twin.get(&other).is_some_and(|&(there, its)| {
                 its == state && there + at == place + other && there / per_run == place / per_run
@@ -413,16 +415,16 @@ mod tests {
         }
         let (address, bytes) = (first * UNIT, (last + 1 - first) * UNIT);
         match state {
-            State::Absent => Need::Supply(Stretch { address, offset: twin[&first].0 * UNIT, bytes }),
-            State::Removed => Need::Zeros { address, bytes },
-            State::Present => Need::Look { address, bytes },
+            State::Absent => PageNeed::Supply(ImagePart { address, offset: twin[&first].0 * UNIT, bytes }),
+            State::Removed => PageNeed::Zeros { address, bytes },
+            State::Present => PageNeed::Look { address, bytes },
         }
     }
 
     fn two_regions() -> (Pages, Twin) {
         // Neighbours by address and not in the image, so that no run may cross from one to the other.
         let places = [(8, 3, 40), (48, 77, 30)];
-        let place = |&(base, offset, units): &(u64, u64, u64)| Place {
+        let place = |&(base, offset, units): &(u64, u64, u64)| MappedRegion {
             base: base * UNIT,
             offset: offset * UNIT,
             bytes: units * UNIT,
@@ -442,9 +444,9 @@ mod tests {
                 // A piece that was cut off ends a run, also where its neighbour goes on; the twin has no pieces.
                 let wanted = need(twin, at, 1 << order);
                 assert_eq!(std::mem::discriminant(&found), std::mem::discriminant(&wanted));
-                let (Need::Supply(Stretch { address, bytes, .. })
-                | Need::Zeros { address, bytes }
-                | Need::Look { address, bytes }) = found
+                let (PageNeed::Supply(ImagePart { address, bytes, .. })
+                | PageNeed::Zeros { address, bytes }
+                | PageNeed::Look { address, bytes }) = found
                 else {
                     return;
                 };
@@ -453,7 +455,7 @@ mod tests {
                     let (place, state) = twin[&unit];
                     assert_eq!(state, twin[&at].1, "a run is of one state");
                     assert_eq!(place >> order, twin[&at].0 >> order, "a run is aligned in the image");
-                    if let Need::Supply(stretch) = found {
+                    if let PageNeed::Supply(stretch) = found {
                         assert_eq!(place * UNIT - stretch.offset, unit * UNIT - stretch.address);
                     }
                 }
@@ -516,36 +518,38 @@ mod tests {
 
     #[test]
     fn runs_are_aligned_in_the_image_and_stop_at_what_is_not_absent() {
-        let place = Place { base: 0x10_0000, offset: 0x3000, bytes: 0x10_0000 };
+        let place = MappedRegion { base: 0x10_0000, offset: 0x3000, bytes: 0x10_0000 };
         let mut pages = Pages::new(UNIT, &[place]);
         // Byte 0x3000 of the image is in the run from 0 to 0x10000, which the region has from 0x3000 on.
-        let first = Need::Supply(Stretch { address: 0x10_0000, offset: 0x3000, bytes: 0xD000 });
+        let first = PageNeed::Supply(ImagePart { address: 0x10_0000, offset: 0x3000, bytes: 0xD000 });
         assert_eq!(pages.need(0x10_0FFF, 0x1_0000), first);
         pages.supplied(0x10_4000..0x10_5000);
-        let behind = Stretch { address: 0x10_5000, offset: 0x8000, bytes: 0x8000 };
-        assert_eq!(pages.need(0x10_6000, 0x1_0000), Need::Supply(behind));
-        assert_eq!(pages.need(0x10_4000, 0x1_0000), Need::Look { address: 0x10_4000, bytes: UNIT });
+        let behind = ImagePart { address: 0x10_5000, offset: 0x8000, bytes: 0x8000 };
+        assert_eq!(pages.need(0x10_6000, 0x1_0000), PageNeed::Supply(behind));
+        assert_eq!(pages.need(0x10_4000, 0x1_0000), PageNeed::Look { address: 0x10_4000, bytes: UNIT });
         pages.removed(0x10_4000..0x10_6000);
-        assert_eq!(pages.need(0x10_5000, 0x1_0000), Need::Zeros { address: 0x10_4000, bytes: 2 * UNIT });
-        assert_eq!(pages.need(0x0F_FFFF, 0x1_0000), Need::Nowhere);
-        assert_eq!(pages.need(0x20_0000, 0x1_0000), Need::Nowhere);
+        assert_eq!(pages.need(0x10_5000, 0x1_0000), PageNeed::Zeros { address: 0x10_4000, bytes: 2 * UNIT });
+        assert_eq!(pages.need(0x0F_FFFF, 0x1_0000), PageNeed::Nowhere);
+        assert_eq!(pages.need(0x20_0000, 0x1_0000), PageNeed::Nowhere);
     }
 
     #[test]
     fn a_large_page_is_removed_as_a_whole_or_not_at_all() {
         let large = 2 << 20;
-        let mut pages = Pages::new(large, &[Place { base: large, offset: 0, bytes: 4 * large }]);
+        let mut pages = Pages::new(large, &[MappedRegion { base: large, offset: 0, bytes: 4 * large }]);
         pages.removed(large + 4096..3 * large);
-        assert!(matches!(pages.need(large, 1 << 16), Need::Supply(Stretch { bytes, .. }) if bytes == large));
-        assert!(matches!(pages.need(2 * large, 1 << 16), Need::Zeros { bytes, .. } if bytes == large));
+        assert!(
+            matches!(pages.need(large, 1 << 16), PageNeed::Supply(ImagePart { bytes, .. }) if bytes == large)
+        );
+        assert!(matches!(pages.need(2 * large, 1 << 16), PageNeed::Zeros { bytes, .. } if bytes == large));
         pages.removed(large + 4096..large + 8192);
-        assert!(matches!(pages.need(large, 1 << 16), Need::Supply(_)));
+        assert!(matches!(pages.need(large, 1 << 16), PageNeed::Supply(_)));
     }
 
     #[test]
     fn a_vm_that_cuts_its_memory_to_pieces_is_told() {
         let mut pages =
-            Pages::new(UNIT, &[Place { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
+            Pages::new(UNIT, &[MappedRegion { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
         let mut hole = |at: u64| pages.unmapped(at * UNIT..(at + 1) * UNIT);
         assert!((1..PIECES_MAX as u64).all(|i| hole(2 * i).is_ok()));
         assert_eq!(hole(2 * PIECES_MAX as u64), Err(TooManyPieces));

@@ -34,7 +34,7 @@ use super::PeerError;
 use crate::sys::peer as sys;
 use crate::sys::uffd::Uffd;
 
-use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Said, parse};
+use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ParseStep, parse};
 
 /// The most pieces in which a message may come.
 const PIECES_MAX: usize = 256;
@@ -120,7 +120,7 @@ fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
 
 /// What has come of a message.
 #[derive(Debug)]
-pub(super) struct Greeting {
+pub(super) struct Handshake {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     /// Pieces that came: each costs a look at all of them.
@@ -129,19 +129,19 @@ pub(super) struct Greeting {
     pub(super) has_image: bool,
 }
 
-impl Greeting {
+impl Handshake {
     pub(super) fn new() -> Self {
         Self { bytes: Vec::new(), fds: Vec::new(), pieces: 0, has_image: false }
     }
 
     /// Takes what has come; does not wait for more.
-    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Said, PeerError> {
+    pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<ParseStep, PeerError> {
         loop {
             let before = self.fds.len();
             match self.receive_piece(socket) {
                 Ok(0) if self.fds.len() == before => return Err(PeerError::HungUp),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Said::Unfinished),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ParseStep::Unfinished),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(PeerError::Socket(error)),
             }
@@ -153,9 +153,9 @@ impl Greeting {
                 return Err(PeerError::TooManyPieces);
             }
             match parse(&self.bytes)? {
-                Said::Unfinished => {}
+                ParseStep::Unfinished => {}
                 // The descriptor may come behind the words.
-                Said::Regions(_) if self.fds.is_empty() => {}
+                ParseStep::Regions(_) if self.fds.is_empty() => {}
                 said => {
                     self.bytes.clear();
                     return Ok(said);
@@ -224,7 +224,7 @@ impl Greeting {
 /// nobody. This may wait for as long as the peer likes.
 pub(super) fn drain(socket: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
-    let mut rest = Greeting::new();
+    let mut rest = Handshake::new();
     // Behind the shutdown nothing is added, so this ends.
     loop {
         rest.bytes.clear();
@@ -273,17 +273,19 @@ mod tests {
     #[test]
     fn a_message_is_received_in_any_pieces() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
-        let mut greeting = Greeting::new();
-        assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+        let mut greeting = Handshake::new();
+        assert!(matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Unfinished)));
         let text = br#"[{"base_host_virt_addr":4096,"size":4096,"offset":0,"page_size":4096}]"#;
         for piece in text.chunks(7) {
             theirs.write_all(piece).expect("it fits");
-            assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+            assert!(matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Unfinished)));
         }
         // The words are whole, and their descriptor follows.
         let file = tempfile::tempfile().expect("a file");
         say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
-        assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Regions(regions)) if regions.len() == 1));
+        assert!(
+            matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Regions(regions)) if regions.len() == 1)
+        );
         assert_eq!(greeting.fds.len(), 1);
     }
 
@@ -291,15 +293,15 @@ mod tests {
     fn too_much_of_anything_is_refused() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         let file = tempfile::tempfile().expect("a file");
-        let mut greeting = Greeting::new();
+        let mut greeting = Handshake::new();
         for _ in 0..DESCRIPTORS_MAX {
             say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
-            assert!(matches!(greeting.receive(ours.as_fd()), Ok(Said::Unfinished)));
+            assert!(matches!(greeting.receive(ours.as_fd()), Ok(ParseStep::Unfinished)));
         }
         say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
         assert!(matches!(greeting.receive(ours.as_fd()), Err(PeerError::TooManyDescriptors)));
 
-        let mut greeting = Greeting::new();
+        let mut greeting = Handshake::new();
         theirs.write_all(&vec![b' '; MESSAGE_BYTES_MAX + 1]).expect("it fits");
         let refused = greeting.receive(ours.as_fd());
         assert!(matches!(refused, Err(PeerError::Message(BadMessage::TooLong))), "{refused:?}");
@@ -310,7 +312,7 @@ mod tests {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         theirs.write_all(b"[{").expect("it fits");
         drop(theirs);
-        let refused = Greeting::new().receive(ours.as_fd());
+        let refused = Handshake::new().receive(ours.as_fd());
         assert!(matches!(refused, Err(PeerError::HungUp)), "{refused:?}");
     }
 
@@ -320,7 +322,7 @@ mod tests {
         let file = tempfile::tempfile().expect("a file");
         theirs.write_all(b"nonsense\n").expect("it fits");
         say(theirs.as_fd(), " ", Some(file.as_fd())).expect("it fits");
-        let mut greeting = Greeting::new();
+        let mut greeting = Handshake::new();
         greeting.receive_rest(ours.as_fd());
         assert_eq!(greeting.fds.len(), 1);
         assert!(say(theirs.as_fd(), " ", Some(file.as_fd())).is_err(), "nobody would read it");

@@ -91,12 +91,12 @@ use crate::sys::uffd::Uffd;
 use crate::sys::{descriptors_max, signal};
 use crate::units::PAGE_SIZE;
 
-use super::message::{BadMessage, DESCRIPTORS_MAX, Region, Said, check, offer, ready};
-use super::peer::{Greeting, Peer, drain, has_one_ended, refusal, say, wait_for};
+use super::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer, ready};
+use super::peer::{Handshake, Peer, drain, has_one_ended, refusal, say, wait_for};
 use super::snapshot::Snapshot;
-use super::stats::{Numbers, RestoreStats};
+use super::stats::{RestoreCounters, RestoreStats};
 use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
-use super::vm::{Common, Next, SPACES_MAX, Source, Space, Vm};
+use super::vm::{NextWait, SPACES_MAX, Source, Space, Vm, VmShared};
 use super::{Event, OnFailure, PeerError, RestoreOptions};
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
@@ -224,7 +224,7 @@ struct Table {
     vms_given_up: u64,
     peers_refused: u64,
     /// What was done for VMs that are no more.
-    past: Numbers,
+    past: RestoreCounters,
 }
 
 impl Table {
@@ -237,7 +237,7 @@ impl Table {
 }
 
 /// What is done with who waits at the door; see the head of this file.
-enum Door {
+enum AcceptState {
     /// He is met: there is a place, or he is to be told that there is none.
     Open,
     /// He waits: a place becomes free by itself.
@@ -251,12 +251,12 @@ struct Connection {
     number: u64,
     socket: OwnedFd,
     peer: Peer,
-    numbers: Arc<Mutex<Numbers>>,
-    place: Mutex<Place>,
+    numbers: Arc<Mutex<RestoreCounters>>,
+    place: Mutex<ConnectionSlot>,
 }
 
-struct Place {
-    stage: Stage,
+struct ConnectionSlot {
+    stage: ConnectionState,
     /// Somebody came while it was taken, for this.
     wanted: Option<Kind>,
     /// Whether that was told.
@@ -264,15 +264,15 @@ struct Place {
 }
 
 /// What a connection is.
-enum Stage {
+enum ConnectionState {
     /// Its message is to come; its thread waits for that.
     Greeting { since: Instant },
     /// It is served.
     Serving(Box<Vm>),
     /// It was given up, and its process is to be no more before its descriptor is let go.
-    Dying { _kept: Kept },
+    Dying { _kept: HeldUffds },
     /// It handed over its memory when the server was about to end.
-    Unserved(Kept),
+    Unserved(HeldUffds),
     /// A worker has it, or its thread, which has heard all.
     Taken,
     /// It is no more.
@@ -280,7 +280,7 @@ enum Stage {
 }
 
 /// Userfaultfds that must not be closed yet.
-enum Kept {
+enum HeldUffds {
     Vm { _vm: Box<Vm> },
     Descriptors { _uffds: Vec<Uffd> },
 }
@@ -561,11 +561,11 @@ impl Shared {
         let mut events = Vec::with_capacity(1);
         while !self.is_ending.load(Ordering::Relaxed) {
             events.clear();
-            let at_most = self.patience();
+            let at_most = self.wait_policy();
             // An interrupted wait is one that found nothing.
             let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_most));
             match events.first().map(|event| of_token(event.data)) {
-                Some((_, Kind::Bell)) => self.hear_bell(),
+                Some((_, Kind::Bell)) => self.drain_bell(),
                 Some((_, Kind::Listener)) => self.accept(),
                 // Who is due has his turn below.
                 Some((_, Kind::Clock)) => {}
@@ -580,7 +580,7 @@ impl Shared {
     }
 
     /// How long nothing is to be done but what epoll tells.
-    fn patience(&self) -> Timespec {
+    fn wait_policy(&self) -> Timespec {
         let table = self.table();
         let sweep = if table.greets_until.is_some() { SWEEP } else { IDLE };
         timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
@@ -622,7 +622,7 @@ impl Shared {
         }
     }
 
-    fn hear_bell(&self) {
+    fn drain_bell(&self) {
         // At the server's end it rings on, until the last worker has heard it.
         if !self.is_ending.load(Ordering::Relaxed) {
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
@@ -641,9 +641,9 @@ impl Shared {
     /// Lets one in who waits, on a thread of his own; see the head of this file.
     fn accept(self: &Arc<Self>) {
         match self.door() {
-            Door::Open => {}
-            Door::Soon => return self.want_after(LISTENER, SOON),
-            Door::Crowded(why) => {
+            AcceptState::Open => {}
+            AcceptState::Soon => return self.want_after(LISTENER, SOON),
+            AcceptState::Crowded(why) => {
                 let was_told = std::mem::replace(&mut self.table().is_crowd_told, true);
                 if !was_told {
                     self.tell(&Event::CannotAccept(io::Error::other(why)));
@@ -665,7 +665,7 @@ impl Shared {
         }
     }
 
-    fn door(&self) -> Door {
+    fn door(&self) -> AcceptState {
         let mut table = self.table();
         let taken = table.connections.len() - table.refused.len();
         let is_full = taken >= self.options.vms_max;
@@ -673,34 +673,34 @@ impl Shared {
         let is_stuck = table.threads >= self.threads_max;
         table.is_crowd_told &= is_crowded || is_stuck;
         if is_stuck {
-            return Door::Crowded(
+            return AcceptState::Crowded(
                 "the closes of hundreds of descriptors that peers sent do not end; end those peers",
             );
         }
         if !is_full {
-            return Door::Open;
+            return AcceptState::Open;
         }
         if table.vms.len() < taken {
-            return Door::Soon;
+            return AcceptState::Soon;
         }
         let vms: Vec<Arc<Connection>> =
             table.vms.iter().filter_map(|vm| table.connections.get(vm)).cloned().collect();
         drop(table);
         match () {
-            () if has_one_ended(vms.iter().map(|vm| vm.end())) => Door::Soon,
-            () if is_crowded => Door::Crowded(
+            () if has_one_ended(vms.iter().map(|vm| vm.end())) => AcceptState::Soon,
+            () if is_crowded => AcceptState::Crowded(
                 "4 processes that were refused, and killed, have not ended yet; see why they cannot",
             ),
-            () => Door::Open,
+            () => AcceptState::Open,
         }
     }
 
     /// Accepts a peer and gets to know it, on its thread, and goes to the end of the row. What is wrong, if it cannot
     /// be heard.
-    fn meet(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
+    fn accept_pending(&self) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let met = match rustix::net::accept_with(&self.listener, flags) {
-            Ok(socket) => self.get_to_know(socket),
+            Ok(socket) => self.identify_peer(socket),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
             Err(error) => {
                 self.tell(&Event::CannotAccept(error.into()));
@@ -712,7 +712,7 @@ impl Shared {
         met
     }
 
-    fn get_to_know(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
+    fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
         // Under the table's lock: who ends the server sees to all that are in it.
@@ -726,7 +726,8 @@ impl Shared {
         if !has_room {
             table.refused.insert(number);
         }
-        let place = Place { stage: Stage::Greeting { since }, wanted: None, is_given_up: false };
+        let place =
+            ConnectionSlot { stage: ConnectionState::Greeting { since }, wanted: None, is_given_up: false };
         let connection =
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
@@ -749,7 +750,7 @@ impl Shared {
     fn end_greeting(
         &self,
         connection: &Connection,
-        greeting: &mut Greeting,
+        greeting: &mut Handshake,
         heard: std::result::Result<Box<Vm>, PeerError>,
     ) {
         if !connection.begin() {
@@ -758,18 +759,18 @@ impl Shared {
         }
         let is_ending = self.is_ending.load(Ordering::Relaxed);
         match heard {
-            Ok(vm) if !is_ending => self.work_on(connection, Stage::Serving(vm), Kind::Beginning),
+            Ok(vm) if !is_ending => self.work_on(connection, ConnectionState::Serving(vm), Kind::Beginning),
             Err(why) if !is_ending => {
                 let stage = self.refuse(connection, greeting, why);
                 self.settle(connection, stage);
             }
             // Who ends the server tells of it.
-            Ok(vm) => self.settle(connection, Stage::Unserved(Kept::Vm { _vm: vm })),
+            Ok(vm) => self.settle(connection, ConnectionState::Unserved(HeldUffds::Vm { _vm: vm })),
             Err(_) => match memory_of(greeting) {
-                Some(kept) => self.settle(connection, Stage::Unserved(kept)),
+                Some(kept) => self.settle(connection, ConnectionState::Unserved(kept)),
                 None => {
                     self.forget(connection);
-                    self.settle(connection, Stage::Over);
+                    self.settle(connection, ConnectionState::Over);
                 }
             },
         }
@@ -787,14 +788,14 @@ impl Shared {
     }
 
     /// Puts a stage back, unless something was wanted of it meanwhile; then that is done first.
-    fn settle(&self, connection: &Connection, stage: Stage) {
+    fn settle(&self, connection: &Connection, stage: ConnectionState) {
         if let Some((stage, kind)) = connection.put_back(stage) {
             self.work_on(connection, stage, kind);
         }
     }
 
     /// Does what is to be done for a connection that is ours, and puts it back.
-    fn work_on(&self, connection: &Connection, mut stage: Stage, mut kind: Kind) {
+    fn work_on(&self, connection: &Connection, mut stage: ConnectionState, mut kind: Kind) {
         loop {
             let done = catch_unwind(AssertUnwindSafe(|| self.step(connection, &mut stage, kind)));
             let wrong = done.unwrap_or(Err(PeerError::Panicked)).err();
@@ -813,27 +814,30 @@ impl Shared {
     fn step(
         &self,
         connection: &Connection,
-        stage: &mut Stage,
+        stage: &mut ConnectionState,
         kind: Kind,
     ) -> std::result::Result<(), PeerError> {
         match stage {
             // It says nothing any more that we want to hear. Without a process, its end is the VM's.
-            Stage::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
-                *stage = Stage::Over;
+            ConnectionState::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
+                *stage = ConnectionState::Over;
                 self.end_connection(connection);
             }
             // Whatever it was that was told: faults that came meanwhile have left no other word.
-            Stage::Serving(vm) => {
+            ConnectionState::Serving(vm) => {
                 if kind == Kind::Beginning {
                     self.begin_vm(connection, vm)?;
                 }
-                if self.serve(connection, vm)? == Next::Over {
-                    *stage = Stage::Over;
+                if self.serve(connection, vm)? == NextWait::Over {
+                    *stage = ConnectionState::Over;
                     self.end_connection(connection);
                 }
             }
-            Stage::Dying { .. } => self.await_end(connection),
-            Stage::Greeting { .. } | Stage::Unserved(_) | Stage::Taken | Stage::Over => {}
+            ConnectionState::Dying { .. } => self.await_end(connection),
+            ConnectionState::Greeting { .. }
+            | ConnectionState::Unserved(_)
+            | ConnectionState::Taken
+            | ConnectionState::Over => {}
         }
         Ok(())
     }
@@ -842,7 +846,7 @@ impl Shared {
     fn give_image(
         &self,
         connection: &Connection,
-        greeting: &mut Greeting,
+        greeting: &mut Handshake,
     ) -> std::result::Result<(), PeerError> {
         let image = self.image.as_ref().ok_or(PeerError::NoImage)?;
         greeting.has_image = true;
@@ -853,7 +857,7 @@ impl Shared {
     fn make_vm(
         &self,
         connection: &Connection,
-        greeting: &mut Greeting,
+        greeting: &mut Handshake,
         regions: &[Region],
     ) -> std::result::Result<Box<Vm>, PeerError> {
         self.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
@@ -917,8 +921,8 @@ impl Shared {
     }
 
     /// A turn of a VM.
-    fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<Next, PeerError> {
-        let common = Common {
+    fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
+        let common = VmShared {
             snapshot: &self.snapshot,
             run_bytes: self.options.run_bytes,
             recorder: self.recorder.as_ref(),
@@ -928,10 +932,10 @@ impl Shared {
         self.unwatch(&vm.take_ended());
         self.watch(connection, vm.spaces())?;
         match next {
-            Next::Over => return Ok(next),
-            Next::Wait => {}
-            Next::Soon => self.want_after(connection.number, SOON),
-            Next::Ahead => self.want_ahead(connection.number),
+            NextWait::Over => return Ok(next),
+            NextWait::Wait => {}
+            NextWait::Soon => self.want_after(connection.number, SOON),
+            NextWait::Ahead => self.want_ahead(connection.number),
         }
         for space in vm.spaces() {
             self.arm(space.uffd.as_fd(), connection.number, Kind::Faults);
@@ -961,16 +965,16 @@ impl Shared {
         // Whoever has it finds out that it is over, and lets it go.
         let (stage, is_given_up) = {
             let mut place = connection.place();
-            (std::mem::replace(&mut place.stage, Stage::Over), place.is_given_up)
+            (std::mem::replace(&mut place.stage, ConnectionState::Over), place.is_given_up)
         };
         let was_known = self.forget(connection);
         let (vm, process) = (connection.number, connection.peer.process());
         match stage {
-            Stage::Greeting { .. } if was_known => {
+            ConnectionState::Greeting { .. } if was_known => {
                 self.table().peers_refused += 1;
                 self.tell(&Event::Refused { process, why: PeerError::HungUp });
             }
-            Stage::Serving(_) | Stage::Taken if was_known && !is_given_up => {
+            ConnectionState::Serving(_) | ConnectionState::Taken if was_known && !is_given_up => {
                 let numbers = Box::new(connection.counted());
                 self.tell(&Event::Ended { vm, process, numbers });
             }
@@ -999,29 +1003,29 @@ impl Shared {
     }
 
     /// Something is wrong with a VM: it is given up.
-    fn fail(&self, connection: &Connection, stage: Stage, why: PeerError) -> Stage {
+    fn fail(&self, connection: &Connection, stage: ConnectionState, why: PeerError) -> ConnectionState {
         match stage {
-            Stage::Serving(mut vm) => {
+            ConnectionState::Serving(mut vm) => {
                 self.unwatch(vm.spaces());
-                self.give_up(connection, Kept::Vm { _vm: vm }, why)
+                self.give_up(connection, HeldUffds::Vm { _vm: vm }, why)
             }
             other => other,
         }
     }
 
     /// Something is wrong with a peer that greets: it is told and forgotten; or given up, if it handed over its memory.
-    fn refuse(&self, connection: &Connection, greeting: &mut Greeting, why: PeerError) -> Stage {
+    fn refuse(&self, connection: &Connection, greeting: &mut Handshake, why: PeerError) -> ConnectionState {
         match memory_of(greeting) {
             // It is a VM, and will wait for us.
             Some(kept) => self.give_up(connection, kept, why),
             None => {
                 self.refused(connection, why);
-                Stage::Over
+                ConnectionState::Over
             }
         }
     }
 
-    fn give_up(&self, connection: &Connection, kept: Kept, why: PeerError) -> Stage {
+    fn give_up(&self, connection: &Connection, kept: HeldUffds, why: PeerError) -> ConnectionState {
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
         // Its end is not one of its own then, whoever hears of it first.
         connection.place().is_given_up = true;
@@ -1035,10 +1039,10 @@ impl Shared {
         self.tell(&Event::GivenUp { vm, process, why, killed });
         if killed {
             self.await_end(connection);
-            return Stage::Dying { _kept: kept };
+            return ConnectionState::Dying { _kept: kept };
         }
         self.forget(connection);
-        Stage::Over
+        ConnectionState::Over
     }
 
     /// Has the end told of a process that was killed, if it is not yet. If epoll has no room for that, it is looked at
@@ -1074,8 +1078,8 @@ impl Shared {
         drop(table);
         let mut may_greet_still = now < until;
         for connection in all {
-            let is_late = |stage: &Stage| match stage {
-                Stage::Greeting { since } => now >= *since + self.options.greeting + GRACE,
+            let is_late = |stage: &ConnectionState| match stage {
+                ConnectionState::Greeting { since } => now >= *since + self.options.greeting + GRACE,
                 _ => false,
             };
             if connection.take_if(is_late).is_none() {
@@ -1083,7 +1087,7 @@ impl Shared {
                 continue;
             }
             self.refused(&connection, PeerError::Late(self.options.greeting));
-            self.settle(&connection, Stage::Over);
+            self.settle(&connection, ConnectionState::Over);
         }
         let mut table = self.table();
         if !may_greet_still && table.greets_until == Some(until) {
@@ -1106,16 +1110,16 @@ impl Shared {
         for connection in all {
             let Some(stage) = connection.take(Kind::Faults) else {
                 // Its thread waits in the kernel, or had nothing to keep.
-                connection.place().stage = Stage::Over;
+                connection.place().stage = ConnectionState::Over;
                 self.forget(&connection);
                 continue;
             };
             let (is_vm, stage) = match stage {
-                Stage::Serving(_) => (true, stage),
-                Stage::Unserved(kept) => (true, Stage::Dying { _kept: kept }),
+                ConnectionState::Serving(_) => (true, stage),
+                ConnectionState::Unserved(kept) => (true, ConnectionState::Dying { _kept: kept }),
                 other => (false, other),
             };
-            let mut killed = matches!(stage, Stage::Dying { .. });
+            let mut killed = matches!(stage, ConnectionState::Dying { .. });
             if is_vm {
                 let (vm, process) = (connection.number, connection.peer.process());
                 killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
@@ -1146,7 +1150,8 @@ impl Shared {
             numbers: table.past.clone(),
         };
         for connection in table.connections.values() {
-            let is_vm = matches!(connection.place().stage, Stage::Serving(_) | Stage::Taken);
+            let is_vm =
+                matches!(connection.place().stage, ConnectionState::Serving(_) | ConnectionState::Taken);
             stats.vms += u64::from(is_vm);
             stats.numbers.merge(&connection.counted());
         }
@@ -1155,18 +1160,18 @@ impl Shared {
 }
 
 /// The userfaultfds among what came, to be kept, if there are any.
-fn memory_of(greeting: &mut Greeting) -> Option<Kept> {
+fn memory_of(greeting: &mut Handshake) -> Option<HeldUffds> {
     let uffds = greeting.take_userfaultfds(DESCRIPTORS_MAX);
-    (!uffds.is_empty()).then_some(Kept::Descriptors { _uffds: uffds })
+    (!uffds.is_empty()).then_some(HeldUffds::Descriptors { _uffds: uffds })
 }
 
 /// A peer's thread, from its accept until nothing is left of what it sent; see the head of this file.
 fn greet_next(server: &Weak<Shared>) {
     let Some(shared) = server.upgrade() else { return };
-    let Some((connection, wrong)) = shared.meet() else { return };
+    let Some((connection, wrong)) = shared.accept_pending() else { return };
     let at_most = shared.options.greeting;
     drop(shared);
-    let mut greeting = Greeting::new();
+    let mut greeting = Handshake::new();
     let heard = match wrong {
         Some(wrong) => Err(wrong),
         None => {
@@ -1190,7 +1195,7 @@ fn greet_next(server: &Weak<Shared>) {
 fn hear(
     server: &Weak<Shared>,
     connection: &Connection,
-    greeting: &mut Greeting,
+    greeting: &mut Handshake,
     at_most: Duration,
 ) -> std::result::Result<Box<Vm>, PeerError> {
     let (socket, until) = (connection.socket.as_fd(), Instant::now() + at_most);
@@ -1201,19 +1206,19 @@ fn hear(
         let said = greeting.receive(socket)?;
         let shared = server.upgrade().ok_or(PeerError::HungUp)?;
         match said {
-            Said::Unfinished => {}
-            Said::WantsImage => shared.give_image(connection, greeting)?,
-            Said::Regions(regions) => return shared.make_vm(connection, greeting, &regions),
+            ParseStep::Unfinished => {}
+            ParseStep::WantsImage => shared.give_image(connection, greeting)?,
+            ParseStep::Regions(regions) => return shared.make_vm(connection, greeting, &regions),
         }
     }
 }
 
 impl Connection {
-    fn place(&self) -> MutexGuard<'_, Place> {
+    fn place(&self) -> MutexGuard<'_, ConnectionSlot> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn counted(&self) -> Numbers {
+    fn counted(&self) -> RestoreCounters {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -1223,22 +1228,22 @@ impl Connection {
     }
 
     /// What it is, for who works on it; `None`, and word is left, if somebody has it.
-    fn take(&self, kind: Kind) -> Option<Stage> {
+    fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
-        match std::mem::replace(&mut place.stage, Stage::Taken) {
-            Stage::Taken => {
+        match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
+            ConnectionState::Taken => {
                 // Faults are looked for in any case.
                 if place.wanted != Some(Kind::Socket) {
                     place.wanted = Some(kind);
                 }
                 None
             }
-            Stage::Over => {
-                place.stage = Stage::Over;
+            ConnectionState::Over => {
+                place.stage = ConnectionState::Over;
                 None
             }
             // Its thread's.
-            greeting @ Stage::Greeting { .. } => {
+            greeting @ ConnectionState::Greeting { .. } => {
                 place.stage = greeting;
                 None
             }
@@ -1248,29 +1253,29 @@ impl Connection {
 
     /// Whether it greets.
     fn may_greet(&self) -> bool {
-        matches!(self.place().stage, Stage::Greeting { .. })
+        matches!(self.place().stage, ConnectionState::Greeting { .. })
     }
 
     /// Whether its thread has it.
     fn is_busy(&self) -> bool {
-        matches!(self.place().stage, Stage::Greeting { .. } | Stage::Taken)
+        matches!(self.place().stage, ConnectionState::Greeting { .. } | ConnectionState::Taken)
     }
 
     /// It has greeted, and is the caller's; or not, if it is over.
     fn begin(&self) -> bool {
-        self.take_if(|stage| matches!(stage, Stage::Greeting { .. })).is_some()
+        self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
     }
 
     /// As [`Connection::take`], if nobody has it and it is so.
-    fn take_if(&self, is_so: impl FnOnce(&Stage) -> bool) -> Option<Stage> {
+    fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
         let mut place = self.place();
-        is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, Stage::Taken))
+        is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))
     }
 
     /// Puts it back; or not, if it was wanted meanwhile: then it is the caller's once more. If it is over, it ends.
-    fn put_back(&self, stage: Stage) -> Option<(Stage, Kind)> {
+    fn put_back(&self, stage: ConnectionState) -> Option<(ConnectionState, Kind)> {
         let mut place = self.place();
-        if matches!(place.stage, Stage::Over) {
+        if matches!(place.stage, ConnectionState::Over) {
             // Its process ended meanwhile.
             return None;
         }

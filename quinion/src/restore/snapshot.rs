@@ -47,7 +47,7 @@ type Known = (u64, i64, i64);
 
 /// The snapshot is not what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Changed;
+pub(super) struct SnapshotChanged;
 
 impl Snapshot {
     /// Opens the file at `path` through `cache`.
@@ -106,12 +106,12 @@ impl Snapshot {
     }
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.
-    pub(super) fn assure(&self) -> std::result::Result<(), Changed> {
+    pub(super) fn assure(&self) -> std::result::Result<(), SnapshotChanged> {
         let is_same = match &self.outside {
             Some((raw, before)) => known(raw).is_ok_and(|now| now == *before),
             None => self.file.len() == self.identity.bytes,
         };
-        if is_same { Ok(()) } else { Err(Changed) }
+        if is_same { Ok(()) } else { Err(SnapshotChanged) }
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         fs::remove_file(&moved).expect("it was there");
         assert_eq!(snapshot.assure(), Ok(()));
         file.as_file().set_len(99_999).expect("it is ours");
-        assert_eq!(snapshot.assure(), Err(Changed));
+        assert_eq!(snapshot.assure(), Err(SnapshotChanged));
 
         let mut file = written(&[7; 100_000]);
         let long_ago = std::time::SystemTime::UNIX_EPOCH;
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(snapshot.assure(), Ok(()));
         file.seek(SeekFrom::Start(5)).expect("inside");
         file.write_all(b"x").expect("room for it");
-        assert_eq!(snapshot.assure(), Err(Changed));
+        assert_eq!(snapshot.assure(), Err(SnapshotChanged));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::latency::Latency;
 
 /// What was done for VMs, in numbers that add up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Numbers {
+pub struct RestoreCounters {
     /// Faults that were answered.
     pub faults: u64,
     /// Of these, faults of pages that were there already.
@@ -40,7 +40,7 @@ pub struct Numbers {
     pub latency: Latency,
 }
 
-impl Numbers {
+impl RestoreCounters {
     /// Adds what `other` counted.
     pub fn merge(&mut self, other: &Self) {
         let sums = [
@@ -80,7 +80,7 @@ pub struct RestoreStats {
     /// Bytes that the cache read from devices since the server began, for others too.
     pub device_bytes: u64,
     /// What was done for all VMs.
-    pub numbers: Numbers,
+    pub numbers: RestoreCounters,
 }
 
 /// Powers of two of nanoseconds at which the text for Prometheus counts: 1 us to 1 s.
@@ -95,7 +95,7 @@ impl RestoreStats {
     }
 
     fn write_prometheus(&self, out: &mut String) -> fmt::Result {
-        let Numbers { latency, .. } = &self.numbers;
+        let RestoreCounters { latency, .. } = &self.numbers;
         let n = &self.numbers;
         let rows = [
             ("vms", "gauge", "VMs that are served now", self.vms),
@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn two_of_them_add_up_in_all_numbers() {
-        let mut one = Numbers { faults: 1, removed_bytes: 4, retries: 7, ..Numbers::default() };
+        let mut one =
+            RestoreCounters { faults: 1, removed_bytes: 4, retries: 7, ..RestoreCounters::default() };
         one.latency.add(9);
         let both = {
             let mut sum = one.clone();

@@ -45,7 +45,7 @@ pub struct ImageIdentity {
 
 /// Pages of an image that follow each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct ImageRun {
     /// The first, by its number.
     pub first: u32,
     /// How many; one at least.
@@ -56,7 +56,7 @@ pub struct Run {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     image: ImageIdentity,
-    runs: Vec<Run>,
+    runs: Vec<ImageRun>,
 }
 
 /// Why a trace cannot be used.
@@ -88,7 +88,7 @@ impl Trace {
     }
 
     /// The runs in their order; no page is in two of them.
-    pub fn runs(&self) -> &[Run] {
+    pub fn runs(&self) -> &[ImageRun] {
         &self.runs
     }
 
@@ -141,9 +141,10 @@ impl Trace {
         if theirs != image {
             return Err(TraceError::OtherImage { theirs: theirs.bytes, ours: image.bytes });
         }
-        let run = |at: usize| Run { first: half(at), pages: half(at + 4) };
-        let runs: Vec<Run> = (0..body.len() / RUN_BYTES).map(|i| run(HEAD_BYTES + i * RUN_BYTES)).collect();
-        let mut seen = Wanted::new(image);
+        let run = |at: usize| ImageRun { first: half(at), pages: half(at + 4) };
+        let runs: Vec<ImageRun> =
+            (0..body.len() / RUN_BYTES).map(|i| run(HEAD_BYTES + i * RUN_BYTES)).collect();
+        let mut seen = PageSet::new(image);
         for run in &runs {
             let end = u64::from(run.first) + u64::from(run.pages);
             let pages = u64::from(run.first)..end;
@@ -191,12 +192,12 @@ impl Trace {
 
 /// A bit for each page of an image.
 #[derive(Debug)]
-struct Wanted {
+struct PageSet {
     words: Vec<u64>,
     pages: u64,
 }
 
-impl Wanted {
+impl PageSet {
     fn new(image: ImageIdentity) -> Self {
         let pages = (image.bytes / PAGE_SIZE as u64).min(1 << 32);
         Self { words: vec![0; pages.div_ceil(64) as usize], pages }
@@ -214,14 +215,14 @@ impl Wanted {
 /// A trace that is being made.
 #[derive(Debug)]
 pub struct Recorder {
-    wanted: Wanted,
+    wanted: PageSet,
     trace: Trace,
 }
 
 impl Recorder {
     /// One in which nothing was wanted yet.
     pub fn new(image: ImageIdentity) -> Self {
-        Self { wanted: Wanted::new(image), trace: Trace { image, runs: Vec::new() } }
+        Self { wanted: PageSet::new(image), trace: Trace { image, runs: Vec::new() } }
     }
 
     /// Notes that `bytes` bytes at `offset` were wanted; what was wanted before is not noted again. Whole pages, in
@@ -234,7 +235,7 @@ impl Recorder {
             }
             match self.trace.runs.last_mut() {
                 Some(run) if u64::from(run.first) + u64::from(run.pages) == page => run.pages += 1,
-                _ => self.trace.runs.push(Run { first: page as u32, pages: 1 }),
+                _ => self.trace.runs.push(ImageRun { first: page as u32, pages: 1 }),
             }
         }
     }
@@ -303,7 +304,7 @@ mod tests {
     #[test]
     fn the_bytes_are_as_they_are_documented() {
         let trace = recorded(&[(16, 4), (20, 1), (3, 1), (15, 3)]);
-        let runs = [(16, 5), (3, 1), (15, 1)].map(|(first, pages)| Run { first, pages });
+        let runs = [(16, 5), (3, 1), (15, 1)].map(|(first, pages)| ImageRun { first, pages });
         assert_eq!(trace.runs(), runs);
         let bytes = trace.encode();
         let head = [&b"qnfaults"[..], &[1, 0, 0, 0, 0, 16, 0, 0], &[0, 0, 16, 0, 0, 0, 0, 0]].concat();
@@ -343,10 +344,12 @@ mod tests {
         let mut newer = bytes.clone();
         newer[8] = 2;
         assert!(matches!(refused(&newer), TraceError::Version(2)));
-        let twice =
-            Trace { image: IMAGE, runs: vec![Run { first: 9, pages: 3 }, Run { first: 11, pages: 1 }] };
-        let outside = Trace { image: IMAGE, runs: vec![Run { first: u32::MAX, pages: u32::MAX }] };
-        let empty = Trace { image: IMAGE, runs: vec![Run { first: 9, pages: 0 }] };
+        let twice = Trace {
+            image: IMAGE,
+            runs: vec![ImageRun { first: 9, pages: 3 }, ImageRun { first: 11, pages: 1 }],
+        };
+        let outside = Trace { image: IMAGE, runs: vec![ImageRun { first: u32::MAX, pages: u32::MAX }] };
+        let empty = Trace { image: IMAGE, runs: vec![ImageRun { first: 9, pages: 0 }] };
         for wrong in [twice, outside, empty] {
             assert!(matches!(refused(&wrong.encode()), TraceError::Damaged(_)));
         }
@@ -364,7 +367,7 @@ mod tests {
                     naive.push(page);
                 }
             }
-            let of_run = |run: &Run| u64::from(run.first)..u64::from(run.first + run.pages);
+            let of_run = |run: &ImageRun| u64::from(run.first)..u64::from(run.first + run.pages);
             prop_assert_eq!(trace.runs().iter().flat_map(of_run).collect::<Vec<_>>(), naive);
             prop_assert_eq!(Trace::decode(&trace.encode(), IMAGE).expect("ours"), trace);
         }

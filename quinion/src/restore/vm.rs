@@ -37,14 +37,14 @@ use crate::cache::{File, Image};
 use crate::error::{Error, ErrorKind};
 use crate::folio::Pinned;
 use crate::sync::lock::Mutex;
-use crate::sys::uffd::{Fault, FaultKind, Inbox, MESSAGES_MAX, Message, Moved, Stop, Uffd};
+use crate::sys::uffd::{CopyResult, CopyStop, Fault, FaultKind, MESSAGES_MAX, Message, MessageBuffer, Uffd};
 use crate::units::PAGE_SIZE;
 
 use super::PeerError;
-use super::pages::{Need, Pages, Stretch};
+use super::pages::{ImagePart, PageNeed, Pages};
 use super::snapshot::Snapshot;
-use super::stats::Numbers;
-use super::trace::{Recorder, Run, Trace};
+use super::stats::RestoreCounters;
+use super::trace::{ImageRun, Recorder, Trace};
 
 /// Rounds in one turn, so that other VMs have theirs.
 const ROUNDS_MAX: usize = 16;
@@ -81,16 +81,16 @@ pub(super) enum Source {
 }
 
 /// What all VMs of a server share.
-pub(super) struct Common<'a> {
+pub(super) struct VmShared<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) run_bytes: u64,
     pub(super) recorder: Option<&'a Mutex<Recorder>>,
     pub(super) replay: Option<&'a Trace>,
 }
 
-impl Common<'_> {
+impl VmShared<'_> {
     /// Notes that a stretch was wanted, if that is recorded.
-    fn note(&self, stretch: Stretch) {
+    fn note(&self, stretch: ImagePart) {
         if let Some(recorder) = self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
             recorder.note(stretch.offset, stretch.bytes);
@@ -100,7 +100,7 @@ impl Common<'_> {
 
 /// What a VM wants after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Next {
+pub(super) enum NextWait {
     /// To be called when its descriptor has something to say.
     Wait,
     /// Another turn soon: something was refused for the moment.
@@ -116,11 +116,11 @@ pub(super) enum Next {
 pub(super) struct Vm {
     spaces: Vec<Space>,
     source: Source,
-    inbox: Inbox,
+    inbox: MessageBuffer,
     /// Up to where the trace was supplied ahead, and up to where the snapshot was read for that.
-    ahead: Cursor,
-    warm: Cursor,
-    numbers: Arc<Mutex<Numbers>>,
+    ahead: ReplayCursor,
+    warm: ReplayCursor,
+    numbers: Arc<Mutex<RestoreCounters>>,
     strays: u32,
     shortages: u32,
     is_short: bool,
@@ -134,20 +134,20 @@ pub(super) struct Space {
     /// Whether its descriptor is watched.
     pub(super) is_watched: bool,
     pages: Pages,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<PendingFault>,
     is_over: bool,
 }
 
 /// A fault that was read and not answered.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct PendingFault {
     fault: Fault,
     since: Instant,
 }
 
 /// What became of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Answer {
+enum FaultAnswer {
     /// It was given.
     Given,
     /// It is to be given again, after the events.
@@ -162,7 +162,7 @@ enum Answer {
 
 /// Why bytes are supplied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Why {
+enum SupplyReason {
     Demand,
     Ahead,
 }
@@ -175,13 +175,18 @@ impl Space {
 
 impl Vm {
     /// One with these pages; what is done for it is counted in `numbers`, which others may look at.
-    pub(super) fn new(uffd: Uffd, pages: Pages, source: Source, numbers: Arc<Mutex<Numbers>>) -> Self {
+    pub(super) fn new(
+        uffd: Uffd,
+        pages: Pages,
+        source: Source,
+        numbers: Arc<Mutex<RestoreCounters>>,
+    ) -> Self {
         Self {
             spaces: vec![Space::new(uffd, pages)],
             source,
-            inbox: Inbox::default(),
-            ahead: Cursor::default(),
-            warm: Cursor::default(),
+            inbox: MessageBuffer::default(),
+            ahead: ReplayCursor::default(),
+            warm: ReplayCursor::default(),
             numbers,
             strays: 0,
             shortages: 0,
@@ -218,7 +223,7 @@ impl Vm {
     }
 
     /// A turn: answers what waits, or supplies something ahead.
-    pub(super) fn serve(&mut self, common: &Common<'_>) -> Result<Next, PeerError> {
+    pub(super) fn serve(&mut self, common: &VmShared<'_>) -> Result<NextWait, PeerError> {
         let mut answered = false;
         self.is_short = false;
         for _ in 0..ROUNDS_MAX {
@@ -228,7 +233,7 @@ impl Vm {
             }
             self.ended.extend(self.spaces.extract_if(.., |space| space.is_over));
             if self.spaces.is_empty() {
-                return Ok(Next::Over);
+                return Ok(NextWait::Over);
             }
             answered |= messages > 0;
             match (messages, self.waits()) {
@@ -240,7 +245,7 @@ impl Vm {
             }
         }
         match self.waits() {
-            true => Ok(Next::Soon),
+            true => Ok(NextWait::Soon),
             false if answered => Ok(self.next(common)),
             false => self.supply_ahead(common),
         }
@@ -250,15 +255,15 @@ impl Vm {
         self.spaces.iter().any(|space| !space.waiting.is_empty())
     }
 
-    fn next(&self, common: &Common<'_>) -> Next {
+    fn next(&self, common: &VmShared<'_>) -> NextWait {
         match common.replay {
-            Some(trace) if self.ahead.run < trace.runs().len() => Next::Ahead,
-            _ => Next::Wait,
+            Some(trace) if self.ahead.run < trace.runs().len() => NextWait::Ahead,
+            _ => NextWait::Wait,
         }
     }
 
     /// Steps 1 to 4; see the head of this file. How many messages there were.
-    fn round(&mut self, at: usize, common: &Common<'_>) -> Result<usize, PeerError> {
+    fn round(&mut self, at: usize, common: &VmShared<'_>) -> Result<usize, PeerError> {
         // 1
         let mut messages = Vec::new();
         for _ in 0..READS_MAX {
@@ -278,11 +283,11 @@ impl Vm {
         for _ in 0..self.spaces[at].waiting.len() {
             let Some(waiting) = self.spaces[at].waiting.pop_front() else { break };
             match self.answer(at, waiting.fault, common)? {
-                Answer::Given => self.count_answer(waiting.since),
-                Answer::Again => self.put_back(at, waiting),
-                Answer::Short => self.put_back_short(at, waiting)?,
-                Answer::Stray => self.note_stray(at, waiting.fault.address)?,
-                Answer::Over => {
+                FaultAnswer::Given => self.count_answer(waiting.since),
+                FaultAnswer::Again => self.put_back(at, waiting),
+                FaultAnswer::Short => self.put_back_short(at, waiting)?,
+                FaultAnswer::Stray => self.note_stray(at, waiting.fault.address)?,
+                FaultAnswer::Over => {
                     self.spaces[at].is_over = true;
                     break;
                 }
@@ -296,7 +301,7 @@ impl Vm {
         let space = &mut self.spaces[at];
         match message {
             Message::Fault(_) if space.waiting.len() >= WAITING_MAX => return Err(PeerError::TooManyFaults),
-            Message::Fault(fault) => space.waiting.push_back(Waiting { fault, since: now }),
+            Message::Fault(fault) => space.waiting.push_back(PendingFault { fault, since: now }),
             Message::Removed(range) => {
                 let bytes = range.end.saturating_sub(range.start);
                 match self.source {
@@ -335,8 +340,8 @@ impl Vm {
         if waiting.len() < 2 {
             return;
         }
-        for Waiting { fault, .. } in waiting {
-            if let Need::Supply(Stretch { offset, bytes, .. }) = pages.need(fault.address, run_bytes) {
+        for PendingFault { fault, .. } in waiting {
+            if let PageNeed::Supply(ImagePart { offset, bytes, .. }) = pages.need(fault.address, run_bytes) {
                 self.start_read(offset, bytes);
             }
         }
@@ -359,17 +364,17 @@ impl Vm {
         });
     }
 
-    fn count(&self, add: impl FnOnce(&mut Numbers)) {
+    fn count(&self, add: impl FnOnce(&mut RestoreCounters)) {
         add(&mut self.numbers.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn put_back(&mut self, at: usize, waiting: Waiting) {
+    fn put_back(&mut self, at: usize, waiting: PendingFault) {
         self.count(|numbers| numbers.retries += 1);
         self.spaces[at].waiting.push_back(waiting);
     }
 
     /// There was no memory for its page. Others give back what they have pinned, in a moment.
-    fn put_back_short(&mut self, at: usize, waiting: Waiting) -> Result<(), PeerError> {
+    fn put_back_short(&mut self, at: usize, waiting: PendingFault) -> Result<(), PeerError> {
         self.is_short = true;
         self.shortages += 1;
         if self.shortages > SHORTAGES_MAX {
@@ -397,7 +402,7 @@ impl Vm {
     }
 
     /// What one fault needs is done.
-    fn answer(&mut self, at: usize, fault: Fault, common: &Common<'_>) -> Result<Answer, PeerError> {
+    fn answer(&mut self, at: usize, fault: Fault, common: &VmShared<'_>) -> Result<FaultAnswer, PeerError> {
         let space = &mut self.spaces[at];
         let unit = space.pages.unit();
         let page = fault.address & !(unit - 1);
@@ -405,7 +410,7 @@ impl Vm {
             FaultKind::Protected => {
                 let _ = space.uffd.unprotect(page..page + unit);
                 self.wake(at, page, unit);
-                return Ok(Answer::Given);
+                return Ok(FaultAnswer::Given);
             }
             FaultKind::Minor | FaultKind::Missing => {}
         }
@@ -418,13 +423,13 @@ impl Vm {
             return self.give(at, page, unit, page, |uffd, range| uffd.resume(range));
         }
         match space.pages.need(fault.address, common.run_bytes) {
-            Need::Supply(stretch) => self.supply_demand(at, stretch, page, common),
-            Need::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
-            Need::Look { address, bytes } => {
+            PageNeed::Supply(stretch) => self.supply_demand(at, stretch, page, common),
+            PageNeed::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
+            PageNeed::Look { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
                 self.zeros(at, address, bytes, page)
             }
-            Need::Nowhere => Ok(Answer::Stray),
+            PageNeed::Nowhere => Ok(FaultAnswer::Stray),
         }
     }
 
@@ -432,27 +437,28 @@ impl Vm {
     fn supply_demand(
         &mut self,
         at: usize,
-        stretch: Stretch,
+        stretch: ImagePart,
         page: u64,
-        common: &Common<'_>,
-    ) -> Result<Answer, PeerError> {
+        common: &VmShared<'_>,
+    ) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
-        let alone = Stretch { address: page, offset: stretch.offset + (page - stretch.address), bytes: unit };
+        let alone =
+            ImagePart { address: page, offset: stretch.offset + (page - stretch.address), bytes: unit };
         let pinned = match self.pin(stretch, common)? {
             Err(_) if stretch != alone => self.pin(alone, common)?.map(|pinned| (alone, pinned)),
             other => other.map(|pinned| (stretch, pinned)),
         };
         let (stretch, pinned) = match pinned {
             Ok(pinned) => pinned,
-            Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(Answer::Short),
+            Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(FaultAnswer::Short),
             Err(error) => return self.poison(at, alone, error),
         };
         common.note(stretch);
-        self.supply(at, stretch, &pinned, page, Why::Demand)
+        self.supply(at, stretch, &pinned, page, SupplyReason::Demand)
     }
 
     /// The bytes of `stretch`, or why they cannot be had; they are the snapshot's.
-    fn pin(&self, stretch: Stretch, common: &Common<'_>) -> Result<Result<Pinned, Error>, PeerError> {
+    fn pin(&self, stretch: ImagePart, common: &VmShared<'_>) -> Result<Result<Pinned, Error>, PeerError> {
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
         let pinned = file.pin(stretch.offset, stretch.bytes as usize);
         let is_short = pinned.as_ref().is_ok_and(|pinned| (pinned.len() as u64) < stretch.bytes);
@@ -466,13 +472,13 @@ impl Vm {
     fn supply(
         &mut self,
         at: usize,
-        stretch: Stretch,
+        stretch: ImagePart,
         pinned: &Pinned,
         page: u64,
-        why: Why,
-    ) -> Result<Answer, PeerError> {
+        why: SupplyReason,
+    ) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
-        let (mut address, mut found) = (stretch.address, Answer::Given);
+        let (mut address, mut found) = (stretch.address, FaultAnswer::Given);
         for piece in whole_units(pinned.chunks(), unit as usize) {
             let piece: &[u8] = &piece;
             for part in same_kind(piece, unit as usize) {
@@ -488,14 +494,14 @@ impl Vm {
                     })?
                 };
                 match answer {
-                    Answer::Given => {}
-                    Answer::Stray => found = Answer::Stray,
+                    FaultAnswer::Given => {}
+                    FaultAnswer::Stray => found = FaultAnswer::Stray,
                     _ => return Ok(answer),
                 }
                 address += bytes;
                 self.count(|numbers| match why {
-                    Why::Demand => numbers.demand_bytes += bytes,
-                    Why::Ahead => numbers.ahead_bytes += bytes,
+                    SupplyReason::Demand => numbers.demand_bytes += bytes,
+                    SupplyReason::Ahead => numbers.ahead_bytes += bytes,
                 });
             }
         }
@@ -503,7 +509,7 @@ impl Vm {
     }
 
     /// Gives pages zeros.
-    fn zeros(&mut self, at: usize, address: u64, bytes: u64, page: u64) -> Result<Answer, PeerError> {
+    fn zeros(&mut self, at: usize, address: u64, bytes: u64, page: u64) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
         self.count(|numbers| numbers.zero_bytes += bytes);
         if unit == PAGE {
@@ -522,31 +528,31 @@ impl Vm {
         address: u64,
         bytes: u64,
         page: u64,
-        call: impl Fn(&Uffd, Range<u64>) -> Moved,
-    ) -> Result<Answer, PeerError> {
+        call: impl Fn(&Uffd, Range<u64>) -> CopyResult,
+    ) -> Result<FaultAnswer, PeerError> {
         let (space, end) = (&mut self.spaces[at], address + bytes);
         let unit = space.pages.unit();
-        let (mut from, mut step, mut answer) = (address, bytes, Answer::Given);
+        let (mut from, mut step, mut answer) = (address, bytes, FaultAnswer::Given);
         while from < end {
-            let Moved { bytes, stop } = call(&space.uffd, from..end.min(from + step));
+            let CopyResult { bytes, stop } = call(&space.uffd, from..end.min(from + step));
             match stop {
                 None => space.pages.supplied(from..from + bytes),
-                Some(Stop::Present) => {
+                Some(CopyStop::Present) => {
                     if from == page {
                         let _ = space.uffd.wake(page..page + unit);
                     }
                     space.pages.supplied(from..from + unit);
                 }
                 // A range that reaches over the end of a mapping is nowhere as a whole: page by page, then.
-                Some(Stop::Nowhere) if step > unit => {
+                Some(CopyStop::Nowhere) if step > unit => {
                     step = unit;
                     continue;
                 }
-                Some(Stop::Nowhere) if from == page => answer = Answer::Stray,
-                Some(Stop::Nowhere) => {}
-                Some(Stop::Changing) => return Ok(Answer::Again),
-                Some(Stop::Over) => return Ok(Answer::Over),
-                Some(Stop::Failed(source)) => return Err(PeerError::Kernel { address: from, source }),
+                Some(CopyStop::Nowhere) if from == page => answer = FaultAnswer::Stray,
+                Some(CopyStop::Nowhere) => {}
+                Some(CopyStop::Changing) => return Ok(FaultAnswer::Again),
+                Some(CopyStop::Over) => return Ok(FaultAnswer::Over),
+                Some(CopyStop::Failed(source)) => return Err(PeerError::Kernel { address: from, source }),
             }
             from += if bytes > 0 { bytes } else { unit };
         }
@@ -559,37 +565,37 @@ impl Vm {
         at: usize,
         address: u64,
         image: &Image,
-        common: &Common<'_>,
-    ) -> Result<Answer, PeerError> {
+        common: &VmShared<'_>,
+    ) -> Result<FaultAnswer, PeerError> {
         let pages = &self.spaces[at].pages;
         let unit = pages.unit();
         let page = address & !(unit - 1);
         let (wide, stretch) = match (pages.need(address, MAPPED_BYTES), pages.need(address, common.run_bytes))
         {
-            (Need::Supply(wide), Need::Supply(stretch)) => (wide, stretch),
+            (PageNeed::Supply(wide), PageNeed::Supply(stretch)) => (wide, stretch),
             // It was mapped. Perhaps it was given back without a word; perhaps somebody was faster.
-            (Need::Look { address, bytes } | Need::Zeros { address, bytes }, _) => {
+            (PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes }, _) => {
                 self.count(|numbers| numbers.faults_present += 1);
                 return self.give(at, address, bytes, page, |uffd, range| uffd.resume(range));
             }
-            _ => return Ok(Answer::Stray),
+            _ => return Ok(FaultAnswer::Stray),
         };
         let is_resident = image.is_resident(wide.offset..wide.offset + wide.bytes);
         let stretch = if is_resident { wide } else { stretch };
         common.note(stretch);
-        self.map(at, stretch, page, image, Why::Demand)
+        self.map(at, stretch, page, image, SupplyReason::Demand)
     }
 
     /// Makes a stretch of the image resident, and maps what came of it.
     fn map(
         &mut self,
         at: usize,
-        stretch: Stretch,
+        stretch: ImagePart,
         page: u64,
         image: &Image,
-        why: Why,
-    ) -> Result<Answer, PeerError> {
-        let Stretch { address, offset, bytes } = stretch;
+        why: SupplyReason,
+    ) -> Result<FaultAnswer, PeerError> {
+        let ImagePart { address, offset, bytes } = stretch;
         let (mut there, mut failed): (Vec<Range<u64>>, Option<Error>) = (Vec::new(), None);
         let wanted = page.wrapping_sub(address).wrapping_add(offset);
         let asked = image.ensure_each(offset..offset + bytes, |range, came| {
@@ -604,54 +610,54 @@ impl Vm {
         if image.has_changed() || asked.is_err() {
             return Err(PeerError::SnapshotChanged);
         }
-        let mut found = Answer::Given;
+        let mut found = FaultAnswer::Given;
         for range in &there {
             let len = range.end - range.start;
             match self
                 .give(at, range.start - offset + address, len, page, |uffd, range| uffd.resume(range))?
             {
-                Answer::Given => {}
-                Answer::Stray => found = Answer::Stray,
+                FaultAnswer::Given => {}
+                FaultAnswer::Stray => found = FaultAnswer::Stray,
                 other => return Ok(other),
             }
             self.count(|numbers| {
                 numbers.mapped_bytes += len;
                 match why {
-                    Why::Demand => numbers.demand_bytes += len,
-                    Why::Ahead => numbers.ahead_bytes += len,
+                    SupplyReason::Demand => numbers.demand_bytes += len,
+                    SupplyReason::Ahead => numbers.ahead_bytes += len,
                 }
             });
         }
-        let is_there = why == Why::Ahead || there.iter().any(|range| range.contains(&wanted));
+        let is_there = why == SupplyReason::Ahead || there.iter().any(|range| range.contains(&wanted));
         match failed {
-            Some(error) if !is_there && error.kind() == ErrorKind::NoMemory => Ok(Answer::Short),
+            Some(error) if !is_there && error.kind() == ErrorKind::NoMemory => Ok(FaultAnswer::Short),
             Some(error) if !is_there => {
                 let unit = self.spaces[at].pages.unit();
-                self.poison(at, Stretch { address: page, offset: wanted, bytes: unit }, error)
+                self.poison(at, ImagePart { address: page, offset: wanted, bytes: unit }, error)
             }
             _ => Ok(found),
         }
     }
 
     /// The page of `stretch` cannot be read: a touch of it is a bus error from now on.
-    fn poison(&mut self, at: usize, stretch: Stretch, source: Error) -> Result<Answer, PeerError> {
-        let Stretch { address, offset, bytes } = stretch;
+    fn poison(&mut self, at: usize, stretch: ImagePart, source: Error) -> Result<FaultAnswer, PeerError> {
+        let ImagePart { address, offset, bytes } = stretch;
         let poisoned = self.give(at, address, bytes, address, |uffd, range| uffd.poison(range));
         match poisoned {
             Err(PeerError::Kernel { source: poison, .. }) => {
                 Err(PeerError::Unreadable { offset, source, poison })
             }
-            Ok(Answer::Given) => {
+            Ok(FaultAnswer::Given) => {
                 self.count(|numbers| numbers.poisoned_bytes += bytes);
-                Ok(Answer::Given)
+                Ok(FaultAnswer::Given)
             }
             other => other,
         }
     }
 
     /// Step 5: supplies the next piece of the trace, as far as it is absent.
-    fn supply_ahead(&mut self, common: &Common<'_>) -> Result<Next, PeerError> {
-        let Some(trace) = common.replay else { return Ok(Next::Wait) };
+    fn supply_ahead(&mut self, common: &VmShared<'_>) -> Result<NextWait, PeerError> {
+        let Some(trace) = common.replay else { return Ok(NextWait::Wait) };
         self.warm(trace.runs());
         let mut left = AHEAD_BYTES;
         for _ in 0..AHEAD_RUNS {
@@ -659,9 +665,9 @@ impl Vm {
             let Some((offset, bytes)) = ahead.take(trace.runs(), left) else { break };
             match self.supply_part(offset, bytes, common)? {
                 // What could not be supplied is absent still; who wants it will hear why.
-                Answer::Given | Answer::Stray => self.ahead = ahead,
-                Answer::Over => return Ok(Next::Over),
-                Answer::Again | Answer::Short => return Ok(Next::Soon),
+                FaultAnswer::Given | FaultAnswer::Stray => self.ahead = ahead,
+                FaultAnswer::Over => return Ok(NextWait::Over),
+                FaultAnswer::Again | FaultAnswer::Short => return Ok(NextWait::Soon),
             }
             left -= bytes;
         }
@@ -669,24 +675,29 @@ impl Vm {
     }
 
     /// Supplies what is absent of `bytes` bytes of the image at `offset`.
-    fn supply_part(&mut self, offset: u64, bytes: u64, common: &Common<'_>) -> Result<Answer, PeerError> {
-        let mut found = Answer::Given;
+    fn supply_part(
+        &mut self,
+        offset: u64,
+        bytes: u64,
+        common: &VmShared<'_>,
+    ) -> Result<FaultAnswer, PeerError> {
+        let mut found = FaultAnswer::Given;
         for stretch in self.spaces[0].pages.absent_in(offset, bytes) {
             // Somebody may wait for one of its pages since; the kernel wakes whom a page is supplied to.
             let answer = match &self.source {
                 Source::Copied(_) => match self.pin(stretch, common)? {
-                    Ok(pinned) => self.supply(0, stretch, &pinned, NOBODY, Why::Ahead)?,
-                    Err(error) if error.kind() == ErrorKind::NoMemory => Answer::Short,
-                    Err(_) => Answer::Stray,
+                    Ok(pinned) => self.supply(0, stretch, &pinned, NOBODY, SupplyReason::Ahead)?,
+                    Err(error) if error.kind() == ErrorKind::NoMemory => FaultAnswer::Short,
+                    Err(_) => FaultAnswer::Stray,
                 },
                 Source::Mapped(image) => {
                     let image = image.clone();
-                    self.map(0, stretch, NOBODY, &image, Why::Ahead)?
+                    self.map(0, stretch, NOBODY, &image, SupplyReason::Ahead)?
                 }
             };
             match answer {
-                Answer::Given => {}
-                Answer::Stray => found = Answer::Stray,
+                FaultAnswer::Given => {}
+                FaultAnswer::Stray => found = FaultAnswer::Stray,
                 other => return Ok(other),
             }
         }
@@ -694,7 +705,7 @@ impl Vm {
     }
 
     /// Has the snapshot read for what is supplied ahead soon.
-    fn warm(&mut self, runs: &[Run]) {
+    fn warm(&mut self, runs: &[ImageRun]) {
         if self.warm.passed < self.ahead.passed {
             self.warm = self.ahead;
         }
@@ -708,7 +719,7 @@ impl Vm {
 
 /// How far somebody has come in a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Cursor {
+struct ReplayCursor {
     run: usize,
     /// Bytes of that run that he has passed.
     inside: u64,
@@ -716,10 +727,10 @@ struct Cursor {
     passed: u64,
 }
 
-impl Cursor {
+impl ReplayCursor {
     /// Passes the next part of a run, `bytes_max` bytes at most: where it is in the image, and its length. `None` at
     /// the end, and of nothing.
-    fn take(&mut self, runs: &[Run], bytes_max: u64) -> Option<(u64, u64)> {
+    fn take(&mut self, runs: &[ImageRun], bytes_max: u64) -> Option<(u64, u64)> {
         let run = runs.get(self.run).filter(|_| bytes_max > 0)?;
         let (first, len) = (u64::from(run.first) * PAGE, u64::from(run.pages) * PAGE);
         let (offset, bytes) = (first + self.inside, bytes_max.min(len - self.inside));
@@ -733,12 +744,12 @@ impl Cursor {
 }
 
 /// Bytes that are lent, or that were put together.
-enum Piece<'a> {
+enum SuppliedBytes<'a> {
     Lent(&'a [u8]),
     Joined(Vec<u8>),
 }
 
-impl std::ops::Deref for Piece<'_> {
+impl std::ops::Deref for SuppliedBytes<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
@@ -750,7 +761,10 @@ impl std::ops::Deref for Piece<'_> {
 
 /// `chunks` again, cut at multiples of `unit`; a unit that lies in several of them is put together. All of them
 /// together are whole units.
-fn whole_units<'a>(chunks: impl Iterator<Item = &'a [u8]>, unit: usize) -> impl Iterator<Item = Piece<'a>> {
+fn whole_units<'a>(
+    chunks: impl Iterator<Item = &'a [u8]>,
+    unit: usize,
+) -> impl Iterator<Item = SuppliedBytes<'a>> {
     let mut open: Vec<u8> = Vec::new();
     chunks.flat_map(move |mut chunk| {
         let mut pieces = Vec::new();
@@ -759,12 +773,12 @@ fn whole_units<'a>(chunks: impl Iterator<Item = &'a [u8]>, unit: usize) -> impl 
             open.extend_from_slice(joins);
             chunk = rest;
             if open.len() == unit {
-                pieces.push(Piece::Joined(std::mem::take(&mut open)));
+                pieces.push(SuppliedBytes::Joined(std::mem::take(&mut open)));
             }
         }
         let (whole, rest) = chunk.split_at(chunk.len() / unit * unit);
         if !whole.is_empty() {
-            pieces.push(Piece::Lent(whole));
+            pieces.push(SuppliedBytes::Lent(whole));
         }
         open.extend_from_slice(rest);
         pieces
@@ -816,7 +830,7 @@ mod tests {
                 rest = behind;
             }
             chunks.push(rest);
-            let pieces: Vec<Piece<'_>> = whole_units(chunks.into_iter(), unit).collect();
+            let pieces: Vec<SuppliedBytes<'_>> = whole_units(chunks.into_iter(), unit).collect();
             prop_assert!(pieces.iter().all(|piece| !piece.is_empty() && piece.len().is_multiple_of(unit)));
             prop_assert_eq!(pieces.iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>(), bytes);
         }
@@ -826,10 +840,10 @@ mod tests {
             runs in prop::collection::vec((0..1000_u32, 1..50_u32), 0..8),
             steps in prop::collection::vec(1..40_u64, 1..200),
         ) {
-            let runs: Vec<Run> = runs.iter().map(|&(first, pages)| Run { first, pages }).collect();
-            let pages = |run: &Run| u64::from(run.first)..u64::from(run.first + run.pages);
+            let runs: Vec<ImageRun> = runs.iter().map(|&(first, pages)| ImageRun { first, pages }).collect();
+            let pages = |run: &ImageRun| u64::from(run.first)..u64::from(run.first + run.pages);
             let naive: Vec<u64> = runs.iter().flat_map(pages).collect();
-            let (mut cursor, mut found) = (Cursor::default(), Vec::new());
+            let (mut cursor, mut found) = (ReplayCursor::default(), Vec::new());
             for step in steps {
                 let Some((offset, bytes)) = cursor.take(&runs, step * PAGE) else { break };
                 prop_assert!(bytes > 0 && bytes <= step * PAGE);

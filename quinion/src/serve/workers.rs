@@ -50,7 +50,7 @@ impl Default for Workers {
 
 /// A worker is at work on a file of a file system, until this is dropped.
 #[derive(Debug)]
-pub(super) struct AtWork<'a> {
+pub(super) struct BusyWorker<'a> {
     workers: &'a Workers,
     device: u64,
 }
@@ -75,18 +75,18 @@ impl Workers {
     }
 
     /// Begins to work on a file of that device; `None` if too many do so already.
-    pub(super) fn enter(&self, device: u64) -> Option<AtWork<'_>> {
+    pub(super) fn enter(&self, device: u64) -> Option<BusyWorker<'_>> {
         self.enter_at(device, Instant::now())
     }
 
-    fn enter_at(&self, device: u64, now: Instant) -> Option<AtWork<'_>> {
+    fn enter_at(&self, device: u64, now: Instant) -> Option<BusyWorker<'_>> {
         let mut at_work = self.at_work.lock();
         let (count, progress) = at_work.entry(device).or_insert((0, now));
         if *count >= AT_WORK_MAX && now.saturating_duration_since(*progress) >= STUCK_MIN {
             return None;
         }
         *count += 1;
-        Some(AtWork { workers: self, device })
+        Some(BusyWorker { workers: self, device })
     }
 
     /// Waits for all, which have been told to end; not for those that hang.
@@ -107,7 +107,7 @@ impl Workers {
     }
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for BusyWorker<'_> {
     fn drop(&mut self) {
         let mut at_work = self.workers.at_work.lock();
         match at_work.get_mut(&self.device) {

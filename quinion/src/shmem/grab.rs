@@ -21,10 +21,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arena::HOLDS_MAX;
-use crate::backend::WakesHeldBack;
+use crate::backend::DeferredWakes;
 use crate::error::{Error, Repr};
-use crate::filemap::Kept;
-use crate::folio::{Pinned, PinnedFolios, State};
+use crate::filemap::TruncateExclusion;
+use crate::folio::{LockedState, Pinned, PinnedFolios};
 use crate::mapping::{GRAB_PAGES_MAX, Grabbed, Mapping, OnLocked};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
@@ -52,10 +52,10 @@ impl Shmem {
         let pages = pages.start..pages.end.min(behind);
         // The Write lock keeps the file from being cut meanwhile. No folio is locked.
         let bring_back = &mut |index: PageIndex, to: PageIndex| {
-            self.filemap.bring_back(mapping, index..to, Kept::ByCaller)
+            self.filemap.spill_in(mapping, index..to, TruncateExclusion::ByCaller)
         };
         // Memory may be waited for, and a waker, a stranger's, may want what we hold.
-        let wakes = WakesHeldBack::new();
+        let wakes = DeferredWakes::new();
         let nobody_cuts = mapping.write_shared();
         let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, bring_back);
         drop(nobody_cuts);
@@ -107,7 +107,7 @@ impl Shmem {
             }
             grabbed.truncate(max - pinned.len());
             for folio in grabbed.folios_mut() {
-                if folio.state() == State::Data {
+                if folio.state() == LockedState::Data {
                     folio.touch_all(); // whoever gets the address may store there
                     continue;
                 }

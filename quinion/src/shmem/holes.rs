@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::filemap::OnPinned;
-use crate::mapping::{Mapping, Seek};
+use crate::mapping::{Mapping, SeekTarget};
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Shmem;
@@ -47,7 +47,7 @@ impl Shmem {
 
     /// The first byte from `position` on that lies in data, or in a hole; the end of the file counts as a hole. `None`:
     /// there is no such byte before the end, or `position` is not before it.
-    pub(crate) fn seek(&self, mapping: &Mapping, position: u64, wanted: Seek) -> Option<u64> {
+    pub(crate) fn seek(&self, mapping: &Mapping, position: u64, wanted: SeekTarget) -> Option<u64> {
         let size = mapping.size();
         if position >= size {
             return None;
@@ -55,7 +55,7 @@ impl Shmem {
         let pages = PageIndex::of_byte(position)..PageIndex(pages_of_bytes(size));
         match mapping.seek_memory(pages, wanted) {
             Some(page) => Some(page.first_byte().max(position)),
-            None if wanted == Seek::Hole => Some(size),
+            None if wanted == SeekTarget::Hole => Some(size),
             None => None,
         }
     }

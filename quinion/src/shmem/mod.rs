@@ -19,7 +19,7 @@
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
 //! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
 //! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
-//! (`filemap/bring_back.rs`).
+//! (`filemap/spill_in.rs`).
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
-use crate::filemap::{Author, Filemap, OnPinned, Touched};
+use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
 use crate::mapping::{Backing, Mapping};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -49,8 +49,8 @@ mod populate;
 mod read;
 mod target;
 
-pub use populate::Slice;
-pub(crate) use target::{Pieces, Target, Whole};
+pub use populate::PopulateSlice;
+pub(crate) use target::{BufferList, OneBuffer, Target};
 
 /// Bytes of a write that is put into a hole by a grab; a smaller one goes the way of every file's.
 const GRABBED_WRITE_MIN: usize = 128 << 10;
@@ -113,13 +113,13 @@ impl Shmem {
     pub(crate) fn write(
         &self,
         mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
         if bytes.len() >= GRABBED_WRITE_MIN && self.is_hole_inside(mapping, position, bytes.len()) {
             let (populator, end) = ((pool, touched, on_pinned), position + bytes.len() as u64);
-            let mut put = |slice: &mut Slice<'_>| {
+            let mut put = |slice: &mut PopulateSlice<'_>| {
                 slice.put(&bytes[(slice.position() - position) as usize..]);
                 Ok(())
             };
@@ -135,11 +135,11 @@ impl Shmem {
     fn write_page_by_page(
         &self,
         mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
-        self.filemap.write(mapping, Author::of_memory(pool, touched, on_pinned), position, bytes)
+        self.filemap.write(mapping, WriteContext::of_memory(pool, touched, on_pinned), position, bytes)
     }
 
     /// Whether `len` bytes from `position` on lie inside the file, and seem to begin in a hole of one that does not
@@ -158,10 +158,10 @@ impl Shmem {
     pub(crate) fn append(
         &self,
         mapping: &Arc<Mapping>,
-        (pool, touched, on_pinned): (PoolNumber, &Touched, OnPinned),
+        (pool, touched, on_pinned): (PoolNumber, &StreamPositions, OnPinned),
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
-        self.filemap.append(mapping, Author::of_memory(pool, touched, on_pinned), bytes)
+        self.filemap.append(mapping, WriteContext::of_memory(pool, touched, on_pinned), bytes)
     }
 }
 

@@ -11,10 +11,10 @@
 
 use std::sync::Arc;
 
-use crate::arena::{HOLDS_MAX, Readable};
+use crate::arena::{HOLDS_MAX, ReadableState};
 use crate::error::{Error, Repr};
-use crate::folio::{Held, Pinned};
-use crate::mapping::{End, Mapping, ReadBatch};
+use crate::folio::{HeldFolio, Pinned};
+use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
 use crate::units::PageIndex;
 
@@ -45,7 +45,7 @@ impl Shmem {
             let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
             let end = mapping.get_folios_contig(first, last, &mut batch);
             if batch.is_empty() {
-                if end == End::TooMany {
+                if end == BatchEnd::TooMany {
                     return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into());
                 }
                 let hole = self.hole_at(mapping, at, want)?;
@@ -73,7 +73,7 @@ impl Shmem {
         position: u64,
         len: usize,
         size: u64,
-    ) -> Option<Held<'m>> {
+    ) -> Option<HeldFolio<'m>> {
         let before = pinned.len();
         for held in batch.drain() {
             let at = position + pinned.len() as u64;
@@ -84,12 +84,14 @@ impl Shmem {
                 return None; // cut off meanwhile
             }
             match held.is_readable() {
-                Readable::Yes => {
+                ReadableState::Yes => {
                     self.touch(&held);
                     pinned.add(held, at, left);
                 }
-                Readable::Zeros => pinned.add_zeros(((behind - at) as usize).min(left())),
-                Readable::NotYet | Readable::Never => return (pinned.len() == before).then_some(held),
+                ReadableState::Zeros => pinned.add_zeros(((behind - at) as usize).min(left())),
+                ReadableState::NotYet | ReadableState::Never => {
+                    return (pinned.len() == before).then_some(held);
+                }
             }
             if position + (pinned.len() as u64) < behind {
                 return None; // what follows does not lie behind what there is

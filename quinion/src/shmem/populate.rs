@@ -33,8 +33,8 @@ use std::sync::Arc;
 
 use crate::arena::WriteRefused;
 use crate::error::{Error, Repr};
-use crate::filemap::{OnPinned, Touched};
-use crate::folio::Locked;
+use crate::filemap::{OnPinned, StreamPositions};
+use crate::folio::LockedFolio;
 use crate::mapping::{Grabbed, Mapping};
 use crate::units::PoolNumber;
 
@@ -47,7 +47,7 @@ const BUFFER_BYTES: usize = 128 << 10;
 ///
 /// What is not written when it is given back ends the populate there.
 #[derive(Debug)]
-pub struct Slice<'s> {
+pub struct PopulateSlice<'s> {
     grabbed: Grabbed<'s>,
     /// The position in the file of the next byte.
     at: u64,
@@ -57,7 +57,7 @@ pub struct Slice<'s> {
     aside: Vec<(u64, Vec<u8>)>,
 }
 
-impl Slice<'_> {
+impl PopulateSlice<'_> {
     /// The position in the file, in bytes, of the next byte that is put.
     pub fn position(&self) -> u64 {
         self.at
@@ -71,14 +71,14 @@ impl Slice<'_> {
     /// May wait for others who write in the same page, where the file had bytes before.
     pub fn put(&mut self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.left());
-        let put = |folio: &mut Locked<'_>, at: Range<usize>, position| folio.write(position, &bytes[at]);
+        let put = |folio: &mut LockedFolio<'_>, at: Range<usize>, position| folio.write(position, &bytes[at]);
         self.put_with(len, put, |at| bytes[at].to_vec());
         len
     }
-    /// Puts `len` zeros, or as many as it takes; how many. As [`Slice::put`].
+    /// Puts `len` zeros, or as many as it takes; how many. As [`PopulateSlice::put`].
     pub fn put_zeros(&mut self, len: usize) -> usize {
         let len = len.min(self.left());
-        let put = |folio: &mut Locked<'_>, at: Range<usize>, position| folio.zero(position, at.len());
+        let put = |folio: &mut LockedFolio<'_>, at: Range<usize>, position| folio.zero(position, at.len());
         self.put_with(len, put, |at| vec![0; at.len()]);
         len
     }
@@ -88,7 +88,7 @@ impl Slice<'_> {
     fn put_with(
         &mut self,
         len: usize,
-        put: impl Fn(&mut Locked<'_>, Range<usize>, u64) -> Result<(), (usize, WriteRefused)>,
+        put: impl Fn(&mut LockedFolio<'_>, Range<usize>, u64) -> Result<(), (usize, WriteRefused)>,
         keep: impl Fn(Range<usize>) -> Vec<u8>,
     ) {
         let (mut done, mut full) = (0, 0);
@@ -108,8 +108,8 @@ impl Slice<'_> {
     }
 }
 
-impl Write for Slice<'_> {
-    /// As [`Slice::put`]; 0 if it is full.
+impl Write for PopulateSlice<'_> {
+    /// As [`PopulateSlice::put`]; 0 if it is full.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(self.put(bytes))
     }
@@ -119,20 +119,20 @@ impl Write for Slice<'_> {
 }
 
 /// Who populates, and what becomes of pins in the way.
-pub(crate) type Populator<'p> = (PoolNumber, &'p Touched, OnPinned);
+pub(crate) type PopulateContext<'p> = (PoolNumber, &'p StreamPositions, OnPinned);
 
 impl Shmem {
-    /// Fills `range`, in bytes, with what `source` puts into each [`Slice`] of it, one after the other. Returns how
-    /// many bytes came before the source ended or failed, or memory did.
+    /// Fills `range`, in bytes, with what `source` puts into each [`PopulateSlice`] of it, one after the other. Returns
+    /// how many bytes came before the source ended or failed, or memory did.
     ///
     /// # Errors
     /// The source's, or that there is no memory, if no byte came.
     pub(crate) fn populate(
         &self,
         mapping: &Arc<Mapping>,
-        populator: Populator<'_>,
+        populator: PopulateContext<'_>,
         range: Range<u64>,
-        source: &mut dyn FnMut(&mut Slice<'_>) -> io::Result<()>,
+        source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> Result<u64, Error> {
         let mut at = range.start;
         while at < range.end {
@@ -152,9 +152,9 @@ impl Shmem {
     fn populate_some(
         &self,
         mapping: &Arc<Mapping>,
-        populator: Populator<'_>,
+        populator: PopulateContext<'_>,
         range: Range<u64>,
-        source: &mut dyn FnMut(&mut Slice<'_>) -> io::Result<()>,
+        source: &mut dyn FnMut(&mut PopulateSlice<'_>) -> io::Result<()>,
     ) -> (u64, bool, Result<(), Error>) {
         // 1
         let grabbed = match self.grab_some(mapping, populator.0, range.clone()) {
@@ -163,11 +163,11 @@ impl Shmem {
         };
         let Some(end) = grabbed.end() else { return (0, false, Ok(())) }; // others have cut the file
         let end = end.first_byte().min(range.end);
-        let mut slice = Slice { grabbed, at: range.start, end, aside: Vec::new() };
+        let mut slice = PopulateSlice { grabbed, at: range.start, end, aside: Vec::new() };
         // 2, 3
         let outcome = source(&mut slice);
         // 4
-        let Slice { grabbed, at, aside, .. } = slice;
+        let PopulateSlice { grabbed, at, aside, .. } = slice;
         grabbed.commit();
         // 5
         let outcome = outcome.map_err(|source| {
@@ -184,7 +184,7 @@ impl Shmem {
     fn put_aside(
         &self,
         mapping: &Arc<Mapping>,
-        populator: Populator<'_>,
+        populator: PopulateContext<'_>,
         aside: Vec<(u64, Vec<u8>)>,
     ) -> Result<(), (u64, Error)> {
         for (position, bytes) in aside {
@@ -205,7 +205,7 @@ impl Shmem {
     pub(crate) fn populate_from_reader(
         &self,
         mapping: &Arc<Mapping>,
-        populator: Populator<'_>,
+        populator: PopulateContext<'_>,
         range: Range<u64>,
         reader: &mut dyn Read,
     ) -> Result<u64, Error> {

@@ -24,18 +24,18 @@
 
 use std::sync::Arc;
 
-use crate::arena::{HOLDS_MAX, HoldRefused, Readable};
+use crate::arena::{HOLDS_MAX, HoldRefused, ReadableState};
 use crate::error::{Error, Repr};
-use crate::filemap::{Kept, Stopped};
-use crate::folio::Held;
-use crate::mapping::{At, End, Mapping, ReadBatch};
+use crate::filemap::{HitStop, TruncateExclusion};
+use crate::folio::HeldFolio;
+use crate::mapping::{BatchEnd, Mapping, MemoryEntry, ReadBatch};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::{Shmem, Target};
 
 /// What a step of a read came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum ReadStep {
     /// So many bytes were read; 0: look again.
     Read(usize),
     /// No folio was found, and it takes the lock to say more.
@@ -53,9 +53,9 @@ impl Shmem {
         mapping: &Arc<Mapping>,
         position: u64,
         target: &mut impl Target,
-        stopped: Option<Stopped>,
+        stopped: Option<HitStop>,
     ) -> Result<usize, Error> {
-        let (mut done, mut is_absent) = (0, stopped == Some(Stopped::Absent));
+        let (mut done, mut is_absent) = (0, stopped == Some(HitStop::Absent));
         loop {
             let at = position + done as u64;
             let size = mapping.size();
@@ -69,12 +69,12 @@ impl Shmem {
                 () => self.read_batch(mapping, at, want, target),
             };
             let read = match step {
-                Ok(Step::Read(bytes)) => bytes,
-                Ok(Step::Absent) => 0,
+                Ok(ReadStep::Read(bytes)) => bytes,
+                Ok(ReadStep::Absent) => 0,
                 Err(_) if done > 0 => return Ok(done), // the next call tells
                 Err(error) => return Err(error),
             };
-            is_absent = matches!(step, Ok(Step::Absent));
+            is_absent = matches!(step, Ok(ReadStep::Absent));
             // The size again, behind the data.
             let left = mapping.size().saturating_sub(at);
             if read as u64 > left {
@@ -91,17 +91,17 @@ impl Shmem {
         at: u64,
         want: usize,
         target: &mut impl Target,
-    ) -> Result<Step, Error> {
+    ) -> Result<ReadStep, Error> {
         let held = match mapping.try_hold(PageIndex::of_byte(at)) {
             Ok(held) => held,
             Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-            Err(_) => return Ok(Step::Absent),
+            Err(_) => return Ok(ReadStep::Absent),
         };
         let read = self.read_held(&held, at, want, target);
         if read == 0 {
             self.wait_filled(mapping, &held);
         }
-        Ok(Step::Read(read))
+        Ok(ReadStep::Read(read))
     }
 
     /// What folios that follow each other have of `want` bytes from `at` on.
@@ -111,7 +111,7 @@ impl Shmem {
         at: u64,
         want: usize,
         target: &mut impl Target,
-    ) -> Result<Step, Error> {
+    ) -> Result<ReadStep, Error> {
         let mut batch = ReadBatch::new();
         let (first, last) = (PageIndex::of_byte(at), PageIndex::of_byte(at + want as u64 - 1));
         let end = mapping.get_folios_contig(first, last, &mut batch);
@@ -124,22 +124,22 @@ impl Shmem {
         }
         match batch.drain().next() {
             _ if done > 0 => {}
-            None if end == End::TooMany => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-            None => return Ok(Step::Absent),
+            None if end == BatchEnd::TooMany => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
+            None => return Ok(ReadStep::Absent),
             // The others have been given back.
             Some(held) => self.wait_filled(mapping, &held),
         }
-        Ok(Step::Read(done))
+        Ok(ReadStep::Read(done))
     }
 
     /// What a held folio has of `want` bytes from `at` on; 0: it is being filled, or has left since it was held.
-    fn read_held(&self, held: &Held<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
+    fn read_held(&self, held: &HeldFolio<'_>, at: u64, want: usize, target: &mut impl Target) -> usize {
         let behind = held.first().plus(u64::from(held.order().pages())).first_byte();
         let bytes = (behind - at).min(want as u64) as usize;
         match held.is_readable() {
-            Readable::Yes => copy_out(held, at, bytes, target),
-            Readable::Zeros => target.zero(bytes),
-            Readable::NotYet | Readable::Never => return 0,
+            ReadableState::Yes => copy_out(held, at, bytes, target),
+            ReadableState::Zeros => target.zero(bytes),
+            ReadableState::NotYet | ReadableState::Never => return 0,
         }
         self.touch(held);
         bytes
@@ -152,10 +152,10 @@ impl Shmem {
         at: u64,
         want: usize,
         target: &mut impl Target,
-    ) -> Result<Step, Error> {
+    ) -> Result<ReadStep, Error> {
         let bytes = self.hole_at(mapping, at, want)?;
         target.zero(bytes);
-        Ok(Step::Read(bytes))
+        Ok(ReadStep::Read(bytes))
     }
 
     /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is
@@ -164,26 +164,28 @@ impl Shmem {
         let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
         let found = mapping.lock().at(index, end);
         match found {
-            At::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
-            At::Folio => Ok(0),
-            At::Spilled { .. } => self.filemap.bring_back(mapping, index..end, Kept::No).map(|()| 0),
+            MemoryEntry::Hole { end } => Ok((end.first_byte() - at).min(want as u64) as usize),
+            MemoryEntry::Folio => Ok(0),
+            MemoryEntry::Spilled { .. } => {
+                self.filemap.spill_in(mapping, index..end, TruncateExclusion::No).map(|()| 0)
+            }
         }
     }
 
     /// Waits until who fills a held folio has done so, if anybody does.
-    pub(super) fn wait_filled(&self, mapping: &Mapping, held: &Held<'_>) {
-        let is_done = || held.is_readable() != Readable::NotYet;
+    pub(super) fn wait_filled(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
+        let is_done = || held.is_readable() != ReadableState::NotYet;
         self.filemap.room.wait(&*mapping.backend(), &mut || is_done());
     }
 
     /// A folio was read; for who judges it.
-    pub(super) fn touch(&self, held: &Held<'_>) {
+    pub(super) fn touch(&self, held: &HeldFolio<'_>) {
         crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
     }
 }
 
 /// Copies `bytes` bytes of a held folio from file position `from` on.
-fn copy_out(held: &Held<'_>, from: u64, bytes: usize, target: &mut impl Target) {
+fn copy_out(held: &HeldFolio<'_>, from: u64, bytes: usize, target: &mut impl Target) {
     let mut done = 0;
     while done < bytes {
         let part = target.next(bytes - done);

@@ -26,19 +26,19 @@ pub(crate) trait Target {
 
 /// One buffer.
 #[derive(Debug)]
-pub(crate) struct Whole<'b> {
+pub(crate) struct OneBuffer<'b> {
     bytes: &'b mut [u8],
     at: usize,
 }
 
-impl<'b> Whole<'b> {
+impl<'b> OneBuffer<'b> {
     /// What of `bytes` lies from `at` on.
     pub fn from(bytes: &'b mut [u8], at: usize) -> Self {
         Self { bytes, at }
     }
 }
 
-impl Target for Whole<'_> {
+impl Target for OneBuffer<'_> {
     fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
@@ -51,7 +51,7 @@ impl Target for Whole<'_> {
 
 /// Several buffers.
 #[derive(Debug)]
-pub(crate) struct Pieces<'a, 'b> {
+pub(crate) struct BufferList<'a, 'b> {
     pieces: &'a mut [IoSliceMut<'b>],
     /// The piece that is next, and the bytes of it that are taken.
     piece: usize,
@@ -59,7 +59,7 @@ pub(crate) struct Pieces<'a, 'b> {
     left: usize,
 }
 
-impl<'a, 'b> Pieces<'a, 'b> {
+impl<'a, 'b> BufferList<'a, 'b> {
     /// All of `pieces`.
     pub fn of(pieces: &'a mut [IoSliceMut<'b>]) -> Self {
         let left = pieces.iter().map(|piece| piece.len()).sum();
@@ -67,7 +67,7 @@ impl<'a, 'b> Pieces<'a, 'b> {
     }
 }
 
-impl Target for Pieces<'_, '_> {
+impl Target for BufferList<'_, '_> {
     fn left(&self) -> usize {
         self.left
     }
@@ -93,14 +93,14 @@ mod tests {
     fn pieces_are_taken_in_order_and_empty_ones_passed_over() {
         let (mut a, mut b, mut c, mut d) = ([1u8; 3], [1u8; 0], [1u8; 4], [1u8; 0]);
         let mut slices = [&mut a[..], &mut b, &mut c, &mut d].map(IoSliceMut::new);
-        let mut pieces = Pieces::of(&mut slices);
+        let mut pieces = BufferList::of(&mut slices);
         assert_eq!((pieces.left(), pieces.next(0).len()), (7, 0));
         assert_eq!((pieces.next(2).len(), pieces.next(9).len(), pieces.left()), (2, 1, 4));
         pieces.zero(3);
         assert_eq!((pieces.next(9).len(), pieces.left(), pieces.next(9).len()), (1, 0, 0));
         assert_eq!((a, c), ([1; 3], [0, 0, 0, 1]));
         let mut one = [1u8; 5];
-        let mut whole = Whole::from(&mut one, 2);
+        let mut whole = OneBuffer::from(&mut one, 2);
         whole.zero(2);
         assert_eq!((whole.left(), whole.next(9).len(), whole.next(9).len()), (1, 1, 0));
         assert_eq!(one, [1, 1, 0, 0, 1]);

@@ -5,18 +5,20 @@
 
 use std::sync::Arc;
 
-use crate::arena::{Arena, ArenaOptions, Completed, Readable};
-use crate::backend::{Faults, FillRun, MemoryFile, Place, Simulated, WaitRoom};
-use crate::filemap::{Filemap, OnPinned, Touched};
-use crate::folio::{Fresh, Held, Pinned};
-use crate::mapping::{At, End, Mapping, MemoryPages, NewFolio, Purpose, ReadBatch, Seek};
+use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
+use crate::backend::{Faults, FillRun, MemoryFile, PageKey, SimulatedBackend, WaitQueue};
+use crate::filemap::{Filemap, OnPinned, StreamPositions};
+use crate::folio::{FreshFolio, HeldFolio, Pinned};
+use crate::mapping::{
+    BatchEnd, InsertPurpose, Mapping, MemoryEntry, MemoryPages, NewFolio, ReadBatch, SeekTarget,
+};
 use crate::spill::{Spill, SpillOptions};
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::{Shmem, Whole};
+use super::{OneBuffer, Shmem};
 
 const BYTES: u64 = PAGE_SIZE as u64;
 /// What nobody is to be shown unless it was filled.
@@ -27,26 +29,26 @@ struct Stage {
     mapping: Arc<Mapping>,
     /// Another file, of a page: what is in frames that are to be filled.
     scratch: Arc<Mapping>,
-    touched: Touched,
+    touched: StreamPositions,
 }
 
 impl Stage {
     /// A memory file of so many pages, in a cache of 32 MiB.
     fn of(pages: u64) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
-        Self::with(pages, (arena, Arc::new(WaitRoom::new()), None))
+        Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
     /// The same, of a cache with a spill file, which holds what it was given until somebody waits for it.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
-        let (disk, room) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitRoom::new()));
-        let disk = Arc::new(Simulated::of_memory(disk, Faults::default()));
+        let (disk, room) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
+        let disk = Arc::new(SimulatedBackend::of_memory(disk, Faults::default()));
         let spill = Spill::with_backend(disk, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
         (Self::with(pages, (arena, room, Some(Arc::clone(&spill)))), spill)
     }
 
-    fn with(pages: u64, (arena, room, spill): (Arc<Arena>, Arc<WaitRoom>, Option<Arc<Spill>>)) -> Self {
+    fn with(pages: u64, (arena, room, spill): (Arc<Arena>, Arc<WaitQueue>, Option<Arc<Spill>>)) -> Self {
         let orders = Orders { min: Order(0), max: Order(9) };
         let spills = spill.as_ref().map(|_| PoolNumber::DEFAULT);
         let filemap = Filemap::new(arena, room, orders, Tuning::default()).with_spill(spill);
@@ -56,7 +58,7 @@ impl Stage {
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));
         mapping.set_size(pages * BYTES);
-        let stage = Self { shmem, mapping, scratch, touched: Touched::default() };
+        let stage = Self { shmem, mapping, scratch, touched: StreamPositions::default() };
         stage.write_to(&stage.scratch, 0, &[JUNK; PAGE_SIZE]);
         stage
     }
@@ -64,14 +66,14 @@ impl Stage {
     /// Puts a folio there with [`JUNK`] in its frames, which is being filled.
     fn begin(&self, index: u64, order: u8) -> FillRun {
         let (filemap, order) = (&self.shmem.filemap, Order(order));
-        let promise = filemap.reclaim().lists().promise(1, Locks::Wait).unwrap();
-        let mut fresh = Fresh::alloc(&filemap.arena, order).unwrap();
+        let promise = filemap.reclaim().lists().reserve(1, LockWait::Wait).unwrap();
+        let mut fresh = FreshFolio::alloc(&filemap.arena, order).unwrap();
         let junk = self.scratch.try_hold(PageIndex(0)).unwrap();
         (0..order.pages()).for_each(|page| fresh.copy_page(page, &junk, PageIndex(0)));
         let frame = fresh.into_frame();
         let run = FillRun { index: PageIndex(index), frame, pages: order.pages() };
         let folio = NewFolio { index: run.index, frame, order };
-        self.mapping.add_folio(folio, Purpose::Write, Locks::Wait);
+        self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         let _marked = self.mapping.lock().mark_run_dirty(run, Millis(0));
         filemap.reclaim().list_kept([frame], promise);
         run
@@ -79,8 +81,8 @@ impl Stage {
 
     /// Ends that: with the bytes that are there, or without any.
     fn end(&self, run: FillRun, has_bytes: bool) {
-        assert_eq!(self.shmem.filemap.arena.view().own(run.frame).complete(has_bytes), Completed::Attached);
-        let place = Place { mapping: self.mapping.id(), page: run.index };
+        assert_eq!(self.shmem.filemap.arena.view().own(run.frame).complete(has_bytes), FillEnd::Attached);
+        let place = PageKey { mapping: self.mapping.id(), page: run.index };
         self.shmem.filemap.room.wake_filled(place, run.pages);
     }
 
@@ -100,7 +102,7 @@ impl Stage {
     }
     fn read(&self, position: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0xee; len];
-        let mut target = Whole::from(&mut bytes, 0);
+        let mut target = OneBuffer::from(&mut bytes, 0);
         let read = self.shmem.read(&self.mapping, position, &mut target, None).unwrap();
         bytes.truncate(read);
         bytes
@@ -121,7 +123,7 @@ impl Stage {
         self.shmem.filemap.reclaim().check().unwrap();
         self.shmem.filemap.arena.check().unwrap();
     }
-    fn hold(&self, page: u64) -> Held<'_> {
+    fn hold(&self, page: u64) -> HeldFolio<'_> {
         self.mapping.try_hold(PageIndex(page)).unwrap()
     }
 }
@@ -140,7 +142,7 @@ fn r17_an_allocated_folio_of_any_order_reads_as_zeros_and_stays_allocated() {
     assert_eq!(stage.read(512 * BYTES + 100, 4000), vec![0; 4000]);
     assert_eq!(stage.read(500 * BYTES + 7, 600 * PAGE_SIZE), vec![0; 600 * PAGE_SIZE], "between holes");
     assert_eq!(stage.pages(), (0, 517));
-    assert_eq!(stage.hold(600).is_readable(), Readable::Zeros);
+    assert_eq!(stage.hold(600).is_readable(), ReadableState::Zeros);
     stage.check();
 }
 
@@ -182,7 +184,10 @@ fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocat
     stage.allocate(512, 9);
     stage.punch(600 * BYTES + 10, 700 * BYTES + 20);
     assert_eq!(stage.pages(), (0, 512 - 99), "the pages at both ends are not whole in it");
-    assert_eq!(stage.mapping.lock().at(PageIndex(601), PageIndex(1024)), At::Hole { end: PageIndex(700) });
+    assert_eq!(
+        stage.mapping.lock().at(PageIndex(601), PageIndex(1024)),
+        MemoryEntry::Hole { end: PageIndex(700) }
+    );
     assert_eq!(stage.read(512 * BYTES, 2 << 20), vec![0; 2 << 20]);
     stage.write(600 * BYTES, &[9; 10]);
     assert_eq!(stage.read(600 * BYTES, 20), [[9; 10], [0; 10]].concat());
@@ -191,7 +196,10 @@ fn t06_a_punch_in_the_middle_of_an_allocated_folio_leaves_the_rest_of_it_allocat
     let author = OnPinned::Detach;
     stage.shmem.set_len(&stage.mapping, 800 * BYTES + 1, author).unwrap();
     stage.shmem.set_len(&stage.mapping, 1024 * BYTES, author).unwrap();
-    assert_eq!(stage.mapping.lock().at(PageIndex(801), PageIndex(1024)), At::Hole { end: PageIndex(1024) });
+    assert_eq!(
+        stage.mapping.lock().at(PageIndex(801), PageIndex(1024)),
+        MemoryEntry::Hole { end: PageIndex(1024) }
+    );
     assert_eq!(stage.read(700 * BYTES, 4 << 20), vec![0; 324 * PAGE_SIZE]);
     stage.check();
 }
@@ -203,7 +211,7 @@ fn an_allocated_folio_that_is_held_gives_way_to_allocated_pages() {
     let held = stage.hold(20);
     stage.punch(18 * BYTES, 24 * BYTES);
     assert_eq!(stage.pages(), (0, 10));
-    assert_eq!(held.is_readable(), Readable::Never, "it has left, and its holder keeps it");
+    assert_eq!(held.is_readable(), ReadableState::Never, "it has left, and its holder keeps it");
     stage.check();
     drop(held);
     stage.check();
@@ -216,11 +224,17 @@ fn r22_a_lookup_that_allocates_nothing_finds_nothing_on_a_hole_and_a_read_finds_
     stage.write(40 * BYTES, &[1; PAGE_SIZE]);
     let mut batch = ReadBatch::new();
     let end = stage.mapping.get_folios_contig(PageIndex(0), PageIndex(99), &mut batch);
-    assert_eq!((end, batch.len()), (End::Absent, 0));
+    assert_eq!((end, batch.len()), (BatchEnd::Absent, 0));
     assert!(stage.mapping.try_hold(PageIndex(0)).is_err());
-    assert_eq!(stage.mapping.lock().at(PageIndex(0), PageIndex(100)), At::Hole { end: PageIndex(40) });
-    assert_eq!(stage.mapping.lock().at(PageIndex(40), PageIndex(100)), At::Folio);
-    assert_eq!(stage.mapping.lock().at(PageIndex(41), PageIndex(50)), At::Hole { end: PageIndex(50) });
+    assert_eq!(
+        stage.mapping.lock().at(PageIndex(0), PageIndex(100)),
+        MemoryEntry::Hole { end: PageIndex(40) }
+    );
+    assert_eq!(stage.mapping.lock().at(PageIndex(40), PageIndex(100)), MemoryEntry::Folio);
+    assert_eq!(
+        stage.mapping.lock().at(PageIndex(41), PageIndex(50)),
+        MemoryEntry::Hole { end: PageIndex(50) }
+    );
     assert_eq!(stage.read(0, 40 * PAGE_SIZE), vec![0; 40 * PAGE_SIZE]);
     assert_eq!(stage.pages(), (1, 0));
 }
@@ -246,9 +260,9 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
     stage.write(0, &[1; 2 * PAGE_SIZE]);
     let run = stage.begin(2, 1);
     let mut batch = ReadBatch::new();
-    assert_eq!(stage.mapping.get_folios_contig(PageIndex(0), PageIndex(3), &mut batch), End::Covered);
-    let readable: Vec<_> = batch.iter().map(Held::is_readable).collect();
-    assert_eq!(readable.last(), Some(&Readable::NotYet));
+    assert_eq!(stage.mapping.get_folios_contig(PageIndex(0), PageIndex(3), &mut batch), BatchEnd::Covered);
+    let readable: Vec<_> = batch.iter().map(HeldFolio::is_readable).collect();
+    assert_eq!(readable.last(), Some(&ReadableState::NotYet));
     drop(batch);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| stage.read(0, 8 * PAGE_SIZE));
@@ -274,10 +288,10 @@ fn t08_who_waits_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
         // What is being filled does not keep a punch of all of it waiting.
         stage.punch(4 * BYTES, 8 * BYTES);
         let completed = stage.shmem.filemap.arena.view().own(run.frame).complete(true);
-        if let Completed::Detached(crate::arena::Put::Last(order)) = completed {
+        if let FillEnd::Detached(crate::arena::PutOutcome::Last(order)) = completed {
             stage.shmem.filemap.arena.free(run.frame, order);
         }
-        let place = Place { mapping: stage.mapping.id(), page: run.index };
+        let place = PageKey { mapping: stage.mapping.id(), page: run.index };
         stage.shmem.filemap.room.wake_filled(place, run.pages);
         writer.join().unwrap();
         let read = reader.join().unwrap();
@@ -317,7 +331,7 @@ fn r19_a_batch_that_is_held_across_a_cut_stays_readable_and_nothing_of_it_is_del
     stage.write(0, &[6; 64 * PAGE_SIZE]);
     let mut batch = ReadBatch::new();
     let end = stage.mapping.get_folios_contig(PageIndex(8), PageIndex(63), &mut batch);
-    assert_eq!(end, End::Covered);
+    assert_eq!(end, BatchEnd::Covered);
     stage.shmem.set_len(&stage.mapping, 10 * BYTES + 5, OnPinned::Detach).unwrap();
     for held in batch.iter() {
         let mut bytes = [0; PAGE_SIZE];
@@ -353,12 +367,12 @@ fn seeking_passes_over_what_is_allocated() {
     stage.allocate(8, 3);
     stage.write(20 * BYTES, &[1; 3 * PAGE_SIZE]);
     let seek = |at: u64, wanted| stage.shmem.seek(&stage.mapping, at, wanted);
-    assert_eq!(seek(0, Seek::Data), Some(20 * BYTES));
-    assert_eq!(seek(21 * BYTES + 7, Seek::Data), Some(21 * BYTES + 7));
-    assert_eq!(seek(23 * BYTES, Seek::Data), None);
-    assert_eq!(seek(20 * BYTES, Seek::Hole), Some(23 * BYTES));
-    assert_eq!(seek(9 * BYTES + 1, Seek::Hole), Some(9 * BYTES + 1), "it has no bytes");
-    assert_eq!(seek(100 * BYTES, Seek::Hole), None);
+    assert_eq!(seek(0, SeekTarget::Data), Some(20 * BYTES));
+    assert_eq!(seek(21 * BYTES + 7, SeekTarget::Data), Some(21 * BYTES + 7));
+    assert_eq!(seek(23 * BYTES, SeekTarget::Data), None);
+    assert_eq!(seek(20 * BYTES, SeekTarget::Hole), Some(23 * BYTES));
+    assert_eq!(seek(9 * BYTES + 1, SeekTarget::Hole), Some(9 * BYTES + 1), "it has no bytes");
+    assert_eq!(seek(100 * BYTES, SeekTarget::Hole), None);
 }
 
 #[test]
@@ -397,7 +411,7 @@ fn a_check_finds_a_page_that_could_be_taken_for_one_that_is_elsewhere_too() {
 fn on_its_way() -> (Stage, Arc<Spill>) {
     let (stage, spill) = Stage::that_spills(16);
     stage.write(0, &[1; 16 * PAGE_SIZE]);
-    assert_eq!(stage.shmem.filemap.reclaim().reclaim(16, Locks::Wait), 0);
+    assert_eq!(stage.shmem.filemap.reclaim().reclaim(16, LockWait::Wait), 0);
     assert_eq!(spill.under_way().0, 16);
     (stage, spill)
 }

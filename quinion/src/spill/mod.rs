@@ -13,7 +13,7 @@
 //!
 //! This room knows slots, frames and bytes. It knows no mapping and no tree: who puts a folio here keeps the number of
 //! its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps it in the tree, as a value;
-//! `reclaim/spill.rs` decides who goes, and `filemap/bring_back.rs` fetches.
+//! `reclaim/spill.rs` decides who goes, and `filemap/spill_in.rs` fetches.
 //!
 //! A **wrong read is an error** and never other bytes: a read that is short, a page whose checksum differs, a packed
 //! folio that does not become as long as it was. The folio stays where it is, and the next reader tries again.
@@ -44,17 +44,17 @@ use std::sync::{Arc, PoisonError, Weak};
 use rustix::fs::{Mode, OFlags, open, unlink};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, Creation, Engine, Start, WaitRoom, WriteOptions};
+use crate::backend::{Backend, Creation, Engine, InitialContent, WaitQueue, WriteOptions};
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::{Order, PAGE_SIZE};
 use crate::xarray::{PAYLOADS_MAX, Value};
 
-mod carry;
+mod transfer;
 mod pack;
 mod slots;
 
-pub use carry::{Part, SpillSink};
 pub use slots::Slots;
+pub use transfer::{SpillSink, SpilledPart};
 
 /// The most pages under way to the file at a time: 8 MiB.
 const IN_FLIGHT_MAX: u64 = 2048;
@@ -119,14 +119,14 @@ const BYTES_MAX: u64 = PAYLOADS_MAX as u64 * PAGE_SIZE as u64;
 
 /// Why folios stay that might have gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum SpillTrouble {
     /// The file has no run of free slots for them.
     Full,
     /// The device refused the last of them, with this error of the system's.
     Failed(i32),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for SpillTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Full => f.write_str("the spill file is full"),
@@ -159,9 +159,9 @@ pub struct SpillStats {
 
 /// What is known of a slot that is taken: 32 bits of checksum, and, of the first of a packed folio, its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Record(u64);
+struct SlotRecord(u64);
 
-impl Record {
+impl SlotRecord {
     fn of(checksum: u32, packed_bytes: u32) -> Self {
         Self(u64::from(packed_bytes) << 32 | u64::from(checksum))
     }
@@ -186,7 +186,7 @@ struct Store {
 pub struct Spill {
     me: Weak<Spill>,
     arena: Arc<Arena>,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     backend: Arc<dyn Backend>,
     compress: bool,
     store: Mutex<Store>,
@@ -214,14 +214,14 @@ impl Spill {
         options: &SpillOptions,
         engine: &Engine,
         arena: &Arc<Arena>,
-        room: &Arc<WaitRoom>,
+        room: &Arc<WaitQueue>,
     ) -> Result<Arc<Self>, SpillRefused> {
         let path = || options.path.clone();
         let refused = |source: io::Error| SpillRefused::File { path: path(), source };
         let file = nameless(&options.path).map_err(refused)?;
         // Opened once more by the way of all files, which settles how it is read and written.
         let again = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let how = WriteOptions { creation: Creation::MustExist, start: Start::Kept, mode: 0o600 };
+        let how = WriteOptions { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o600 };
         let opened = engine.open_for_writing(again, how).map_err(|error| refused(io::Error::other(error)))?;
         Self::with_backend(Arc::new(opened), options, arena, room)
     }
@@ -234,7 +234,7 @@ impl Spill {
         backend: Arc<dyn Backend>,
         options: &SpillOptions,
         arena: &Arc<Arena>,
-        room: &Arc<WaitRoom>,
+        room: &Arc<WaitQueue>,
     ) -> Result<Arc<Self>, SpillRefused> {
         let bytes = options.bytes_max;
         if !(PAGE_SIZE as u64..=BYTES_MAX).contains(&bytes) {
@@ -304,10 +304,10 @@ impl Spill {
     }
 
     /// Why folios stay that might have gone, if that is so.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn trouble(&self) -> Option<SpillTrouble> {
         match self.errno.load(Ordering::Relaxed) {
-            0 => (self.missing_run.load(Ordering::Relaxed) < u32::MAX).then_some(Trouble::Full),
-            errno => Some(Trouble::Failed(errno)),
+            0 => (self.missing_run.load(Ordering::Relaxed) < u32::MAX).then_some(SpillTrouble::Full),
+            errno => Some(SpillTrouble::Failed(errno)),
         }
     }
 
@@ -366,10 +366,10 @@ impl Spill {
         self.free(value);
     }
 
-    /// The values that are to be read: until [`Reading`] is dropped their slots become nobody else's. `None`: another
-    /// one reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller holds the lock of the
-    /// tree in which they stand.
-    pub fn begin_read(&self, values: &[Value]) -> Option<Reading<'_>> {
+    /// The values that are to be read: until [`SlotReadGuard`] is dropped their slots become nobody else's. `None`:
+    /// another one reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller holds the lock
+    /// of the tree in which they stand.
+    pub fn begin_read(&self, values: &[Value]) -> Option<SlotReadGuard<'_>> {
         let mut store = self.store();
         let slots: Vec<_> = values.iter().map(|&value| store.slots_of(value)).collect();
         if slots.iter().any(|slots| store.slots.is_read(slots)) {
@@ -380,7 +380,7 @@ impl Spill {
             debug_assert!(begun, "no slot is two folios'");
         }
         drop(store);
-        Some(Reading { spill: self, slots })
+        Some(SlotReadGuard { spill: self, slots })
     }
 
     /// Waits until nobody reads what `value` stood for a moment ago.
@@ -434,8 +434,8 @@ impl Spill {
 }
 
 impl Store {
-    fn record(&self, slot: u32) -> Record {
-        Record(self.records[slot as usize])
+    fn record(&self, slot: u32) -> SlotRecord {
+        SlotRecord(self.records[slot as usize])
     }
     fn is_packed(&self, value: Value) -> bool {
         self.record(value.payload()).packed_bytes() > 0
@@ -451,12 +451,12 @@ impl Store {
 
 /// Slots that are being read by the owner of this.
 #[derive(Debug)]
-pub struct Reading<'s> {
+pub struct SlotReadGuard<'s> {
     spill: &'s Spill,
     slots: Vec<Range<u32>>,
 }
 
-impl Drop for Reading<'_> {
+impl Drop for SlotReadGuard<'_> {
     fn drop(&mut self) {
         let mut store = self.spill.store();
         let ended = std::mem::take(&mut self.slots);

@@ -53,21 +53,21 @@ pub struct ThreadNumber(c_int);
 /// The calling thread as one that is summoned when a lease is to be given up. It stays on its thread, which does
 /// nothing but wait.
 #[derive(Debug)]
-pub struct Summons {
+pub struct LeaseSignal {
     thread: ThreadNumber,
     _on_this_thread: PhantomData<*const ()>,
 }
 
 /// What ended a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Summoned {
+pub enum WaitEnd {
     /// The lease by this descriptor is to be given up, or was when this was sent.
     For(RawFd),
     /// By somebody who wants it to look around ([`call`]), or by nobody.
     ForNothing,
 }
 
-impl Summons {
+impl LeaseSignal {
     /// Blocks the signal on the calling thread, for good.
     ///
     /// # Errors
@@ -101,8 +101,8 @@ impl Summons {
     }
 
     /// Waits for a summons, so long at most.
-    pub fn wait(&self, at_most: Duration) -> Summoned {
-        let (set, mut told) = (OURS, Told::default());
+    pub fn wait(&self, at_most: Duration) -> WaitEnd {
+        let (set, mut told) = (OURS, SignalInfo::default());
         let seconds = libc::time_t::try_from(at_most.as_secs()).unwrap_or(libc::time_t::MAX);
         let at_most = libc::timespec { tv_sec: seconds, tv_nsec: at_most.subsec_nanos() as c_long };
         // SAFETY: the kernel reads a set and a time, and writes at most 128 bytes, which `told` has.
@@ -112,7 +112,7 @@ impl Summons {
         };
         // What a lease sends is said to be from a descriptor; whoever sends something else does not mean a lease.
         let is_of_a_lease = signal == c_long::from(SIGNAL) && told.code > 0 && told.code != SI_KERNEL;
-        if is_of_a_lease { Summoned::For(told.descriptor) } else { Summoned::ForNothing }
+        if is_of_a_lease { WaitEnd::For(told.descriptor) } else { WaitEnd::ForNothing }
     }
 }
 
@@ -120,7 +120,7 @@ const SI_KERNEL: c_int = 0x80;
 
 /// The kernel's `siginfo`, as it is filled in for a descriptor.
 #[repr(C)]
-struct Told {
+struct SignalInfo {
     signal: c_int,
     error: c_int,
     code: c_int,
@@ -129,9 +129,9 @@ struct Told {
     rest: [c_int; 26],
 }
 
-const _: () = assert!(size_of::<Told>() >= 128, "the kernel fills in 128 bytes");
+const _: () = assert!(size_of::<SignalInfo>() >= 128, "the kernel fills in 128 bytes");
 
-impl Default for Told {
+impl Default for SignalInfo {
     fn default() -> Self {
         Self { signal: 0, error: 0, code: 0, band: 0, descriptor: -1, rest: [0; 26] }
     }

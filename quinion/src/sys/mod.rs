@@ -10,7 +10,7 @@
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
-//! | [`last_word`] | a mark in shared memory that the kernel makes if we are killed |
+//! | [`death_notice`] | a mark in shared memory that the kernel makes if we are killed |
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | who connected a socket |
@@ -21,7 +21,7 @@ pub mod domain;
 pub mod extents;
 pub mod fork;
 pub mod io;
-pub mod last_word;
+pub mod death_notice;
 pub mod lease;
 pub mod peer;
 pub mod ring;

@@ -45,7 +45,7 @@ pub struct Gate {
 
 /// Whether a call waits for a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Landing {
+pub enum CompletionWait {
     /// It does not.
     NotAwaited,
     /// It returns when one is there; a signal may end the wait early.
@@ -54,7 +54,7 @@ pub enum Landing {
 
 /// How one request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Landed {
+pub struct Completion {
     /// What the request was pushed with.
     pub key: u64,
     /// Bytes read or written, or the negated error number.
@@ -70,7 +70,7 @@ pub struct Request {
     pub buffer: Buffer,
     /// How many bytes, at most `i32::MAX`.
     pub len: u32,
-    /// What [`Landed::key`] will say.
+    /// What [`Completion::key`] will say.
     pub key: u64,
 }
 
@@ -160,10 +160,10 @@ impl Gate {
     ///
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
-    pub fn enter(&self, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+    pub fn enter(&self, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
         let (least, flags) = match landing {
-            Landing::NotAwaited => (0, 0),
-            Landing::Awaited => (1, EnterFlags::GETEVENTS.bits()),
+            CompletionWait::NotAwaited => (0, 0),
+            CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits()),
         };
         let mut left = entries;
         while left > 0 || least > 0 {
@@ -188,10 +188,10 @@ impl ReapHalf {
     }
 
     /// Moves what has landed to `landed`, without a system call.
-    pub fn drain(&mut self, landed: &mut Vec<Landed>) {
+    pub fn drain(&mut self, landed: &mut Vec<Completion>) {
         // SAFETY: this half is the only one that makes completion queues, and it is borrowed mutably.
         let queue = unsafe { self.ring.completion_shared() };
-        landed.extend(queue.map(|entry| Landed { key: entry.user_data(), result: entry.result() }));
+        landed.extend(queue.map(|entry| Completion { key: entry.user_data(), result: entry.result() }));
     }
 }
 

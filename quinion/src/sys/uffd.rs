@@ -16,11 +16,11 @@
 //! | [`poison`](Uffd::poison) | `UFFDIO_POISON` | makes a touch of them a bus error, over there |
 //!
 //! **Part of it.** Each of the four stops where a page is there already, where nothing is registered, and while
-//! the memory's layout is changing. Then it says how far it came: [`Moved`]. The kernel has two ways to say so (an
+//! the memory's layout is changing. Then it says how far it came: [`CopyResult`]. The kernel has two ways to say so (an
 //! error number and a count, and which of them counts depends on the version); here they become one.
 //!
-//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`Stop::Changing`]. So who reads
-//! an event knows that nothing was supplied behind it: read the events, note them, and try again.
+//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`CopyStop::Changing`]. So who
+//! reads an event knows that nothing was supplied behind it: read the events, note them, and try again.
 //!
 //! **Reading never waits**, also if the other process, which shares the descriptor's flags with us, makes it one
 //! that does: each read says so itself where the kernel lets it (6.10 and later).
@@ -65,16 +65,16 @@ pub enum Modes {
 
 /// What was asked for and what came.
 #[derive(Debug)]
-pub struct Moved {
+pub struct CopyResult {
     /// Bytes from the range's beginning that are supplied now.
     pub bytes: u64,
     /// Why there are none, if there are none. After some, the next call tells what ended this one.
-    pub stop: Option<Stop>,
+    pub stop: Option<CopyStop>,
 }
 
 /// What ended a call before its end; about the first page that was not supplied.
 #[derive(Debug)]
-pub enum Stop {
+pub enum CopyStop {
     /// The page is there.
     Present,
     /// The layout is changing: read events, and try again.
@@ -137,9 +137,9 @@ pub const MESSAGES_MAX: usize = 64;
 
 /// Room for messages as the kernel writes them.
 #[derive(Debug)]
-pub struct Inbox(Box<[u8; MESSAGE_BYTES * MESSAGES_MAX]>);
+pub struct MessageBuffer(Box<[u8; MESSAGE_BYTES * MESSAGES_MAX]>);
 
-impl Default for Inbox {
+impl Default for MessageBuffer {
     fn default() -> Self {
         Self(Box::new([0; MESSAGE_BYTES * MESSAGES_MAX]))
     }
@@ -281,28 +281,28 @@ impl Uffd {
     }
 
     /// Gives the pages from `to` on the bytes `from`, whole pages both, and wakes who waits for them.
-    pub fn copy(&self, to: u64, from: &[u8]) -> Moved {
+    pub fn copy(&self, to: u64, from: &[u8]) -> CopyResult {
         let mut words = [to, from.as_ptr().addr() as u64, from.len() as u64, 0, 0];
         // SAFETY: the kernel reads and writes these 40 bytes, and reads those of `from`.
         self.moved(from.len() as u64, 4, &mut words, |words| unsafe { self.control(UFFDIO_COPY, words) })
     }
 
     /// Gives pages zeros, and wakes who waits for them.
-    pub fn zero(&self, range: Range<u64>) -> Moved {
+    pub fn zero(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_ZEROPAGE)
     }
 
     /// Maps what the range's file has there, and wakes who waits for it.
-    pub fn resume(&self, range: Range<u64>) -> Moved {
+    pub fn resume(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_CONTINUE)
     }
 
     /// Makes touches of pages bus errors, and wakes who waits for them.
-    pub fn poison(&self, range: Range<u64>) -> Moved {
+    pub fn poison(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_POISON)
     }
 
-    fn supply(&self, range: Range<u64>, call: libc::c_ulong) -> Moved {
+    fn supply(&self, range: Range<u64>, call: libc::c_ulong) -> CopyResult {
         let len = range.end - range.start;
         let mut words = [range.start, len, 0, 0];
         // SAFETY: the kernel reads and writes these 32 bytes.
@@ -316,7 +316,7 @@ impl Uffd {
         told: usize,
         words: &mut [u64; N],
         call: impl FnOnce(&mut [u64; N]) -> io::Result<()>,
-    ) -> Moved {
+    ) -> CopyResult {
         let result = call(words);
         moved(len, words[told].cast_signed(), result.err())
     }
@@ -344,14 +344,14 @@ impl Uffd {
     /// Whether the process whose memory it is is no more.
     pub fn is_over(&self) -> bool {
         // Nobody can map the lowest pages, so this changes nothing.
-        matches!(self.zero(4096..8192).stop, Some(Stop::Over))
+        matches!(self.zero(4096..8192).stop, Some(CopyStop::Over))
     }
 
     /// Adds what is to be read now to `messages`; waits for nothing. How many were read: none, if nothing is there.
     ///
     /// # Errors
     /// The descriptor is not one to read from any more.
-    pub fn read(&self, inbox: &mut Inbox, messages: &mut Vec<Message>) -> io::Result<usize> {
+    pub fn read(&self, inbox: &mut MessageBuffer, messages: &mut Vec<Message>) -> io::Result<usize> {
         let bytes = match self.read_bytes(&mut inbox.0[..]) {
             Ok(bytes) => bytes,
             Err(Errno::AGAIN | Errno::INTR) => 0,
@@ -398,19 +398,19 @@ impl Uffd {
 }
 
 /// What a call did whose range has `len` bytes, if the kernel says `told` and `error`.
-fn moved(len: u64, told: i64, error: Option<io::Error>) -> Moved {
-    let Some(error) = error else { return Moved { bytes: len, stop: None } };
+fn moved(len: u64, told: i64, error: Option<io::Error>) -> CopyResult {
+    let Some(error) = error else { return CopyResult { bytes: len, stop: None } };
     let Ok(bytes @ 1..) = u64::try_from(told) else {
         let stop = match error.raw_os_error() {
-            Some(libc::EEXIST) => Stop::Present,
-            Some(libc::EAGAIN | libc::EINTR) => Stop::Changing,
-            Some(libc::ENOENT) => Stop::Nowhere,
-            Some(libc::ESRCH) => Stop::Over,
-            _ => Stop::Failed(error),
+            Some(libc::EEXIST) => CopyStop::Present,
+            Some(libc::EAGAIN | libc::EINTR) => CopyStop::Changing,
+            Some(libc::ENOENT) => CopyStop::Nowhere,
+            Some(libc::ESRCH) => CopyStop::Over,
+            _ => CopyStop::Failed(error),
         };
-        return Moved { bytes: 0, stop: Some(stop) };
+        return CopyResult { bytes: 0, stop: Some(stop) };
     };
-    Moved { bytes: bytes.min(len), stop: None }
+    CopyResult { bytes: bytes.min(len), stop: None }
 }
 
 /// The number of a call of the kernel's: what it does to its argument, how long that is, whose, and which.
@@ -464,13 +464,13 @@ mod tests {
     #[test]
     fn both_ways_to_say_how_far_it_came_are_understood() {
         let says = |told, errno: i32| moved(12288, told, Some(io::Error::from_raw_os_error(errno)));
-        assert!(matches!(moved(12288, 12288, None), Moved { bytes: 12288, stop: None }));
-        assert!(matches!(says(4096, libc::EAGAIN), Moved { bytes: 4096, stop: None }));
-        assert!(matches!(says(-17, libc::EEXIST), Moved { bytes: 0, stop: Some(Stop::Present) }));
-        assert!(matches!(says(0, libc::EAGAIN), Moved { bytes: 0, stop: Some(Stop::Changing) }));
-        assert!(matches!(says(-3, libc::ESRCH), Moved { bytes: 0, stop: Some(Stop::Over) }));
-        assert!(matches!(says(0, libc::ENOENT), Moved { bytes: 0, stop: Some(Stop::Nowhere) }));
-        assert!(matches!(says(0, libc::EINVAL), Moved { bytes: 0, stop: Some(Stop::Failed(_)) }));
+        assert!(matches!(moved(12288, 12288, None), CopyResult { bytes: 12288, stop: None }));
+        assert!(matches!(says(4096, libc::EAGAIN), CopyResult { bytes: 4096, stop: None }));
+        assert!(matches!(says(-17, libc::EEXIST), CopyResult { bytes: 0, stop: Some(CopyStop::Present) }));
+        assert!(matches!(says(0, libc::EAGAIN), CopyResult { bytes: 0, stop: Some(CopyStop::Changing) }));
+        assert!(matches!(says(-3, libc::ESRCH), CopyResult { bytes: 0, stop: Some(CopyStop::Over) }));
+        assert!(matches!(says(0, libc::ENOENT), CopyResult { bytes: 0, stop: Some(CopyStop::Nowhere) }));
+        assert!(matches!(says(0, libc::EINVAL), CopyResult { bytes: 0, stop: Some(CopyStop::Failed(_)) }));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use rustix::net::{
     sendmsg, socket_with,
 };
 
-use super::hello::{DESCRIPTORS_MAX, Hello, Offer, WELCOME_BYTES, Welcome};
+use super::handshake::{DESCRIPTORS_MAX, DescriptorOffer, JoinReply, JoinRequest, WELCOME_BYTES};
 use super::{Mapped, Viewer};
 use crate::sys::peer;
 use crate::units::EXTENT_SIZE;
@@ -31,12 +31,12 @@ impl Viewer {
     ///
     /// # Errors
     /// Nobody of our user listens there, or he refuses; the message says why.
-    pub fn connect(socket: &Path, hello: &Hello) -> io::Result<Self> {
+    pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
         let end = reach(socket)?;
         send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        hear(&end, &mut with)?;
+        receive_reply(&end, &mut with)?;
         let files: Vec<OwnedFd> = with
             .drain()
             .filter_map(|message| match message {
@@ -56,14 +56,14 @@ impl Viewer {
     ///
     /// # Errors
     /// Those of [`Viewer::connect`]; this process views no cache there, or has sent too much that it did not ask for.
-    pub fn send(socket: &Path, offer: &Offer, descriptor: impl AsFd) -> io::Result<u32> {
+    pub fn send(socket: &Path, offer: &DescriptorOffer, descriptor: impl AsFd) -> io::Result<u32> {
         let end = reach(socket)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = SendAncillaryBuffer::new(&mut space);
         let descriptors = [descriptor.as_fd()];
         with.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
-        Ok(hear(&end, &mut RecvAncillaryBuffer::default())?.viewer)
+        Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default())?.viewer)
     }
 
     /// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
@@ -90,14 +90,14 @@ fn reach(socket: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The owner's answer, and the descriptors that come with it; waits ten seconds at most.
-fn hear(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>) -> io::Result<Welcome> {
+fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>) -> io::Result<JoinReply> {
     let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
     if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
     let mut bytes = [0; WELCOME_BYTES + 1];
     let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
-    let welcome = Welcome::of(&bytes[..received.bytes])
+    let welcome = JoinReply::of(&bytes[..received.bytes])
         .ok_or_else(|| io::Error::other("the owner of the cache is not of this version"))?;
     match welcome.error {
         0 => Ok(welcome),

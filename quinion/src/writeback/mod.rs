@@ -68,12 +68,12 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, WaitRoom};
+use crate::backend::{Backend, WaitQueue};
+use crate::background::{BackgroundTask, BackgroundThread, ThreadExit};
 use crate::mapping::{DirtyPages, Mapping};
 use crate::stats::Counters;
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::Millis;
-use crate::upkeep::{Duty, Last, Upkeep};
 
 pub mod plan;
 mod round;
@@ -81,7 +81,7 @@ mod run;
 mod sync;
 mod throttle;
 
-use plan::Limits;
+use plan::DirtyLimits;
 pub use sync::SyncFailed;
 
 /// How a cache writes back.
@@ -155,7 +155,7 @@ pub struct Writeback {
     /// For what outlives a call: flushes that are under way.
     me: Weak<Writeback>,
     arena: Arc<Arena>,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     counters: Arc<Counters>,
     options: WritebackOptions,
     totals: Arc<DirtyPages>,
@@ -171,16 +171,16 @@ pub struct Writeback {
     awaited: AtomicU64,
     /// Whether the background comes again soon by itself.
     is_awake: AtomicBool,
-    pace: Mutex<round::Pace>,
+    pace: Mutex<round::RoundInterval>,
     /// Its own, because what it calls may block in a file system.
-    upkeep: Upkeep,
+    upkeep: BackgroundThread,
 }
 
 impl Writeback {
     /// The write-back of a cache over `arena`, whose waiters wait in `room`. No file is dirty, and no thread runs yet.
     pub fn new(
         arena: Arc<Arena>,
-        room: Arc<WaitRoom>,
+        room: Arc<WaitQueue>,
         counters: Arc<Counters>,
         options: WritebackOptions,
     ) -> Arc<Self> {
@@ -199,10 +199,10 @@ impl Writeback {
             awaited: AtomicU64::new(0),
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
-            upkeep: Upkeep::named("quinion-flush"),
+            upkeep: BackgroundThread::named("quinion-flush"),
         });
         let duty: Weak<Self> = Arc::downgrade(&writeback);
-        writeback.upkeep.add(duty as Weak<dyn Duty>);
+        writeback.upkeep.add(duty as Weak<dyn BackgroundTask>);
         writeback
     }
 
@@ -222,8 +222,8 @@ impl Writeback {
     }
 
     /// The limits, by the bound in force.
-    pub fn limits(&self) -> Limits {
-        Limits::of(self.arena.pages_max(), &self.options)
+    pub fn limits(&self) -> DirtyLimits {
+        DirtyLimits::of(self.arena.pages_max(), &self.options)
     }
 
     /// Flushes that are under way, and how many have ended.
@@ -296,7 +296,7 @@ impl Writeback {
     /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for
     /// nothing. Where
     /// something was ever dirty there is that thread, unless the system had none: then `last` comes back.
-    pub fn close_with(&self, last: Last) -> Result<(), Last> {
+    pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
         self.upkeep.close_with(last)
     }
 

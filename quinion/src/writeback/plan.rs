@@ -31,7 +31,7 @@ const SMALL_PART: u64 = 4;
 
 /// How many pages may be not in the files yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct DirtyLimits {
     /// Where the background stops.
     pub calm: u64,
     /// Above this, it writes whatever is dirty.
@@ -42,7 +42,7 @@ pub struct Limits {
     pub ceiling: u64,
 }
 
-impl Limits {
+impl DirtyLimits {
     /// The limits of a cache of so many pages.
     pub fn of(pages: u64, options: &WritebackOptions) -> Self {
         let share = |percent: u64| pages / 100 * percent + pages % 100 * percent / 100;
@@ -61,7 +61,7 @@ impl Limits {
 
 /// What the background sees of one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub struct FileDirtyState {
     /// Since when something is dirty, if anything is.
     pub since: Option<Millis>,
     /// Until when it is let alone because it failed.
@@ -71,7 +71,7 @@ pub struct Seen {
 }
 
 /// Whether the background tours a file now: because it is old, because it is asked for, or because `all` is wanted.
-pub fn is_due(seen: &Seen, now: Millis, expire: Duration, all: bool) -> bool {
+pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -> bool {
     let Some(since) = seen.since else { return false };
     let is_paused = seen.paused_until.is_some_and(|until| now < until);
     let is_old = now.0.saturating_sub(since.0) >= expire.as_millis() as u64;
@@ -80,7 +80,7 @@ pub fn is_due(seen: &Seen, now: Millis, expire: Duration, all: bool) -> bool {
 
 /// What a writer sees who may have to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Waiting {
+pub struct WriterState {
     /// Pages that are not in the files.
     pub unwritten: u64,
     /// Those of his own file.
@@ -99,7 +99,7 @@ pub struct Waiting {
 
 /// What he does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
+pub enum ThrottleVerdict {
     /// He goes on.
     Go,
     /// He waits, and looks again soon.
@@ -111,16 +111,16 @@ pub enum Verdict {
 }
 
 /// What a writer does above the throttle; see the head of this file.
-pub fn judge(limits: &Limits, waiting: &Waiting, wait_max: Duration) -> Verdict {
+pub fn judge(limits: &DirtyLimits, waiting: &WriterState, wait_max: Duration) -> ThrottleVerdict {
     let small = limits.throttle / (SMALL_PART * waiting.files.max(1));
     match () {
-        () if waiting.unwritten <= limits.throttle => Verdict::Go,
-        () if waiting.failed => Verdict::Fail,
-        () if waiting.own <= small && waiting.unwritten <= limits.ceiling => Verdict::Go,
-        () if waiting.written >= waiting.share => Verdict::Go,
-        () if waiting.waited < wait_max => Verdict::Nap,
-        () if waiting.unwritten <= limits.ceiling => Verdict::Go,
-        () => Verdict::Stuck,
+        () if waiting.unwritten <= limits.throttle => ThrottleVerdict::Go,
+        () if waiting.failed => ThrottleVerdict::Fail,
+        () if waiting.own <= small && waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
+        () if waiting.written >= waiting.share => ThrottleVerdict::Go,
+        () if waiting.waited < wait_max => ThrottleVerdict::Nap,
+        () if waiting.unwritten <= limits.ceiling => ThrottleVerdict::Go,
+        () => ThrottleVerdict::Stuck,
     }
 }
 
@@ -132,13 +132,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn limits() -> Limits {
-        Limits::of(1000, &WritebackOptions::default())
+    fn limits() -> DirtyLimits {
+        DirtyLimits::of(1000, &WritebackOptions::default())
     }
 
     #[test]
     fn the_usual_limits_are_a_tenth_and_a_fifth() {
-        assert_eq!(limits(), Limits { calm: 75, background: 100, throttle: 200, ceiling: 400 });
+        assert_eq!(limits(), DirtyLimits { calm: 75, background: 100, throttle: 200, ceiling: 400 });
     }
 
     proptest! {
@@ -149,7 +149,7 @@ mod tests {
                 throttle_share: throttle,
                 ..WritebackOptions::default()
             };
-            let limits = Limits::of(pages, &options);
+            let limits = DirtyLimits::of(pages, &options);
             prop_assert!(limits.calm <= limits.background && limits.background <= limits.throttle);
             prop_assert!(limits.throttle <= limits.ceiling && limits.ceiling <= pages);
         }
@@ -164,23 +164,28 @@ mod tests {
 
     #[test]
     fn a_file_is_toured_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
-        let seen = Seen { since: Some(Millis(1000)), paused_until: None, is_asked: false };
+        let seen = FileDirtyState { since: Some(Millis(1000)), paused_until: None, is_asked: false };
         let expire = 30 * SECOND;
         assert!(
             !is_due(&seen, Millis(30_999), expire, false) && is_due(&seen, Millis(31_000), expire, false)
         );
-        assert!(is_due(&Seen { is_asked: true, ..seen }, Millis(1000), expire, false));
+        assert!(is_due(&FileDirtyState { is_asked: true, ..seen }, Millis(1000), expire, false));
         assert!(is_due(&seen, Millis(1000), expire, true));
-        let paused = Seen { paused_until: Some(Millis(40_000)), ..seen };
+        let paused = FileDirtyState { paused_until: Some(Millis(40_000)), ..seen };
         assert!(
             !is_due(&paused, Millis(39_999), expire, true) && is_due(&paused, Millis(40_000), expire, false)
         );
-        assert!(!is_due(&Seen { since: None, is_asked: true, ..seen }, Millis(90_000), expire, true));
+        assert!(!is_due(
+            &FileDirtyState { since: None, is_asked: true, ..seen },
+            Millis(90_000),
+            expire,
+            true
+        ));
     }
 
     #[test]
     fn who_waits_goes_on_by_his_share_or_time_and_hears_what_failed() {
-        let waiting = Waiting {
+        let waiting = WriterState {
             unwritten: 300,
             own: 300,
             files: 1,
@@ -189,25 +194,29 @@ mod tests {
             waited: Duration::ZERO,
             failed: false,
         };
-        let judge = |waiting: Waiting| judge(&limits(), &waiting, SECOND);
+        let judge = |waiting: WriterState| judge(&limits(), &waiting, SECOND);
         assert_eq!(
-            judge(Waiting { unwritten: 200, failed: true, ..waiting }),
-            Verdict::Go,
+            judge(WriterState { unwritten: 200, failed: true, ..waiting }),
+            ThrottleVerdict::Go,
             "nothing is wrong yet"
         );
-        assert_eq!(judge(waiting), Verdict::Nap);
-        assert_eq!(judge(Waiting { written: 8, ..waiting }), Verdict::Go);
-        assert_eq!(judge(Waiting { failed: true, written: 8, ..waiting }), Verdict::Fail);
-        assert_eq!(judge(Waiting { waited: SECOND, ..waiting }), Verdict::Go, "he was held up long enough");
-        assert_eq!(judge(Waiting { waited: SECOND, unwritten: 401, ..waiting }), Verdict::Stuck);
-        assert_eq!(judge(Waiting { own: 25, files: 2, ..waiting }), Verdict::Go, "others' pages");
-        assert_eq!(judge(Waiting { own: 26, files: 2, ..waiting }), Verdict::Nap);
-        assert_eq!(judge(Waiting { own: 1, unwritten: 401, ..waiting }), Verdict::Nap);
+        assert_eq!(judge(waiting), ThrottleVerdict::Nap);
+        assert_eq!(judge(WriterState { written: 8, ..waiting }), ThrottleVerdict::Go);
+        assert_eq!(judge(WriterState { failed: true, written: 8, ..waiting }), ThrottleVerdict::Fail);
+        assert_eq!(
+            judge(WriterState { waited: SECOND, ..waiting }),
+            ThrottleVerdict::Go,
+            "he was held up long enough"
+        );
+        assert_eq!(judge(WriterState { waited: SECOND, unwritten: 401, ..waiting }), ThrottleVerdict::Stuck);
+        assert_eq!(judge(WriterState { own: 25, files: 2, ..waiting }), ThrottleVerdict::Go, "others' pages");
+        assert_eq!(judge(WriterState { own: 26, files: 2, ..waiting }), ThrottleVerdict::Nap);
+        assert_eq!(judge(WriterState { own: 1, unwritten: 401, ..waiting }), ThrottleVerdict::Nap);
     }
 
     /// Writers who ask for pages of one device, round after round, as the path above does it.
     struct Simulation {
-        limits: Limits,
+        limits: DirtyLimits,
         unwritten: u64,
         written: u64,
         /// What each has dirtied; what he asks for, since which count of written pages, with which share, how long.
@@ -226,7 +235,7 @@ mod tests {
             let together: u64 = self.writers.iter().map(|writer| writer.1).sum();
             for at in 0..self.writers.len() {
                 let (dirtied, asked, since, share, waited) = self.writers[at];
-                let waiting = Waiting {
+                let waiting = WriterState {
                     unwritten: self.unwritten,
                     own: self.unwritten,
                     files: 1,
@@ -237,7 +246,7 @@ mod tests {
                 };
                 let writer = &mut self.writers[at];
                 match judge(&self.limits, &waiting, SECOND) {
-                    Verdict::Go => {
+                    ThrottleVerdict::Go => {
                         self.unwritten += asked;
                         *writer = (dirtied + asked, asked, self.written, together, Duration::ZERO);
                     }

@@ -25,15 +25,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crate::backend::Reap;
-use crate::mapping::{Begun, Mapping, Which};
-use crate::sync::Locks;
+use crate::backend::ReapMode;
+use crate::background::BackgroundTask;
+use crate::mapping::{Mapping, TakeEnd, TakeFilter};
+use crate::sync::LockWait;
 use crate::units::PageIndex;
-use crate::upkeep::Duty;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
-use super::plan::{Seen, is_due};
+use super::plan::{FileDirtyState, is_due};
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
@@ -46,7 +46,7 @@ const LATER: Duration = Duration::from_millis(64);
 
 /// How often the background comes.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RoundInterval {
     after: Duration,
     /// Flushes that had ended when it came last.
     completed: u64,
@@ -54,13 +54,13 @@ pub(super) struct Pace {
     wants_all: bool,
 }
 
-impl Default for Pace {
+impl Default for RoundInterval {
     fn default() -> Self {
         Self { after: SOON, completed: 0, wants_all: false }
     }
 }
 
-impl Pace {
+impl RoundInterval {
     /// After how long to come again while something is under way, `completed` flushes having ended so far.
     fn step(&mut self, completed: u64) -> Duration {
         self.after = if completed == self.completed { (self.after * 2).min(LATER) } else { SOON };
@@ -69,7 +69,7 @@ impl Pace {
     }
 }
 
-impl Duty for Writeback {
+impl BackgroundTask for Writeback {
     fn run(&self) -> Option<Duration> {
         self.fetch_completions();
         let files = self.listed();
@@ -83,7 +83,7 @@ impl Duty for Writeback {
                 return None;
             }
             // A backend, a stranger's, that panics is no reason to leave the others' files alone.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.visit(mapping, all)));
+            let _ = catch_unwind(AssertUnwindSafe(|| self.visit_file(mapping, all)));
         }
         self.next_turn();
         let (in_flight, completed) = self.flushes();
@@ -102,7 +102,7 @@ impl Writeback {
     /// Fetches what has ended and nobody fetches.
     fn fetch_completions(&self) {
         if let Some(writer) = self.idle_backend() {
-            writer.reap(Reap::Ready, &mut || false);
+            writer.reap(ReapMode::Ready, &mut || false);
         }
     }
 
@@ -114,28 +114,28 @@ impl Writeback {
         }
     }
 
-    fn visit(&self, mapping: &Arc<Mapping>, all: bool) {
+    fn visit_file(&self, mapping: &Arc<Mapping>, all: bool) {
         if mapping.dirty_pages().total() == 0 {
             return self.unlist_clean(mapping);
         }
         if let Some(writer) = mapping.writes_by()
             && writer.wants_leader()
         {
-            writer.reap(Reap::Ready, &mut || false);
+            writer.reap(ReapMode::Ready, &mut || false);
         }
         let device = mapping.device();
-        let seen = Seen {
+        let seen = FileDirtyState {
             since: mapping.dirty_since(),
             paused_until: device.paused_until(),
-            is_asked: device.is_tour_asked(),
+            is_asked: device.is_pass_requested(),
         };
         if is_due(&seen, self.now(), self.options.expire, all) {
-            self.tour(mapping);
+            self.run_pass(mapping);
         }
     }
 
     /// Goes on with the tour of a file, as far as little may be under way.
-    pub(super) fn tour(&self, mapping: &Arc<Mapping>) {
+    pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.dirty_pages().writeback(), self.totals.writeback());
         let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
         let has_room = mapping.writes_by().is_some_and(|writer| writer.has_room(1));
@@ -143,14 +143,14 @@ impl Writeback {
             return;
         }
         let device = mapping.device();
-        let place = device.enter_tour(self.now());
+        let place = device.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // Who cuts the file may be waiting for a device, and this is not the thread to wait with him.
-        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
-            Begun::More(at) | Begun::Busy(at) => device.leave_tour(place, at),
-            Begun::Done => {
+        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
+            TakeEnd::More(at) | TakeEnd::Busy(at) => device.pause_pass(place, at),
+            TakeEnd::Done => {
                 mapping.lock().note_round(place.began);
-                device.end_tour(place);
+                device.end_pass(place);
             }
         }
     }
@@ -160,7 +160,7 @@ impl Writeback {
     pub fn ask_for_room(&self) -> bool {
         if self.totals.dirty() > 0 {
             for mapping in self.listed() {
-                self.tour(&mapping);
+                self.run_pass(&mapping);
             }
             self.next_turn();
         }
@@ -170,7 +170,7 @@ impl Writeback {
     /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
     /// small ones go to the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
-        mapping.device().ask_for_tour();
+        mapping.device().request_pass();
         self.poke();
     }
 }
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_pace_slows_down_while_nothing_ends() {
-        let mut pace = Pace::default();
+        let mut pace = RoundInterval::default();
         let millis: Vec<u128> = [1, 1, 1, 2, 2].map(|completed| pace.step(completed).as_millis()).into();
         assert_eq!(millis, [1, 2, 4, 1, 2]);
         (0..20).for_each(|_| {

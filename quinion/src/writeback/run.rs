@@ -24,11 +24,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::backend::{Flush, FlushError, FlushRun, FlushSink, WakesHeldBack};
+use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink};
 use crate::mapping::device::FlushNumber;
-use crate::mapping::{Begun, Leaving, Mapping, Outcome, Which, WritebackRun};
+use crate::mapping::{DropReason, Mapping, TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
 use super::Writeback;
@@ -39,7 +39,7 @@ pub(super) const UNNAMED: i32 = libc::EIO;
 const ERRNO_END: i32 = 4096;
 
 /// A run on its way: the sink of its flush.
-struct Run {
+struct FlushInFlight {
     writeback: Arc<Writeback>,
     mapping: Arc<Mapping>,
     run: WritebackRun,
@@ -59,27 +59,27 @@ impl Writeback {
     /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock,
     /// whatever a file system makes a write wait for, and, if `locks` says so, who is cutting or punching the file; if
     /// not, it has done nothing then and is to come again. Returns where it has ended, as [`begin_writeback`] does:
-    /// busy, with [`Which::ToWrite`] only, before pages that are under way.
+    /// busy, with [`TakeFilter::ToWrite`] only, before pages that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(
         &self,
         mapping: &Arc<Mapping>,
         pages: Range<PageIndex>,
-        which: Which,
+        which: TakeFilter,
         pages_max: u32,
-        locks: Locks,
-    ) -> Begun {
-        let Some(writer) = mapping.writes_by() else { return Begun::Done };
+        locks: LockWait,
+    ) -> TakeEnd {
+        let Some(writer) = mapping.writes_by() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
-        let wakes = WakesHeldBack::new();
+        let wakes = DeferredWakes::new();
         let held_off = match locks {
-            Locks::Wait => mapping.hold_off_invalidation(),
-            Locks::Try => match mapping.try_hold_off_invalidation() {
+            LockWait::Wait => mapping.hold_off_invalidation(),
+            LockWait::Try => match mapping.try_hold_off_invalidation() {
                 Some(held_off) => held_off,
-                None => return Begun::More(pages.start),
+                None => return TakeEnd::More(pages.start),
             },
         };
         let begun = self.take(mapping, pages, which, pages_max, &mut runs);
@@ -88,7 +88,7 @@ impl Writeback {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
             // A sync waits for what it takes, the last page too; the background waits for nothing.
-            if which == Which::ToWrite {
+            if which == TakeFilter::ToWrite {
                 here = flushes.pop_if(|last| writer.flushes_here(last));
             }
             if !flushes.is_empty() {
@@ -108,18 +108,18 @@ impl Writeback {
         &self,
         mapping: &Mapping,
         pages: Range<PageIndex>,
-        which: Which,
+        which: TakeFilter,
         pages_max: u32,
         out: &mut Vec<(WritebackRun, FlushRun, FlushNumber)>,
-    ) -> Begun {
+    ) -> TakeEnd {
         let (mut at, mut left, mut runs) = (pages.start, pages_max, Vec::new());
         let mut guard = mapping.lock();
         let (size, device) = (mapping.size(), mapping.device());
         let end = pages.end.min(PageIndex(pages_of_bytes(size)));
         while at < end {
             let clear = device.first_clear(at..end);
-            if clear.start > at && which == Which::ToWrite {
-                return Begun::Busy(at);
+            if clear.start > at && which == TakeFilter::ToWrite {
+                return TakeEnd::Busy(at);
             }
             let begun = guard.begin_writeback(clear.clone(), which, left, &mut runs);
             for run in runs.drain(..) {
@@ -130,12 +130,12 @@ impl Writeback {
                 out.push((run, FlushRun { index: run.index, frame: run.frame, bytes }, number));
             }
             match begun {
-                Begun::Done if clear.is_empty() => return Begun::Done, // all that is left is under way
-                Begun::Done => at = clear.end,
+                TakeEnd::Done if clear.is_empty() => return TakeEnd::Done, // all that is left is under way
+                TakeEnd::Done => at = clear.end,
                 stopped => return stopped,
             }
         }
-        Begun::Done
+        TakeEnd::Done
     }
 
     fn flush_of(
@@ -146,14 +146,14 @@ impl Writeback {
         let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
         let buffer = NonNull::new(bytes).expect("no frame is at address 0");
         let writeback = self.me.upgrade().expect("it is being used");
-        let sink = Arc::new(Run { writeback, mapping: Arc::clone(mapping), run, number });
+        let sink = Arc::new(FlushInFlight { writeback, mapping: Arc::clone(mapping), run, number });
         // SAFETY: write-back holds the run's folios until `end_writeback`, which the sink calls, so its frames are not
         // freed before; the sink keeps the arena mapped; whoever changes the bytes meanwhile does so by `copy_in`.
         unsafe { Flush::new(flush, buffer, sink as Arc<dyn FlushSink>) }
     }
 }
 
-impl FlushSink for Run {
+impl FlushSink for FlushInFlight {
     fn flush_completed(&self, flush: FlushRun, outcome: Result<(), FlushError>) {
         let (writeback, mapping, now) = (&self.writeback, &self.mapping, self.writeback.now());
         let (bytes, errno) = match &outcome {
@@ -173,7 +173,7 @@ impl FlushSink for Run {
         device.end_flush(self.number, written, errno, now);
         drop(guard);
         if let Some(behind) = behind {
-            mapping.drop_behind(behind, Leaving::Passed, Locks::Wait);
+            mapping.drop_behind(behind, DropReason::Passed, LockWait::Wait);
         }
         mapping.look_after_flush();
         writeback.count_flush(written, bytes, errno);
@@ -181,7 +181,7 @@ impl FlushSink for Run {
     }
 }
 
-impl Run {
+impl FlushInFlight {
     /// The first `written` pages are clean, unless somebody has changed them, and the others dirty. Returns where
     /// folios are that may leave now.
     fn settle(
@@ -198,10 +198,10 @@ impl Run {
         };
         let mut behind = None;
         if written > 0 {
-            behind = guard.end_writeback(part(0, written), Outcome::Written, now).behind;
+            behind = guard.end_writeback(part(0, written), WritebackOutcome::Written, now).behind;
         }
         if written < pages {
-            guard.end_writeback(part(written, pages - written), Outcome::Failed, now);
+            guard.end_writeback(part(written, pages - written), WritebackOutcome::Failed, now);
         }
         behind
     }

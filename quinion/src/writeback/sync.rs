@@ -40,9 +40,9 @@ use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorCursor;
 use crate::mapping::device::{Commit, Failures, FlushNumber};
 use crate::mapping::page_ranges::PageRanges;
-use crate::mapping::{Begun, Mapping, Which};
+use crate::mapping::{Mapping, TakeEnd, TakeFilter};
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
@@ -115,9 +115,9 @@ impl Writeback {
     /// the background.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let room = UNDER_WAY_MAX.saturating_sub(mapping.dirty_pages().writeback()) as u32;
-        match self.write_some(mapping, pages, Which::Dirty, room, Locks::Try) {
-            Begun::Done => self.poke(), // it fetches what ends, if nobody else does
-            Begun::More(_) | Begun::Busy(_) => self.kick(mapping),
+        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
+            TakeEnd::Done => self.poke(), // it fetches what ends, if nobody else does
+            TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
     }
 
@@ -156,8 +156,8 @@ impl Writeback {
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
-            while let Begun::More(next) | Begun::Busy(next) =
-                self.write_some(&mapping, at..whole_file().end, Which::Dirty, u32::MAX, Locks::Try)
+            while let TakeEnd::More(next) | TakeEnd::Busy(next) =
+                self.write_some(&mapping, at..whole_file().end, TakeFilter::Dirty, u32::MAX, LockWait::Try)
                 && next > at
             {
                 at = next;
@@ -189,10 +189,16 @@ impl Writeback {
         let mut at = pages.start;
         loop {
             self.wait_for_room(mapping, writer);
-            match self.write_some(mapping, at..end, Which::ToWrite, (UNDER_WAY_MAX / 2) as u32, Locks::Wait) {
-                Begun::Done => break,
-                Begun::More(next) => at = next,
-                Begun::Busy(page) => at = self.pass(mapping, writer, page, tagged),
+            match self.write_some(
+                mapping,
+                at..end,
+                TakeFilter::ToWrite,
+                (UNDER_WAY_MAX / 2) as u32,
+                LockWait::Wait,
+            ) {
+                TakeEnd::Done => break,
+                TakeEnd::More(next) => at = next,
+                TakeEnd::Busy(page) => at = self.pass(mapping, writer, page, tagged),
             }
         }
         // 3

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::backend::Reap;
+use crate::backend::ReapMode;
 use crate::mapping::Mapping;
 use crate::stats::Count;
 
 use super::Writeback;
-use super::plan::{Limits, Verdict, Waiting, judge};
+use super::plan::{DirtyLimits, ThrottleVerdict, WriterState, judge};
 
 /// Between two looks.
 const NAP: Duration = Duration::from_millis(1);
@@ -43,7 +43,7 @@ impl Writeback {
         self.poke();
         // Those who wait go on when as much was written as they want to dirty together.
         let share = self.awaited.fetch_add(pages, Ordering::Relaxed) + pages;
-        let waiting = Awaited { all: &self.awaited, pages };
+        let waiting = AwaitedPages { all: &self.awaited, pages };
         let outcome = self.nap_until_turn(mapping, share, began);
         drop(waiting);
         self.counters.add(Count::ThrottledMicros, began.elapsed().as_micros() as u64);
@@ -57,7 +57,7 @@ impl Writeback {
             self.help(mapping);
             // The bound may be another by now.
             let limits = self.limits();
-            let waiting = Waiting {
+            let waiting = WriterState {
                 unwritten: self.totals.total(),
                 own: mapping.dirty_pages().total(),
                 files: self.files_listed() as u64,
@@ -67,10 +67,10 @@ impl Writeback {
                 failed: device.failures().count != failures,
             };
             match judge(&limits, &waiting, self.options.wait_max) {
-                Verdict::Go => return Ok(()),
-                Verdict::Nap => std::thread::sleep(NAP),
-                Verdict::Fail => return Err(io::Error::from_raw_os_error(device.failures().errno)),
-                Verdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
+                ThrottleVerdict::Go => return Ok(()),
+                ThrottleVerdict::Nap => std::thread::sleep(NAP),
+                ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(device.failures().errno)),
+                ThrottleVerdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
             }
         }
     }
@@ -78,28 +78,28 @@ impl Writeback {
     /// Starts writing some of the file, if nothing of it is under way, and fetches what has ended.
     fn help(&self, mapping: &Arc<Mapping>) {
         if let Some(writer) = mapping.writes_by() {
-            writer.reap(Reap::Ready, &mut || false);
+            writer.reap(ReapMode::Ready, &mut || false);
         }
         if mapping.dirty_pages().writeback() == 0 {
-            self.tour(mapping);
+            self.run_pass(mapping);
         }
     }
 }
 
 /// Pages that somebody wants to dirty who waits; he does no longer when this goes, also if a backend panics that he
 /// calls.
-struct Awaited<'a> {
+struct AwaitedPages<'a> {
     all: &'a AtomicU64,
     pages: u64,
 }
 
-impl Drop for Awaited<'_> {
+impl Drop for AwaitedPages<'_> {
     fn drop(&mut self) {
         self.all.fetch_sub(self.pages, Ordering::Relaxed);
     }
 }
 
-fn stuck(limits: &Limits, wait_max: Duration) -> io::Error {
+fn stuck(limits: &DirtyLimits, wait_max: Duration) -> io::Error {
     let words = format!(
         "the device has taken nothing for {wait_max:?}, and more than {} pages wait to be written; look whether \
          it still answers",

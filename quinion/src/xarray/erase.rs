@@ -6,11 +6,11 @@
 
 use super::entry::{Entry, Kind, Root, Value};
 use super::iter::Cursor;
-use super::tree::{At, Home, Slab, XArray, is_shadow};
+use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
 
 /// What became of a compare-exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Exchanged {
+pub enum ExchangeOutcome {
     /// The expected entry was there; the new one is now.
     Done,
     /// This was there, and is.
@@ -30,7 +30,7 @@ pub enum Revision {
 
 /// What became of a node that held shadows only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Forgotten {
+pub enum ForgetOutcome {
     /// Its shadows are gone, and the node is given back.
     Done,
     /// It holds something else as well; it is as it was.
@@ -87,7 +87,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             if last.replace(index >> BITS) == Some(index >> BITS) {
                 continue;
             }
-            if let Some(At { home: Home::Node(node), slot, .. }) = self.leaf(index) {
+            if let Some(SlotRef { home: SlotHome::Node(node), slot, .. }) = self.leaf(index) {
                 let node = self.node(node);
                 seen ^= node.count() ^ node.get(slot).bits();
             }
@@ -150,36 +150,36 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     ///
     /// # Panics
     /// If the two are not of the same order, or `expected` is empty: to fill a hole, insert.
-    pub fn compare_exchange(&mut self, index: u64, expected: Entry, new: Entry) -> Exchanged {
+    pub fn compare_exchange(&mut self, index: u64, expected: Entry, new: Entry) -> ExchangeOutcome {
         assert!(!expected.is_empty(), "a hole is filled by an insertion");
-        let Some(at) = self.leaf(index) else { return Exchanged::Found(Entry::EMPTY) };
+        let Some(at) = self.leaf(index) else { return ExchangeOutcome::Found(Entry::EMPTY) };
         let found = self.get(at);
         if found != expected {
-            return Exchanged::Found(found);
+            return ExchangeOutcome::Found(found);
         }
         if new.is_empty() {
             self.remove(at, found);
         } else {
             self.swap_run(at, found, new);
         }
-        Exchanged::Done
+        ExchangeOutcome::Done
     }
 
     /// Drops all shadows of a node that holds nothing else, and the node. `node` is one of this tree: the
     /// slab was told that it [became shadow-only](Slab::shadow_only), and not yet that it ceased. Looks at none of
     /// them: [`shadows_in`](XArray::shadows_in) tells what there is to forget.
-    pub fn forget(&mut self, number: u32) -> Forgotten {
+    pub fn forget(&mut self, number: u32) -> ForgetOutcome {
         let node = self.node(number);
         if !node.is_shadow_only() {
-            return Forgotten::Kept;
+            return ForgetOutcome::Kept;
         }
         // Its slots stay as they are: a late reader finds shadows there, which are no folios.
         let slots = node.count() as i32;
         node.account(-slots, -slots);
-        self.unmark_all(At { home: Home::Node(number), shift: node.shift(), slot: 0 }, Self::SLOTS);
-        self.prune(Home::Node(number));
+        self.unmark_all(SlotRef { home: SlotHome::Node(number), shift: node.shift(), slot: 0 }, Self::SLOTS);
+        self.prune(SlotHome::Node(number));
         self.shrink();
-        Forgotten::Done
+        ForgetOutcome::Done
     }
 
     /// The shadows that stand in a node of this tree, and nowhere below it, in rising order: first index, shadow.
@@ -204,7 +204,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// The first index that a node covers.
     fn base(&self, number: u32) -> u64 {
         let (mut base, mut number, mut shift) = (0, number, self.node(number).shift());
-        while let At { home: Home::Node(parent), slot, .. } = self.above(number, shift) {
+        while let SlotRef { home: SlotHome::Node(parent), slot, .. } = self.above(number, shift) {
             (number, shift) = (parent, shift + BITS);
             base += u64::from(slot) << shift;
         }
@@ -212,14 +212,14 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Takes the entry around `at` out, and the nodes and levels that go with it.
-    fn remove(&self, at: At, entry: Entry) {
+    fn remove(&self, at: SlotRef, entry: Entry) {
         self.clear_run(at, entry);
         self.prune(at.home);
         self.shrink();
     }
 
     /// Empties the slots of the entry around `at`. The node stays, empty or not.
-    fn clear_run(&self, at: At, entry: Entry) {
+    fn clear_run(&self, at: SlotRef, entry: Entry) {
         let order = self.order_of(entry);
         let (first, run) = (Self::first_slot(at, order), Self::run_of(order));
         self.unmark_all(first, run);
@@ -228,7 +228,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Stores `new` in the slots of `old` around `at`.
-    fn swap_run(&self, at: At, old: Entry, new: Entry) {
+    fn swap_run(&self, at: SlotRef, old: Entry, new: Entry) {
         let order = self.order_of(old);
         assert!(
             self.order_of(new) == order,
@@ -245,8 +245,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Unlinks and gives back the node and those above it, as far as they are empty.
-    pub(super) fn prune(&self, mut home: Home) {
-        while let Home::Node(number) = home {
+    pub(super) fn prune(&self, mut home: SlotHome) {
+        while let SlotHome::Node(number) = home {
             let node = self.node(number);
             if node.count() > 0 {
                 break;

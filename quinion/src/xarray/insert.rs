@@ -22,7 +22,7 @@ use core::ops::ControlFlow;
 
 use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
-use super::tree::{At, Home, INDICES_MAX, Slab, XArray, is_shadow};
+use super::tree::{INDICES_MAX, Slab, SlotHome, SlotRef, XArray, is_shadow};
 use crate::sync::{Mutant, mutant};
 
 /// What became of an insertion.
@@ -48,7 +48,7 @@ pub struct AddedRange {
     /// Pages that the inserted folios cover.
     pub pages: u64,
     /// Why it ended there.
-    pub stop: Stop,
+    pub stop: RangeStop,
 }
 
 impl AddedRange {
@@ -61,7 +61,7 @@ impl AddedRange {
 
 /// Why a batch ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
+pub enum RangeStop {
     /// All of it is inserted.
     All,
     /// The next folio would cover this one or this spill.
@@ -87,7 +87,7 @@ pub struct StoredRange {
     /// Pages from the start of the range on that the value covers now.
     pub pages: u64,
     /// Why it ended there.
-    pub stop: Stop,
+    pub stop: RangeStop,
 }
 
 /// What became of a split.
@@ -103,7 +103,7 @@ pub enum Split {
 
 /// What a new entry may take the place of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
+enum Overwrite {
     /// Shadows.
     Shadows,
     /// Shadows, and whatever lies inside the new entry's range.
@@ -112,26 +112,26 @@ enum Over {
 
 /// Why an entry could not be placed.
 #[derive(Clone, Copy)]
-pub(super) enum Refused {
+pub(super) enum PlaceRefused {
     Present(Entry),
     NoNode,
 }
 
-impl From<Refused> for Stop {
-    fn from(refused: Refused) -> Self {
+impl From<PlaceRefused> for RangeStop {
+    fn from(refused: PlaceRefused) -> Self {
         match refused {
-            Refused::Present(entry) => Stop::Present(entry),
-            Refused::NoNode => Stop::NoNode,
+            PlaceRefused::Present(entry) => RangeStop::Present(entry),
+            PlaceRefused::NoNode => RangeStop::NoNode,
         }
     }
 }
 
 /// Where the way down ended.
-enum Seated {
+enum Placed {
     /// At the first of the slots that the entry will fill.
-    There(At),
+    There(SlotRef),
     /// The entry is in, with the nodes that were missing.
-    Planted(At),
+    Planted(SlotRef),
 }
 
 /// Nodes between the root and an entry, at most: the case of 1 bit a level.
@@ -145,12 +145,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     pub fn insert(&mut self, index: u64, order: u8, folio: u32) -> Inserted {
         let mut shadow = None;
         let note = |_, entry: Entry, _| shadow = shadow_of(entry).or(shadow);
-        let placed = self.place(&mut None, index, order, Entry::folio(folio), Over::Shadows, note);
+        let placed = self.place(&mut None, index, order, Entry::folio(folio), Overwrite::Shadows, note);
         self.shrink_if_reshaped();
         match placed {
             Ok(()) => Inserted::Done { shadow },
-            Err(Refused::Present(entry)) => Inserted::Present(entry),
-            Err(Refused::NoNode) => Inserted::NoNode,
+            Err(PlaceRefused::Present(entry)) => Inserted::Present(entry),
+            Err(PlaceRefused::NoNode) => Inserted::NoNode,
         }
     }
 
@@ -167,14 +167,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         folios: impl IntoIterator<Item = (u8, u32)>,
         mut consumed: impl FnMut(usize, Value),
     ) -> AddedRange {
-        let mut done = AddedRange { added: 0, pages: 0, stop: Stop::All };
+        let mut done = AddedRange { added: 0, pages: 0, stop: RangeStop::All };
         let mut place = None;
         let mut folios = folios.into_iter();
         let mut next = folios.next();
         while let Some((order, folio)) = next {
             let at = index + done.pages;
             let note = |_, entry: Entry, _| consumed(done.added, shadow_of(entry).expect("only shadows go"));
-            if let Err(refused) = self.place(&mut place, at, order, Entry::folio(folio), Over::Shadows, note)
+            if let Err(refused) =
+                self.place(&mut place, at, order, Entry::folio(folio), Overwrite::Shadows, note)
             {
                 done.stop = refused.into();
                 break;
@@ -192,13 +193,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     #[inline]
     fn fill_node(
         &self,
-        place: &mut Option<(At, u64)>,
+        place: &mut Option<(SlotRef, u64)>,
         last: u8,
         folios: &mut impl Iterator<Item = (u8, u32)>,
         done: &mut AddedRange,
         consumed: &mut impl FnMut(usize, Value),
     ) -> Option<(u8, u32)> {
-        let Some((At { home: Home::Node(number), shift, slot }, index)) = *place else {
+        let Some((SlotRef { home: SlotHome::Node(number), shift, slot }, index)) = *place else {
             return folios.next();
         };
         let node = self.node(number);
@@ -228,7 +229,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             done.count(order);
         };
         node.account(filled, shadows);
-        self.settle(Home::Node(number));
+        self.settle(SlotHome::Node(number));
         if let Some((at, index)) = place {
             *index += u64::from(slot - 1 - first) << shift; // the last slot filled: where the next climb starts
             at.slot = slot - 1;
@@ -254,12 +255,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             Kind::Value(value) => assert!(value.order() == order, "a value is stored with its own order"),
             Kind::Empty | Kind::Node(_) => panic!("only folios and values are stored; to remove, erase"),
         }
-        let placed = self.place(&mut None, index, order, entry, Over::Inside, displaced);
+        let placed = self.place(&mut None, index, order, entry, Overwrite::Inside, displaced);
         self.shrink();
         match placed {
             Ok(()) => Stored::Done,
-            Err(Refused::Present(entry)) => Stored::Present(entry),
-            Err(Refused::NoNode) => Stored::NoNode,
+            Err(PlaceRefused::Present(entry)) => Stored::Present(entry),
+            Err(PlaceRefused::NoNode) => Stored::NoNode,
         }
     }
 
@@ -287,7 +288,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 return Split::Done;
             }
             if let Err(refused) = self.split_towards(at, value, order) {
-                debug_assert!(matches!(refused, Refused::NoNode), "a split meets nobody");
+                debug_assert!(matches!(refused, PlaceRefused::NoNode), "a split meets nobody");
                 return Split::NoNode;
             }
             at = self.descend(at, index);
@@ -295,7 +296,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// One step of a split that ends at `order`.
-    fn split_towards(&self, at: At, value: Value, order: u8) -> Result<(), Refused> {
+    fn split_towards(&self, at: SlotRef, value: Value, order: u8) -> Result<(), PlaceRefused> {
         if Self::shift_for(order) == at.shift {
             self.split_here(at, value, order);
             return Ok(());
@@ -315,12 +316,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         value: Value,
         mut displaced: impl FnMut(u64, Entry, u8),
     ) -> StoredRange {
-        let (mut at, mut place, mut stop) = (from, None, Stop::All);
+        let (mut at, mut place, mut stop) = (from, None, RangeStop::All);
         while at < end {
             let aligned = at.trailing_zeros().min((end - at).ilog2());
             let order = aligned.min(u32::from(ENTRY_ORDER_MAX)) as u8;
             let piece = Entry::value(value.with_order(order));
-            if let Err(refused) = self.place(&mut place, at, order, piece, Over::Inside, &mut displaced) {
+            if let Err(refused) = self.place(&mut place, at, order, piece, Overwrite::Inside, &mut displaced)
+            {
                 stop = refused.into();
                 break;
             }
@@ -337,18 +339,18 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     #[inline]
     fn place(
         &mut self,
-        place: &mut Option<(At, u64)>,
+        place: &mut Option<(SlotRef, u64)>,
         index: u64,
         order: u8,
         entry: Entry,
-        over: Over,
+        over: Overwrite,
         displaced: impl FnMut(u64, Entry, u8),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PlaceRefused> {
         Self::assert_place(index, order);
         let at = self.start(*place, index, order)?;
         let at = match self.seat(at, index, order, entry)? {
-            Seated::Planted(at) => at,
-            Seated::There(at) => self.fill(at, index, order, entry, over, displaced)?,
+            Placed::Planted(at) => at,
+            Placed::There(at) => self.fill(at, index, order, entry, over, displaced)?,
         };
         *place = Some((at, index));
         Ok(())
@@ -356,16 +358,16 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Step 1: a position above which nothing of this entry lies.
     #[inline]
-    fn start(&self, place: Option<(At, u64)>, index: u64, order: u8) -> Result<At, Refused> {
+    fn start(&self, place: Option<(SlotRef, u64)>, index: u64, order: u8) -> Result<SlotRef, PlaceRefused> {
         let Some((mut at, last)) = place else {
             self.slab.descended();
             return self.reach(index, order);
         };
-        while let Home::Node(node) = at.home {
+        while let SlotHome::Node(node) = at.home {
             if (index ^ last) >> (at.shift + BITS) == 0 {
                 // An entry of a higher level begins where a node of this level does, and `last` is before it.
                 debug_assert!(at.shift >= Self::shift_for(order));
-                return Ok(At { slot: Self::slot_of(index, at.shift), ..at });
+                return Ok(SlotRef { slot: Self::slot_of(index, at.shift), ..at });
             }
             at = self.above(node, at.shift);
         }
@@ -373,14 +375,14 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// The slot above the topmost node of a tree tall enough for this entry.
-    fn reach(&self, index: u64, order: u8) -> Result<At, Refused> {
+    fn reach(&self, index: u64, order: u8) -> Result<SlotRef, PlaceRefused> {
         let levels = self.levels_for(index + ((1 << order) - 1), order);
         let top = self.top();
         if levels * BITS <= top.shift {
             return Ok(top);
         }
         if self.is_empty() {
-            return Ok(At { shift: levels * BITS, ..top });
+            return Ok(SlotRef { shift: levels * BITS, ..top });
         }
         while u32::from(self.root().levels) < levels {
             self.grow()?;
@@ -389,10 +391,10 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// One level more at the top; the tree says what it said.
-    fn grow(&self) -> Result<(), Refused> {
+    fn grow(&self) -> Result<(), PlaceRefused> {
         self.reshaped.set(true);
         let Root { entry, levels } = self.root();
-        let number = self.slab.alloc().ok_or(Refused::NoNode)?;
+        let number = self.slab.alloc().ok_or(PlaceRefused::NoNode)?;
         let node = self.node(number);
         node.init(u32::from(levels) * BITS, None);
         node.put(0, entry);
@@ -403,7 +405,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
         if let Kind::Node(child) = entry.kind() {
             self.node(child).set_parent(Some((number, 0)));
-            self.settle(Home::Node(child)); // it may be the last step's, with a shadow from the root's word
+            self.settle(SlotHome::Node(child)); // it may be the last step's, with a shadow from the root's word
         }
         self.set_root(Root { entry: Entry::node(number), levels: levels + 1 }, marks);
         Ok(())
@@ -412,22 +414,22 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// Step 2: down from `at` to the slot of `index` on the level of `order`. If nodes are missing there,
     /// the entry goes in with them.
     #[inline]
-    fn seat(&self, mut at: At, index: u64, order: u8, entry: Entry) -> Result<Seated, Refused> {
+    fn seat(&self, mut at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<Placed, PlaceRefused> {
         let shift = Self::shift_for(order);
         while at.shift > shift {
             let found = self.get(at);
             match found.kind() {
                 Kind::Node(node) => at = Self::down(at, node, index),
-                Kind::Empty => return self.plant(at, index, order, entry).map(Seated::Planted),
+                Kind::Empty => return self.plant(at, index, order, entry).map(Placed::Planted),
                 Kind::Value(value) if !value.is_spill() => self.split_step(at, value)?,
-                Kind::Folio(_) | Kind::Value(_) => return Err(Refused::Present(found)),
+                Kind::Folio(_) | Kind::Value(_) => return Err(PlaceRefused::Present(found)),
             }
         }
-        Ok(Seated::There(at))
+        Ok(Placed::There(at))
     }
 
     /// Hangs a chain of new nodes into the empty slot `at`, with `entry` in the lowest, by one store.
-    fn plant(&self, at: At, index: u64, order: u8, entry: Entry) -> Result<At, Refused> {
+    fn plant(&self, at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<SlotRef, PlaceRefused> {
         let mut numbers = [0; LEVELS_MAX];
         let numbers = &mut numbers[..((at.shift - Self::shift_for(order)) / BITS) as usize];
         self.alloc_all(numbers)?;
@@ -437,8 +439,8 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
         for (i, &number) in numbers.iter().enumerate() {
             let parent = match low.home {
-                Home::Node(parent) => Some((parent, low.slot)),
-                Home::Root => None,
+                SlotHome::Node(parent) => Some((parent, low.slot)),
+                SlotHome::Root => None,
             };
             low = Self::down(low, number, index);
             self.node(number).init(low.shift, parent);
@@ -465,13 +467,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// All of the nodes or none.
-    pub(super) fn alloc_all(&self, numbers: &mut [u32]) -> Result<(), Refused> {
+    pub(super) fn alloc_all(&self, numbers: &mut [u32]) -> Result<(), PlaceRefused> {
         for i in 0..numbers.len() {
             match self.slab.alloc() {
                 Some(number) => numbers[i] = number,
                 None => {
                     numbers[..i].iter().for_each(|&number| self.slab.free(number));
-                    return Err(Refused::NoNode);
+                    return Err(PlaceRefused::NoNode);
                 }
             }
         }
@@ -480,7 +482,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Splits the shadow around `at` by one step: into pieces that fill one slot each, or, if it does so
     /// itself, into two halves in a new node below.
-    fn split_step(&self, at: At, value: Value) -> Result<(), Refused> {
+    fn split_step(&self, at: SlotRef, value: Value) -> Result<(), PlaceRefused> {
         let whole = value.order();
         let one_slot = whole - (u32::from(whole) % BITS) as u8;
         if one_slot < whole {
@@ -491,27 +493,27 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Turns a shadow of several slots into pieces of order `piece` in the same slots.
-    fn split_here(&self, at: At, value: Value, piece: u8) {
+    fn split_here(&self, at: SlotRef, value: Value, piece: u8) {
         self.slab.split();
         let first = Self::first_slot(at, value.order());
         let (run, step) = (Self::run_of(value.order()), Self::run_of(piece));
         let marks = self.marks_at(first);
         for slot in first.slot..first.slot + run {
             // A reader sees the whole or the piece, and both say the same.
-            self.put(At { slot, ..first }, Entry::value(value.with_order(piece)));
+            self.put(SlotRef { slot, ..first }, Entry::value(value.with_order(piece)));
         }
         for slot in (first.slot..first.slot + run).step_by(step as usize) {
-            self.mark_all(At { slot, ..first }, marks);
+            self.mark_all(SlotRef { slot, ..first }, marks);
         }
     }
 
     /// Hangs a node full of `half` (two of them) into the slot of a shadow.
-    fn split_below(&self, at: At, half: Value) -> Result<(), Refused> {
+    fn split_below(&self, at: SlotRef, half: Value) -> Result<(), PlaceRefused> {
         let Some(number) = self.slab.alloc() else {
             self.settle(at.home); // it may be the last step's new node, and stays as it is
-            return Err(Refused::NoNode);
+            return Err(PlaceRefused::NoNode);
         };
-        let Home::Node(parent) = at.home else { unreachable!("an entry in the root's word has order 0") };
+        let SlotHome::Node(parent) = at.home else { unreachable!("an entry in the root's word has order 0") };
         self.slab.split();
         self.reshaped.set(true);
         let node = self.node(number);
@@ -538,13 +540,13 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     #[inline]
     fn fill(
         &self,
-        at: At,
+        at: SlotRef,
         index: u64,
         order: u8,
         entry: Entry,
-        over: Over,
+        over: Overwrite,
         mut displaced: impl FnMut(u64, Entry, u8),
-    ) -> Result<At, Refused> {
+    ) -> Result<SlotRef, PlaceRefused> {
         let shift = at.shift;
         let run = Self::run_of(order);
         if self.is_vacant(at, run) {
@@ -565,7 +567,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         self.announce(index, order, entry);
         let (mut slots, mut shadows) = (0, 0);
         for slot in at.slot..at.slot + run {
-            let at = At { slot, ..at };
+            let at = SlotRef { slot, ..at };
             let old = self.get(at);
             self.put(at, entry);
             slots += i32::from(old.is_empty());
@@ -579,7 +581,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Whether a new entry may fill the run of slots at `at`. A shadow that is larger is cut to size.
-    fn check_run(&self, at: At, index: u64, order: u8, over: Over) -> Result<(), Refused> {
+    fn check_run(&self, at: SlotRef, index: u64, order: u8, over: Overwrite) -> Result<(), PlaceRefused> {
         let found = self.get(at);
         match found.kind() {
             Kind::Empty | Kind::Node(_) => {}
@@ -589,12 +591,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
                 }
             }
             Kind::Folio(_) | Kind::Value(_) => {
-                if over == Over::Shadows || self.order_of(found) > order {
-                    return Err(Refused::Present(found));
+                if over == Overwrite::Shadows || self.order_of(found) > order {
+                    return Err(PlaceRefused::Present(found));
                 }
             }
         }
-        if over == Over::Inside {
+        if over == Overwrite::Inside {
             return Ok(());
         }
         let seen = self.each_in_run(at, index, Self::run_of(order), &mut |_, entry, _| {
@@ -602,7 +604,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         });
         match seen {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(entry) => Err(Refused::Present(entry)),
+            ControlFlow::Break(entry) => Err(PlaceRefused::Present(entry)),
         }
     }
 
@@ -610,7 +612,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// rising order.
     pub(super) fn each_in_run(
         &self,
-        at: At,
+        at: SlotRef,
         index: u64,
         run: u32,
         visit: &mut Visit<'_>,
@@ -622,7 +624,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
             let step = match entry.kind() {
                 Kind::Empty => 1,
                 Kind::Node(node) => {
-                    let below = At { home: Home::Node(node), shift: at.shift - BITS, slot: 0 };
+                    let below = SlotRef { home: SlotHome::Node(node), shift: at.shift - BITS, slot: 0 };
                     self.each_in_run(below, index, Self::SLOTS, visit)?;
                     1
                 }

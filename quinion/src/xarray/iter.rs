@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use super::entry::{Entry, Kind};
 use super::mark::Mark;
 use super::node::Node;
-use super::tree::{At, Home, Slab, XArray, is_shadow};
+use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
 
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry,
@@ -63,7 +63,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
 
     /// Where a search for marks begins: at the slot of `from`, or the first one of the entry there.
-    fn marked_start(&self, from: u64) -> Option<(At, u64)> {
+    fn marked_start(&self, from: u64) -> Option<(SlotRef, u64)> {
         let at = self.leaf(from)?;
         let entry = self.get(at);
         if entry.is_empty() {
@@ -102,8 +102,14 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
 
     /// From `at`, the slot of `index`, to the first entry with a marked slot, `passed` slots or more to the
     /// right: right where there is one, up where a node has none left, down where one holds a node.
-    fn marked_right(&self, mut at: At, mut index: u64, mut passed: u32, mark: Mark) -> Option<(At, u64)> {
-        while let Home::Node(node) = at.home {
+    fn marked_right(
+        &self,
+        mut at: SlotRef,
+        mut index: u64,
+        mut passed: u32,
+        mark: Mark,
+    ) -> Option<(SlotRef, u64)> {
+        while let SlotHome::Node(node) = at.home {
             let right = self.node(node).marks(mark).checked_shr(at.slot + passed).unwrap_or(0);
             if right == 0 {
                 (at, passed) = (self.above(node, at.shift), 1);
@@ -128,7 +134,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     /// The slot it is at.
-    pub at: At,
+    pub at: SlotRef,
     /// An index that this slot covers: the one last looked for.
     pub index: u64,
     /// The slots of the node it is in; none while it is at the root.
@@ -152,16 +158,16 @@ impl<'a> Cursor<'a> {
     ) -> Option<Entry> {
         while from <= to {
             let entry = match self.at.home {
-                Home::Node(node) if (from ^ self.index) >> (self.at.shift + BITS) != 0 => {
+                SlotHome::Node(node) if (from ^ self.index) >> (self.at.shift + BITS) != 0 => {
                     self.enter(tree, tree.above(node, self.at.shift));
                     continue;
                 }
-                Home::Node(_) => {
+                SlotHome::Node(_) => {
                     self.at.slot = XArray::<S, BITS>::slot_of(from, self.at.shift);
                     Node::entry(self.slots, self.at.slot)
                 }
-                Home::Root if from >> self.at.shift != 0 => return None,
-                Home::Root => tree.root().entry,
+                SlotHome::Root if from >> self.at.shift != 0 => return None,
+                SlotHome::Root => tree.root().entry,
             };
             self.index = from;
             let entry = self.descend(tree, entry, from);
@@ -182,19 +188,19 @@ impl<'a> Cursor<'a> {
     ) -> Option<Entry> {
         while from <= to {
             let entry = match self.at.home {
-                Home::Node(node) if (to ^ self.index) >> (self.at.shift + BITS) != 0 => {
+                SlotHome::Node(node) if (to ^ self.index) >> (self.at.shift + BITS) != 0 => {
                     self.enter(tree, tree.above(node, self.at.shift));
                     continue;
                 }
-                Home::Node(_) => {
+                SlotHome::Node(_) => {
                     self.at.slot = XArray::<S, BITS>::slot_of(to, self.at.shift);
                     Entry::from_bits(self.slots[self.at.slot as usize].load(Ordering::Relaxed))
                 }
-                Home::Root if to >> self.at.shift != 0 => {
+                SlotHome::Root if to >> self.at.shift != 0 => {
                     to = (1 << self.at.shift) - 1; // beyond what the tree reaches there is nothing
                     continue;
                 }
-                Home::Root => tree.root().entry,
+                SlotHome::Root => tree.root().entry,
             };
             self.index = to;
             match entry.kind() {
@@ -223,11 +229,11 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    fn enter<S: Slab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: At) {
+    fn enter<S: Slab, const BITS: u32>(&mut self, tree: &XArray<'a, S, BITS>, at: SlotRef) {
         self.at = at;
         self.slots = match at.home {
-            Home::Node(node) => tree.slab.slots(node),
-            Home::Root => &[],
+            SlotHome::Node(node) => tree.slab.slots(node),
+            SlotHome::Root => &[],
         };
     }
 }
@@ -275,7 +281,7 @@ pub struct Marked<'t, 'a, S: Slab, const BITS: u32> {
     tree: &'t XArray<'a, S, BITS>,
     mark: Mark,
     /// The slot to go on from and an index of it; none at the end.
-    place: Option<(At, u64)>,
+    place: Option<(SlotRef, u64)>,
     /// Slots from there on that are done with.
     passed: u32,
     to: u64,

@@ -12,7 +12,7 @@
 //! there begins without marks. Only a split hands them on, to every piece.
 
 use super::entry::Entry;
-use super::tree::{At, Home, Slab, XArray};
+use super::tree::{Slab, SlotHome, SlotRef, XArray};
 
 /// One of the three marks. What they mean is the user's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,15 +74,15 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Where the marks of the entry at `index` stand.
-    pub(super) fn marked_place(&self, index: u64) -> Option<(At, Entry)> {
+    pub(super) fn marked_place(&self, index: u64) -> Option<(SlotRef, Entry)> {
         let at = self.leaf(index)?;
         let entry = self.get(at);
         (!entry.is_empty()).then(|| (Self::first_slot(at, self.order_of(entry)), entry))
     }
 
     /// Marks one slot and all above it.
-    pub(super) fn mark_up(&self, mut at: At, mark: Mark) {
-        while let Home::Node(number) = at.home {
+    pub(super) fn mark_up(&self, mut at: SlotRef, mark: Mark) {
+        while let SlotHome::Node(number) = at.home {
             let node = self.node(number);
             let marks = node.marks(mark);
             if marks >> at.slot & 1 != 0 {
@@ -95,7 +95,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Gives one slot the marks of `marks`, a bit each.
-    pub(super) fn mark_all(&self, at: At, marks: u8) {
+    pub(super) fn mark_all(&self, at: SlotRef, marks: u8) {
         for mark in Mark::ALL {
             if marks & mark.bit() != 0 {
                 self.mark_up(at, mark);
@@ -104,9 +104,9 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Takes the mark off `run` slots from `at` on, and off those above that have none left below.
-    pub(super) fn unmark_up(&self, mut at: At, run: u32, mark: Mark) {
+    pub(super) fn unmark_up(&self, mut at: SlotRef, run: u32, mark: Mark) {
         let mut mask = (u64::MAX >> (64 - run)) << at.slot;
-        while let Home::Node(number) = at.home {
+        while let SlotHome::Node(number) = at.home {
             let node = self.node(number);
             let marks = node.marks(mark);
             if marks & mask == 0 {
@@ -124,7 +124,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Takes all marks off `run` slots from `at` on.
     #[inline]
-    pub(super) fn unmark_all(&self, at: At, run: u32) {
+    pub(super) fn unmark_all(&self, at: SlotRef, run: u32) {
         if self.root_marks() == 0 {
             return;
         }

@@ -93,12 +93,12 @@ mod split;
 mod tree;
 
 pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{Finder, Found, RacySlots, Steps, Walker, load_root, walk};
+pub use walk::{Finder, RacySlots, Steps, WalkResult, Walker, load_root, walk};
 
 #[cfg(feature = "std")]
-pub use erase::{Exchanged, Forgotten, Revision};
+pub use erase::{ExchangeOutcome, ForgetOutcome, Revision};
 #[cfg(feature = "std")]
-pub use insert::{AddedRange, Inserted, Split, Stop, Stored, StoredRange};
+pub use insert::{AddedRange, Inserted, RangeStop, Split, Stored, StoredRange};
 #[cfg(feature = "std")]
 pub use iter::{Marked, Range};
 #[cfg(feature = "std")]
@@ -106,6 +106,6 @@ pub use mark::Mark;
 #[cfg(feature = "std")]
 pub use node::{Head, KEEPER_WORD};
 #[cfg(feature = "std")]
-pub use reserve::{Filled, Reserve};
+pub use reserve::{Reserve, ReserveFill};
 #[cfg(feature = "std")]
 pub use tree::{INDICES_MAX, ShadowOnly, Slab, XArray};

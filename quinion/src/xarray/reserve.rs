@@ -23,7 +23,7 @@ pub struct Reserve<'s, S: Slab> {
 
 /// How a reserve was filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Filled {
+pub enum ReserveFill {
     /// With all that was asked for.
     Whole,
     /// With so many nodes; the slab had no more.
@@ -37,13 +37,13 @@ impl<'s, S: Slab> Reserve<'s, S> {
     }
 
     /// Takes `nodes` more nodes, or as many as there are. May wait: no.
-    pub fn fill(&mut self, nodes: u32) -> Filled {
+    pub fn fill(&mut self, nodes: u32) -> ReserveFill {
         for got in 0..nodes {
-            let Some(node) = self.slab.alloc() else { return Filled::Short(got) };
+            let Some(node) = self.slab.alloc() else { return ReserveFill::Short(got) };
             self.slab.slots(node)[0].store(self.first.get().bits(), Ordering::Relaxed);
             self.first.set(Entry::node(node));
         }
-        Filled::Whole
+        ReserveFill::Whole
     }
 
     fn take(&self) -> Option<u32> {

@@ -30,13 +30,13 @@
 
 use super::entry::{Entry, Kind};
 use super::insert::{LEVELS_MAX, Split};
-use super::tree::{At, Home, Slab, XArray};
+use super::tree::{Slab, SlotHome, SlotRef, XArray};
 use crate::sync::{Mutant, mutant};
 
 /// A folio that is split: where its first slot is, what it covers.
 #[derive(Clone, Copy, Debug)]
 struct Whole {
-    at: At,
+    at: SlotRef,
     first: u64,
     order: u8,
 }
@@ -115,11 +115,11 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
     /// Prepares the new nodes and hangs each but the first into the one above. Where the first is to hang, if there
     /// is one.
-    fn hang_below(&self, whole: Whole, edge: u64, numbers: &[u32]) -> Option<At> {
+    fn hang_below(&self, whole: Whole, edge: u64, numbers: &[u32]) -> Option<SlotRef> {
         let mut above = Self::on_level_of(whole, edge);
         let hung = above;
         for (i, &number) in numbers.iter().enumerate() {
-            let Home::Node(parent) = above.home else { unreachable!("a page reaches over no edge") };
+            let SlotHome::Node(parent) = above.home else { unreachable!("a page reaches over no edge") };
             let at = Self::down(above, number, edge);
             let node = self.node(number);
             node.init(at.shift, Some((parent, above.slot)));
@@ -133,18 +133,18 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// The first slot of a piece: of the whole's node, or of the new one on its level.
-    fn seat_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> At {
+    fn seat_of_piece(whole: Whole, numbers: &[u32], first: u64, order: u8) -> SlotRef {
         let shift = Self::shift_for(order);
         if shift == whole.at.shift {
             return Self::on_level_of(whole, first);
         }
         let below = (whole.at.shift - shift) / BITS - 1;
-        At { home: Home::Node(numbers[below as usize]), shift, slot: Self::slot_of(first, shift) }
+        SlotRef { home: SlotHome::Node(numbers[below as usize]), shift, slot: Self::slot_of(first, shift) }
     }
 
     /// The slot of `index`, which the whole covers, on its level.
-    fn on_level_of(whole: Whole, index: u64) -> At {
-        At { slot: Self::slot_of(index, whole.at.shift), ..whole.at }
+    fn on_level_of(whole: Whole, index: u64) -> SlotRef {
+        SlotRef { slot: Self::slot_of(index, whole.at.shift), ..whole.at }
     }
 }
 

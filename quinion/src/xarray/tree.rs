@@ -1,6 +1,6 @@
 //! Tree: who keeps the nodes, and finding the way among them under the lock.
 //!
-//! A **position** ([`At`]) is one slot: of a node, or the root's word, which is
+//! A **position** ([`SlotRef`]) is one slot: of a node, or the root's word, which is
 //! the slot above the topmost node. Everything that a writer does is moving a
 //! position up and down and storing at it.
 
@@ -72,7 +72,7 @@ pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {
 
 /// Where a slot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Home {
+pub(super) enum SlotHome {
     /// The root's word.
     Root,
     /// A node, by number.
@@ -81,8 +81,8 @@ pub(super) enum Home {
 
 /// One slot, which covers 2^`shift` pages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
-    pub home: Home,
+pub(super) struct SlotRef {
+    pub home: SlotHome,
     pub shift: u32,
     pub slot: u32,
 }
@@ -165,55 +165,57 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
     /// The slot above the topmost node.
     #[inline]
-    pub(super) fn top(&self) -> At {
-        At { home: Home::Root, shift: u32::from(self.root().levels) * BITS, slot: 0 }
+    pub(super) fn top(&self) -> SlotRef {
+        SlotRef { home: SlotHome::Root, shift: u32::from(self.root().levels) * BITS, slot: 0 }
     }
     /// The slot of `node`, which hangs in `at`, on the way to `index`.
     #[inline]
-    pub(super) fn down(at: At, node: u32, index: u64) -> At {
+    pub(super) fn down(at: SlotRef, node: u32, index: u64) -> SlotRef {
         let shift = at.shift - BITS;
-        At { home: Home::Node(node), shift, slot: Self::slot_of(index, shift) }
+        SlotRef { home: SlotHome::Node(node), shift, slot: Self::slot_of(index, shift) }
     }
     /// The slot that `node`, of slots of `shift`, hangs in.
     #[inline]
-    pub(super) fn above(&self, node: u32, shift: u32) -> At {
+    pub(super) fn above(&self, node: u32, shift: u32) -> SlotRef {
         let shift = shift + BITS;
         match self.node(node).parent() {
-            Some((parent, slot)) => At { home: Home::Node(parent), shift, slot },
-            None => At { home: Home::Root, shift, slot: 0 },
+            Some((parent, slot)) => SlotRef { home: SlotHome::Node(parent), shift, slot },
+            None => SlotRef { home: SlotHome::Root, shift, slot: 0 },
         }
     }
     #[inline]
-    pub(super) fn get(&self, at: At) -> Entry {
+    pub(super) fn get(&self, at: SlotRef) -> Entry {
         match at.home {
-            Home::Root => self.root().entry,
-            Home::Node(node) => Node::entry(self.slab.slots(node), at.slot),
+            SlotHome::Root => self.root().entry,
+            SlotHome::Node(node) => Node::entry(self.slab.slots(node), at.slot),
         }
     }
     /// Stores at one position; counts and marks are the caller's.
     #[inline]
-    pub(super) fn put(&self, at: At, entry: Entry) {
+    pub(super) fn put(&self, at: SlotRef, entry: Entry) {
         match at.home {
-            Home::Root if entry.is_empty() => self.set_root(Root::EMPTY, 0),
-            Home::Root => self.set_root(Root { entry, levels: (at.shift / BITS) as u8 }, self.root_marks()),
-            Home::Node(node) => self.node(node).put(at.slot, entry),
+            SlotHome::Root if entry.is_empty() => self.set_root(Root::EMPTY, 0),
+            SlotHome::Root => {
+                self.set_root(Root { entry, levels: (at.shift / BITS) as u8 }, self.root_marks())
+            }
+            SlotHome::Node(node) => self.node(node).put(at.slot, entry),
         }
     }
     /// Stores at `run` positions side by side, from `at` on; see [`put`](Self::put).
     #[inline]
-    pub(super) fn put_run(&self, at: At, run: u32, entry: Entry) {
-        let Home::Node(node) = at.home else { return self.put(at, entry) };
+    pub(super) fn put_run(&self, at: SlotRef, run: u32, entry: Entry) {
+        let SlotHome::Node(node) = at.home else { return self.put(at, entry) };
         self.node(node).put_run(at.slot, run, entry);
     }
     /// Whether nothing stands at `run` positions side by side, from `at` on.
     #[inline]
-    pub(super) fn is_vacant(&self, at: At, run: u32) -> bool {
-        let Home::Node(node) = at.home else { return self.is_empty() };
+    pub(super) fn is_vacant(&self, at: SlotRef, run: u32) -> bool {
+        let SlotHome::Node(node) = at.home else { return self.is_empty() };
         self.node(node).is_vacant(at.slot, run)
     }
     /// From `at` down to the lowest slot that covers `index`.
     #[inline]
-    pub(super) fn descend(&self, mut at: At, index: u64) -> At {
+    pub(super) fn descend(&self, mut at: SlotRef, index: u64) -> SlotRef {
         while let Kind::Node(node) = self.get(at).kind() {
             at = Self::down(at, node, index);
         }
@@ -221,7 +223,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
     /// The lowest slot that covers `index`; `None` if the tree does not reach so far.
     #[inline]
-    pub(super) fn leaf(&self, index: u64) -> Option<At> {
+    pub(super) fn leaf(&self, index: u64) -> Option<SlotRef> {
         let top = self.top();
         self.slab.descended();
         (index >> top.shift == 0).then(|| self.descend(top, index))
@@ -254,8 +256,8 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
     /// The first of the slots that an entry of `order` fills around `at`.
     #[inline]
-    pub(super) fn first_slot(at: At, order: u8) -> At {
-        At { slot: at.slot & !(Self::run_of(order) - 1), ..at }
+    pub(super) fn first_slot(at: SlotRef, order: u8) -> SlotRef {
+        SlotRef { slot: at.slot & !(Self::run_of(order) - 1), ..at }
     }
     /// Levels of nodes that it takes to reach `last` and to hold an entry of `order`.
     pub(super) fn levels_for(&self, last: u64, order: u8) -> u32 {
@@ -278,22 +280,22 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     // Bookkeeping.
 
     #[inline]
-    pub(super) fn account(&self, home: Home, slots: i32, shadows: i32) {
-        if let Home::Node(node) = home {
+    pub(super) fn account(&self, home: SlotHome, slots: i32, shadows: i32) {
+        if let SlotHome::Node(node) = home {
             self.node(node).account(slots, shadows);
         }
     }
     /// Tells the keeper if `home` came to hold shadows only, or ceased to.
     #[inline]
-    pub(super) fn settle(&self, home: Home) {
-        if let Home::Node(number) = home {
+    pub(super) fn settle(&self, home: SlotHome) {
+        if let SlotHome::Node(number) = home {
             self.settle_node(number, self.node(number));
         }
     }
     /// As [`account`](XArray::account), and then [`settle`](XArray::settle).
     #[inline]
-    pub(super) fn account_and_settle(&self, home: Home, slots: i32, shadows: i32) {
-        if let Home::Node(number) = home {
+    pub(super) fn account_and_settle(&self, home: SlotHome, slots: i32, shadows: i32) {
+        if let SlotHome::Node(number) = home {
             let node = self.node(number);
             node.account(slots, shadows);
             self.settle_node(number, node);
@@ -316,10 +318,10 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         self.slab.free(number);
     }
     /// The marks of the entry whose first slot is `at`, a bit each.
-    pub(super) fn marks_at(&self, at: At) -> u8 {
+    pub(super) fn marks_at(&self, at: SlotRef) -> u8 {
         match at.home {
-            Home::Root => self.root_marks(),
-            Home::Node(node) => Mark::ALL
+            SlotHome::Root => self.root_marks(),
+            SlotHome::Node(node) => Mark::ALL
                 .into_iter()
                 .map(|mark| ((self.node(node).marks(mark) >> at.slot & 1) as u8) << mark as u8)
                 .sum(),

@@ -106,7 +106,7 @@ fn walk_to_leaf<S: RacySlots + ?Sized, const BITS: u32>(slab: &S, root: Root, in
 
 /// What a walker found at its index; a hint.
 #[derive(Clone, Copy, Debug)]
-pub struct Found<'a> {
+pub struct WalkResult<'a> {
     /// The entry.
     pub entry: Entry,
     slot: Option<&'a AtomicU32>,
@@ -143,23 +143,23 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
 
     /// What stands at `index`. One slot read if it is in the leaf of the last look.
     #[inline]
-    pub fn find(&mut self, index: u64) -> Found<'a> {
+    pub fn find(&mut self, index: u64) -> WalkResult<'a> {
         let base = index >> BITS;
         if let Some((leaf_base, slots)) = self.leaf
             && leaf_base == base
         {
             let slot = &slots[index as usize & ((1 << BITS) - 1)];
-            return Found { entry: Entry::from_bits(self.slab.read_slot(slot)), slot: Some(slot) };
+            return WalkResult { entry: Entry::from_bits(self.slab.read_slot(slot)), slot: Some(slot) };
         }
         let root = load_root(self.root);
         let Descent { entry, slot, leaf } = walk_to_leaf::<S, BITS>(self.slab, root, index);
         self.leaf = leaf.map(|slots| (base, slots));
-        Found { entry, slot }
+        WalkResult { entry, slot }
     }
 
     /// Whether what was found still stands in the same slot: one slot read.
     #[inline]
-    pub fn is_still(&self, found: Found<'a>) -> bool {
+    pub fn is_still(&self, found: WalkResult<'a>) -> bool {
         let now = match found.slot {
             Some(slot) => Entry::from_bits(self.slab.read_slot(slot)),
             // Relaxed: it is compared, not followed.
@@ -213,13 +213,13 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Walker<'a, S, BITS> {
 
     /// What stands at its index; see [`Finder::find`].
     #[inline]
-    pub fn load(&mut self) -> Found<'a> {
+    pub fn load(&mut self) -> WalkResult<'a> {
         self.finder.find(self.index)
     }
 
     /// Whether what was found still stands there; see [`Finder::is_still`].
     #[inline]
-    pub fn is_still(&self, found: Found<'a>) -> bool {
+    pub fn is_still(&self, found: WalkResult<'a>) -> bool {
         self.finder.is_still(found)
     }
 }

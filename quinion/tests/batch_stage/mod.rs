@@ -10,11 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quinion::arena::{Arena, ArenaOptions, CellNumber, Grown};
+use quinion::arena::{Arena, ArenaOptions, CellNumber, GrownView};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::folio::{Held, copy};
-use quinion::mapping::{self, End, Mapping, NODE_BITS, ReadBatch, Rules};
-use quinion::sync::Locks;
+use quinion::folio::{HeldFolio, copy};
+use quinion::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, ReadBatch};
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::xarray::{Entry, Head, RacySlots, Slab, Value, XArray};
@@ -91,16 +91,18 @@ impl Stage {
     /// Puts a folio in if it can be had and nothing is in its way.
     pub fn add_generation(&self, first: u64, order: u8, state: State, generation: u32) -> Option<Frame> {
         let (index, pages) = (PageIndex(first), 1u32 << order);
-        let run = self.arena.alloc_run(pages, Locks::Wait)?;
+        let run = self.arena.alloc_run(pages, LockWait::Wait)?;
         if run.pages < pages {
             self.arena.free_run(run.frame, run.pages);
             return None;
         }
         let marker = matches!(state, State::Marked | State::MarkedFilling).then_some(index);
         let fill = FillRun { index, frame: run.frame, pages };
-        let shape =
-            mapping::Shape { marker, ..mapping::Shape::of(Orders { min: Order::ZERO, max: Order(order) }) };
-        let added = self.mapping.add_folio_range(fill, shape, Locks::Wait, &mut |_, _| {})?;
+        let shape = mapping::FolioShape {
+            marker,
+            ..mapping::FolioShape::of(Orders { min: Order::ZERO, max: Order(order) })
+        };
+        let added = self.mapping.add_folio_range(fill, shape, LockWait::Wait, &mut |_, _| {})?;
         if added.pages == 0 {
             self.arena.free_run(run.frame, pages);
             return None;
@@ -123,7 +125,7 @@ impl Stage {
 
     /// Takes the folio at `first` out and frees it, if nobody holds it.
     pub fn evict(&self, first: u64, frame: Frame) -> bool {
-        let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Leave::Nothing);
+        let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Replacement::Nothing);
         order.inspect(|&order| self.arena.free(frame, order)).is_some()
     }
 
@@ -145,14 +147,14 @@ impl Stage {
     }
 
     /// A batch of what a reader wants of `from..=to`.
-    pub fn batch(&self, from: u64, to: u64) -> (End, ReadBatch<'_>) {
+    pub fn batch(&self, from: u64, to: u64) -> (BatchEnd, ReadBatch<'_>) {
         let mut batch = ReadBatch::new();
         let end = self.mapping.get_read_batch(PageIndex(from), PageIndex(to), &mut batch);
         (end, batch)
     }
 
     /// As [`Stage::batch`], by rules, what of it can be compared, and the slots read for it.
-    pub fn gather(&self, from: u64, to: u64, rules: Rules) -> (End, Vec<Shape>, u32) {
+    pub fn gather(&self, from: u64, to: u64, rules: BatchRules) -> (BatchEnd, Vec<Shape>, u32) {
         let watch = Watch::new(self.arena.view().grown());
         let mut batch = ReadBatch::new();
         let end = self.mapping.gather(&watch, PageIndex(from), PageIndex(to), &mut batch, rules);
@@ -166,7 +168,7 @@ impl Stage {
     }
 }
 
-pub fn shape(held: &Held<'_>) -> Shape {
+pub fn shape(held: &HeldFolio<'_>) -> Shape {
     (held.first().0, held.order().0)
 }
 
@@ -185,17 +187,17 @@ pub enum Moment {
 
 /// The arena's nodes; counts slot reads, and acts at one of them.
 pub struct Watch<'a> {
-    grown: Grown<'a>,
+    grown: GrownView<'a>,
     pub reads: Cell<u32>,
     moment: Moment,
     act: RefCell<Box<dyn FnMut() + 'a>>,
 }
 
 impl<'a> Watch<'a> {
-    pub fn new(grown: Grown<'a>) -> Self {
+    pub fn new(grown: GrownView<'a>) -> Self {
         Self::acting(grown, Moment::Before(0), || {})
     }
-    pub fn acting(grown: Grown<'a>, moment: Moment, act: impl FnMut() + 'a) -> Self {
+    pub fn acting(grown: GrownView<'a>, moment: Moment, act: impl FnMut() + 'a) -> Self {
         Self { grown, reads: Cell::new(0), moment, act: RefCell::new(Box::new(act)) }
     }
     fn pass(&self, moment: Moment) {

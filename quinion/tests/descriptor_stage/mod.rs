@@ -16,7 +16,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
 
-use quinion::fdstate::{Cell, Fd, OFFSETS_MAX, Process, State, Word};
+use quinion::fdstate::{Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
 use quinion::sync::atomic::{AtomicU64, Ordering};
 
 /// A call of the program's; those from `Attach` on are ours, and nothing to the kernel.
@@ -109,7 +109,7 @@ fn answer(file: u64, offset: u64) -> u64 {
 /// One number of a program.
 #[derive(Debug)]
 pub struct Program {
-    cell: Cell,
+    cell: FdCell,
     kernel: Kernel,
     /// What the number is attached to: the owner's handle, and the file, plus one.
     handle: AtomicU64,
@@ -156,7 +156,7 @@ impl Program {
     /// A program that has opened file 0 for reading. Whether it will open others by this number.
     pub fn new(reopens: bool) -> Self {
         let program = Self {
-            cell: Cell::new(),
+            cell: FdCell::new(),
             kernel: Kernel {
                 turn: AtomicU64::new(0),
                 offsets: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -366,7 +366,7 @@ impl Program {
         }
     }
 
-    fn attach(&self, word: Word, can_write: bool) {
+    fn attach(&self, word: FdWord, can_write: bool) {
         if !matches!(word.state(), State::Candidate | State::Shared) {
             return;
         }

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quinion::backend::{Backend, Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitRoom};
+use quinion::backend::{Backend, Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitQueue};
 use quinion::units::{Frame, PageIndex};
 
 pub const PAGE: usize = 4096;
@@ -26,7 +26,7 @@ pub struct Run {
     pages: usize,
     outcome: Mutex<Option<Result<usize, FlushError>>>,
     is_done: AtomicBool,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
 }
 
 // SAFETY: the buffer is used by the fill or flush, and by the test after its end, which `is_done` publishes.
@@ -35,7 +35,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    fn new(room: &Arc<WaitRoom>, pages: usize) -> Arc<Self> {
+    fn new(room: &Arc<WaitQueue>, pages: usize) -> Arc<Self> {
         let layout = Self::layout(pages);
         // SAFETY: the layout is of at least one page, and the memory that long.
         let buffer = unsafe {
@@ -48,7 +48,7 @@ impl Run {
     }
 
     /// A fill of `pages` pages from `page` on.
-    pub fn fill(room: &Arc<WaitRoom>, page: u64, pages: usize) -> (Fill, Arc<Self>) {
+    pub fn fill(room: &Arc<WaitQueue>, page: u64, pages: usize) -> (Fill, Arc<Self>) {
         let run = Self::new(room, pages);
         let fill_run = FillRun { index: PageIndex(page), frame: Frame(1), pages: pages as u32 };
         // SAFETY: the sink, which the fill holds until it is completed, keeps the memory.
@@ -57,12 +57,12 @@ impl Run {
     }
 
     /// A flush of `bytes` to the file from `page` on.
-    pub fn flush(room: &Arc<WaitRoom>, page: u64, bytes: &[u8]) -> (Flush, Arc<Self>) {
+    pub fn flush(room: &Arc<WaitQueue>, page: u64, bytes: &[u8]) -> (Flush, Arc<Self>) {
         Self::flush_from(room, page, bytes, 0)
     }
 
     /// The same, with memory that begins `crooked` bytes after a page's start.
-    pub fn flush_from(room: &Arc<WaitRoom>, page: u64, bytes: &[u8], crooked: usize) -> (Flush, Arc<Self>) {
+    pub fn flush_from(room: &Arc<WaitQueue>, page: u64, bytes: &[u8], crooked: usize) -> (Flush, Arc<Self>) {
         let run = Self::new(room, (crooked + bytes.len()).div_ceil(PAGE));
         let flush_run = FlushRun { index: PageIndex(page), frame: Frame(1), bytes: bytes.len() };
         // SAFETY: inside the memory, which the sink keeps, and which the flush holds until it is completed.
@@ -132,7 +132,7 @@ impl Drop for Run {
 
 /// Writes one run and waits for it.
 pub fn write(
-    room: &Arc<WaitRoom>,
+    room: &Arc<WaitQueue>,
     backend: &dyn Backend,
     page: u64,
     bytes: &[u8],
@@ -143,7 +143,7 @@ pub fn write(
 }
 
 /// Reads `pages` pages from `page` on.
-pub fn read(room: &Arc<WaitRoom>, backend: &dyn Backend, page: u64, pages: usize) -> Vec<u8> {
+pub fn read(room: &Arc<WaitQueue>, backend: &dyn Backend, page: u64, pages: usize) -> Vec<u8> {
     let (fill, run) = Run::fill(room, page, pages);
     backend.submit(vec![fill]);
     run.bytes(backend)

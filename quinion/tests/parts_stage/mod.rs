@@ -12,8 +12,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use quinion::Error;
 use quinion::arena::{Arena, ArenaOptions};
-use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitRoom};
-use quinion::filemap::{Filemap, Patience, Reader};
+use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitQueue};
+use quinion::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::mapping::Mapping;
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
@@ -99,7 +99,7 @@ pub fn land(fill: &mut Fill, pages: std::ops::Range<u64>) {
     for page in pages.clone() {
         fill.write((page * PAGE) as usize, &page_content(1, first + page, 0));
     }
-    fill.landed((pages.start * PAGE) as usize..(pages.end * PAGE) as usize);
+    fill.pages_were_read((pages.start * PAGE) as usize..(pages.end * PAGE) as usize);
 }
 
 impl Backend for Parts {
@@ -143,7 +143,7 @@ impl Rig {
     /// Folios of these orders, windows of at most `window` pages, and what the handle asks for.
     pub fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
         let known = device.attributes().unwrap();
         let backend = Arc::clone(&device) as Arc<dyn Backend>;
@@ -172,11 +172,11 @@ impl Rig {
     /// Reads `pages` pages from `first` on, as far as that goes at once, and checks them; how many bytes.
     pub fn try_read(&self, first: u64, pages: u64) -> Result<usize, Error> {
         let mut buffer = vec![0; (pages * PAGE) as usize];
-        let (position, patience) = (first * PAGE, Patience::Wait);
+        let (position, wait_policy) = (first * PAGE, WaitPolicy::Wait);
         let bytes = self.filemap.read(
             &self.mapping,
             Reader::plain(&self.readahead),
-            patience,
+            wait_policy,
             position,
             &mut buffer,
         )?;

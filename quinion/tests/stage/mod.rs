@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use quinion::Tuning;
-use quinion::arena::{Arena, ArenaOptions, CellNumber, Word};
+use quinion::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::folio::copy;
-use quinion::mapping::{AddedFolio, Backing, Mapping, NODE_BITS, NewFolio, Purpose, find};
-use quinion::sync::Locks;
+use quinion::mapping::{AddedFolio, Backing, InsertPurpose, Mapping, NODE_BITS, NewFolio, find};
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use quinion::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
@@ -124,7 +124,7 @@ impl Stage {
         Some(FillRun { index: page(index), frame, pages })
     }
     pub fn add(&self, folio: NewFolio) -> AddedFolio {
-        self.mapping.add_folio(folio, Purpose::Read, Locks::Wait)
+        self.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Wait)
     }
     /// Ends the fill of a folio whose first frame is `frame`, with its page numbers as its bytes.
     pub fn complete(&self, folio: NewFolio) {
@@ -138,7 +138,7 @@ impl Stage {
         }
         self.arena.view().own(folio.frame).complete(true);
     }
-    pub fn word(&self, frame: Frame) -> Word {
+    pub fn word(&self, frame: Frame) -> DescriptorWord {
         self.arena.view().own(frame).word()
     }
     pub fn pages(&self) -> u64 {

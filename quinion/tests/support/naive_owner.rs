@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::arena::control::Advice;
-use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, Retire, Trust};
+use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, RetireOutcome, Validation};
 use quinion::folio::copy;
 use quinion::serve::{Attached, FileName, Owner};
 use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
@@ -121,7 +121,7 @@ impl NaiveOwner {
         let (handle, page, frame) = state.queue.remove(which).expect("it was found there");
         let root = state.mappings[&handle].root;
         self.slot(root, page).store(0, Ordering::Release); // partner: the walk
-        assert_eq!(self.arena.view().own(frame).retire(), Retire::Free);
+        assert_eq!(self.arena.view().own(frame).retire(), RetireOutcome::Free);
         self.arena.free(frame, Order::ZERO);
     }
 
@@ -181,7 +181,7 @@ impl Owner for NaiveOwner {
         let record = self.arena.view().record(cell).unwrap();
         record.root.store(Root { entry: Entry::node(root.0), levels: LEVELS }.bits(), Ordering::Release);
         record.size.store(data.len(), Ordering::Relaxed);
-        record.set_trust(Trust::Immutable);
+        record.set_validation(Validation::Immutable);
         record.id.store(id.0, Ordering::Release); // partner: `read_hits`
         state.mappings.insert(handle, Mapping { file, cell, id, root, size: data.len() });
         Ok(Attached { handle, cell, id })
@@ -192,7 +192,7 @@ impl Owner for NaiveOwner {
         for mapping in state.mappings.values() {
             let data = mapping.file.metadata().unwrap();
             if (data.dev(), data.ino()) == (device, inode) {
-                self.arena.view().record(mapping.cell).unwrap().set_trust(Trust::Kernel);
+                self.arena.view().record(mapping.cell).unwrap().set_validation(Validation::Kernel);
             }
         }
     }

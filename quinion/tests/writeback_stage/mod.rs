@@ -15,12 +15,15 @@ use std::sync::{Arc, Mutex};
 use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{
-    Attributes, Backend, Fill, FillRun, Flush, FlushError, MemoryFile, Reap, Reaped, SyncKind, WaitRoom,
+    Attributes, Backend, Fill, FillRun, Flush, FlushError, MemoryFile, ReapMode, ReapOutcome, SyncKind,
+    WaitQueue,
 };
 use quinion::filemap::Filemap;
 use quinion::folio::copy;
-use quinion::mapping::{AddedFolio, Fate, Mapping, Marked, NewFolio, Purpose, Shape};
-use quinion::sync::Locks;
+use quinion::mapping::{
+    AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio,
+};
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::writeback::{Writeback, WritebackOptions};
@@ -34,16 +37,16 @@ pub fn pages(range: Range<u64>) -> Range<PageIndex> {
 /// A cache of 16 MiB that can write back, and nothing above it.
 pub struct Stage {
     pub arena: Arc<Arena>,
-    pub room: Arc<WaitRoom>,
+    pub room: Arc<WaitQueue>,
     pub filemap: Arc<Filemap>,
     pub writeback: Arc<Writeback>,
 }
 
 impl Stage {
     pub fn new(options: WritebackOptions) -> Self {
-        Self::with_room(Arc::new(WaitRoom::new()), options)
+        Self::with_room(Arc::new(WaitQueue::new()), options)
     }
-    pub fn with_room(room: Arc<WaitRoom>, options: WritebackOptions) -> Self {
+    pub fn with_room(room: Arc<WaitQueue>, options: WritebackOptions) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let orders = Orders { min: Order(0), max: Order(0) };
         let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&room), orders, Tuning::default());
@@ -93,11 +96,11 @@ pub fn generation_in(file: &[u8], page: u64) -> Option<u32> {
 impl Opened<'_> {
     /// Writes whole pages, of one generation.
     pub fn write(&self, range: Range<u64>, generation: u32) {
-        self.write_fated(range, generation, Fate::Stays);
+        self.write_fated(range, generation, FolioLifetime::Stays);
     }
 
     /// The same; folios that are new are made so.
-    pub fn write_fated(&self, range: Range<u64>, generation: u32, fate: Fate) {
+    pub fn write_fated(&self, range: Range<u64>, generation: u32, fate: FolioLifetime) {
         for page in range {
             while !self.overwrite(page, generation) && !self.insert(page, generation, fate) {}
         }
@@ -114,18 +117,18 @@ impl Opened<'_> {
         let meant = pages(page..page + 1);
         let now = self.stage.writeback.now();
         self.mapping.is_dirty(&held, meant.clone())
-            || self.mapping.lock().mark_dirty(&held, meant, now) != Marked::Left
+            || self.mapping.lock().mark_dirty(&held, meant, now) != MarkOutcome::Left
     }
 
-    fn insert(&self, page: u64, generation: u32, fate: Fate) -> bool {
+    fn insert(&self, page: u64, generation: u32, fate: FolioLifetime) -> bool {
         let frame = self.stage.arena.alloc(Order(0)).expect("memory for a test");
         let folio = NewFolio { index: PageIndex(page), frame, order: Order(0) };
         let bytes = content(page, generation);
         let to = self.stage.arena.view().bytes(frame).unwrap();
         // SAFETY: the frame is ours alone so far.
         unsafe { copy::copy_in(bytes.as_ptr(), to, PAGE_SIZE) };
-        let shape = Shape { purpose: Purpose::Write, fate, ..Shape::of(Orders::PAGES) };
-        let added = self.mapping.add_folio_watched(folio, shape, Locks::Wait, &mut || {});
+        let shape = FolioShape { purpose: InsertPurpose::Write, fate, ..FolioShape::of(Orders::PAGES) };
+        let added = self.mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {});
         if !matches!(added, AddedFolio::Added { .. }) {
             self.stage.arena.free(frame, Order(0));
             return false;
@@ -133,7 +136,7 @@ impl Opened<'_> {
         let run = FillRun { index: PageIndex(page), frame, pages: 1 };
         let marked = self.mapping.lock().mark_run_dirty(run, self.stage.writeback.now());
         self.stage.arena.view().own(frame).complete(true);
-        marked != Marked::Left
+        marked != MarkOutcome::Left
     }
 
     /// Cuts or extends what readers are shown.
@@ -223,7 +226,7 @@ impl Backend for Watched {
     fn name(&self) -> &'static str {
         "watched"
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         self.inner.attach(room);
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -233,7 +236,7 @@ impl Backend for Watched {
     fn submit(&self, fills: Vec<Fill>) {
         self.inner.submit(fills);
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.inner.reap(how, done)
     }
     fn wants_leader(&self) -> bool {
@@ -261,7 +264,7 @@ impl Backend for Watched {
 /// is reaped, as one does that is slow.
 pub struct Early {
     pub file: Arc<MemoryFile>,
-    room: Mutex<Option<Arc<WaitRoom>>>,
+    room: Mutex<Option<Arc<WaitQueue>>>,
     taken: Mutex<Vec<Flush>>,
     sync_fails: Mutex<Option<i32>>,
     is_full: AtomicBool,
@@ -297,7 +300,7 @@ impl Backend for Early {
     fn name(&self) -> &'static str {
         "early"
     }
-    fn attach(&self, room: &Arc<WaitRoom>) {
+    fn attach(&self, room: &Arc<WaitQueue>) {
         *self.room.lock().unwrap() = Some(Arc::clone(room));
     }
     fn attributes(&self) -> io::Result<Attributes> {
@@ -306,14 +309,14 @@ impl Backend for Early {
     fn submit(&self, fills: Vec<Fill>) {
         self.file.submit(fills);
     }
-    fn reap(&self, _how: Reap, _done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, _how: ReapMode, _done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let ended = std::mem::take(&mut *self.taken.lock().unwrap());
         let count = ended.len();
         for flush in ended {
             let full = || FlushError { written: 0, error: io::Error::from_raw_os_error(libc::ENOSPC) };
             flush.complete(if self.is_full.load(Ordering::Relaxed) { Err(full()) } else { Ok(()) });
         }
-        if count > 0 { Reaped::Some(count) } else { Reaped::Elsewhere }
+        if count > 0 { ReapOutcome::Some(count) } else { ReapOutcome::Elsewhere }
     }
     fn wants_leader(&self) -> bool {
         !self.taken.lock().unwrap().is_empty()

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::xarray_keeper::{Forest, Keeper, Reuse, folio};
 use quinion::xarray::{
-    ENTRY_ORDER_MAX, Entry, Exchanged, Forgotten, Inserted, Kind, Mark, Revision, Split, Stop, Stored, Value,
-    XArray,
+    ENTRY_ORDER_MAX, Entry, ExchangeOutcome, ForgetOutcome, Inserted, Kind, Mark, RangeStop, Revision, Split,
+    Stored, Value, XArray,
 };
 
 /// Entries by first index, with order and marks.
@@ -380,7 +380,7 @@ impl<const BITS: u32> Pair<BITS> {
         };
         let expected = if hit { entry } else { Entry::folio(self.new_folio(order)) };
         let got = self.tree().compare_exchange(at, expected, new);
-        assert_eq!(got, if hit { Exchanged::Done } else { Exchanged::Found(entry) });
+        assert_eq!(got, if hit { ExchangeOutcome::Done } else { ExchangeOutcome::Found(entry) });
         if hit {
             self.twin.entries.remove(&first);
             if !new.is_empty() {
@@ -483,7 +483,7 @@ impl<const BITS: u32> Pair<BITS> {
         let nodes = self.forest.keeper.shadow_only_nodes();
         let Some(&node) = nodes.get(which) else { return };
         let gone: Vec<_> = self.tree().shadows_in(node).collect();
-        assert_eq!(self.tree().forget(node), Forgotten::Done);
+        assert_eq!(self.tree().forget(node), ForgetOutcome::Done);
         for (first, value) in gone {
             let (entry, ..) = self.twin.entries.remove(&first).expect("a shadow was there");
             assert_eq!(entry, Entry::value(value));
@@ -520,9 +520,9 @@ impl<const BITS: u32> Pair<BITS> {
         assert_eq!(seen, want_seen);
         assert_eq!(got.pages, next - at);
         match got.stop {
-            Stop::All => assert_eq!(got.added, batch.len()),
-            Stop::NoNode => self.take_over_finer_shadows(),
-            Stop::Present(entry) => {
+            RangeStop::All => assert_eq!(got.added, batch.len()),
+            RangeStop::NoNode => self.take_over_finer_shadows(),
+            RangeStop::Present(entry) => {
                 let (order, folio) = batch[got.added];
                 let Outcome::Present(want) = self.twin.place(next, order, Entry::folio(folio), true) else {
                     panic!("{entry:?} was in the way of nothing");
@@ -541,13 +541,13 @@ impl<const BITS: u32> Pair<BITS> {
         let (mut next, mut want_gone) = (at, Vec::new());
         while next < end {
             let order = (0..=15).rev().find(|&o| align(next, o) == next && next + (1 << o) <= end).unwrap();
-            if next == at + got.pages && got.stop == Stop::NoNode {
+            if next == at + got.pages && got.stop == RangeStop::NoNode {
                 break;
             }
             match self.twin.place(next, order, Entry::value(value.with_order(order)), false) {
                 Outcome::Done(more) => want_gone.extend(more),
                 Outcome::Present(entry) => {
-                    assert_eq!(got.stop, Stop::Present(entry));
+                    assert_eq!(got.stop, RangeStop::Present(entry));
                     break;
                 }
             }
@@ -555,9 +555,9 @@ impl<const BITS: u32> Pair<BITS> {
         }
         assert_eq!((gone, got.pages), (want_gone, next - at));
         match got.stop {
-            Stop::All => assert_eq!(next, end.max(at)),
-            Stop::NoNode => self.take_over_finer_shadows(),
-            Stop::Present(_) => {}
+            RangeStop::All => assert_eq!(next, end.max(at)),
+            RangeStop::NoNode => self.take_over_finer_shadows(),
+            RangeStop::Present(_) => {}
         }
     }
 

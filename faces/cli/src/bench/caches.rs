@@ -62,8 +62,8 @@ impl Drops {
             self.drop_once(files)?;
             let kept = kept_bytes(files)?;
             // Who keeps all of it probably has nowhere to put it: a file system in memory.
-            let patience = if kept < bytes { PATIENCE } else { PATIENCE / 10 };
-            if kept <= bytes / 1000 || start.elapsed() >= patience {
+            let wait_policy = if kept < bytes { PATIENCE } else { PATIENCE / 10 };
+            if kept <= bytes / 1000 || start.elapsed() >= wait_policy {
                 break kept;
             }
             sleep(PAUSE);

@@ -21,7 +21,7 @@
 use std::sync::Arc;
 
 use quinion::backend::MemoryFile;
-use quinion::xarray::{Inserted, Stop};
+use quinion::xarray::{Inserted, RangeStop};
 use quinion::{Cache, OpenOptions};
 
 use super::harness::Unmeasured;
@@ -180,7 +180,7 @@ fn inserts(batch: usize) -> Result<Work, Unmeasured> {
                 assert!(matches!(tree.insert(at, 0, made_up(count)), Inserted::Done { .. }));
             } else {
                 let folios = (count..count + batch).map(|count| (0, made_up(count)));
-                assert_eq!(tree.insert_range(at, folios, |_, _| {}).stop, Stop::All);
+                assert_eq!(tree.insert_range(at, folios, |_, _| {}).stop, RangeStop::All);
             }
         }
         from += FOLIOS; // beside what is there: taking it out again would be counted too

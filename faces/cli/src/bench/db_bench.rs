@@ -104,7 +104,7 @@ pub fn look_for_it() -> Result<(), Unmeasured> {
 
 /// What it says of a benchmark.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Said {
+pub struct BenchOutput {
     /// Operations a second of all threads together.
     pub ops_per_second: f64,
     /// Microseconds that half, three quarters, 99 of 100 and 999 of 1000 operations stay below.
@@ -112,7 +112,7 @@ pub struct Said {
 }
 
 /// What `text` says of `readseq`; `None` if it does not.
-pub fn said(text: &str) -> Option<Said> {
+pub fn said(text: &str) -> Option<BenchOutput> {
     let mut lines = text.lines().skip_while(|line| !is_result(line));
     let ops_per_second = before(lines.next()?, "ops/sec")?;
     let percentiles = lines.find(|line| line.starts_with("Percentiles:"))?;
@@ -121,7 +121,7 @@ pub fn said(text: &str) -> Option<Said> {
         words.nth(1)?.parse().ok()
     };
     let percentiles = [after("P50:")?, after("P75:")?, after("P99:")?, after("P99.9:")?];
-    Some(Said { ops_per_second, percentiles })
+    Some(BenchOutput { ops_per_second, percentiles })
 }
 
 fn is_result(line: &str) -> bool {

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 use super::harness::{Settings, Unmeasured};
 use super::scratch::write_content;
-use super::worker::{Answer, Errand};
+use super::worker::{Answer, WorkerTask};
 use crate::sys::RamDisk;
 
 /// The job of writing the files.
@@ -50,9 +50,9 @@ impl Disk {
         })?;
         let disk = Self { ram, at, files, bytes };
         disk.make_file_system()?;
-        let errand =
-            disk.errand(MAKE).with("files", files).with("bytes", bytes).with("folder", disk.at.display());
-        errand.writing().run(None)?;
+        let task =
+            disk.task(MAKE).with("files", files).with("bytes", bytes).with("folder", disk.at.display());
+        task.writing().run(None)?;
         Ok(disk)
     }
 
@@ -71,8 +71,8 @@ impl Disk {
     }
 
     /// To do `job` where the files are seen.
-    pub fn errand(&self, job: &str) -> Errand {
-        Errand::new(job).on(self.ram.path(), &self.at)
+    pub fn task(&self, job: &str) -> WorkerTask {
+        WorkerTask::new(job).on(self.ram.path(), &self.at)
     }
 
     /// What the files are called, for whoever sees them.
@@ -91,11 +91,11 @@ fn path(folder: &Path, file: u64) -> PathBuf {
 }
 
 /// Writes the files.
-pub fn make(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let folder = Path::new(errand.text("folder")?);
-    for file in 0..errand.number("files")? {
+pub fn make(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let folder = Path::new(task.text("folder")?);
+    for file in 0..task.number("files")? {
         let mut file = OpenOptions::new().write(true).create_new(true).open(path(folder, file))?;
-        write_content(&mut file, errand.number("bytes")?)?;
+        write_content(&mut file, task.number("bytes")?)?;
     }
     Ok(Answer::default())
 }

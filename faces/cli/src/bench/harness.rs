@@ -22,7 +22,7 @@
 //!
 //! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
 //! metric. What could not be measured is not a number, and shows as such. Where that is so in some repetitions only,
-//! the others are what counts, and [`Excuse`] says how many were left out.
+//! the others are what counts, and [`NotMeasured`] says how many were left out.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::db_bench::Options;
-use super::rows::{Row, Series, Standing};
+use super::rows::{PeerKind, Row, Series};
 use super::statistics::Quartiles;
 
 /// How much is measured.
@@ -109,7 +109,7 @@ impl From<std::io::Error> for Unmeasured {
 
 /// From what state of the kernel's caches an experiment begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Starts {
+pub enum CacheStart {
     /// What it measures depends on none.
     Anyhow,
     /// With nothing of its files in them, at least in some cases.
@@ -123,9 +123,9 @@ pub struct Experiment {
     /// What it asks.
     pub question: &'static str,
     /// From what.
-    pub starts: Starts,
+    pub starts: CacheStart,
     /// How long.
-    pub takes: Takes,
+    pub takes: Estimate,
     /// The situations.
     pub cases: fn(&Settings) -> Vec<Case>,
 }
@@ -133,7 +133,7 @@ pub struct Experiment {
 /// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and one repetition of all its
 /// cases together. Rough: it is for who waits. That a case takes as long as another is as rough.
 #[derive(Clone, Copy, Debug)]
-pub struct Takes {
+pub struct Estimate {
     /// Of a quick run.
     pub quick: [f64; 2],
     /// And of a full one.
@@ -240,7 +240,7 @@ struct Comparison {
     metric: &'static str,
     ours: &'static str,
     peer: Option<&'static str>,
-    standing: Standing,
+    standing: PeerKind,
     /// The ratio that is wanted at least.
     goal: Option<f64>,
     /// Or by how much ours may be less than the peer's.
@@ -304,7 +304,7 @@ impl Case {
         peer: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        self.row(metric, ours, Some(peer), Standing::Peer, goal)
+        self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
     }
 
     /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
@@ -329,12 +329,12 @@ impl Case {
         bound: &'static str,
         goal: Option<f64>,
     ) -> Self {
-        self.row(metric, ours, Some(bound), Standing::Bound, goal)
+        self.row(metric, ours, Some(bound), PeerKind::Bound, goal)
     }
 
     /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
     pub fn told(self, metric: &'static str, of: &'static str) -> Self {
-        self.row(metric, of, None, Standing::Bound, None)
+        self.row(metric, of, None, PeerKind::Bound, None)
     }
 
     fn row(
@@ -342,7 +342,7 @@ impl Case {
         metric: &'static str,
         ours: &'static str,
         peer: Option<&'static str>,
-        standing: Standing,
+        standing: PeerKind,
         goal: Option<f64>,
     ) -> Self {
         self.comparisons.push(Comparison { metric, ours, peer, standing, goal, behind_max: None });
@@ -370,25 +370,25 @@ impl Case {
         experiment: &'static str,
         settings: &Settings,
         mut passed: impl FnMut(),
-    ) -> Result<(Vec<Row>, Vec<Excuse>), Unmeasured> {
+    ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
         let repetitions = self.repetitions(settings);
         let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
-        let mut taken: Vec<Taken> = prepare()?.into_iter().map(Taken::nothing).collect();
+        let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
         for repetition in 0..repetitions {
             run_all(&mut taken, repetition)?;
             if repetition + 1 == warm_ups {
-                taken.iter_mut().for_each(Taken::forget);
+                taken.iter_mut().for_each(MeasuredRuns::forget);
             }
             passed();
         }
         let row = |comparison: &Comparison| comparison.row(experiment, &name, &metrics, &taken);
-        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(Taken::excuse).collect()))
+        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
     }
 }
 
 /// Why a way could not be measured, or not in all repetitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Excuse {
+pub struct NotMeasured {
     /// Which way.
     pub of: &'static str,
     /// In how many of how many repetitions.
@@ -399,7 +399,7 @@ pub struct Excuse {
     pub why: String,
 }
 
-impl Excuse {
+impl NotMeasured {
     /// Why, and which part is missing if some is there.
     pub fn reason(&self) -> String {
         let Self { missed, repetitions, why, .. } = self;
@@ -411,7 +411,7 @@ impl Excuse {
 }
 
 /// Excuses as sentences, one for each reason, with all ways that have it.
-pub fn sentences(excuses: &[Excuse]) -> Vec<String> {
+pub fn sentences(excuses: &[NotMeasured]) -> Vec<String> {
     let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
     for excuse in excuses {
         let (name, reason) = (format!("`{}`", excuse.of), excuse.reason());
@@ -428,14 +428,14 @@ pub fn sentences(excuses: &[Excuse]) -> Vec<String> {
 }
 
 /// An alternative and what its runs answered.
-struct Taken {
+struct MeasuredRuns {
     alternative: Alternative,
     values: Vec<Vec<f64>>,
     /// Why repetitions are missing.
     whys: Vec<String>,
 }
 
-impl Taken {
+impl MeasuredRuns {
     fn nothing(alternative: Alternative) -> Self {
         Self { alternative, values: Vec::new(), whys: Vec::new() }
     }
@@ -450,10 +450,10 @@ impl Taken {
     }
 
     /// Why it could not be measured, if it could not.
-    fn excuse(&self) -> Option<Excuse> {
+    fn excuse(&self) -> Option<NotMeasured> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
-        Some(Excuse { of: self.alternative.name, missed, repetitions, why })
+        Some(NotMeasured { of: self.alternative.name, missed, repetitions, why })
     }
 
     /// What each repetition answered for one metric.
@@ -463,7 +463,7 @@ impl Taken {
 }
 
 /// Runs each alternative once, beginning with another one in each repetition, forwards and backwards in turn.
-fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
+fn run_all(taken: &mut [MeasuredRuns], repetition: usize) -> Result<(), Unmeasured> {
     let alternatives = taken.len();
     for turn in 0..alternatives {
         let step = if repetition.is_multiple_of(2) { turn } else { alternatives - turn };
@@ -476,7 +476,7 @@ fn run_all(taken: &mut [Taken], repetition: usize) -> Result<(), Unmeasured> {
 }
 
 impl Comparison {
-    fn row(&self, experiment: &'static str, case: &str, metrics: &[Metric], taken: &[Taken]) -> Row {
+    fn row(&self, experiment: &'static str, case: &str, metrics: &[Metric], taken: &[MeasuredRuns]) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
         let values = |name: &str| {
@@ -484,8 +484,10 @@ impl Comparison {
             taken.expect("the case has the alternative").of(at)
         };
         let ours = values(self.ours);
-        let excuses =
-            taken.iter().filter(|taken| taken.is_one_of(self.ours, self.peer)).filter_map(Taken::excuse);
+        let excuses = taken
+            .iter()
+            .filter(|taken| taken.is_one_of(self.ours, self.peer))
+            .filter_map(MeasuredRuns::excuse);
         let excuses = excuses.map(|excuse| (excuse.of, excuse.reason()));
         let series = || {
             let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
@@ -663,7 +665,7 @@ mod tests {
 
     #[test]
     fn a_reason_is_said_once_with_all_who_have_it() {
-        let excuse = |of, missed, why: &str| Excuse { of, missed, repetitions: 3, why: why.to_owned() };
+        let excuse = |of, missed, why: &str| NotMeasured { of, missed, repetitions: 3, why: why.to_owned() };
         let said =
             sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
         assert_eq!(said, ["`a`, `c` were not measured: no root", "`b` was not measured: no disk"]);

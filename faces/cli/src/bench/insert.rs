@@ -22,10 +22,10 @@ use std::rc::Rc;
 use std::sync::Mutex;
 
 use quinion::backend::FillRun;
-use quinion::mapping::{AddedFolio, NewFolio, Purpose, Shape};
-use quinion::sync::Locks;
+use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio};
+use quinion::sync::LockWait;
 use quinion::units::{Order, Orders};
-use quinion::xarray::{Inserted, Stop};
+use quinion::xarray::{Inserted, RangeStop};
 
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::index::{Index, made_up};
@@ -188,7 +188,7 @@ impl Subject for Alone {
             let folios = (count..count + batch).map(|count| (load.order, made_up(count)));
             let lock = index.lock();
             let added = index.tree(&nodes, &lock).insert_range(at, folios, |_, _| {});
-            assert!(added.stop == Stop::All && added.added == batch, "{added:?} at {at}");
+            assert!(added.stop == RangeStop::All && added.added == batch, "{added:?} at {at}");
         }
     }
 
@@ -231,7 +231,7 @@ impl Subject for Whole {
             for page in (0..run.pages).step_by(order.pages() as usize) {
                 let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
                 let folio = NewFolio { index, frame, order };
-                let added = self.stage.mapping.add_folio(folio, Purpose::Read, Locks::Wait);
+                let added = self.stage.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Wait);
                 assert!(matches!(added, AddedFolio::Added { .. }), "{added:?} of {folio:?}");
             }
         });
@@ -239,13 +239,13 @@ impl Subject for Whole {
 
     fn in_batches(&self, thread: usize, batch: usize) {
         let order = Order(self.load.order);
-        let (shape, pages) = (Shape::of(Orders { min: order, max: order }), (batch as u32) << order.0);
+        let (shape, pages) = (FolioShape::of(Orders { min: order, max: order }), (batch as u32) << order.0);
         self.each_run(thread, |run| {
             for page in (0..run.pages).step_by(pages as usize) {
                 let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
                 let part = FillRun { index, frame, pages };
-                let added = self.stage.mapping.add_folio_range(part, shape, Locks::Wait, &mut |_, _| {});
-                assert!(added.is_some_and(|added| added.stop == Stop::All), "{added:?} of {part:?}");
+                let added = self.stage.mapping.add_folio_range(part, shape, LockWait::Wait, &mut |_, _| {});
+                assert!(added.is_some_and(|added| added.stop == RangeStop::All), "{added:?} of {part:?}");
             }
         });
     }

@@ -78,7 +78,9 @@ use crate::report::Form;
 use bar::Bar;
 use caches::Drops;
 use clap::builder::PossibleValuesParser;
-use harness::{Excuse, Experiment, Extent, Repeat, Settings, Starts, Takes, Unmeasured, sentences};
+use harness::{
+    CacheStart, Estimate, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, sentences,
+};
 use kept::Kept;
 use page::Section;
 use rows::Row;
@@ -88,107 +90,107 @@ const EXPERIMENTS: [Experiment; 15] = [
     Experiment {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [1.5, 1.5], full: [15.0, 33.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [1.5, 1.5], full: [15.0, 33.0] },
         cases: hit::cases,
     },
     Experiment {
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.1, 0.1], full: [1.0, 1.3] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.1, 0.1], full: [1.0, 1.3] },
         cases: insert::cases,
     },
     Experiment {
         name: "split",
         question: "split: what does it cost to insert into a larger shadow?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.02, 0.03], full: [0.2, 0.4] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.02, 0.03], full: [0.2, 0.4] },
         cases: split::cases,
     },
     Experiment {
         name: "readbatch",
         question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [11.0, 0.8], full: [11.0, 0.8] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [11.0, 0.8], full: [11.0, 0.8] },
         cases: readbatch::cases,
     },
     Experiment {
         name: "cold",
         question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
-        starts: Starts::Cold,
-        takes: Takes { quick: [1.0, 4.0], full: [10.0, 55.0] },
+        starts: CacheStart::Cold,
+        takes: Estimate { quick: [1.0, 4.0], full: [10.0, 55.0] },
         cases: cold::cases,
     },
     Experiment {
         name: "readseq",
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
-        starts: Starts::Cold,
-        takes: Takes { quick: [1.0, 1.3], full: [110.0, 65.0] },
+        starts: CacheStart::Cold,
+        takes: Estimate { quick: [1.0, 1.3], full: [110.0, 65.0] },
         cases: readseq::cases,
     },
     Experiment {
         name: "programs",
         question: "programs: how fast are programs that people have, cold and warm, by `quinion run`?",
-        starts: Starts::Cold,
-        takes: Takes { quick: [8.0, 13.0], full: [60.0, 90.0] },
+        starts: CacheStart::Cold,
+        takes: Estimate { quick: [8.0, 13.0], full: [60.0, 90.0] },
         cases: programs::cases,
     },
     Experiment {
         name: "evict",
         question: "evict: what does it cost to put a new page into a full cache, data included?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.1, 0.1], full: [2.5, 0.3] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.1, 0.1], full: [2.5, 0.3] },
         cases: evict::cases,
     },
     Experiment {
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.3, 1.1], full: [10.0, 45.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.3, 1.1], full: [10.0, 45.0] },
         cases: thrash::cases,
     },
     Experiment {
         name: "stream",
         question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
-        starts: Starts::Cold,
-        takes: Takes { quick: [0.6, 3.0], full: [20.0, 300.0] },
+        starts: CacheStart::Cold,
+        takes: Estimate { quick: [0.6, 3.0], full: [20.0, 300.0] },
         cases: stream::cases,
     },
     Experiment {
         name: "write",
         question: "write: what does a buffered write cost, and one that is synced, beside the kernel's own?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.2, 1.5], full: [7.0, 12.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.2, 1.5], full: [7.0, 12.0] },
         cases: write::cases,
     },
     Experiment {
         name: "memfile",
         question: "memfile: what does a read of a file in memory cost, beside tmpfs?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.1, 0.4], full: [2.0, 4.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.1, 0.4], full: [2.0, 4.0] },
         cases: memfile::cases,
     },
     Experiment {
         name: "populate",
         question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.5, 4.0], full: [10.0, 45.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.5, 4.0], full: [10.0, 45.0] },
         cases: populate::cases,
     },
     Experiment {
         name: "restore",
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
-        starts: Starts::Cold,
+        starts: CacheStart::Cold,
         // Less than a repetition takes: the cases that take long are repeated least.
-        takes: Takes { quick: [2.0, 6.5], full: [30.0, 95.0] },
+        takes: Estimate { quick: [2.0, 6.5], full: [30.0, 95.0] },
         cases: restore::cases,
     },
     Experiment {
         name: ratio::NAME,
         question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
-        starts: Starts::Anyhow,
-        takes: Takes { quick: [0.1, 0.4], full: [5.0, 15.0] },
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [0.1, 0.4], full: [5.0, 15.0] },
         cases: ratio::cases,
     },
 ];
@@ -258,8 +260,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
         let swept = folder::sweep_empty(&arguments.sweep_empty);
         return swept.map_or_else(|why| crate::complain(&why), |()| ExitCode::SUCCESS);
     }
-    if let Some(errand) = &arguments.worker {
-        return crate::print(&worker::main(errand)).map_or_else(|code| code, |()| ExitCode::SUCCESS);
+    if let Some(task) = &arguments.worker {
+        return crate::print(&worker::main(task)).map_or_else(|code| code, |()| ExitCode::SUCCESS);
     }
     if arguments.count {
         return count();
@@ -361,7 +363,7 @@ impl Bench {
     }
 
     fn run(&mut self, experiments: &[&Experiment]) -> Result<(), ExitCode> {
-        let is_cold = experiments.iter().any(|experiment| experiment.starts == Starts::Cold);
+        let is_cold = experiments.iter().any(|experiment| experiment.starts == CacheStart::Cold);
         if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
             self.bar.aside(|| eprintln!("quinion: {note}"));
         }
@@ -424,7 +426,7 @@ impl Bench {
     }
 
     /// Which ways of a case are missing, or missing in a part.
-    fn say(&self, experiment: &Experiment, case: &str, excuses: &[Excuse]) {
+    fn say(&self, experiment: &Experiment, case: &str, excuses: &[NotMeasured]) {
         for sentence in sentences(excuses) {
             self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.name));
         }

@@ -32,7 +32,7 @@ use std::process::{Command, Output};
 use std::rc::Rc;
 
 use super::caches::{Drops, bytes, check_warm, kept_bytes};
-use super::db_bench::{self, Said, Shape};
+use super::db_bench::{self, BenchOutput, Shape};
 use super::folder::ScratchFolder;
 use super::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use super::limit::{MEMORY, peak_of};
@@ -125,7 +125,7 @@ type Run = fn(&Databases) -> Result<Measured, Unmeasured>;
 
 /// What a run has brought and cost.
 struct Measured {
-    said: Said,
+    said: BenchOutput,
     cpu_seconds: f64,
     /// Held at most; not a number where nobody counts.
     memory_bytes: f64,

@@ -28,7 +28,7 @@ use quinion_cli::report::{Form, Report, Value, digits};
 
 /// What stands beside ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum PeerKind {
     /// Another way to the same end: to be behind it is to lose.
     Peer,
     /// What nothing can be better than, or nothing.
@@ -68,7 +68,7 @@ pub struct Row {
     /// Who the other is.
     pub peer_name: Option<&'static str>,
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
-    pub standing: Standing,
+    pub standing: PeerKind,
     /// Above 1: ours is better.
     pub ratio: Option<f64>,
     /// The quartiles of the ratio; of ours if there is no peer.
@@ -128,7 +128,7 @@ impl Row {
     pub fn is_lost(&self) -> bool {
         match self.met {
             Some(met) => !met,
-            None => self.standing == Standing::Peer && self.is_behind(),
+            None => self.standing == PeerKind::Peer && self.is_behind(),
         }
     }
 
@@ -152,7 +152,7 @@ impl Row {
             (Some(true), _) => "met",
             (Some(false), _) => "MISSED",
             (None, true) => "worse",
-            (None, false) if self.standing == Standing::Bound && self.peer.is_some() => "(bound)",
+            (None, false) if self.standing == PeerKind::Bound && self.peer.is_some() => "(bound)",
             (None, false) => "",
         };
         let metric = format!("{} {}", self.metric, self.unit);
@@ -207,7 +207,7 @@ mod tests {
             peer: Some(10.0 * ratio),
             peer_spread: None,
             peer_name: Some("one at a time"),
-            standing: Standing::Peer,
+            standing: PeerKind::Peer,
             ratio: Some(ratio),
             spread: Some([ratio, ratio]),
             goal,
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(lost.lines().count(), 2, "{lost}");
         assert!(lost.contains("3.00x of one at a time, 4.00x is wanted"), "{lost}");
         assert!(losses(&rows[..1]).is_empty());
-        assert!(losses(&[Row { standing: Standing::Bound, ..row(0.5, None) }]).is_empty());
+        assert!(losses(&[Row { standing: PeerKind::Bound, ..row(0.5, None) }]).is_empty());
         assert!(losses(&[Row { spread: Some([0.8, 1.1]), ..row(0.9, None) }]).is_empty(), "noise is no loss");
         let table = table("How dear?", &rows);
         assert!(table.contains("MISSED") && table.contains("worse") && table.contains("met"), "{table}");

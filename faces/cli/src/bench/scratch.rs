@@ -100,12 +100,12 @@ pub fn is_from(bytes: &[u8], position: u64) -> bool {
 /// A look at the first word of each page that was read: the same little work for everybody, after which each
 /// page has been touched and is known to be the right one.
 #[derive(Default, Debug)]
-pub struct Look {
+pub struct FirstWords {
     wrong: u64,
     bytes: u64,
 }
 
-impl Look {
+impl FirstWords {
     /// At `bytes`, which are said to stand at `position`, the beginning of a page.
     pub fn at(&mut self, bytes: &[u8], position: u64) {
         let pages = (position..).step_by(PAGE).zip(bytes.chunks(PAGE));
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(bytes.len() as u64, scratch.bytes());
         assert!(is_from(&bytes, 0) && is_from(&bytes[(1 << 20) + 4096..], (1 << 20) + 4096));
         assert!(!is_from(&bytes[8..], 0) && !is_from(&[], 0));
-        let mut look = Look::default();
+        let mut look = FirstWords::default();
         look.at(&bytes[4096..], 4096);
         assert!(look.expect(scratch.bytes() - 4096).is_ok() && look.expect(scratch.bytes()).is_err());
         look.at(&bytes[4096..], 8192);

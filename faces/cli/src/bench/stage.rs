@@ -9,8 +9,8 @@ use std::sync::Arc;
 use quinion::Tuning;
 use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::mapping::{Leave, Mapping};
-use quinion::sync::Locks;
+use quinion::mapping::{Mapping, Replacement};
+use quinion::sync::LockWait;
 use quinion::sys::fork::ForkGuard;
 use quinion::units::{MappingId, Order, PageIndex};
 
@@ -43,7 +43,7 @@ impl Stage {
 
     /// Frames for `pages` pages from `index` on, in one run: a power of two, at most [`RUN_PAGES_MAX`].
     pub fn take(&self, index: u64, pages: u32) -> FillRun {
-        let run = self.arena.alloc_run(pages, Locks::Wait).expect("the arena was made large enough");
+        let run = self.arena.alloc_run(pages, LockWait::Wait).expect("the arena was made large enough");
         assert_eq!(run.pages, pages, "the arena was made large enough for whole runs");
         FillRun { index: PageIndex(index), frame: run.frame, pages }
     }
@@ -60,7 +60,12 @@ impl Stage {
         let mut guard = self.mapping.lock();
         let evict = |page: u32| {
             let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
-            (frame, guard.evict(index, frame, |_| Leave::Nothing).expect("it is filled, and nobody holds it"))
+            (
+                frame,
+                guard
+                    .evict(index, frame, |_| Replacement::Nothing)
+                    .expect("it is filled, and nobody holds it"),
+            )
         };
         let frames: Vec<_> = (0..run.pages).step_by(order.pages() as usize).map(evict).collect();
         drop(guard);

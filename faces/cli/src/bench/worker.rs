@@ -11,7 +11,7 @@
 //! has had read. So everybody who is compared under a limit, we too, works in a
 //! process that has nothing else to do, and begins with nothing.
 //!
-//! The words of an errand are lines of a key and a value, so a path with a line
+//! The words of an task are lines of a key and a value, so a path with a line
 //! break in it is refused; the lines that come back are a key and numbers.
 //!
 //! Not measured: interrupts, which whoever computes just then pays for. What
@@ -42,7 +42,7 @@ const JOBS: [(&str, Job); 6] = [
     (restore::JOB, restore::work),
     (programs::JOB, programs::work),
 ];
-type Job = fn(&Errand) -> Result<Answer, Unmeasured>;
+type Job = fn(&WorkerTask) -> Result<Answer, Unmeasured>;
 
 const JOB: &str = "job";
 const GROUP: &str = "group";
@@ -55,9 +55,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a worker is to do, and with what.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Errand(BTreeMap<String, String>);
+pub struct WorkerTask(BTreeMap<String, String>);
 
-impl Errand {
+impl WorkerTask {
     /// To do `job`.
     pub fn new(job: &str) -> Self {
         Self(BTreeMap::new()).with(JOB, job)
@@ -85,13 +85,13 @@ impl Errand {
     /// The value of `key`.
     pub fn text(&self, key: &str) -> Result<&str, Unmeasured> {
         let value = self.0.get(key);
-        value.map(String::as_str).ok_or_else(|| Unmeasured::Failed(format!("the errand has no `{key}`")))
+        value.map(String::as_str).ok_or_else(|| Unmeasured::Failed(format!("the task has no `{key}`")))
     }
 
     /// The value of `key`, a number.
     pub fn number(&self, key: &str) -> Result<u64, Unmeasured> {
         let text = self.text(key)?;
-        text.parse().map_err(|_| Unmeasured::Failed(format!("`{text}` of the errand's `{key}` is no number")))
+        text.parse().map_err(|_| Unmeasured::Failed(format!("`{text}` of the task's `{key}` is no number")))
     }
 
     fn written(&self) -> Result<String, Unmeasured> {
@@ -194,26 +194,26 @@ impl Answer {
 
 /// What a worker does with the words it was started with: prints what came of it.
 pub fn main(text: &str) -> String {
-    match work(&Errand::read(text)) {
+    match work(&WorkerTask::read(text)) {
         Ok(answer) => answer.written(),
         Err(Unmeasured::Missing(why)) => format!("{MISSING} {}\n", why.replace('\n', " ")),
         Err(Unmeasured::Failed(why)) => format!("{FAILED} {}\n", why.replace('\n', " ")),
     }
 }
 
-fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let name = errand.text(JOB)?;
+fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let name = task.text(JOB)?;
     let job = JOBS.iter().find(|(known, _)| *known == name);
     let (_, job) = job.ok_or_else(|| Unmeasured::Failed(format!("there is no job `{name}`")))?;
-    if let Ok(group) = errand.text(GROUP) {
+    if let Ok(group) = task.text(GROUP) {
         fs::write(group, std::process::id().to_string())?;
     }
-    if let (Ok(device), Ok(at)) = (errand.text(DEVICE), errand.text(AT)) {
-        mount(Path::new(device), Path::new(at), errand.text(IS_WRITTEN).is_err())?;
+    if let (Ok(device), Ok(at)) = (task.text(DEVICE), task.text(AT)) {
+        mount(Path::new(device), Path::new(at), task.text(IS_WRITTEN).is_err())?;
     }
     // Threads come after the mount, which is for those that this one starts.
     std::thread::spawn(end_with_the_pipe);
-    job(errand)
+    job(task)
 }
 
 fn mount(device: &Path, at: &Path, is_read_only: bool) -> Result<(), Unmeasured> {
@@ -293,13 +293,15 @@ mod tests {
 
     #[test]
     fn an_errand_arrives_as_it_was_sent() {
-        let errand =
-            Errand::new("x").with("path", "/a folder/file").with("bytes", 5).on("/d".as_ref(), "/m".as_ref());
-        let arrived = Errand::read(&errand.written().expect("it has no line breaks"));
-        assert_eq!(arrived, errand);
+        let task = WorkerTask::new("x")
+            .with("path", "/a folder/file")
+            .with("bytes", 5)
+            .on("/d".as_ref(), "/m".as_ref());
+        let arrived = WorkerTask::read(&task.written().expect("it has no line breaks"));
+        assert_eq!(arrived, task);
         assert_eq!((arrived.number("bytes"), arrived.text("path")), (Ok(5), Ok("/a folder/file")));
         assert!(arrived.text("none").is_err() && arrived.number("path").is_err());
-        assert!(errand.with("path", "a\nb").written().is_err());
+        assert!(task.with("path", "a\nb").written().is_err());
     }
 
     #[test]

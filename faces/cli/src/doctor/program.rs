@@ -14,10 +14,10 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use quinion::arena::control::Conduct;
+use quinion::arena::control::SyscallAudit;
 use quinion_cli::elf::{Elf, SymbolKind};
 use quinion_cli::run::examine::is_c_library;
-use quinion_cli::run::foreign::{self, Site};
+use quinion_cli::run::syscall_scan::{self, Site};
 use quinion_cli::run::{self, Kind};
 
 use super::libraries::{self, Libraries};
@@ -99,12 +99,16 @@ fn look_at_linked(path: &Path) -> Option<Linked> {
 
 /// Where an object enters the kernel; somewhere, if that cannot be found out.
 fn sites(elf: &Elf) -> Vec<Site> {
-    foreign::scan(elf.bytes()).unwrap_or_else(|_| vec![Site { address: 0, number: None }])
+    syscall_scan::scan(elf.bytes()).unwrap_or_else(|_| vec![Site { address: 0, number: None }])
 }
 
 impl Linked {
-    fn conduct(&self) -> Conduct {
-        self.foreign.iter().map(|(_, sites)| foreign::conduct(sites)).max().unwrap_or(Conduct::Clean)
+    fn conduct(&self) -> SyscallAudit {
+        self.foreign
+            .iter()
+            .map(|(_, sites)| syscall_scan::conduct(sites))
+            .max()
+            .unwrap_or(SyscallAudit::Clean)
     }
 
     fn c_library(&self) -> Option<&libraries::Loaded> {
@@ -262,7 +266,7 @@ impl Linked {
     }
 
     fn judge(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
-        if self.conduct() == Conduct::Careful {
+        if self.conduct() == SyscallAudit::Careful {
             will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
             will_not.push(
                 "reads at the descriptor's offset (read, readv): it has code that enters the kernel by \
@@ -306,7 +310,7 @@ impl Linked {
 /// The calls that one object makes by itself.
 fn foreign_object(path: &Path, sites: &[Site]) -> Report {
     let mut names: Vec<String> =
-        sites.iter().filter_map(|site| site.number).map(foreign::call_name).collect();
+        sites.iter().filter_map(|site| site.number).map(syscall_scan::call_name).collect();
     names.sort();
     names.dedup();
     let unknown = sites.iter().filter(|site| site.number.is_none()).count();
@@ -315,7 +319,7 @@ fn foreign_object(path: &Path, sites: &[Site]) -> Report {
         .add("object", "object", Value::Text(path.display().to_string()))
         .add("calls", "calls", Value::List(names.into_iter().map(Value::Text).collect()))
         .add("unknown_calls", "calls not known", Value::Number(unknown as u64))
-        .add("harmless", "harmless", Value::Truth(foreign::conduct(sites) != Conduct::Careful));
+        .add("harmless", "harmless", Value::Truth(syscall_scan::conduct(sites) != SyscallAudit::Careful));
     report
 }
 

@@ -28,12 +28,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use quinion::arena::control::Conduct;
+use quinion::arena::control::SyscallAudit;
 use quinion::serve::mounts::{self, Mount};
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
-use super::remembered::{Identity, OBJECTS, Remembered, sum};
-use super::{foreign, object};
+use super::plan_cache::{Identity, OBJECTS, PlanCache, sum};
+use super::{object, syscall_scan};
 use crate::elf::Elf;
 
 /// Names by which the parts of the C library are loaded.
@@ -50,16 +50,16 @@ pub fn is_c_library(name: &str) -> bool {
 enum Object {
     /// The part of the C library that has this name.
     CLibrary(&'static str),
-    Other(Conduct),
+    Other(SyscallAudit),
 }
 
 /// Looks at processes, and remembers the files it has scanned.
-pub struct Examiner {
+pub struct ProcessAuditor {
     known: Mutex<HashMap<Identity, Object>>,
     /// Held by who has the bytes of an object in memory.
     reading: Mutex<()>,
     /// Where that is kept for the next run.
-    remembered: Option<Remembered>,
+    remembered: Option<PlanCache>,
     /// Where the file lies that programs load of us.
     ours: PathBuf,
     /// The memory that our object takes, in bytes from its beginning.
@@ -67,12 +67,12 @@ pub struct Examiner {
 }
 
 /// Where a part of the C library was found: its name, its file, and which bytes of that.
-type Copied = (&'static str, u64, Range<u64>);
+type LibraryCopy = (&'static str, u64, Range<u64>);
 
-impl Examiner {
+impl ProcessAuditor {
     /// One that passes the file `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
     /// `remembered` of earlier runs.
-    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<Remembered>) -> Self {
+    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<PlanCache>) -> Self {
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
         let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
         let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
@@ -80,13 +80,13 @@ impl Examiner {
     }
 
     /// What the code of `process` does.
-    pub fn examine(&self, process: u32) -> Conduct {
-        self.look(process).unwrap_or(Conduct::Careful)
+    pub fn examine(&self, process: u32) -> SyscallAudit {
+        self.look(process).unwrap_or(SyscallAudit::Careful)
     }
 
-    fn look(&self, process: u32) -> Option<Conduct> {
+    fn look(&self, process: u32) -> Option<SyscallAudit> {
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
-        let mut worst = Conduct::Clean;
+        let mut worst = SyscallAudit::Clean;
         let mut c_library = Vec::new();
         // Memory without a file in our object's place is its own: variables, and functions' moved beginnings.
         let mut ours = 0..0;
@@ -105,7 +105,7 @@ impl Examiner {
                 continue;
             }
             let conduct = match part.inode {
-                _ if part.is_writable => Conduct::Careful,
+                _ if part.is_writable => SyscallAudit::Careful,
                 0 => conduct_of_memory(process, &part)?,
                 _ => match self.object(process, &part)? {
                     Object::Other(conduct) => conduct,
@@ -171,8 +171,11 @@ fn open_object(process: u32, path: &str) -> Option<File> {
 // ---- what is remembered --------------------------------------------------------------------------------------
 
 /// Words for what an object does; a part of the C library is its own.
-const CONDUCTS: [(Conduct, &str); 3] =
-    [(Conduct::Clean, "clean"), (Conduct::Harmless, "harmless"), (Conduct::Careful, "careful")];
+const CONDUCTS: [(SyscallAudit, &str); 3] = [
+    (SyscallAudit::Clean, "clean"),
+    (SyscallAudit::Harmless, "harmless"),
+    (SyscallAudit::Careful, "careful"),
+];
 
 /// A file, what it comes to, and a sum of both.
 fn line_of(identity: &Identity, object: Object) -> String {
@@ -205,31 +208,33 @@ fn read_line(line: &str) -> Option<(Identity, Object)> {
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
-    let Ok(elf) = Elf::parse(bytes) else { return Object::Other(Conduct::Careful) };
+    let Ok(elf) = Elf::parse(bytes) else { return Object::Other(SyscallAudit::Careful) };
     let name = elf.soname().and_then(|name| C_LIBRARY.iter().find(|known| **known == name));
     if let Some(name) = name {
         return Object::CLibrary(name);
     }
-    Object::Other(foreign::scan(elf.bytes()).map_or(Conduct::Careful, |sites| foreign::conduct(&sites)))
+    Object::Other(
+        syscall_scan::scan(elf.bytes()).map_or(SyscallAudit::Careful, |sites| syscall_scan::conduct(&sites)),
+    )
 }
 
 /// The C library, if it is the only one: neither another file of its name, nor the same bytes once more.
-fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<Copied>) -> Conduct {
+fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<LibraryCopy>) -> SyscallAudit {
     let bytes = part.offset..part.offset.saturating_add(part.end.saturating_sub(part.start));
     let is_copy = found.iter().any(|(other, inode, others)| {
         *other == name && (*inode != part.inode || bytes.start < others.end && others.start < bytes.end)
     });
     found.push((name, part.inode, bytes));
-    if is_copy { Conduct::Careful } else { Conduct::Clean }
+    if is_copy { SyscallAudit::Careful } else { SyscallAudit::Clean }
 }
 
 /// Code without a file: of a program that makes code for itself.
-fn conduct_of_memory(process: u32, part: &Part<'_>) -> Option<Conduct> {
+fn conduct_of_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
     const BYTES_MAX: u64 = 64 << 20;
     let len = part.end.checked_sub(part.start).filter(|&len| len <= BYTES_MAX)?;
     let mut bytes = vec![0; len as usize];
     File::open(format!("/proc/{process}/mem")).ok()?.read_exact_at(&mut bytes, part.start).ok()?;
-    Some(if foreign::may_enter_kernel(&bytes) { Conduct::Careful } else { Conduct::Clean })
+    Some(if syscall_scan::may_enter_kernel(&bytes) { SyscallAudit::Careful } else { SyscallAudit::Clean })
 }
 
 /// A line of `maps`: `start-end perms offset device inode path`.
@@ -279,10 +284,10 @@ impl<'a> Part<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::remembered;
+    use crate::run::plan_cache;
 
-    fn examiner() -> Examiner {
-        Examiner::new("/dev/null".into(), &[], None)
+    fn examiner() -> ProcessAuditor {
+        ProcessAuditor::new("/dev/null".into(), &[], None)
     }
 
     #[test]
@@ -302,8 +307,8 @@ mod tests {
     fn an_object_is_scanned_in_one_run_and_known_in_the_next() {
         let folder = tempfile::tempdir().unwrap();
         let next = || {
-            let ours = remembered::in_folder(&folder.path().join("ours"));
-            Examiner::new("/dev/null".into(), &[], Some(ours))
+            let ours = plan_cache::in_folder(&folder.path().join("ours"));
+            ProcessAuditor::new("/dev/null".into(), &[], Some(ours))
         };
         let (first, us) = (next(), std::process::id());
         assert!(first.known.lock().unwrap().is_empty());
@@ -343,13 +348,13 @@ mod tests {
         };
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(conduct, Conduct::Clean);
-        assert_eq!(examiner.examine(child.id()), Conduct::Careful);
+        assert_eq!(conduct, SyscallAudit::Clean);
+        assert_eq!(examiner.examine(child.id()), SyscallAudit::Careful);
     }
 
     /// What is thought of a process that has mapped `len` bytes from the beginning of the file at `path` as code, once
     /// `then` was done.
-    fn with_mapped(path: &std::path::Path, len: usize, then: impl FnOnce()) -> Conduct {
+    fn with_mapped(path: &std::path::Path, len: usize, then: impl FnOnce()) -> SyscallAudit {
         const SCRIPT: &str = "import mmap, sys\nfile, bytes = open(sys.argv[1], 'rb'), int(sys.argv[2])\n\
             code = mmap.PROT_READ | mmap.PROT_EXEC\n\
             if bytes: m = mmap.mmap(file.fileno(), bytes, mmap.MAP_PRIVATE, code)\n\
@@ -381,9 +386,9 @@ mod tests {
         let copy = folder.path().join("copy.so");
         std::fs::copy(c_library(), &copy).unwrap();
         let all = std::fs::metadata(&copy).unwrap().len() as usize;
-        assert_ne!(with_mapped(&copy, 0, || ()), Conduct::Careful, "Python itself is not");
-        assert_eq!(with_mapped(&copy, all, || ()), Conduct::Careful);
-        assert_eq!(with_mapped(&c_library(), all, || ()), Conduct::Careful);
+        assert_ne!(with_mapped(&copy, 0, || ()), SyscallAudit::Careful, "Python itself is not");
+        assert_eq!(with_mapped(&copy, all, || ()), SyscallAudit::Careful);
+        assert_eq!(with_mapped(&c_library(), all, || ()), SyscallAudit::Careful);
     }
 
     /// 1. A process has code of a file that is gone, and what the kernel says of such a file is the name of a pipe.
@@ -398,6 +403,6 @@ mod tests {
             rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
             std::fs::remove_file(&copy).unwrap();
         };
-        assert_eq!(with_mapped(&copy, 4096, replace), Conduct::Careful);
+        assert_eq!(with_mapped(&copy, 4096, replace), SyscallAudit::Careful);
     }
 }

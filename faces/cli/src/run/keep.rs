@@ -49,17 +49,17 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{Place, object, socket};
+use super::{CacheLocation, object, socket};
+use connection::{Connection, PATIENCE};
 use folder::Folder;
-use line::{Line, PATIENCE};
-use start::Start;
+use start::StartOutcome;
 
 pub(super) use message::Message;
 pub use numbers::Numbers;
-pub use owner::{Cache, Keeping, keep};
+pub use owner::{Cache, KeepOptions, keep};
 
 pub(super) mod folder;
-mod line;
+mod connection;
 mod message;
 mod numbers;
 mod owner;
@@ -170,7 +170,7 @@ impl fmt::Display for Idle {
 
 /// The cache a run wants.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
+pub struct CacheRequest {
     /// Its name.
     pub name: Name,
     /// Its memory in bytes, if that was said.
@@ -186,27 +186,27 @@ pub struct Wanted {
 
 /// A cache that another process owns, joined by one run; left when it is dropped.
 #[derive(Debug)]
-pub struct Kept {
+pub struct JoinedCache {
     name: Name,
-    line: Line,
-    place: Place,
+    line: Connection,
+    place: CacheLocation,
     run: u64,
 }
 
-impl Kept {
+impl JoinedCache {
     /// Joins the cache that is wanted, and starts it if it is not there.
     ///
     /// Waits while it is started, and while one that is ending ends; ten seconds at most.
     ///
     /// # Errors
     /// It is of another version, or was started with other options; it cannot be started, or does not answer.
-    pub fn join(wanted: &Wanted) -> io::Result<Self> {
+    pub fn join(wanted: &CacheRequest) -> io::Result<Self> {
         let (folder, until) = (Folder::of_user()?, Instant::now() + PATIENCE);
         let object = object::place(&folder)?;
         let mut killed = 0;
         loop {
             // 1 somebody is there: join
-            if let Some(line) = Line::to(&folder, &wanted.name)?
+            if let Some(line) = Connection::to(&folder, &wanted.name)?
                 && let Some(kept) = Self::ask_to_join(line, wanted, &object)?
             {
                 return Ok(kept);
@@ -214,9 +214,9 @@ impl Kept {
             // 2 nobody is, and nobody is about to be: start one
             match folder.try_lock(&wanted.name)? {
                 Some(lock) => match start::start(&folder, lock, wanted)? {
-                    Start::Listens => (),
-                    Start::Killed(error) if killed == KILLED_MAX => return Err(error),
-                    Start::Killed(_) => {
+                    StartOutcome::Listens => (),
+                    StartOutcome::Killed(error) if killed == KILLED_MAX => return Err(error),
+                    StartOutcome::Killed(_) => {
                         killed += 1;
                         std::thread::sleep(PAUSE);
                     }
@@ -229,13 +229,13 @@ impl Kept {
     }
 
     /// `None` if the owner ended before it answered.
-    fn ask_to_join(mut line: Line, wanted: &Wanted, object: &Path) -> io::Result<Option<Self>> {
+    fn ask_to_join(mut line: Connection, wanted: &CacheRequest, object: &Path) -> io::Result<Option<Self>> {
         let Some(answer) = line.ask(&owner::question(wanted))? else { return Ok(None) };
         if answer.answers("refused") {
             let why = answer.text_of("why").ok_or_else(|| line.not_understood())?;
             return Err(io::Error::other(why.to_owned()));
         }
-        let joined = answer.answers("joined").then(|| Place::of(&answer, object)).flatten();
+        let joined = answer.answers("joined").then(|| CacheLocation::of(&answer, object)).flatten();
         let (Some(place), Some(run)) = (joined, answer.number_of("run")) else {
             return Err(line.not_understood());
         };
@@ -291,7 +291,7 @@ fn silent(name: &Name) -> io::Error {
 
 /// How stopping a cache went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stopped {
+pub enum StopOutcome {
     /// It ended as it should.
     Ended,
     /// It did not answer, and was killed. Nothing was in it that is not in files.
@@ -304,25 +304,25 @@ pub enum Stopped {
 ///
 /// # Errors
 /// It cannot be reached, or not be killed.
-pub fn stop(name: &Name) -> io::Result<Stopped> {
-    let Some(folder) = Folder::of_user_if_any()? else { return Ok(Stopped::NotThere) };
+pub fn stop(name: &Name) -> io::Result<StopOutcome> {
+    let Some(folder) = Folder::of_user_if_any()? else { return Ok(StopOutcome::NotThere) };
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(line) = Line::to(&folder, name)? {
+        if let Some(line) = Connection::to(&folder, name)? {
             let stopped = stop_owner(line)?;
             tidy(&folder, name)?;
             return Ok(stopped);
         }
         match tidy(&folder, name)? {
-            Tidied::All => return Ok(Stopped::NotThere),
+            CleanupOutcome::All => return Ok(StopOutcome::NotThere),
             // It is being started, or ends by itself.
-            Tidied::Locked if Instant::now() < until => std::thread::sleep(PAUSE),
-            Tidied::Locked => return Err(silent(name)),
+            CleanupOutcome::Locked if Instant::now() < until => std::thread::sleep(PAUSE),
+            CleanupOutcome::Locked => return Err(silent(name)),
         }
     }
 }
 
-fn stop_owner(mut line: Line) -> io::Result<Stopped> {
+fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
     let process = i32::try_from(line.process()).ok().and_then(Pid::from_raw);
     let Some(process) = process else {
         return Err(io::Error::other(
@@ -331,7 +331,7 @@ fn stop_owner(mut line: Line) -> io::Result<Stopped> {
     };
     // While we are connected, the process that listens there is this one.
     let alive = match pidfd_open(process, PidfdFlags::empty()) {
-        Err(rustix::io::Errno::SRCH) => return Ok(Stopped::Ended),
+        Err(rustix::io::Errno::SRCH) => return Ok(StopOutcome::Ended),
         alive => alive?,
     };
     line.give_up_after(ENDING_MAX)?;
@@ -340,16 +340,16 @@ fn stop_owner(mut line: Line) -> io::Result<Stopped> {
     let time = if asked { ENDING_MAX } else { Duration::ZERO };
     let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: 0 };
     if poll(&mut fds, Some(&time))? > 0 {
-        return Ok(Stopped::Ended);
+        return Ok(StopOutcome::Ended);
     }
     pidfd_send_signal(&alive, Signal::KILL)?;
     poll(&mut [PollFd::new(&alive, PollFlags::IN)], None)?;
-    Ok(Stopped::Killed)
+    Ok(StopOutcome::Killed)
 }
 
 /// Whether anything of a name is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tidied {
+enum CleanupOutcome {
     /// What was left is removed.
     All,
     /// Somebody has the lock.
@@ -357,21 +357,21 @@ enum Tidied {
 }
 
 /// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is nobody either.
-fn tidy(folder: &Folder, name: &Name) -> io::Result<Tidied> {
+fn tidy(folder: &Folder, name: &Name) -> io::Result<CleanupOutcome> {
     super::socket::remove_left(folder.path());
     if !folder.has(name)? {
-        return Ok(Tidied::All);
+        return Ok(CleanupOutcome::All);
     }
     let tidied = match folder.try_lock(name) {
         Ok(Some(lock)) => {
             socket::remove_left(folder.path());
-            folder.remove_all(lock, name).map(|()| Tidied::All)
+            folder.remove_all(lock, name).map(|()| CleanupOutcome::All)
         }
-        Ok(None) => Ok(Tidied::Locked),
+        Ok(None) => Ok(CleanupOutcome::Locked),
         Err(error) => Err(error),
     };
     match tidied {
-        Err(error) if is_read_only(&error) => Ok(Tidied::All),
+        Err(error) if is_read_only(&error) => Ok(CleanupOutcome::All),
         tidied => tidied,
     }
 }
@@ -382,7 +382,7 @@ fn is_read_only(error: &io::Error) -> bool {
 
 /// A kept cache as it is seen from outside.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub struct ObservedCache {
     /// Its name.
     pub name: Name,
     /// Its process; 0 if that has no number here.
@@ -459,18 +459,18 @@ pub fn files_max() -> usize {
 }
 
 /// All kept caches of the user, by name. What was left by some that were killed is removed; the folder is not made.
-pub fn list() -> io::Result<Vec<Seen>> {
+pub fn list() -> io::Result<Vec<ObservedCache>> {
     let Some(folder) = Folder::of_user_if_any()? else { return Ok(Vec::new()) };
     let mut seen = Vec::new();
     for name in folder.names()? {
-        match Line::to(&folder, &name) {
+        match Connection::to(&folder, &name) {
             Ok(Some(mut line)) => {
                 let process = line.process();
                 let status = line.ask(&Message::ask("status")).ok().flatten().map(|said| Status::of(&said));
-                seen.push(Seen { name, process, status });
+                seen.push(ObservedCache { name, process, status });
             }
             Ok(None) => drop(tidy(&folder, &name)?),
-            Err(_) => seen.push(Seen { name, process: 0, status: None }),
+            Err(_) => seen.push(ObservedCache { name, process: 0, status: None }),
         }
     }
     Ok(seen)

@@ -49,7 +49,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 
 /// What is seen of a run at a moment.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct RunSample {
     /// What the viewers did so far.
     pub totals: ViewerTotals,
     /// The arena.
@@ -77,12 +77,12 @@ impl From<HotFile> for Hot {
 
 /// A panel that is drawn; dropping it gives the terminal back.
 pub(super) struct Live<'scope> {
-    orders: Option<Sender<Order>>,
+    orders: Option<Sender<PanelCommand>>,
     thread: Option<ScopedJoinHandle<'scope, ()>>,
 }
 
 /// What the thread is told.
-enum Order {
+enum PanelCommand {
     /// Give the rows back, and say when it is done.
     Hide(Sender<()>),
     /// Draw again.
@@ -94,7 +94,7 @@ impl<'scope> Live<'scope> {
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         title: String,
-        look: impl Fn(usize) -> Look + Send + 'scope,
+        look: impl Fn(usize) -> RunSample + Send + 'scope,
     ) -> Option<Self> {
         let mut screen = Screen::of_stderr()?;
         let (orders, told) = mpsc::channel();
@@ -115,17 +115,17 @@ impl<'scope> Live<'scope> {
     /// Gives the terminal back until [`Live::show`], and returns when it is so.
     pub(super) fn hide(&self) {
         let (done, wait) = mpsc::channel();
-        if self.tell(Order::Hide(done)) {
+        if self.tell(PanelCommand::Hide(done)) {
             let _ = wait.recv(); // the thread is gone: then the rows are given back, too
         }
     }
 
     /// Draws again.
     pub(super) fn show(&self) {
-        self.tell(Order::Show);
+        self.tell(PanelCommand::Show);
     }
 
-    fn tell(&self, order: Order) -> bool {
+    fn tell(&self, order: PanelCommand) -> bool {
         self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok())
     }
 }
@@ -142,18 +142,18 @@ impl Drop for Live<'_> {
 /// Draws until nobody gives orders any more.
 fn draw(
     screen: &mut Screen,
-    told: &Receiver<Order>,
+    told: &Receiver<PanelCommand>,
     mut picture: impl FnMut(ratatui::layout::Rect) -> ratatui::buffer::Buffer,
 ) {
     let mut hidden = false;
     loop {
         match told.recv_timeout(PERIOD) {
-            Ok(Order::Hide(done)) => {
+            Ok(PanelCommand::Hide(done)) => {
                 hidden = true;
                 screen.hide();
                 let _ = done.send(());
             }
-            Ok(Order::Show) => hidden = false,
+            Ok(PanelCommand::Show) => hidden = false,
             Err(RecvTimeoutError::Timeout) if hidden => {}
             Err(RecvTimeoutError::Timeout) => screen.show(&mut picture),
             Err(RecvTimeoutError::Disconnected) => return screen.hide(),

@@ -61,7 +61,7 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
     };
     for _ in 0..TRIES_MAX {
         let found = look(folder, &name, bytes).map_err(wrong)?;
-        if found == Found::Right {
+        if found == InstalledObject::Right {
             return Ok(path);
         }
         write(folder, &name, bytes, found).map_err(wrong)?;
@@ -71,20 +71,20 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
 
 /// What lies under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Found {
+enum InstalledObject {
     Nothing,
     Right,
     Wrong,
 }
 
 /// Looks whether the file of that name is a file of ours that nobody can write, with these bytes.
-fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<Found> {
+fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),
-        Err(Errno::NOENT) => return Ok(Found::Nothing),
+        Err(Errno::NOENT) => return Ok(InstalledObject::Nothing),
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error.into()),
-        Err(_) => return Ok(Found::Wrong), // a link, or what we may not read
+        Err(_) => return Ok(InstalledObject::Wrong), // a link, or what we may not read
     };
     let data = file.metadata()?;
     let user = rustix::process::geteuid().as_raw();
@@ -95,7 +95,7 @@ fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<Found> {
     if is_right {
         mark_used(&file, data.modified().ok());
     }
-    Ok(if is_right { Found::Right } else { Found::Wrong })
+    Ok(if is_right { InstalledObject::Right } else { InstalledObject::Wrong })
 }
 
 /// Whether the file has these bytes and no more.
@@ -126,14 +126,15 @@ fn mark_used(file: &File, modified: Option<SystemTime>) {
 
 /// Writes it under another name, and gives it this one. Where there was nothing, what somebody else has put there
 /// meanwhile stays, and is looked at next: another run may have it loaded.
-fn write(folder: &Folder, name: &str, bytes: &[u8], found: Found) -> io::Result<()> {
+fn write(folder: &Folder, name: &str, bytes: &[u8], found: InstalledObject) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     folder.remove_old(|name| name.starts_with(PREFIX));
     let new = format!("{name}.{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     // Somebody of our number may have been killed here.
     let _ = rustix::fs::unlinkat(folder, &new, rustix::fs::AtFlags::empty());
     let written = write_new(folder, &new, bytes).and_then(|_| {
-        let flags = if found == Found::Nothing { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        let flags =
+            if found == InstalledObject::Nothing { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         match rustix::fs::renameat_with(folder, &new, folder, name, flags) {
             // A file system that knows no such flag.
             Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(folder, &new, folder, name),

@@ -118,21 +118,21 @@ pub struct Plan {
     /// What is planned: the names of each function, the ones with our own wrapper.
     pub functions: Vec<String>,
     /// What is left alone though it has a wrapper, and why.
-    pub left: Vec<Left>,
+    pub left: Vec<UnpatchedFunction>,
 }
 
 /// A function that is not patched.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Left {
+pub struct UnpatchedFunction {
     /// Its name.
     pub name: String,
     /// Why not.
-    pub why: Why,
+    pub why: PatchRefused,
 }
 
 /// Why a function cannot be patched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum PatchRefused {
     /// It is chosen at start among several.
     Chosen,
     /// It is too short for a jump.
@@ -145,14 +145,14 @@ pub enum Why {
     NoRoom,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for PatchRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Why::Chosen => "it is chosen at start among several",
-            Why::Short => "it is too short for a jump",
-            Why::Unmovable => "its first instructions work only where they are",
-            Why::JumpedInto => "something jumps between its first bytes",
-            Why::NoRoom => "a plan has no room for more functions",
+            PatchRefused::Chosen => "it is chosen at start among several",
+            PatchRefused::Short => "it is too short for a jump",
+            PatchRefused::Unmovable => "its first instructions work only where they are",
+            PatchRefused::JumpedInto => "something jumps between its first bytes",
+            PatchRefused::NoRoom => "a plan has no room for more functions",
         })
     }
 }
@@ -163,7 +163,7 @@ pub enum NoPlan {
     /// The library does not say which build it is.
     NoBuildId,
     /// This essential function cannot be patched.
-    Essential(Left),
+    Essential(UnpatchedFunction),
     /// It does not have this function under this name, and does without its name what we must see.
     Hidden(&'static str),
 }
@@ -213,14 +213,14 @@ impl Plan {
         for function in &functions {
             match moved(library, function, &starts) {
                 Ok(entry) if candidates.len() < ENTRIES_MAX => candidates.push((function, entry)),
-                Ok(_) => plan.leave(function, Why::NoRoom)?,
+                Ok(_) => plan.leave(function, PatchRefused::NoRoom)?,
                 Err(why) => plan.leave(function, why)?,
             }
         }
         let jumped_into = jumped_into(library, &starts, candidates.iter().map(|(_, entry)| entry));
         for (function, entry) in candidates {
             if jumped_into.contains(&entry.offset) {
-                plan.leave(function, Why::JumpedInto)?;
+                plan.leave(function, PatchRefused::JumpedInto)?;
             } else {
                 plan.entries.push(entry);
                 plan.functions.extend(function.names.iter().map(ToString::to_string));
@@ -229,8 +229,8 @@ impl Plan {
         Ok(plan)
     }
 
-    fn leave(&mut self, function: &Function<'_>, why: Why) -> Result<(), NoPlan> {
-        let left = Left { name: function.names[0].to_owned(), why };
+    fn leave(&mut self, function: &Function<'_>, why: PatchRefused) -> Result<(), NoPlan> {
+        let left = UnpatchedFunction { name: function.names[0].to_owned(), why };
         if function.is_essential() {
             return Err(NoPlan::Essential(left));
         }
@@ -358,14 +358,14 @@ impl Moving {
     }
 
     /// The four bytes at `at` are the distance from `end` to `target`.
-    fn fix(&mut self, at: usize, end: usize, target: u64) -> Result<(), Why> {
-        let target = u32::try_from(target).map_err(|_| Why::Unmovable)?;
+    fn fix(&mut self, at: usize, end: usize, target: u64) -> Result<(), PatchRefused> {
+        let target = u32::try_from(target).map_err(|_| PatchRefused::Unmovable)?;
         self.fixes.push(Fix { at: at as u8, end: end as u8, rest: 0, target });
         Ok(())
     }
 
     /// An instruction that ends with a distance of four bytes: a jump of some kind.
-    fn add_jump(&mut self, opcode: &[u8], target: u64) -> Result<(), Why> {
+    fn add_jump(&mut self, opcode: &[u8], target: u64) -> Result<(), PatchRefused> {
         self.add(opcode);
         let at = self.bytes.len();
         self.add(&[0; 4]);
@@ -374,31 +374,36 @@ impl Moving {
 }
 
 /// The first instructions of a function, made to work elsewhere.
-fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entry, Why> {
+fn moved(library: &Elf, function: &Function<'_>, starts: &Starts) -> Result<Entry, PatchRefused> {
     if function.kind == SymbolKind::Chooser {
-        return Err(Why::Chosen);
+        return Err(PatchRefused::Chosen);
     }
-    let code = library.at(function.address, function.bytes as usize).ok_or(Why::Unmovable)?;
+    let code = library.at(function.address, function.bytes as usize).ok_or(PatchRefused::Unmovable)?;
     let skip = if code.starts_with(&ENDBR64) { ENDBR64.len() } else { 0 };
     let mut moving = Moving { bytes: code[..skip].to_vec(), fixes: Vec::new() };
     let taken = move_instructions(code, function.address, skip, &mut moving)?;
     let replaced = function.address + (skip + 1) as u64..function.address + taken as u64;
     if starts.is_in(&replaced) || branches_into(code, function.address, &replaced) {
-        return Err(Why::JumpedInto);
+        return Err(PatchRefused::JumpedInto);
     }
     entry(function, code, skip, taken, &moving)
 }
 
 /// Moves instructions until a jump has room; the bytes of the original that are taken.
-fn move_instructions(code: &[u8], address: u64, skip: usize, moving: &mut Moving) -> Result<usize, Why> {
+fn move_instructions(
+    code: &[u8],
+    address: u64,
+    skip: usize,
+    moving: &mut Moving,
+) -> Result<usize, PatchRefused> {
     let mut decoder = decoder(code, address);
-    decoder.set_position(skip).map_err(|_| Why::Short)?;
+    decoder.set_position(skip).map_err(|_| PatchRefused::Short)?;
     decoder.set_ip(address + skip as u64);
     let mut taken = skip;
     let mut goes_on = true;
     while taken < skip + JUMP_BYTES {
         if !goes_on || !decoder.can_decode() {
-            return Err(Why::Short);
+            return Err(PatchRefused::Short);
         }
         let instruction = decoder.decode();
         let bytes = &code[taken..taken + instruction.len()];
@@ -417,13 +422,16 @@ fn move_one(
     instruction: &Instruction,
     bytes: &[u8],
     moving: &mut Moving,
-) -> Result<bool, Why> {
+) -> Result<bool, PatchRefused> {
     /// A jump on a condition over four bytes of distance is this and the condition's number.
     const JUMP_IF: [u8; 2] = [0x0f, 0x80];
     match instruction.flow_control() {
         FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
-            let condition =
-                bytes.iter().rev().nth(instruction_distance_bytes(instruction)).ok_or(Why::Unmovable)?;
+            let condition = bytes
+                .iter()
+                .rev()
+                .nth(instruction_distance_bytes(instruction))
+                .ok_or(PatchRefused::Unmovable)?;
             let target = instruction.near_branch_target();
             moving.add_jump(&[JUMP_IF[0], JUMP_IF[1] | (condition & 0xf)], target)?;
             Ok(true)
@@ -443,7 +451,7 @@ fn move_one(
         FlowControl::Next if instruction.is_ip_rel_memory_operand() => {
             let places = decoder.get_constant_offsets(instruction);
             if places.displacement_size() != 4 {
-                return Err(Why::Unmovable);
+                return Err(PatchRefused::Unmovable);
             }
             let start = moving.bytes.len();
             moving.add(bytes);
@@ -455,7 +463,7 @@ fn move_one(
             moving.add(bytes);
             Ok(true)
         }
-        _ => Err(Why::Unmovable),
+        _ => Err(PatchRefused::Unmovable),
     }
 }
 
@@ -485,12 +493,12 @@ fn entry(
     skip: usize,
     taken: usize,
     moving: &Moving,
-) -> Result<Entry, Why> {
+) -> Result<Entry, PatchRefused> {
     if taken > ORIGINAL_MAX || moving.bytes.len() > MOVED_MAX || moving.fixes.len() > FIXES_MAX {
-        return Err(Why::Unmovable);
+        return Err(PatchRefused::Unmovable);
     }
     let mut entry = Entry {
-        offset: u32::try_from(function.address).map_err(|_| Why::Unmovable)?,
+        offset: u32::try_from(function.address).map_err(|_| PatchRefused::Unmovable)?,
         skip: skip as u8,
         original_len: taken as u8,
         moved_len: moving.bytes.len() as u8,

@@ -11,8 +11,8 @@ use std::hash::Hash;
 use std::path::Path;
 
 use super::plan::{Plan, library_of};
+use super::plan_cache::{Identity, PLAN, PlanCache, sum};
 use super::plan_for;
-use super::remembered::{Identity, PLAN, Remembered, sum};
 
 const FUNCTIONS: &str = "functions ";
 const LEFT: &str = "left ";
@@ -42,9 +42,9 @@ impl Planned {
     /// The plan for the C library that `linker` loads, remembered or made. The error says why there is none.
     pub(super) fn of(linker: &Path) -> Result<Self, String> {
         let look = || library_of(linker).and_then(|library| Some(Identity::of(&fs::metadata(library).ok()?)));
-        let remembered = look().filter(Identity::is_settled).zip(Remembered::of_user());
+        let remembered = look().filter(Identity::is_settled).zip(PlanCache::of_user());
         let read =
-            |(library, remembered): &(Identity, Remembered)| Self::read(&remembered.read(PLAN, library));
+            |(library, remembered): &(Identity, PlanCache)| Self::read(&remembered.read(PLAN, library));
         if let Some(planned) = remembered.as_ref().and_then(read) {
             return Ok(planned);
         }

@@ -39,7 +39,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use quinion::arena::ArenaStats;
-use quinion::arena::Trust;
+use quinion::arena::Validation;
 use quinion::arena::control::{Patching, Reason};
 use quinion::serve::{FileMode, ViewerTotals};
 use quinion::{ReadaheadUse, Shortage};
@@ -47,7 +47,7 @@ use rustix::fs::OFlags;
 
 use super::keep::Name;
 use super::planned::Planned;
-use super::{Ended, Intercept, Kind};
+use super::{Intercept, Kind, RunEnd};
 use crate::report::{Form, Report, Value};
 use crate::size;
 
@@ -122,7 +122,7 @@ impl OwnerNumbers {
 
 /// What a run in a kept cache knows besides.
 #[derive(Clone, Copy, Debug)]
-pub struct InKept<'a> {
+pub struct KeptRunNumbers<'a> {
     /// The cache's name.
     pub name: &'a Name,
     /// Other runs that it served meanwhile.
@@ -146,7 +146,7 @@ pub struct RunReport<'a> {
     /// The program and its arguments.
     pub program: &'a [OsString],
     /// How it ended.
-    pub ended: Ended,
+    pub ended: RunEnd,
     /// What was seen of the program before.
     pub kind: &'a Kind,
     /// How calls reached us.
@@ -160,7 +160,7 @@ pub struct RunReport<'a> {
     /// What it did about others who may change files.
     pub modes: Vec<FileMode>,
     /// If the cache is one that stays.
-    pub kept: Option<InKept<'a>>,
+    pub kept: Option<KeptRunNumbers<'a>>,
 }
 
 /// The name that means standard output.
@@ -211,22 +211,23 @@ fn write_out(text: &str) -> io::Result<()> {
 }
 
 /// The name of a mode in reports.
-pub(super) fn mode_name(trust: Trust) -> &'static str {
+pub(super) fn mode_name(trust: Validation) -> &'static str {
     match trust {
-        Trust::Sure => "lease",
-        Trust::Immutable => "immutable",
-        Trust::Looked => "looked_at",
-        Trust::Kernel | Trust::Unheard => "kernel",
+        Validation::Sure => "lease",
+        Validation::Immutable => "immutable",
+        Validation::Looked => "looked_at",
+        Validation::Kernel | Validation::Unheard => "kernel",
     }
 }
 
 /// The mode of that name.
-pub(super) fn mode_of(name: &str) -> Option<Trust> {
+pub(super) fn mode_of(name: &str) -> Option<Validation> {
     MODES.into_iter().find(|trust| mode_name(*trust) == name)
 }
 
 /// All modes, the best first.
-const MODES: [Trust; 4] = [Trust::Sure, Trust::Immutable, Trust::Looked, Trust::Kernel];
+const MODES: [Validation; 4] =
+    [Validation::Sure, Validation::Immutable, Validation::Looked, Validation::Kernel];
 
 impl RunReport<'_> {
     /// Writes the report to `file`, to standard output if that is `-`, or to standard error.
@@ -264,7 +265,7 @@ impl RunReport<'_> {
         } else if notes.is_empty()
             && !self.kept.is_some_and(|kept| kept.is_gone)
             && totals.viewers == 0
-            && !matches!(self.ended, Ended::Status(126 | 127))
+            && !matches!(self.ended, RunEnd::Status(126 | 127))
         {
             notes.push(
                 "nothing was served: the program did not attach; it may clear its environment or run where ours is \
@@ -288,12 +289,12 @@ impl RunReport<'_> {
                 memory.div_ceil(1 << 20)
             ));
         }
-        if let Some(InKept { is_gone: true, name, .. }) = self.kept {
+        if let Some(KeptRunNumbers { is_gone: true, name, .. }) = self.kept {
             notes.push(format!(
                 "what was served is not known: the cache `{name}` ended before the program, and without a word"
             ));
         }
-        if let Some(InKept { others: 1.., .. }) = self.kept {
+        if let Some(KeptRunNumbers { others: 1.., .. }) = self.kept {
             notes.push(
                 "the cache served other runs meanwhile: what it says of device, readahead and evicted is \
                  all of theirs"
@@ -344,7 +345,7 @@ impl RunReport<'_> {
             line("others", self.others_text());
         }
         line("intercept", self.intercept_text());
-        if let Some(InKept { name, .. }) = self.kept {
+        if let Some(KeptRunNumbers { name, .. }) = self.kept {
             line("kept", format!("as `{name}`, for the next run; `quinion stop {name}` ends it"));
         }
         for note in self.notes() {
@@ -353,7 +354,7 @@ impl RunReport<'_> {
         text
     }
 
-    fn files_by(&self, trust: Trust) -> u64 {
+    fn files_by(&self, trust: Validation) -> u64 {
         self.modes.iter().filter(|mode| mode.trust == trust).count() as u64
     }
 
@@ -368,7 +369,7 @@ impl RunReport<'_> {
         add(immutable, "that never change");
         add(looked, "looked at before each read");
         add(kernel, "left to the kernel");
-        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Trust::Kernel) {
+        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Validation::Kernel) {
             write!(text, " ({}: {})", mode.path.display(), mode.why).expect("a string takes it");
         }
         text
@@ -378,8 +379,8 @@ impl RunReport<'_> {
     pub fn json(&self) -> String {
         let (totals, number) = (&self.totals, |number: i32| Value::Number(number as u64));
         let (status, signal) = match self.ended {
-            Ended::Status(status) => (number(status), Value::Unknown),
-            Ended::Signal(signal) => (Value::Unknown, number(signal)),
+            RunEnd::Status(status) => (number(status), Value::Unknown),
+            RunEnd::Signal(signal) => (Value::Unknown, number(signal)),
         };
         let program = self.program.iter().map(|word| word.to_string_lossy().into_owned());
         let mut report = Report::new();

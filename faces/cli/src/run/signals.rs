@@ -121,7 +121,7 @@ impl Signal {
 pub struct Signals {
     reader: OwnedFd,
     writer: OwnedFd,
-    before: Vec<(i32, Action)>,
+    before: Vec<(i32, PreviousAction)>,
     ancestors: Vec<Ancestor>,
 }
 
@@ -133,9 +133,9 @@ struct Ancestor {
     ignored: u64,
 }
 
-struct Action(libc::sigaction);
+struct PreviousAction(libc::sigaction);
 
-impl std::fmt::Debug for Action {
+impl std::fmt::Debug for PreviousAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Action")
     }
@@ -169,7 +169,7 @@ impl Signals {
             action.sa_sigaction = handler as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
             check(libc::sigaction(number, &raw const action, std::ptr::null_mut()))?;
-            self.before.push((number, Action(before)));
+            self.before.push((number, PreviousAction(before)));
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use quinion::arena::control::Operation;
 use quinion::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::units::MappingId;
-use quinion::viewer::hello::{Hello, NO_PLAN};
+use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
 
 /// Answers other processes of ours, by one thread, and where they find it: in a word for [`Viewed::attach`]. The socket
@@ -52,7 +52,7 @@ impl Viewed {
         let Some((token, socket)) = known else {
             return Err(io::Error::other(format!("`{place}` is no place of a cache")));
         };
-        let hello = Hello { version: LAYOUT_VERSION, plan: NO_PLAN, token, run: 0 };
+        let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token, run: 0 };
         let viewer = Viewer::connect(socket.as_ref(), &hello)?;
         let file = File::open(path)?;
         let known = file.metadata()?;

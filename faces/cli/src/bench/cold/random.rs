@@ -12,7 +12,7 @@ use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte, tasks};
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::pages::PAGE;
 use crate::bench::places;
-use crate::bench::scratch::Look;
+use crate::bench::scratch::FirstWords;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{HugeMemory, RawReader};
@@ -74,7 +74,7 @@ fn asked() -> Alternative {
 
 fn futures(target: &Target, places: Places) -> Result<Option<u64>, Unmeasured> {
     let cached = target.cached(MEMORY)?;
-    let (bytes, state) = (places.bytes(), std::cell::RefCell::new((places, Look::default())));
+    let (bytes, state) = (places.bytes(), std::cell::RefCell::new((places, FirstWords::default())));
     let reader = || async {
         let mut buffer = [0; PAGE];
         loop {
@@ -106,7 +106,7 @@ fn one_by_one(
     places: Places,
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
 ) -> Result<(), Unmeasured> {
-    let (bytes, mut look, mut buffer) = (places.bytes(), Look::default(), HugeMemory::new(PAGE)?);
+    let (bytes, mut look, mut buffer) = (places.bytes(), FirstWords::default(), HugeMemory::new(PAGE)?);
     for place in places {
         let bytes = read(&mut buffer, place)?;
         look.at(&buffer[..bytes], place);
@@ -115,7 +115,7 @@ fn one_by_one(
 }
 
 fn raw(target: &Target, mut places: Places) -> Result<Option<u64>, Unmeasured> {
-    let (bytes, mut look) = (places.bytes(), Look::default());
+    let (bytes, mut look) = (places.bytes(), FirstWords::default());
     let file = target.scratch.open_direct()?;
     let reader = RawReader::new(&file, PAGE, DEPTH).map_err(|error| no_ring(&error))?;
     reader.read_all(|| places.next(), |bytes, place| look.at(bytes, place))?;

@@ -13,7 +13,7 @@ use super::target::{Cost, Target};
 use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte};
 use crate::bench::harness::{Alternative, Case, Metric, Unmeasured};
 use crate::bench::limit::MEMORY;
-use crate::bench::scratch::Look;
+use crate::bench::scratch::FirstWords;
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 use crate::sys::{self, HugeMemory, Mapped, RawReader};
@@ -142,7 +142,7 @@ fn read_all(
     bytes: usize,
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
 ) -> Result<(), Unmeasured> {
-    let (mut buffer, mut position, mut look) = (HugeMemory::new(bytes)?, 0, Look::default());
+    let (mut buffer, mut position, mut look) = (HugeMemory::new(bytes)?, 0, FirstWords::default());
     while let bytes @ 1.. = read(&mut buffer, position)? {
         look.at(&buffer[..bytes], position);
         position += bytes as u64;
@@ -152,7 +152,7 @@ fn read_all(
 
 fn pinned(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
     let cached = target.cached(target.memory_mib << 20)?;
-    let (mut position, mut look) = (0, Look::default());
+    let (mut position, mut look) = (0, FirstWords::default());
     loop {
         let pinned = cached.file.pin(position, bytes)?;
         if pinned.is_empty() {
@@ -169,14 +169,14 @@ fn pinned(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
 
 fn mapped(target: &Target) -> Result<Option<u64>, Unmeasured> {
     let mapped = Mapped::new(&target.open()?, target.scratch.bytes() as usize)?;
-    let mut look = Look::default();
+    let mut look = FirstWords::default();
     look.at(&mapped, 0);
     look.expect(target.scratch.bytes())?;
     Ok(None)
 }
 
 fn raw(target: &Target) -> Result<Option<u64>, Unmeasured> {
-    let (file, mut look) = (target.scratch.open_direct()?, Look::default());
+    let (file, mut look) = (target.scratch.open_direct()?, FirstWords::default());
     let mut places = (0..target.scratch.bytes()).step_by(LARGE);
     let reader = RawReader::new(&file, LARGE, RAW_DEPTH).map_err(|error| no_ring(&error))?;
     reader.read_all(|| places.next(), |bytes, position| look.at(bytes, position))?;

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinion::serve::Service;
-use quinion::{Cache, CacheOwner, Coherence, File, ServeRules};
+use quinion::{Cache, CacheOwner, File, ServeRules, WithoutLease};
 
 use super::{Aligned, Files, METRICS, warm};
 use crate::bench::caches::check_warm;
@@ -31,10 +31,10 @@ use crate::bench::machine::check_memory;
 use crate::bench::pages::PAGE;
 use crate::bench::places::Places;
 use crate::bench::programs::served_bytes;
-use crate::bench::scratch::{Look, is_from, write_content};
+use crate::bench::scratch::{FirstWords, is_from, write_content};
 use crate::bench::shared::Shared;
 use crate::bench::timing::alone;
-use crate::bench::worker::{Answer, CPU, Errand};
+use crate::bench::worker::{Answer, CPU, WorkerTask};
 use crate::sys::{self, Viewed};
 
 /// What the worker calls it.
@@ -109,7 +109,7 @@ impl Ground {
     }
 
     fn by_view(&self, seed: u64) -> Result<f64, Unmeasured> {
-        Ok(self.errand(seed).with(CACHE, &self.cache).run(None)?.number(CPU))
+        Ok(self.task(seed).with(CACHE, &self.cache).run(None)?.number(CPU))
     }
 
     fn by_run(&self, seed: u64) -> Result<f64, Unmeasured> {
@@ -118,7 +118,7 @@ impl Ground {
         let options = ["run", "--attach", "at-once", "--memory", &memory];
         let reported = ["--report", "json", "--report-file", &report, "--"];
         let run: Vec<String> = options.iter().chain(&reported).map(|&word| word.to_owned()).collect();
-        let cpu_ns = self.errand(seed).run_by(&run)?.number(CPU);
+        let cpu_ns = self.task(seed).run_by(&run)?.number(CPU);
         let served = served_bytes(&std::fs::read_to_string(report)?);
         if served >= (self.bytes + self.reads * PAGE as u64) as f64 {
             return Ok(cpu_ns);
@@ -131,7 +131,7 @@ impl Ground {
     fn by_kernel(&self, seed: u64) -> Result<f64, Unmeasured> {
         let (file, mut runs) = ([KernelFile::open(&self.path)?], 0);
         loop {
-            let cpu_ns = self.errand(seed).run(None)?.number(CPU);
+            let cpu_ns = self.task(seed).run(None)?.number(CPU);
             runs += 1;
             match check_warm(&file) {
                 Err(_) if runs < WARM_RUNS_MAX => {}
@@ -140,8 +140,8 @@ impl Ground {
         }
     }
 
-    fn errand(&self, seed: u64) -> Errand {
-        Errand::new(JOB).with(PATH, self.path.display()).with(READS, self.reads).with(SEED, seed)
+    fn task(&self, seed: u64) -> WorkerTask {
+        WorkerTask::new(JOB).with(PATH, self.path.display()).with(READS, self.reads).with(SEED, seed)
     }
 }
 
@@ -151,13 +151,13 @@ fn memory_for(bytes: u64) -> u64 {
 }
 
 /// The worker's part: by a view of the cache, or by `pread`, whoever answers it.
-pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let file = KernelFile::open(errand.text(PATH)?)?;
+pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let file = KernelFile::open(task.text(PATH)?)?;
     let bytes = file.metadata()?.len();
-    let (reads, seed) = (errand.number(READS)?, errand.number(SEED)?);
-    let cpu_ns = match errand.text(CACHE) {
+    let (reads, seed) = (task.number(READS)?, task.number(SEED)?);
+    let cpu_ns = match task.text(CACHE) {
         Ok(cache) => {
-            let viewed = Viewed::attach(cache, errand.text(PATH)?.as_ref())?;
+            let viewed = Viewed::attach(cache, task.text(PATH)?.as_ref())?;
             after_all(|buffer, position| Ok(viewed.read_at(buffer, position)?), bytes, reads, seed)?
         }
         Err(_) => after_all(|buffer, position| Ok(file.read_at(buffer, position)?), bytes, reads, seed)?,
@@ -172,7 +172,7 @@ fn after_all(
     reads: u64,
     seed: u64,
 ) -> Result<f64, Unmeasured> {
-    let (mut piece, mut look) = (vec![0; 1 << 20], Look::default());
+    let (mut piece, mut look) = (vec![0; 1 << 20], FirstWords::default());
     for position in (0..bytes).step_by(piece.len()) {
         let came = read(&mut piece, position)?;
         look.at(&piece[..came], position);
@@ -204,5 +204,5 @@ fn cpu_ns(
 
 /// Rules by which a file is served that this very process has open for writing.
 fn by_times() -> ServeRules {
-    ServeRules { coherence: Coherence::Times, ..ServeRules::default() }
+    ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

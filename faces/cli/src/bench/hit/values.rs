@@ -70,11 +70,11 @@ fn case(files: &Shared<Files>, peers: &Shared<Peers>, load: Load) -> Case {
     let case = Case::new(load.name, &METRICS, move || {
         let (files, peers) = (files.get()?, peers.get()?);
         let pages = files.bytes / PAGE as u64;
-        let asked = Rc::new(Asked { pages, zipf: load.is_zipf.then(|| Zipf::new(pages, EXPONENT)) });
+        let asked = Rc::new(PageSequence { pages, zipf: load.is_zipf.then(|| Zipf::new(pages, EXPONENT)) });
         let of = |(name, copy)| {
             let (files, peers, asked) = (Rc::clone(&files), Rc::clone(&peers), Rc::clone(&asked));
             Alternative::new(name, move |repetition| {
-                let held = Held { files: &files, peers: &peers };
+                let held = CachedPages { files: &files, peers: &peers };
                 cpu_ns(&held, &asked, load, copy, repetition)
             })
         };
@@ -86,20 +86,20 @@ fn case(files: &Shared<Files>, peers: &Shared<Peers>, load: Load) -> Case {
 }
 
 /// The pages, by everybody who has them.
-struct Held<'h> {
+struct CachedPages<'h> {
     files: &'h Files,
     #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "there are none to be asked"))]
     peers: &'h Peers,
 }
 
 /// Copies a page, if it is there.
-type CopyPage = fn(&Held<'_>, u64, &mut [u8; PAGE]) -> bool;
+type CopyPage = fn(&CachedPages<'_>, u64, &mut [u8; PAGE]) -> bool;
 
-fn ours(held: &Held<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
+fn ours(held: &CachedPages<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
     held.files.order_9.read_at(to, page * PAGE as u64).is_ok_and(|bytes| bytes == PAGE)
 }
 
-fn bare_copy(held: &Held<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
+fn bare_copy(held: &CachedPages<'_>, page: u64, to: &mut [u8; PAGE]) -> bool {
     to.copy_from_slice(&held.files.copy[page as usize * PAGE..][..PAGE]);
     true
 }
@@ -162,12 +162,12 @@ impl Peers {
 }
 
 /// Which pages a thread asks for.
-struct Asked {
+struct PageSequence {
     pages: u64,
     zipf: Option<Zipf>,
 }
 
-impl Asked {
+impl PageSequence {
     /// So many of them, the same for whoever begins with the same.
     fn draw(&self, places: &mut Places, reads: usize) -> Vec<u64> {
         let bits = self.pages.ilog2();
@@ -188,8 +188,8 @@ struct Reader {
 
 /// CPU time for each read.
 fn cpu_ns(
-    held: &Held<'_>,
-    asked: &Asked,
+    held: &CachedPages<'_>,
+    asked: &PageSequence,
     load: Load,
     copy: CopyPage,
     repetition: u64,

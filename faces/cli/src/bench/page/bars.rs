@@ -14,7 +14,7 @@ use crate::report::digits;
 
 /// What a table of ratios says first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum TableLead {
     /// Experiment, case and metric: the rows are of different ones.
     Where,
     /// Which way of ours: the rest stands above.
@@ -53,7 +53,7 @@ pub fn put(html: &mut String, rows: &[Row]) {
             put_bars(html, &bars(&metric));
             let compared: Vec<&Row> = metric.into_iter().filter(|row| row.peer_name.is_some()).collect();
             if !compared.is_empty() {
-                put_table(html, &compared, Told::Way);
+                put_table(html, &compared, TableLead::Way);
             }
         }
         html.push_str("</details>\n");
@@ -128,13 +128,13 @@ fn put_bars(html: &mut String, bars: &[Bar]) {
 }
 
 /// The rows' ratios, with goals and verdicts.
-pub fn put_table(html: &mut String, rows: &[&Row], told: Told) {
-    let first = if told == Told::Where { "where" } else { "ours" };
+pub fn put_table(html: &mut String, rows: &[&Row], told: TableLead) {
+    let first = if told == TableLead::Where { "where" } else { "ours" };
     put!(html, "<table><thead><tr><th>{first}</th><th>beside</th><th>ratio [quartiles]</th>");
     html.push_str("<th>goal</th><th></th></tr></thead><tbody>\n");
     for row in rows {
         let place = match told {
-            Told::Where => format!(
+            TableLead::Where => format!(
                 "<a href=\"#{0}\">{0}</a> {1}, {2}: {3} against {4} {5}",
                 row.experiment,
                 escaped(&row.case),
@@ -143,7 +143,7 @@ pub fn put_table(html: &mut String, rows: &[&Row], told: Told) {
                 row.peer.map_or("-".to_owned(), digits),
                 escaped(row.unit)
             ),
-            Told::Way => escaped(row.situation().1),
+            TableLead::Way => escaped(row.situation().1),
         };
         let [.., ratio, goal, verdict] = row.cells();
         let goal = if row.goal.is_some() {

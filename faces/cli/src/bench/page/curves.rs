@@ -13,7 +13,7 @@
 use super::bars::grouped;
 use super::{Section, escaped};
 use crate::bench::ratio;
-use crate::bench::rows::{Row, Series, Standing};
+use crate::bench::rows::{PeerKind, Row, Series};
 use crate::report::digits;
 
 const WIDTH: f64 = 420.0;
@@ -173,7 +173,7 @@ fn latencies(situation: &[&Row]) -> Option<Chart> {
     };
     for row in &rows {
         note(row.situation().1, Kind::Ours, row.metric, row.quinion);
-        let kind = if row.standing == Standing::Bound { Kind::Bound } else { Kind::Peer };
+        let kind = if row.standing == PeerKind::Bound { Kind::Bound } else { Kind::Peer };
         if let Some(name) = row.peer_name {
             note(name, kind, row.metric, row.peer);
         }

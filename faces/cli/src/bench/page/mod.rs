@@ -90,7 +90,7 @@ fn put_goals(html: &mut String, sections: &[Section]) {
     ] {
         if !rows.is_empty() {
             put!(html, "<details{open}><summary>{heading}: {}</summary>\n", rows.len());
-            bars::put_table(html, &rows, bars::Told::Where);
+            bars::put_table(html, &rows, bars::TableLead::Where);
             html.push_str("</details>\n");
         }
     }
@@ -147,7 +147,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::rows::{Series, Standing};
+    use crate::bench::rows::{PeerKind, Series};
 
     pub(super) fn row(case: &str, metric: &'static str, ours: f64, peer: Option<(&'static str, f64)>) -> Row {
         let ratio = peer.map(|(_, peer)| peer / ours);
@@ -161,7 +161,7 @@ mod tests {
             peer: peer.map(|(_, peer)| peer),
             peer_spread: peer.map(|(_, peer)| [peer * 0.9, peer * 1.1]),
             peer_name: peer.map(|(name, _)| name),
-            standing: Standing::Peer,
+            standing: PeerKind::Peer,
             ratio,
             spread: ratio.map(|ratio| [ratio, ratio]),
             goal: None,

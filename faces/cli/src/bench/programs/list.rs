@@ -4,7 +4,7 @@
 //! that behaves otherwise where nobody reads its output (grep, tar) is given a reader.
 
 use super::data::{BLOCKS, Data};
-use super::turn::Saw;
+use super::turn::OutputCheck;
 use super::{Extent, NOT_WORSE, REPEAT, REPEAT_LONG};
 use crate::bench::harness::Unmeasured;
 
@@ -13,7 +13,7 @@ pub struct Program {
     pub name: &'static str,
     /// How it is called. Told whether its files are in somebody's memory.
     pub words: Words,
-    pub says: Saw,
+    pub says: OutputCheck,
     /// By how much we are wanted to do more operations a second, where it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
@@ -31,7 +31,7 @@ impl Program {
         Self {
             name,
             words,
-            says: Saw::Output,
+            says: OutputCheck::Output,
             warm_goal: goal,
             cold_goal: goal,
             repeat: REPEAT,
@@ -39,7 +39,7 @@ impl Program {
         }
     }
 
-    const fn says(self, says: Saw, cold_goal: f64, warm_goal: f64) -> Self {
+    const fn says(self, says: OutputCheck, cold_goal: f64, warm_goal: f64) -> Self {
         Self { says, cold_goal, warm_goal, ..self }.long()
     }
 
@@ -48,11 +48,11 @@ impl Program {
     }
 
     const fn fio(name: &'static str, words: Words, warm_goal: f64) -> Self {
-        Self::new(name, words).says(Saw::Fio, NOT_WORSE, warm_goal)
+        Self::new(name, words).says(OutputCheck::Fio, NOT_WORSE, warm_goal)
     }
 
     const fn db_bench(benchmark: &'static str, words: Words, warm_goal: f64) -> Self {
-        Self::new(benchmark, words).says(Saw::DbBench(benchmark), 1.0, warm_goal)
+        Self::new(benchmark, words).says(OutputCheck::DbBench(benchmark), 1.0, warm_goal)
     }
 
     const fn quick(self) -> Self {

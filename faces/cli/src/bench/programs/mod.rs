@@ -41,11 +41,11 @@ use super::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
 use super::limit::{MEMORY, peak_of};
 use super::machine::{passed, process_bytes};
 use super::shared::Shared;
-use super::worker::Errand;
+use super::worker::WorkerTask;
 use data::Data;
 use list::{PROGRAMS, Program};
 pub use turn::{JOB, served_bytes, work};
-use turn::{Saw, Turn, run_and_look};
+use turn::{OutputCheck, ProgramRun, run_and_look};
 
 const OPERATIONS: &str = "operations";
 const TIME: &str = "time";
@@ -171,8 +171,10 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
         Ok(vec![of(OURS, Plan::ours), of(KERNEL, Plan::kernel)])
     });
     let case = match program.says {
-        Saw::Output => case,
-        Saw::Fio | Saw::DbBench(_) => case.compare(OPERATIONS, OURS, KERNEL, Some(program.goal(state))),
+        OutputCheck::Output => case,
+        OutputCheck::Fio | OutputCheck::DbBench(_) => {
+            case.compare(OPERATIONS, OURS, KERNEL, Some(program.goal(state)))
+        }
     };
     // One that does nothing shows what a start costs, and is no measure of what programs take.
     let time_goal = Some(NOT_WORSE).filter(|_| program.name != list::NOTHING);
@@ -225,7 +227,7 @@ impl Plan {
 
     fn kernel(&self) -> Result<Vec<f64>, Unmeasured> {
         self.bring_about()?;
-        let taken = Taken::of(|| match self.state {
+        let taken = CostedRun::of(|| match self.state {
             State::Cold => self.whole(self.command()),
             State::Warm | State::Resident => self.inside(&[], 0),
         })?;
@@ -241,14 +243,14 @@ impl Plan {
             ["run", "--memory", &memory, "--report", "json", "--report-file", &path, "--"].map(str::to_owned);
         let read = self.read_bytes.get().map_or(f64::NAN, |bytes| bytes as f64);
         if self.state != State::Cold {
-            let taken = Taken::of(|| self.inside(&run, 1))?;
+            let taken = CostedRun::of(|| self.inside(&run, 1))?;
             let by_kernel = taken.turn.read_bytes.map_or(f64::NAN, |bytes| bytes as f64);
             return Ok(taken.numbers((1.0 - by_kernel / read).clamp(0.0, 1.0)));
         }
         let mut command = Command::new(std::env::current_exe()?);
         command.args(&run).args(&self.words).current_dir(self.data.path());
         turn::plain(&mut command);
-        let taken = Taken::of(|| self.whole(command))?;
+        let taken = CostedRun::of(|| self.whole(command))?;
         Ok(taken.numbers(served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
@@ -260,25 +262,25 @@ impl Plan {
         }
     }
 
-    fn whole(&self, command: Command) -> Result<Turn, Unmeasured> {
+    fn whole(&self, command: Command) -> Result<ProgramRun, Unmeasured> {
         let turn = run_and_look(command, self.program.says)?;
         self.check(turn)
     }
 
     /// Measured by ourselves in another process, which `run` starts if it has words; our parent computes for us
     /// then.
-    fn inside(&self, run: &[String], owners: u64) -> Result<Turn, Unmeasured> {
-        let errand = Errand::new(JOB)
+    fn inside(&self, run: &[String], owners: u64) -> Result<ProgramRun, Unmeasured> {
+        let task = WorkerTask::new(JOB)
             .with(turn::OWNERS, owners)
             .with(turn::FOLDER, self.data.path().display())
             .with(turn::SAYS, self.program.says.written())
             .with(turn::BEFORE, self.state.turns_before())
             .with(turn::WORDS, turn::joined(&self.words));
-        let turn = Turn::of(&errand.run_by(run)?);
+        let turn = ProgramRun::of(&task.run_by(run)?);
         self.check(turn)
     }
 
-    fn check(&self, turn: Turn) -> Result<Turn, Unmeasured> {
+    fn check(&self, turn: ProgramRun) -> Result<ProgramRun, Unmeasured> {
         if *self.said.get_or_init(|| turn.said) == turn.said {
             return Ok(turn);
         }
@@ -288,15 +290,15 @@ impl Plan {
 }
 
 /// A turn with what it took beside time; not a number where the kernel does not say.
-struct Taken {
-    turn: Turn,
+struct CostedRun {
+    turn: ProgramRun,
     memory_bytes: f64,
     device_bytes: f64,
 }
 
-impl Taken {
+impl CostedRun {
     /// A turn, and what all of its processes took.
-    fn of(turn: impl FnOnce() -> Result<Turn, Unmeasured>) -> Result<Self, Unmeasured> {
+    fn of(turn: impl FnOnce() -> Result<ProgramRun, Unmeasured>) -> Result<Self, Unmeasured> {
         let before = process_bytes();
         let (turn, memory_bytes) = peak_of(turn)?;
         Ok(Self { turn, memory_bytes, device_bytes: passed(before, process_bytes()) })
@@ -304,7 +306,7 @@ impl Taken {
 
     /// The metrics, in their order.
     fn numbers(&self, served: f64) -> Vec<f64> {
-        let Turn { operations, seconds, cpu_seconds, .. } = self.turn;
+        let ProgramRun { operations, seconds, cpu_seconds, .. } = self.turn;
         let [memory, device] = [self.memory_bytes, self.device_bytes].map(|bytes| bytes / f64::from(1 << 20));
         vec![operations / 1e3, seconds * 1e3, cpu_seconds * 1e3, memory, device, served]
     }

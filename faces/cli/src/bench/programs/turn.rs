@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, WaitId, WaitIdOptions, getppid, waitid};
 
 use crate::bench::harness::Unmeasured;
-use crate::bench::worker::{Answer, CPU, Errand, SECONDS};
+use crate::bench::worker::{Answer, CPU, SECONDS, WorkerTask};
 use crate::sys;
 
 /// What the worker is asked for, and by which words.
@@ -39,7 +39,7 @@ const SAID: &str = "said";
 
 /// How a program says what came of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Saw {
+pub enum OutputCheck {
     /// By its output, which is always the same.
     Output,
     /// As fio does, in its form for programs.
@@ -51,7 +51,7 @@ pub enum Saw {
 /// Benchmarks of db_bench's that are known.
 const BENCHMARKS: [&str; 3] = ["readrandom", "readseq", "multireadrandom"];
 
-impl Saw {
+impl OutputCheck {
     /// As a word.
     pub fn written(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
 
 /// What one turn of a program was.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Turn {
+pub struct ProgramRun {
     /// Operations a second, as it says; not a number if it does not.
     pub operations: f64,
     /// From its start to its end.
@@ -119,7 +119,7 @@ pub struct Turn {
     pub said: u64,
 }
 
-impl Turn {
+impl ProgramRun {
     /// What a worker answered.
     pub fn of(answer: &Answer) -> Self {
         let said = answer.list(SAID);
@@ -153,11 +153,11 @@ fn split(words: &str) -> Vec<String> {
 }
 
 /// The worker's part: runs the program, more than once if that was said, and answers for the last time.
-pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let says = Saw::read(errand.text(SAYS)?)?;
-    let words = split(errand.text(WORDS)?);
-    let folder = PathBuf::from(errand.text(FOLDER)?);
-    let has_owner = errand.number(OWNERS)? > 0;
+pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let says = OutputCheck::read(task.text(SAYS)?)?;
+    let words = split(task.text(WORDS)?);
+    let folder = PathBuf::from(task.text(FOLDER)?);
+    let has_owner = task.number(OWNERS)? > 0;
     let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, sys::cpu_ns_of);
     let command = || {
         let mut command = Command::new(&words[0]);
@@ -165,14 +165,14 @@ pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
         plain(&mut command);
         command
     };
-    for _ in 0..errand.number(BEFORE)? {
+    for _ in 0..task.number(BEFORE)? {
         run_and_look(command(), says)?;
         wait_until_idle(owner_ns);
     }
     let owner = owner_ns();
     let turn = run_and_look(command(), says)?;
     let owner_seconds = (owner_ns() - owner) / 1e9;
-    Ok(Turn { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
+    Ok(ProgramRun { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
 }
 
 /// People do not run a program again within a millisecond: who copies while nobody waits has time for it, until
@@ -198,7 +198,7 @@ pub fn plain(command: &mut Command) {
 }
 
 /// Runs `command` to its end.
-pub fn run_and_look(mut command: Command, says: Saw) -> Result<Turn, Unmeasured> {
+pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
     let program = command.get_program().display().to_string();
     let missing = |error| {
         Unmeasured::Missing(format!(
@@ -219,7 +219,7 @@ pub fn run_and_look(mut command: Command, says: Saw) -> Result<Turn, Unmeasured>
         let output = String::from_utf8_lossy(&output);
         Unmeasured::Failed(format!("what {program} printed is not understood:\n{output}{wrong}"))
     })?;
-    Ok(Turn { operations, seconds, cpu_seconds, read_bytes, said })
+    Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
 }
 
 /// Standard output and standard error, to their ends.
@@ -262,21 +262,21 @@ mod tests {
     #[test]
     fn fio_and_db_bench_are_understood() {
         let line = "note\n3;fio-3.33;x;0;0;24576;18660;4665;1317;0\n";
-        let (operations, said) = Saw::Fio.look(line.as_bytes()).expect("it is fio's");
+        let (operations, said) = OutputCheck::Fio.look(line.as_bytes()).expect("it is fio's");
         assert_eq!(operations, 4665.0);
         let slower = line.replace("18660;4665;1317", "9330;2332;2634");
-        assert_eq!(Saw::Fio.look(slower.as_bytes()), Some((2332.0, said)));
+        assert_eq!(OutputCheck::Fio.look(slower.as_bytes()), Some((2332.0, said)));
         let wrong = line.replace("x;0;0;24576", "x;0;84;14172");
-        assert_ne!(Saw::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
-        assert_eq!(Saw::Fio.look(b"fio: no such file\n"), None);
+        assert_ne!(OutputCheck::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
+        assert_eq!(OutputCheck::Fio.look(b"fio: no such file\n"), None);
 
         let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations; 1 MB/s (7 of 9 found)";
-        let says = Saw::DbBench("readrandom");
+        let says = OutputCheck::DbBench("readrandom");
         let (operations, said) = says.look(line.as_bytes()).expect("it is db_bench's");
         assert_eq!(operations, 196_858.0);
         assert_eq!(says.look(line.replace("196858", "5").as_bytes()), Some((5.0, said)));
         assert_ne!(says.look(line.replace("7 of", "8 of").as_bytes()).expect("it is").1, said);
-        assert_eq!(Saw::DbBench("readseq").look(line.as_bytes()), None);
+        assert_eq!(OutputCheck::DbBench("readseq").look(line.as_bytes()), None);
     }
 
     #[test]
@@ -288,16 +288,16 @@ mod tests {
 
     #[test]
     fn a_turn_arrives_as_it_was_sent() {
-        let turn = Turn {
+        let turn = ProgramRun {
             operations: 1.5,
             seconds: 2.0,
             cpu_seconds: 3.0,
             read_bytes: Some(4),
             said: 0x0123_4567_89ab_cdef,
         };
-        assert_eq!(Turn::of(&turn.answer()), turn);
-        for says in [Saw::Output, Saw::Fio, Saw::DbBench("readseq")] {
-            assert_eq!(Saw::read(says.written()), Ok(says));
+        assert_eq!(ProgramRun::of(&turn.answer()), turn);
+        for says in [OutputCheck::Output, OutputCheck::Fio, OutputCheck::DbBench("readseq")] {
+            assert_eq!(OutputCheck::read(says.written()), Ok(says));
         }
     }
 
@@ -306,12 +306,12 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "head -c 1000000 /dev/zero | wc -c; exit 0"]);
         plain(&mut command);
-        let turn = run_and_look(command, Saw::Output).expect("it runs");
+        let turn = run_and_look(command, OutputCheck::Output).expect("it runs");
         assert!(turn.read_bytes.is_none_or(|bytes| bytes >= 2_000_000), "{turn:?}");
         assert_eq!(turn.said, sum(b"1000000\n".as_slice()));
         let mut command = Command::new("sh");
         command.args(["-c", "echo why >&2; exit 3"]);
-        let wrong = run_and_look(command, Saw::Output).expect_err("it failed").to_string();
+        let wrong = run_and_look(command, OutputCheck::Output).expect_err("it failed").to_string();
         assert!(wrong.contains("why") && wrong.contains('3'), "{wrong}");
         assert_eq!(served_bytes("{\"served\":{\"reads\":1,\"bytes\":77,\"files\":1}}"), 77.0);
     }

@@ -30,7 +30,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use quinion::policy::{Came, PolicyKind};
+use quinion::policy::{FetchOrigin, PolicyKind};
 
 use super::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
 use ours::Ours;
@@ -152,7 +152,7 @@ fn at_size(source: Source, percent: f64) -> Case {
     let case = Case::new(format!("{}{AT}{percent} %", source.name), &METRICS, move || {
         let trace = source.trace()?;
         let pages = trace.cache_pages(percent);
-        Ok(everybody(&trace, pages, Came::Asked))
+        Ok(everybody(&trace, pages, FetchOrigin::Asked))
     });
     compared(case)
 }
@@ -161,7 +161,7 @@ fn at_size(source: Source, percent: f64) -> Case {
 fn round_and_round(larger: f64) -> Case {
     let case = Case::new(format!("loop of {larger} caches"), &METRICS, move || {
         let trace = Rc::new(synthetic::around((LOOP_CACHE_PAGES as f64 * larger) as u64, LOOP_ROUNDS));
-        Ok(everybody(&trace, LOOP_CACHE_PAGES, Came::Stream))
+        Ok(everybody(&trace, LOOP_CACHE_PAGES, FetchOrigin::Stream))
     });
     compared(case)
 }
@@ -175,7 +175,7 @@ fn compared(case: Case) -> Case {
 }
 
 /// Ours and all others, with `pages` pages each. Pages come to ours as `came` says; the others do not know.
-fn everybody(trace: &Rc<Trace>, pages: usize, came: Came) -> Vec<Alternative> {
+fn everybody(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
     let ours = move |kind: PolicyKind| {
         move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, kind.build(), came))
     };
@@ -223,7 +223,7 @@ fn confirmed_by_a_cache(source: Source) -> Case {
             });
             let simulated = Alternative::new(SIMULATED, move |_| {
                 let pages = *held.get().expect("the cache was asked before");
-                let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), Came::Asked);
+                let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), FetchOrigin::Asked);
                 Ok(vec![percent_of(&trace, ours)])
             });
             Ok(vec![real, simulated])
@@ -239,7 +239,7 @@ mod tests {
     fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
         let trace = Rc::new(Trace::new("x", asked));
         let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];
-        let all = everybody(&trace, pages, Came::Asked);
+        let all = everybody(&trace, pages, FetchOrigin::Asked);
         let hits = |mut one: Alternative| one.run_once(0).expect("it runs")[0] * asked.len() as f64 / 100.0;
         names.into_iter().zip(all.into_iter().map(hits)).collect()
     }
@@ -282,7 +282,7 @@ mod tests {
     fn the_made_up_trace_answers_the_same_everywhere() {
         let trace = Rc::new(synthetic::trace(Extent::Quick));
         let pages = trace.cache_pages(10.0);
-        let all = everybody(&trace, pages, Came::Asked);
+        let all = everybody(&trace, pages, FetchOrigin::Asked);
         let ratios: Vec<_> = all.into_iter().map(|mut one| one.run_once(0).expect("it runs")[0]).collect();
         let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
         assert_eq!(shown, EXPECTED);
@@ -297,7 +297,7 @@ mod tests {
         for larger in LOOPS {
             let pages = (1000.0 * larger) as u64;
             let trace = synthetic::around(pages, LOOP_ROUNDS);
-            let ours = Ours::new(&trace.places, 1000, PolicyKind::default().build(), Came::Stream);
+            let ours = Ours::new(&trace.places, 1000, PolicyKind::default().build(), FetchOrigin::Stream);
             let bound = share(peers::optimum(&trace.references, trace.unique(), 1000), &trace);
             let reached = percent_of(&trace, ours);
             assert!(bound - reached < 0.5 && reached <= bound, "{larger}: {reached} of {bound}");

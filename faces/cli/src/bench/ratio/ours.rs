@@ -17,10 +17,12 @@
 
 use std::collections::VecDeque;
 
-use quinion::policy::{Arrival, CLASSES, Came, Class, Policy, READS_MAX, Verdict, Weights};
+use quinion::policy::{
+    ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights,
+};
 use quinion::reclaim::shadow_nodes_max;
 use quinion::units::{Order, PAGE_SIZE};
-use quinion::workingset::{Memory, Refault, Standing, WorkingSet};
+use quinion::workingset::{EvictedState, Refault, ShadowInfo, WorkingSet};
 
 use super::peers::Simulated;
 
@@ -31,21 +33,21 @@ const NODE_SHIFT: u32 = 6;
 pub struct Ours {
     pages_max: u64,
     policy: Box<dyn Policy>,
-    came: Came,
+    came: FetchOrigin,
     rings: [VecDeque<u32>; CLASSES],
     held: Weights,
     /// The ring of each page that is held.
     class: Vec<Option<Class>>,
     reads: Vec<u8>,
     /// Pages that came back soon.
-    standing: Vec<Standing>,
+    standing: Vec<EvictedState>,
     ages: WorkingSet,
     shadows: Shadows,
 }
 
 impl Ours {
     /// A cache of `pages_max` pages at `places`, all of which come as `came` says.
-    pub fn new(places: &[u64], pages_max: usize, policy: Box<dyn Policy>, came: Came) -> Self {
+    pub fn new(places: &[u64], pages_max: usize, policy: Box<dyn Policy>, came: FetchOrigin) -> Self {
         Self {
             pages_max: pages_max as u64,
             policy,
@@ -54,7 +56,7 @@ impl Ours {
             held: Weights::default(),
             class: vec![None; places.len()],
             reads: vec![0; places.len()],
-            standing: vec![Standing::Plain; places.len()],
+            standing: vec![EvictedState::Plain; places.len()],
             ages: WorkingSet::new(pages_max as u64),
             shadows: Shadows::new(places, pages_max),
         }
@@ -65,7 +67,7 @@ impl Ours {
         let memory = self.shadows.take(page)?;
         let refault = self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held));
         // What has had its time in Main is new again, as in the cache.
-        Some(refault).filter(|_| memory.standing == Standing::Plain)
+        Some(refault).filter(|_| memory.standing == EvictedState::Plain)
     }
 
     fn put(&mut self, page: u32, class: Class, reads: u8) {
@@ -86,8 +88,8 @@ impl Ours {
             let verdict = self.policy.judge(class, self.reads[page as usize], 1, &self.held);
             self.held.pages[class as usize] -= 1;
             match verdict {
-                Verdict::Keep { class, reads } => self.put(page, class, reads),
-                Verdict::Evict { remember } => self.evict(page, remember),
+                PolicyVerdict::Keep { class, reads } => self.put(page, class, reads),
+                PolicyVerdict::Evict { remember } => self.evict(page, remember),
             }
         }
     }
@@ -95,12 +97,12 @@ impl Ours {
     /// A stream makes its own room: it gives up the youngest page that it has read, if nobody else did.
     fn drop_behind(&mut self) -> bool {
         let stream = Class::Stream as usize;
-        if self.came != Came::Stream {
+        if self.came != FetchOrigin::Stream {
             return false;
         }
         let Some(&page) = self.rings[stream].back() else { return false };
         let verdict = self.policy.judge(Class::Stream, self.reads[page as usize], 1, &self.held);
-        if matches!(verdict, Verdict::Keep { .. }) {
+        if matches!(verdict, PolicyVerdict::Keep { .. }) {
             return false;
         }
         let page = self.rings[stream].pop_back().expect("it was looked at");
@@ -114,7 +116,7 @@ impl Ours {
         self.class[page as usize] = None;
         let standing = self.standing[page as usize];
         let memory = self.ages.remember(Order::ZERO, standing);
-        let remember = remember || standing == Standing::WorkingSet;
+        let remember = remember || standing == EvictedState::WorkingSet;
         self.shadows.leave(page, remember.then_some(memory));
     }
 }
@@ -129,8 +131,8 @@ impl Simulated for Ours {
         let refault = self.refault(page);
         self.make_room();
         let came_back = refault == Some(Refault::Recent);
-        self.standing[page as usize] = if came_back { Standing::WorkingSet } else { Standing::Plain };
-        let class = self.policy.admit(Arrival { pages: 1, came: self.came, refault }, &self.held);
+        self.standing[page as usize] = if came_back { EvictedState::WorkingSet } else { EvictedState::Plain };
+        let class = self.policy.admit(ArrivingFolio { pages: 1, came: self.came, refault }, &self.held);
         self.shadows.enter(page);
         self.put(page, class, 0);
         false
@@ -143,7 +145,7 @@ impl Simulated for Ours {
 
 /// What is remembered of the pages that left, as long as the nodes it stands in are allowed to stay.
 struct Shadows {
-    memory: Vec<Option<Memory>>,
+    memory: Vec<Option<ShadowInfo>>,
     /// The node of each page.
     node: Vec<u32>,
     /// The pages of node n are those from `first[n]` up to `first[n + 1]`.
@@ -189,7 +191,7 @@ impl Shadows {
         shadows
     }
 
-    fn take(&mut self, page: u32) -> Option<Memory> {
+    fn take(&mut self, page: u32) -> Option<ShadowInfo> {
         self.memory[page as usize]
     }
 
@@ -202,7 +204,7 @@ impl Shadows {
     }
 
     /// A page is held no more; this is remembered of it.
-    fn leave(&mut self, page: u32, memory: Option<Memory>) {
+    fn leave(&mut self, page: u32, memory: Option<ShadowInfo>) {
         let node = self.node[page as usize] as usize;
         self.live[node] -= 1;
         self.remembered[node] += u32::from(memory.is_some());

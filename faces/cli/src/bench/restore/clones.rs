@@ -26,7 +26,7 @@ use crate::bench::machine::check_memory;
 use crate::bench::populate::faults_of;
 use crate::bench::scratch::Scratch;
 use crate::bench::shared::Shared;
-use crate::bench::worker::{Answer, Errand};
+use crate::bench::worker::{Answer, WorkerTask};
 use crate::sys::{Absent, Mapped, PageKind, Region};
 
 /// What the worker calls it.
@@ -70,19 +70,19 @@ pub fn case(settings: &Settings) -> Case {
 fn alternative(scratch: &Rc<Scratch>, way: &'static str) -> Alternative {
     let scratch = Rc::clone(scratch);
     let run = move |_| {
-        let errand = Errand::new(JOB).with("way", way).with("snapshot", scratch.path().display());
-        let answer = errand.run(None)?;
+        let task = WorkerTask::new(JOB).with("way", way).with("snapshot", scratch.path().display());
+        let answer = task.run(None)?;
         Ok(KEYS.iter().map(|key| answer.number(key)).collect())
     };
     Alternative::new(way, run).excused(METRICS.len())
 }
 
-/// Ten clones, by the way of the errand.
-pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let snapshot = File::open(errand.text("snapshot")?)?;
-    match errand.text("way")? {
-        IMAGE => images(errand.text("snapshot")?.as_ref(), Ahead::Nothing),
-        IMAGE_CONTINUE => images(errand.text("snapshot")?.as_ref(), Ahead::All),
+/// Ten clones, by the way of the task.
+pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let snapshot = File::open(task.text("snapshot")?)?;
+    match task.text("way")? {
+        IMAGE => images(task.text("snapshot")?.as_ref(), Ahead::Nothing),
+        IMAGE_CONTINUE => images(task.text("snapshot")?.as_ref(), Ahead::All),
         COPY => copies(&snapshot),
         MAP_PRIVATE => private_maps(&snapshot),
         way => Err(Unmeasured::Failed(format!("there is no way `{way}` to make clones"))),

@@ -23,7 +23,7 @@ use crate::bench::caches::Drops;
 use crate::bench::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::bench::machine::check_memory;
 use crate::bench::populate::{cache, file};
-use crate::bench::scratch::{Look, Scratch};
+use crate::bench::scratch::{FirstWords, Scratch};
 use crate::bench::shared::Shared;
 use crate::bench::timing::process_cpu_ns;
 
@@ -124,7 +124,7 @@ impl Snapshot {
                 "only {came} of {bytes} bytes came into the guest's memory"
             )));
         }
-        let (mut buffer, mut look) = (vec![0; STEP], Look::default());
+        let (mut buffer, mut look) = (vec![0; STEP], FirstWords::default());
         for position in (0..bytes).step_by(STEP) {
             let found = memory.read_at(&mut buffer, position)?;
             look.at(&buffer[..found], position);

@@ -42,7 +42,7 @@ use super::limit::Limit;
 use super::rows::Series;
 use super::scratch::Scratch;
 use super::shared::Shared;
-use super::worker::{Answer, CPU, Errand, FROM_DEVICE, KERNEL, KSWAPD, SECONDS};
+use super::worker::{Answer, CPU, FROM_DEVICE, KERNEL, KSWAPD, SECONDS, WorkerTask};
 use way::Way;
 
 const THROUGHPUT: &str = "throughput";
@@ -297,25 +297,25 @@ impl Files {
 
     fn measure(&self, situation: Situation, way: Way) -> Result<Answer, Unmeasured> {
         let Situation { block, jobs, hot } = situation;
-        let mut errand = match &self.place {
+        let mut task = match &self.place {
             Place::Device { stream, drops } => {
                 drops.make_cold(&[File::open(stream.path())?])?;
-                Errand::new(JOB)
+                WorkerTask::new(JOB)
             }
-            Place::Memory(disk) => disk.errand(JOB),
+            Place::Memory(disk) => disk.task(JOB),
         };
         for (number, path) in self.stream.iter().enumerate() {
-            errand = errand.with(&work::file_key(number as u64), path.display());
+            task = task.with(&work::file_key(number as u64), path.display());
         }
         if let Some(scratch) = self.hot.as_ref().filter(|_| hot != Hot::Never) {
             let is_meanwhile = u64::from(hot == Hot::Meanwhile);
-            errand = errand.with("hot", scratch.path().display());
-            errand = errand.with("hot-before", hot.before()).with("hot-meanwhile", is_meanwhile);
+            task = task.with("hot", scratch.path().display());
+            task = task.with("hot-before", hot.before()).with("hot-meanwhile", is_meanwhile);
         }
-        let errand = errand.with("way", way.name()).with("block", block).with("jobs", jobs);
-        let errand = errand.with("files", self.stream.len()).with("each", self.each);
-        let errand = errand.with("interval-ms", self.interval_ms).with("depth", self.depth);
-        errand.with("memory", Limit::memory_within(self.limit)).run(Some(self.limit))
+        let task = task.with("way", way.name()).with("block", block).with("jobs", jobs);
+        let task = task.with("files", self.stream.len()).with("each", self.each);
+        let task = task.with("interval-ms", self.interval_ms).with("depth", self.depth);
+        task.with("memory", Limit::memory_within(self.limit)).run(Some(self.limit))
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use crate::bench::caches::kept_bytes;
 use crate::bench::harness::Unmeasured;
 use crate::bench::pages::PAGE;
-use crate::bench::scratch::Look;
+use crate::bench::scratch::FirstWords;
 use crate::sys::{HugeMemory, RawReader};
 
 /// By what a stream is read.
@@ -80,7 +80,7 @@ impl Streams {
 
     /// Reads `path` from `start` to `end`, and tells `seen` of bytes as they come.
     pub fn read(&self, path: &Path, start: u64, end: u64, seen: impl Fn(u64)) -> Result<(), Unmeasured> {
-        let mut look = Look::default();
+        let mut look = FirstWords::default();
         match self.way {
             Way::Ours | Way::Plain => {
                 let file = self.opened(path)?;

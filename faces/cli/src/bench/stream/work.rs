@@ -22,7 +22,7 @@ use crate::bench::pages::PAGE;
 use crate::bench::places::Places;
 use crate::bench::scratch::is_from;
 use crate::bench::statistics::percentile;
-use crate::bench::worker::{Answer, Errand, Meter};
+use crate::bench::worker::{Answer, Meter, WorkerTask};
 use crate::sys::HugeMemory;
 
 /// What the worker calls it.
@@ -62,21 +62,21 @@ fn parts(files: usize, each: u64, jobs: u64) -> Vec<Vec<Part>> {
 }
 
 /// What a worker does.
-pub fn work(errand: &Errand) -> Result<Answer, Unmeasured> {
-    let way = Way::of(errand.text("way")?);
+pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let way = Way::of(task.text("way")?);
     let way = way.ok_or_else(|| Unmeasured::Failed("nobody streams that way".to_owned()))?;
-    let (block, depth) = (errand.number("block")? as usize, errand.number("depth")? as usize);
-    let files = (0..errand.number("files")?).map(|file| Ok(PathBuf::from(errand.text(&file_key(file))?)));
+    let (block, depth) = (task.number("block")? as usize, task.number("depth")? as usize);
+    let files = (0..task.number("files")?).map(|file| Ok(PathBuf::from(task.text(&file_key(file))?)));
     let files = files.collect::<Result<Vec<PathBuf>, Unmeasured>>()?;
-    make_cold(files.iter().map(PathBuf::as_path).chain(errand.text("hot").map(Path::new)))?;
-    let streams = Streams::new(way, block, errand.number("memory")?, depth)?;
-    let hot = errand.text("hot").ok().map(|path| streams.hot(Path::new(path))).transpose()?;
+    make_cold(files.iter().map(PathBuf::as_path).chain(task.text("hot").map(Path::new)))?;
+    let streams = Streams::new(way, block, task.number("memory")?, depth)?;
+    let hot = task.text("hot").ok().map(|path| streams.hot(Path::new(path))).transpose()?;
     if let Some(hot) = &hot {
-        (0..errand.number("hot-before")?).try_for_each(|_| read_all(hot))?;
+        (0..task.number("hot-before")?).try_for_each(|_| read_all(hot))?;
     }
-    let meanwhile = hot.as_ref().filter(|_| errand.number("hot-meanwhile") == Ok(1));
-    let parts = parts(files.len(), errand.number("each")?, errand.number("jobs")?);
-    let interval = Duration::from_millis(errand.number("interval-ms")?);
+    let meanwhile = hot.as_ref().filter(|_| task.number("hot-meanwhile") == Ok(1));
+    let parts = parts(files.len(), task.number("each")?, task.number("jobs")?);
+    let interval = Duration::from_millis(task.number("interval-ms")?);
     let answer = stream(&streams, &files, &parts, interval, meanwhile)?;
     let Some(hot) = hot else { return Ok(answer) };
     Ok(answer.with(HOT_KEPT, [hot.kept()? as f64 / hot.len()? as f64]))
@@ -209,11 +209,11 @@ mod tests {
             crate::bench::scratch::write_content(&mut file, bytes).expect("room for it");
         }
         for way in Way::ALL {
-            let errand = Errand::new(JOB).with("way", way.name()).with("block", 64 << 10).with("jobs", 2);
-            let errand = errand.with("files", 1).with(&file_key(0), path.display()).with("each", 24 << 20);
-            let errand = errand.with("hot", hot.display()).with("hot-before", 2).with("hot-meanwhile", 1);
-            let errand = errand.with("interval-ms", 1).with("depth", 4).with("memory", 16 << 20);
-            match work(&errand) {
+            let task = WorkerTask::new(JOB).with("way", way.name()).with("block", 64 << 10).with("jobs", 2);
+            let task = task.with("files", 1).with(&file_key(0), path.display()).with("each", 24 << 20);
+            let task = task.with("hot", hot.display()).with("hot-before", 2).with("hot-meanwhile", 1);
+            let task = task.with("interval-ms", 1).with("depth", 4).with("memory", 16 << 20);
+            match work(&task) {
                 Ok(answer) => {
                     let kept = answer.number(HOT_KEPT);
                     assert!(

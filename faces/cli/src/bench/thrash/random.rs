@@ -95,12 +95,12 @@ impl Load {
 
 fn measured(disk: &Disk, load: Load, way: &'static str, seed: u64) -> Result<Vec<f64>, Unmeasured> {
     let path = disk.paths().next().expect("it has one file");
-    let errand = disk.errand(JOB).with("way", way).with("path", path.display()).with("bytes", disk.bytes());
-    let errand = errand
+    let task = disk.task(JOB).with("way", way).with("path", path.display()).with("bytes", disk.bytes());
+    let task = task
         .with("jobs", load.jobs)
         .with("before-ms", load.before_ms)
         .with("memory", Limit::memory_within(load.limit));
-    let answer = errand.with("counted-ms", load.counted_ms).with("seed", seed).run(Some(load.limit))?;
+    let answer = task.with("counted-ms", load.counted_ms).with("seed", seed).run(Some(load.limit))?;
     Ok(values(&answer))
 }
 
@@ -137,7 +137,7 @@ impl Reader {
     }
 }
 
-/// Makes the readers of an errand, one for each thread.
+/// Makes the readers of an task, one for each thread.
 fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>, Unmeasured> {
     let open = || -> Result<KernelFile, Unmeasured> { Ok(KernelFile::open(path)?) };
     let advised = || -> Result<Reader, Unmeasured> {
@@ -177,12 +177,12 @@ const COUNTED: u8 = 1;
 const OVER: u8 = 2;
 
 /// What a worker does.
-pub fn work(errand: &crate::bench::worker::Errand) -> Result<Answer, Unmeasured> {
-    let (path, jobs) = (errand.text("path")?, errand.number("jobs")?);
-    let (bytes, seed) = (errand.number("bytes")?, errand.number("seed")?);
+pub fn work(task: &crate::bench::worker::WorkerTask) -> Result<Answer, Unmeasured> {
+    let (path, jobs) = (task.text("path")?, task.number("jobs")?);
+    let (bytes, seed) = (task.number("bytes")?, task.number("seed")?);
     Drops::OurFiles.make_cold(&[KernelFile::open(path)?])?;
-    let readers = readers(errand.text("way")?, path, errand.number("memory")?, jobs)?;
-    let pause = |key| -> Result<Duration, Unmeasured> { Ok(Duration::from_millis(errand.number(key)?)) };
+    let readers = readers(task.text("way")?, path, task.number("memory")?, jobs)?;
+    let pause = |key| -> Result<Duration, Unmeasured> { Ok(Duration::from_millis(task.number(key)?)) };
     let (before, counted) = (pause("before-ms")?, pause("counted-ms")?);
     let phase = AtomicU8::new(BEFORE);
     let (parts, answer) = std::thread::scope(|scope| {
@@ -245,7 +245,7 @@ fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::worker::Errand;
+    use crate::bench::worker::WorkerTask;
 
     #[test]
     fn a_workers_numbers_become_metrics() {
@@ -264,11 +264,11 @@ mod tests {
         let mut file = KernelFile::create(&path).expect("a file");
         crate::bench::scratch::write_content(&mut file, 32 << 20).expect("room for it");
         for way in [OURS, NAIVE, MMAP, PREAD, DIRECT] {
-            let errand =
-                Errand::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
-            let errand = errand.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);
+            let task =
+                WorkerTask::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
+            let task = task.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);
             // A file system in memory keeps the file, and may have no direct reads (EINVAL).
-            match work(&errand.with("memory", 16 << 20)) {
+            match work(&task.with("memory", 16 << 20)) {
                 Ok(answer) => assert!(values(&answer)[0] > 0.0, "{way}: {answer:?}"),
                 Err(why) => {
                     let is_refused = way == DIRECT && why.to_string().contains("os error 22");

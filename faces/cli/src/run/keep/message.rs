@@ -20,14 +20,14 @@ pub const LINE_MAX: usize = 1 << 20;
 
 /// One value.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Word {
+enum MessageValue {
     Number(u64),
     Text(String),
 }
 
 /// Named values, in order.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Message(Vec<(String, Word)>);
+pub struct Message(Vec<(String, MessageValue)>);
 
 impl Message {
     /// A question.
@@ -41,13 +41,13 @@ impl Message {
     /// The same with a number more.
     #[must_use]
     pub fn number(mut self, name: &str, number: u64) -> Self {
-        self.0.push((name.to_owned(), Word::Number(number)));
+        self.0.push((name.to_owned(), MessageValue::Number(number)));
         self
     }
     /// The same with a text more.
     #[must_use]
     pub fn text(mut self, name: &str, text: &str) -> Self {
-        self.0.push((name.to_owned(), Word::Text(text.to_owned())));
+        self.0.push((name.to_owned(), MessageValue::Text(text.to_owned())));
         self
     }
 
@@ -59,21 +59,21 @@ impl Message {
         self.text(name, &text)
     }
 
-    fn get(&self, name: &str) -> Option<&Word> {
+    fn get(&self, name: &str) -> Option<&MessageValue> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, word)| word)
     }
     /// The number of that name.
     pub fn number_of(&self, name: &str) -> Option<u64> {
         match self.get(name)? {
-            Word::Number(number) => Some(*number),
-            Word::Text(_) => None,
+            MessageValue::Number(number) => Some(*number),
+            MessageValue::Text(_) => None,
         }
     }
     /// The text of that name.
     pub fn text_of(&self, name: &str) -> Option<&str> {
         match self.get(name)? {
-            Word::Text(text) => Some(text),
-            Word::Number(_) => None,
+            MessageValue::Text(text) => Some(text),
+            MessageValue::Number(_) => None,
         }
     }
     /// The bytes of that name.
@@ -98,8 +98,8 @@ impl Message {
         for (place, (name, word)) in self.0.iter().enumerate() {
             let comma = if place > 0 { "," } else { "" };
             let value = match word {
-                Word::Number(number) => Value::Number(*number),
-                Word::Text(text) => Value::Text(text.clone()),
+                MessageValue::Number(number) => Value::Number(*number),
+                MessageValue::Text(text) => Value::Text(text.clone()),
             };
             write!(line, "{comma}\"{name}\":{}", json(value)).expect("a string takes it");
         }
@@ -131,13 +131,13 @@ fn json(value: Value) -> String {
     line["{\"\":".len()..line.len() - "}\n".len()].to_owned()
 }
 
-fn word_at(from: &str) -> Option<(Word, &str)> {
+fn word_at(from: &str) -> Option<(MessageValue, &str)> {
     if from.starts_with('"') {
         let (text, after) = text_at(from)?;
-        return Some((Word::Text(text), after));
+        return Some((MessageValue::Text(text), after));
     }
     let end = from.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(from.len());
-    Some((Word::Number(from[..end].parse().ok()?), &from[end..]))
+    Some((MessageValue::Number(from[..end].parse().ok()?), &from[end..]))
 }
 
 /// A text in quotes, and what follows it.
@@ -176,7 +176,7 @@ mod tests {
         #[test]
         fn what_is_written_is_read_as_it_was(
             words in prop::collection::vec(("[a-z_]{1,8}", prop_oneof![
-                any::<u64>().prop_map(Word::Number), any::<String>().prop_map(Word::Text)]), 0..8)
+                any::<u64>().prop_map(MessageValue::Number), any::<String>().prop_map(MessageValue::Text)]), 0..8)
         ) {
             let message = Message(words);
             let line = message.line();

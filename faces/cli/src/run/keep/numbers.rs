@@ -135,7 +135,7 @@ fn read_file(words: &str) -> Option<FileMode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quinion::arena::Trust;
+    use quinion::arena::Validation;
 
     #[test]
     fn every_number_arrives_at_its_place() {
@@ -146,8 +146,8 @@ mod tests {
         assert!(numbers.owner.evicted_pages > 0 && numbers.totals.reasons.iter().all(|&count| count > 0));
         let file = |path: &str, trust, why: &str| FileMode { path: path.into(), trust, why: why.to_owned() };
         numbers.modes = vec![
-            file("/a b\n\u{1f}\"c", Trust::Kernel, "somebody has it open for writing"),
-            file("/d", Trust::Sure, ""),
+            file("/a b\n\u{1f}\"c", Validation::Kernel, "somebody has it open for writing"),
+            file("/d", Validation::Sure, ""),
         ];
         let hot = |name: &str, cached_bytes| Hot { name: name.into(), cached_bytes };
         numbers.hottest = vec![hot("/a b\n\u{1f}\"c", Some(0)), hot("/d", None), hot("", Some(u64::MAX))];

@@ -38,12 +38,12 @@ use quinion::serve::Owner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
+use super::connection::PATIENCE;
 use super::folder::{Folder, Lock};
-use super::line::PATIENCE;
 use super::message::{LINE_MAX, Message};
 use super::numbers::{self, Numbers};
 use super::start::READY;
-use super::{Idle, Name, PAUSE, PROTOCOL, Status, Wanted, sys};
+use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
 use crate::run::open_files;
 use crate::run::signals::Signals;
 use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
@@ -64,16 +64,16 @@ const EXTENT: u64 = quinion::units::EXTENT_SIZE as u64;
 
 /// What a process that stays was started with.
 #[derive(Clone, Debug)]
-pub struct Keeping {
+pub struct KeepOptions {
     /// Where its lock and its socket are.
     pub folder: PathBuf,
     /// What the cache is called.
     pub name: Name,
     /// How long it stays unused.
     pub idle: Idle,
-    /// When it takes files over from the kernel; see [`Wanted::attach`].
+    /// When it takes files over from the kernel; see [`CacheRequest::attach`].
     pub attach: String,
-    /// Which files it serves, and by what; see [`Wanted::rules`].
+    /// Which files it serves, and by what; see [`CacheRequest::rules`].
     pub rules: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ impl std::fmt::Debug for Cache {
 ///
 /// # Errors
 /// What is wrong, in words; whoever started us was told.
-pub fn keep(keeping: &Keeping, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
+pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
     let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
     let begun = begin(keeping, lock, build);
@@ -131,12 +131,12 @@ fn nothing() -> io::Result<OwnedFd> {
 
 /// Builds the cache and listens.
 fn begin(
-    keeping: &Keeping,
+    keeping: &KeepOptions,
     lock: Lock,
     build: impl FnOnce() -> Result<Cache, String>,
-) -> Result<Attendant, String> {
+) -> Result<ControlSocket, String> {
     let said = |error: io::Error| open_files::said(&error, error.raw_os_error());
-    let Keeping { folder, name, idle, attach, rules } = keeping.clone();
+    let KeepOptions { folder, name, idle, attach, rules } = keeping.clone();
     let folder = Folder::open(&folder).map_err(said)?;
     if !folder.is_lock_of(&lock, &name).map_err(said)? {
         return Err("an owner is started by `quinion run --keep`, and not by hand".to_owned());
@@ -149,7 +149,7 @@ fn begin(
     listener.set_nonblocking(true).map_err(said)?;
     let now = Instant::now();
     let use_ = Use { begun: now, last: now, viewers: 0, runs: 0 };
-    Ok(Attendant {
+    Ok(ControlSocket {
         folder,
         name,
         idle,
@@ -169,7 +169,7 @@ fn begin(
 }
 
 /// The question of a run that wants to join.
-pub fn question(wanted: &Wanted) -> Message {
+pub fn question(wanted: &CacheRequest) -> Message {
     let message = Message::ask("join")
         .number("protocol", PROTOCOL)
         .text("version", env!("CARGO_PKG_VERSION"))
@@ -207,7 +207,7 @@ struct Use {
 }
 
 /// A run that has joined.
-struct Joined {
+struct JoinedRun {
     run: u64,
     /// The cache's numbers then.
     before: OwnerNumbers,
@@ -216,10 +216,10 @@ struct Joined {
 }
 
 /// One who has connected.
-struct Talk {
+struct Client {
     stream: UnixStream,
     heard: Vec<u8>,
-    joined: Option<Joined>,
+    joined: Option<JoinedRun>,
     is_over: bool,
 }
 
@@ -231,7 +231,7 @@ enum Next {
 }
 
 /// The owner's ear.
-struct Attendant {
+struct ControlSocket {
     folder: Folder,
     name: Name,
     idle: Idle,
@@ -246,12 +246,12 @@ struct Attendant {
     numbers: Box<dyn AskedNumbers>,
     tidy: Box<dyn Fn()>,
     use_: Use,
-    talks: Vec<Talk>,
+    talks: Vec<Client>,
     /// Plans that runs brought, each once, and their numbers.
     plans: Vec<(Vec<u8>, u32)>,
 }
 
-impl Attendant {
+impl ControlSocket {
     fn serve(mut self) -> io::Result<()> {
         while self.turn()? == Next::Turn {}
         self.end()
@@ -302,7 +302,7 @@ impl Attendant {
             vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         fds.extend(self.talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)));
         let time = self
-            .patience()
+            .wait_policy()
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         match poll(&mut fds, time.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok((false, false, Vec::new())),
@@ -314,7 +314,7 @@ impl Attendant {
     }
 
     /// How long nothing need be looked at; `None`: for ever.
-    fn patience(&self) -> Option<Duration> {
+    fn wait_policy(&self) -> Option<Duration> {
         match self.idle {
             _ if self.runs() > 0 => None,
             Idle::Never => Some(LOOK_RARELY),
@@ -366,7 +366,7 @@ impl Attendant {
                 sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
             let is_welcome = is_ours && self.talks.len() < CONNECTIONS_MAX;
             if is_welcome && stream.set_nonblocking(true).is_ok() {
-                self.talks.push(Talk { stream, heard: Vec::new(), joined: None, is_over: false });
+                self.talks.push(Client { stream, heard: Vec::new(), joined: None, is_over: false });
                 somebody = true;
             }
         }
@@ -468,7 +468,7 @@ impl Attendant {
         running.for_each(|joined| joined.others += 1);
         self.leave_run(talk);
         let run = self.session.service.begin_run();
-        self.talks[talk].joined = Some(Joined { run, before: self.numbers.numbers(), others });
+        self.talks[talk].joined = Some(JoinedRun { run, before: self.numbers.numbers(), others });
         self.use_.runs += 1;
         self.session.place().put(Message::answer("joined")).number("run", run)
     }
@@ -542,7 +542,7 @@ impl Attendant {
     }
 
     /// What a run did so far, with the `files` that are read most.
-    fn numbers_of(&self, joined: &Joined, files: usize) -> Numbers {
+    fn numbers_of(&self, joined: &JoinedRun, files: usize) -> Numbers {
         let hottest = if files > 0 { self.numbers.hottest(files) } else { Vec::new() };
         Numbers {
             hottest: hottest.into_iter().map(Hot::from).collect(),
@@ -606,7 +606,7 @@ impl Attendant {
 
 /// What a run of our make says of itself.
 fn question_of_ours() -> Message {
-    question(&Wanted::default())
+    question(&CacheRequest::default())
 }
 
 fn refused(why: &str) -> Message {

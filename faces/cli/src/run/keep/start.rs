@@ -16,7 +16,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
-use super::Wanted;
+use super::CacheRequest;
 use super::folder::{Folder, Lock};
 
 /// What the owner says when it listens.
@@ -27,7 +27,7 @@ const PASSED_ON: [&str; 2] = ["QUINION_IO", "RUST_BACKTRACE"];
 const WRONG_MAX: u64 = 4096;
 
 /// How starting an owner ended.
-pub enum Start {
+pub enum StartOutcome {
     /// It listens.
     Listens,
     /// A signal ended it before it said anything; in words, which.
@@ -38,7 +38,7 @@ pub enum Start {
 ///
 /// # Errors
 /// It cannot be started, or says what is wrong.
-pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<Start> {
+pub fn start(folder: &Folder, lock: Lock, wanted: &CacheRequest) -> io::Result<StartOutcome> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("quinion").arg("keep-owner").arg("--folder").arg(folder.path());
@@ -62,14 +62,14 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &Wanted) -> io::Result<Start> 
     let mut line = String::new();
     said.read_line(&mut line)?;
     if line.trim_end() == READY {
-        return Ok(Start::Listens); // it is nobody's child when we have ended
+        return Ok(StartOutcome::Listens); // it is nobody's child when we have ended
     }
     said.read_to_string(&mut line)?;
     let mut child = child;
     let status = child.wait()?;
     let why = if line.is_empty() { status.to_string() } else { line.trim_end().replace('\n', "; ") };
     let error = io::Error::other(format!("cannot start the cache `{}`: {why}", wanted.name));
-    if line.is_empty() && status.signal().is_some() { Ok(Start::Killed(error)) } else { Err(error) }
+    if line.is_empty() && status.signal().is_some() { Ok(StartOutcome::Killed(error)) } else { Err(error) }
 }
 
 fn is_passed_on(name: &OsStr) -> bool {

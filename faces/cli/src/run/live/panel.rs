@@ -24,7 +24,7 @@ use ratatui::symbols::bar;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Sparkline, Widget};
 
-use super::Look;
+use super::RunSample;
 use crate::size::shown;
 
 /// Rows that are not files'.
@@ -74,7 +74,7 @@ impl Panel {
     }
 
     /// The picture after `elapsed`, in which each row is written to the width of `area`.
-    pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, look: Look) -> Buffer {
+    pub(super) fn drawn(&mut self, area: Rect, elapsed: Duration, look: RunSample) -> Buffer {
         let rates = self.note(elapsed, &look);
         let mut buffer = Buffer::empty(area);
         let rows: [Rect; ROWS_OF_NUMBERS as usize] =
@@ -93,7 +93,7 @@ impl Panel {
     }
 
     /// Remembers what was counted, and answers how much a second it was lately.
-    fn note(&mut self, elapsed: Duration, look: &Look) -> Counted {
+    fn note(&mut self, elapsed: Duration, look: &RunSample) -> Counted {
         let now = Counted {
             served_bytes: look.totals.bytes,
             device_bytes: look.owner.device_bytes,
@@ -133,7 +133,7 @@ impl Panel {
         buffer.set_string(row.right().saturating_sub(clock.len() as u16 + 1), row.y, clock, Style::new());
     }
 
-    fn draw_hits(&self, row: Rect, buffer: &mut Buffer, look: &Look) {
+    fn draw_hits(&self, row: Rect, buffer: &mut Buffer, look: &RunSample) {
         let reads = look.totals.reads;
         let hits = reads.saturating_sub(look.totals.asked);
         let share = if reads == 0 { 0.0 } else { hits as f64 / reads as f64 };
@@ -146,7 +146,7 @@ impl Panel {
         write(row, buffer, &text);
     }
 
-    fn draw_served(&self, row: Rect, buffer: &mut Buffer, look: &Look, rate: u64) {
+    fn draw_served(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
         let row = label(row, buffer, "served");
         let columns =
             [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
@@ -160,7 +160,7 @@ impl Panel {
         write(rest, buffer, &all);
     }
 
-    fn draw_memory(&self, row: Rect, buffer: &mut Buffer, look: &Look, evicted: u64) {
+    fn draw_memory(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, evicted: u64) {
         let (stats, owner) = (&look.stats, &look.owner);
         let share =
             if stats.bound_bytes == 0 { 0.0 } else { stats.grown_bytes as f64 / stats.bound_bytes as f64 };
@@ -191,7 +191,7 @@ impl Panel {
     }
 }
 
-fn draw_device(row: Rect, buffer: &mut Buffer, look: &Look, rate: u64) {
+fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
     let owner = &look.owner;
     let right = owner.readahead.accuracy().map_or("-".into(), |share| format!("{:.1} %", 100.0 * share));
     let row = label(row, buffer, "device");
@@ -274,8 +274,8 @@ mod tests {
             .collect()
     }
 
-    fn look(reads: u64, bytes: u64) -> Look {
-        let mut look = Look::default();
+    fn look(reads: u64, bytes: u64) -> RunSample {
+        let mut look = RunSample::default();
         (look.totals.reads, look.totals.asked, look.totals.bytes) = (reads, reads / 4, bytes);
         (look.stats.grown_bytes, look.stats.bound_bytes) = (256 << 20, 1 << 30);
         (look.owner.device_bytes, look.owner.evicted_pages) = (bytes / 2, reads);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn nothing_read_is_no_ratio() {
-        let picture = rows(&panel().drawn(Rect::new(0, 0, 60, 5), Duration::ZERO, Look::default()));
+        let picture = rows(&panel().drawn(Rect::new(0, 0, 60, 5), Duration::ZERO, RunSample::default()));
         assert_eq!(picture[1], "hits      --------------------  no reads yet");
         assert!(picture[4].contains("0 bytes of 0 bytes"), "{picture:#?}");
     }

@@ -47,14 +47,14 @@ const COLUMNS_MIN: u16 = 40;
 /// A terminal, and the rows of it that are taken.
 pub(super) struct Screen {
     terminal: File,
-    mender: Option<Mender>,
+    mender: Option<TerminalRepairer>,
     colours: Colours,
-    taken: Option<Taken>,
+    taken: Option<PanelRows>,
 }
 
 /// The panel's rows on a terminal of so many rows and columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Taken {
+struct PanelRows {
     rows: u16,
     columns: u16,
     height: u16,
@@ -74,7 +74,7 @@ impl Screen {
             .open("/proc/self/fd/2")
             .or_else(|_| io::stderr().as_fd().try_clone_to_owned().map(File::from));
         let terminal = terminal.ok()?;
-        let mender = Mender::start(&terminal).ok();
+        let mender = TerminalRepairer::start(&terminal).ok();
         Some(Self { terminal, mender, colours: Colours::wanted(), taken: None })
     }
 
@@ -108,9 +108,9 @@ impl Screen {
     }
 
     /// Where the panel belongs now, if there is room for it.
-    fn place(&self) -> Option<Taken> {
+    fn place(&self) -> Option<PanelRows> {
         let size = tcgetwinsize(&self.terminal).ok()?;
-        Taken::on(size.ws_row, size.ws_col)
+        PanelRows::on(size.ws_row, size.ws_col)
     }
 
     /// Whether what is written appears in front: a job in the background leaves the terminal alone.
@@ -135,7 +135,7 @@ impl Drop for Screen {
     }
 }
 
-impl Taken {
+impl PanelRows {
     fn on(rows: u16, columns: u16) -> Option<Self> {
         let height = if rows >= ROWS_FOR_FULL { ROWS_FULL } else { ROWS_SMALL };
         (rows >= ROWS_MIN && columns >= COLUMNS_MIN).then_some(Self { rows, columns, height })
@@ -160,9 +160,9 @@ impl Taken {
 }
 
 /// The process that gives the rows back if we cannot.
-struct Mender(Child);
+struct TerminalRepairer(Child);
 
-impl Mender {
+impl TerminalRepairer {
     fn start(terminal: &File) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(MEND).process_group(0).current_dir("/");
@@ -175,7 +175,7 @@ impl Mender {
     }
 }
 
-impl Drop for Mender {
+impl Drop for TerminalRepairer {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         let _ = self.0.wait(); // it ends with its pipe, unless somebody killed it before
@@ -205,15 +205,15 @@ mod tests {
 
     #[test]
     fn the_panel_is_at_the_bottom_of_terminals_that_have_room() {
-        let full = Taken { rows: 50, columns: 100, height: ROWS_FULL };
-        assert_eq!((Taken::on(50, 100), full.top()), (Some(full), 43));
-        assert_eq!(Taken::on(12, 40).map(|taken| taken.height), Some(ROWS_SMALL));
-        assert_eq!((Taken::on(11, 100), Taken::on(50, 39), Taken::on(0, 0)), (None, None, None));
+        let full = PanelRows { rows: 50, columns: 100, height: ROWS_FULL };
+        assert_eq!((PanelRows::on(50, 100), full.top()), (Some(full), 43));
+        assert_eq!(PanelRows::on(12, 40).map(|taken| taken.height), Some(ROWS_SMALL));
+        assert_eq!((PanelRows::on(11, 100), PanelRows::on(50, 39), PanelRows::on(0, 0)), (None, None, None));
     }
 
     #[test]
     fn what_is_taken_is_given_back() {
-        let taken = Taken { rows: 24, columns: 80, height: 5 };
+        let taken = PanelRows { rows: 24, columns: 80, height: 5 };
         assert_eq!(taken.take(), "\x0b\x0b\x0b\x0b\x0b\x1b[5A\x1b7\x1b[1;19r\x1b8");
         assert_eq!(taken.give(), "\x1b7\x1b[r\x1b[20;1H\x1b[0m\x1b[J\x1b8");
     }

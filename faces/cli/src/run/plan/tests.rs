@@ -19,7 +19,7 @@ fn library() -> Elf {
 type Moved = (usize, Vec<u8>, Vec<(u8, u8, u32)>);
 
 /// Moves made-up instructions at 0x1000.
-fn move_bytes(code: &[u8]) -> Result<Moved, Why> {
+fn move_bytes(code: &[u8]) -> Result<Moved, PatchRefused> {
     let mut moving = Moving { bytes: Vec::new(), fixes: Vec::new() };
     let taken = move_instructions(code, 0x1000, 0, &mut moving)?;
     Ok((taken, moving.bytes, moving.fixes.iter().map(|fix| (fix.at, fix.end, fix.target)).collect()))
@@ -62,16 +62,16 @@ fn short_jumps_become_long_ones() {
 #[test]
 fn what_cannot_be_moved_is_left() {
     for (what, code, why) in [
-        ("a call", &[0xe8, 0, 0, 0, 0, 0xc3][..], Why::Unmovable),
-        ("a call through a register", &[0xff, 0xd0, 0x90, 0x90, 0x90], Why::Unmovable),
-        ("a jump through a register", &[0xff, 0xe0, 0x90, 0x90, 0x90], Why::Unmovable),
-        ("a jump through memory", &[0xff, 0x25, 0, 0, 0, 0], Why::Unmovable),
-        ("a loop", &[0xe2, 0xfe, 0x90, 0x90, 0x90], Why::Unmovable),
-        ("a trap", &[0xcc, 0x90, 0x90, 0x90, 0x90], Why::Unmovable),
-        ("no instruction", &[0x06, 0x90, 0x90, 0x90, 0x90], Why::Unmovable),
-        ("an early end", &[0x31, 0xc0, 0xc3, 0x90, 0x90, 0x90], Why::Short),
-        ("an early jump", &[0xeb, 0x10, 0x90, 0x90, 0x90, 0x90], Why::Short),
-        ("too few bytes", &[0x31, 0xc0, 0x90], Why::Short),
+        ("a call", &[0xe8, 0, 0, 0, 0, 0xc3][..], PatchRefused::Unmovable),
+        ("a call through a register", &[0xff, 0xd0, 0x90, 0x90, 0x90], PatchRefused::Unmovable),
+        ("a jump through a register", &[0xff, 0xe0, 0x90, 0x90, 0x90], PatchRefused::Unmovable),
+        ("a jump through memory", &[0xff, 0x25, 0, 0, 0, 0], PatchRefused::Unmovable),
+        ("a loop", &[0xe2, 0xfe, 0x90, 0x90, 0x90], PatchRefused::Unmovable),
+        ("a trap", &[0xcc, 0x90, 0x90, 0x90, 0x90], PatchRefused::Unmovable),
+        ("no instruction", &[0x06, 0x90, 0x90, 0x90, 0x90], PatchRefused::Unmovable),
+        ("an early end", &[0x31, 0xc0, 0xc3, 0x90, 0x90, 0x90], PatchRefused::Short),
+        ("an early jump", &[0xeb, 0x10, 0x90, 0x90, 0x90, 0x90], PatchRefused::Short),
+        ("too few bytes", &[0x31, 0xc0, 0x90], PatchRefused::Short),
     ] {
         assert_eq!(move_bytes(code).map(drop), Err(why), "{what}");
     }
@@ -135,9 +135,9 @@ fn changed(name: &str, with: &[u8]) -> Elf {
 fn an_unpatchable_function_is_left_alone_and_an_essential_one_forbids_all() {
     let call = [0xe8, 0, 0, 0, 0];
     let plan = Plan::make(&changed("readahead", &call), &object()).unwrap();
-    assert_eq!(plan.left, [Left { name: "readahead".into(), why: Why::Unmovable }]);
+    assert_eq!(plan.left, [UnpatchedFunction { name: "readahead".into(), why: PatchRefused::Unmovable }]);
     assert!(!plan.functions.iter().any(|name| name == "readahead"));
-    let left = Left { name: "__read".into(), why: Why::Unmovable };
+    let left = UnpatchedFunction { name: "__read".into(), why: PatchRefused::Unmovable };
     assert_eq!(Plan::make(&changed("read", &call), &object()), Err(NoPlan::Essential(left)));
 }
 
@@ -153,5 +153,5 @@ fn a_far_jump_between_the_first_bytes_of_a_function_is_seen() {
     let mut code = vec![0xb8, 73, 0, 0, 0, 0xe9];
     code.extend(distance.to_le_bytes());
     let plan = Plan::make(&changed("flock", &code), &object()).unwrap();
-    assert_eq!(plan.left, [Left { name: "readahead".into(), why: Why::JumpedInto }]);
+    assert_eq!(plan.left, [UnpatchedFunction { name: "readahead".into(), why: PatchRefused::JumpedInto }]);
 }

@@ -36,7 +36,7 @@
 //!  1. No lock is held while the kernel is asked for anything.
 //!  2. A file that was taken over once is not left to the kernel again while it is known.
 //!  3. It is filled through the kernel's page cache, which has all of it, or nearly.
-//!  4. A copy that was told to end has closed its file before [`Polite::end`] says so.
+//!  4. A copy that was told to end has closed its file before [`BackgroundCopies::end`] says so.
 //!
 //! Not an invariant: that what the kernel held when it was asked is what it holds now. That costs time only.
 
@@ -50,15 +50,19 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, FileType, Mode, OFlags, fadvise, fstat, open};
 
-use crate::arena::control::Manners;
+use crate::arena::control::AttachPolicy;
 use crate::cache::Cache;
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
 /// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
-pub(super) const MANNERS: Manners =
-    Manners { large_bytes: 4 << 20, credit_bytes: 256 << 10, looks_at_times: false, any_file_system: false };
+pub(super) const MANNERS: AttachPolicy = AttachPolicy {
+    large_bytes: 4 << 20,
+    credit_bytes: 256 << 10,
+    looks_at_times: false,
+    any_file_system: false,
+};
 /// How often the kernel is to read a file that it holds before it is copied out of its cache.
 const TIMES: u64 = 2;
 /// How often a file may be asked for anew, and left to the kernel, before it counts as read often.
@@ -83,7 +87,7 @@ type Name = (u64, u64);
 
 /// What is known of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Known {
+enum CopyState {
     /// Left to the kernel so often while that held it.
     Left(u32),
     /// To be copied, or being copied.
@@ -93,11 +97,11 @@ enum Known {
 }
 
 /// A file that was to be copied, and will be if it is asked for again.
-const PUT_OFF: Known = Known::Left(OPENINGS_MAX);
+const PUT_OFF: CopyState = CopyState::Left(OPENINGS_MAX);
 
 /// A file to be copied out of the kernel's cache while nobody waits.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct CopyRequest {
     name: Name,
     file: OwnedFd,
     bytes: u64,
@@ -105,30 +109,30 @@ pub(super) struct Wish {
     is_called_off: Arc<AtomicBool>,
     /// Dropped after the file is closed.
     #[expect(dead_code, reason = "for its end")]
-    held: Held,
+    held: HeldFile,
 }
 
 /// A file that is held open here, counted among those that are attached: viewers who remove such a one say so first.
 #[derive(Debug)]
-struct Held {
+struct HeldFile {
     cache: Cache,
     place: usize,
 }
 
-impl Held {
+impl HeldFile {
     fn new(cache: Cache, (device, inode): Name) -> Self {
         let place = cache.share().control().control().enter(device, inode);
         Self { cache, place }
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldFile {
     fn drop(&mut self) {
         self.cache.share().control().control().leave(self.place);
     }
 }
 
-impl Wish {
+impl CopyRequest {
     /// Whether its file is to be held no longer.
     pub(super) fn is_over(&self) -> bool {
         self.is_called_off.load(Ordering::Relaxed) || self.until <= Instant::now()
@@ -149,7 +153,7 @@ impl Wish {
 
 /// What memory has room for, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct CopyBudget {
     /// How large one file may be.
     pub(super) file: u64,
     /// How large all may be together.
@@ -158,7 +162,7 @@ pub(super) struct Room {
 
 /// A file that is left to the kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Left {
+pub(super) struct LeftToKernel {
     /// How many bytes of it the kernel is to read before it is asked for again.
     pub(super) credit: u64,
     /// Its bytes, if it would have been taken over by a larger memory.
@@ -167,15 +171,15 @@ pub(super) struct Left {
 
 /// What is known of all files.
 #[derive(Debug)]
-pub(super) struct Polite {
+pub(super) struct BackgroundCopies {
     state: RankedMutex<State>,
     cache: Cache,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    known: HashMap<Name, Known>,
-    wishes: VecDeque<Wish>,
+    known: HashMap<Name, CopyState>,
+    wishes: VecDeque<CopyRequest>,
     /// Bytes of the files that are to be copied, or were and nobody has attached since.
     taken: HashMap<Name, u64>,
     /// If somebody copies: what, and how that is called off. One at a time, so that the others answer.
@@ -184,7 +188,7 @@ struct State {
 
 impl State {
     /// Takes such wishes out.
-    fn take_wishes(&mut self, such: impl Fn(&Wish) -> bool) -> VecDeque<Wish> {
+    fn take_wishes(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let wishes = std::mem::take(&mut self.wishes).into_iter();
         let (gone, stay) = wishes.partition(such);
         self.wishes = stay;
@@ -192,7 +196,7 @@ impl State {
     }
 
     /// The same; they are wished anew when they are asked for again.
-    fn call_off(&mut self, such: impl Fn(&Wish) -> bool) -> VecDeque<Wish> {
+    fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
         let gone = self.take_wishes(such);
         for wish in &gone {
             self.known.insert(wish.name, PUT_OFF);
@@ -202,7 +206,7 @@ impl State {
     }
 }
 
-impl Polite {
+impl BackgroundCopies {
     pub(super) fn new(cache: Cache) -> Self {
         Self { state: RankedMutex::new(Rank::Viewer, State::default()), cache }
     }
@@ -215,46 +219,54 @@ impl Polite {
         descriptor: BorrowedFd<'_>,
         name: Name,
         spent: bool,
-        room: Room,
+        room: CopyBudget,
         attached: impl FnOnce() -> HashMap<Name, u64>,
-    ) -> Option<Left> {
+    ) -> Option<LeftToKernel> {
         // 1 What is known?
         let known = self.state.lock().known.get(&name).copied();
-        if known == Some(Known::Ours) {
+        if known == Some(CopyState::Ours) {
             return None;
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
         let (file, bytes) = look(descriptor, name)?;
-        if known == Some(Known::Wished) {
-            return Some(Left { credit: bytes, short: None });
+        if known == Some(CopyState::Wished) {
+            return Some(LeftToKernel { credit: bytes, short: None });
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
         // 3 Whose turn is it?
         let times = match known {
-            Some(Known::Left(times)) => times,
+            Some(CopyState::Left(times)) => times,
             // Viewers come with a large one when the kernel has read it twice, or it was opened for the third time.
             _ if bytes >= MANNERS.large_bytes => OPENINGS_MAX,
             _ => 0,
         };
         let (credit, next) = match times {
-            _ if !is_held(holds, bytes) => (bytes, Known::Left(times)),
-            0 => (bytes.saturating_mul(TIMES), Known::Left(1)),
-            _ if spent || times >= OPENINGS_MAX => (bytes, Known::Wished),
-            _ => (bytes.saturating_mul(TIMES), Known::Left(times.saturating_add(1))),
+            _ if !is_held(holds, bytes) => (bytes, CopyState::Left(times)),
+            0 => (bytes.saturating_mul(TIMES), CopyState::Left(1)),
+            _ if spent || times >= OPENINGS_MAX => (bytes, CopyState::Wished),
+            _ => (bytes.saturating_mul(TIMES), CopyState::Left(times.saturating_add(1))),
         };
         // 4 Would it fit?
-        if next == Known::Wished && (bytes > room.file || self.taken_with(attached(), name, bytes) > room.all)
+        if next == CopyState::Wished
+            && (bytes > room.file || self.taken_with(attached(), name, bytes) > room.all)
         {
-            self.note(name, Known::Left(times.saturating_add(1)), None);
-            return Some(Left { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
+            self.note(name, CopyState::Left(times.saturating_add(1)), None);
+            return Some(LeftToKernel { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
-        self.note(name, next, (next == Known::Wished).then(|| self.wish(name, file, bytes)));
-        Some(Left { credit, short: None })
+        self.note(name, next, (next == CopyState::Wished).then(|| self.wish(name, file, bytes)));
+        Some(LeftToKernel { credit, short: None })
     }
 
-    fn wish(&self, name: Name, file: OwnedFd, bytes: u64) -> Wish {
-        let held = Held::new(self.cache.clone(), name);
-        Wish { name, file, bytes, until: Instant::now() + HELD_MAX, is_called_off: Arc::default(), held }
+    fn wish(&self, name: Name, file: OwnedFd, bytes: u64) -> CopyRequest {
+        let held = HeldFile::new(self.cache.clone(), name);
+        CopyRequest {
+            name,
+            file,
+            bytes,
+            until: Instant::now() + HELD_MAX,
+            is_called_off: Arc::default(),
+            held,
+        }
     }
 
     /// The bytes of all files that are taken over, are to be, or are attached; with the file `name`.
@@ -267,7 +279,7 @@ impl Polite {
     /// Whether a file, which is attached now, was taken over, and is filled through the kernel's page cache.
     pub(super) fn is_ours(&self, name: Name) -> bool {
         let mut state = self.state.lock();
-        let is_ours = state.known.get(&name) == Some(&Known::Ours);
+        let is_ours = state.known.get(&name) == Some(&CopyState::Ours);
         if is_ours {
             state.taken.remove(&name); // it counts for as long as it is attached
         }
@@ -297,7 +309,7 @@ impl Polite {
 
     /// Closes the files that have waited for too long.
     pub(super) fn close_overdue(&self) {
-        let gone = self.state.lock().call_off(Wish::is_over);
+        let gone = self.state.lock().call_off(CopyRequest::is_over);
         drop(gone); // outside the lock
     }
 
@@ -323,7 +335,7 @@ impl Polite {
     }
 
     /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
-    pub(super) fn next_wish(&self) -> Option<Wish> {
+    pub(super) fn next_wish(&self) -> Option<CopyRequest> {
         let mut state = self.state.lock();
         if state.copying.is_some() {
             return None;
@@ -334,11 +346,11 @@ impl Polite {
     }
 
     /// A copy is done, or could not be, or was called off.
-    pub(super) fn end(&self, wish: Wish, done: bool) {
+    pub(super) fn end(&self, wish: CopyRequest, done: bool) {
         let next = match done {
-            true => Known::Ours,
+            true => CopyState::Ours,
             false if wish.is_over() => PUT_OFF,
-            false => Known::Left(0),
+            false => CopyState::Left(0),
         };
         let name = wish.name;
         drop(wish); // who waits for the copy's end waits for this
@@ -350,18 +362,18 @@ impl Polite {
         }
     }
 
-    fn note(&self, name: Name, next: Known, wish: Option<Wish>) {
+    fn note(&self, name: Name, next: CopyState, wish: Option<CopyRequest>) {
         let mut state = self.state.lock();
         if state.known.len() >= KNOWN_MAX {
             // Those that wait to be copied are known again when that is done.
             state.known.clear();
             state.taken.clear();
         }
-        if next != Known::Ours && state.known.get(&name) == Some(&Known::Ours) {
+        if next != CopyState::Ours && state.known.get(&name) == Some(&CopyState::Ours) {
             return; // it was copied while we looked
         }
         // Two that ask at once wish once.
-        if state.known.insert(name, next) != Some(Known::Wished) {
+        if state.known.insert(name, next) != Some(CopyState::Wished) {
             state.taken.extend(wish.iter().map(|wish| (wish.name, wish.bytes)));
             state.wishes.extend(wish);
         }

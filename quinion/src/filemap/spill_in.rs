@@ -33,18 +33,18 @@ use std::time::Duration;
 
 use crate::backend::FillRun;
 use crate::error::{Error, Repr};
-use crate::folio::Held;
-use crate::lists::{Charge, Promise};
-use crate::mapping::{AskedFor, Fate, Mapping, NewFolio, Purpose, Restored, Shape};
+use crate::folio::HeldFolio;
+use crate::lists::{Charge, ListReservation};
+use crate::mapping::{AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, NewFolio, RestoreOutcome};
 use crate::readahead::Window;
-use crate::spill::{Part, Spill};
+use crate::spill::{Spill, SpilledPart};
 use crate::stats::Count;
-use crate::sync::Locks;
+use crate::sync::LockWait;
 use crate::units::{Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 
-use super::fill::{Filemap, Filled, Need, deal_out, pages_of};
-use super::read::Patience;
+use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
+use super::read::WaitPolicy;
 
 /// Pages are brought back with those that share so large a block with them: 64 KiB.
 const AROUND: Order = Order(4);
@@ -61,7 +61,7 @@ const TRIES: u32 = 1000;
 
 /// Whether the caller keeps the file from being cut and punched while pages come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kept {
+pub(crate) enum TruncateExclusion {
     /// By the write lock, or because it is he who cuts.
     ByCaller,
     /// Not.
@@ -70,7 +70,7 @@ pub(crate) enum Kept {
 
 /// How much comes along with the page that is wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reach {
+enum SpillInExtent {
     /// What is around it, and ahead.
     Batch,
     /// As little as can be.
@@ -79,13 +79,13 @@ enum Reach {
 
 /// What is to come back.
 #[derive(Debug)]
-struct Plan {
+struct SpillInPlan {
     values: Vec<(PageIndex, Value)>,
     /// The pages, of these values.
     pages: Range<PageIndex>,
 }
 
-impl Plan {
+impl SpillInPlan {
     fn count(&self) -> u32 {
         (self.pages.end.0 - self.pages.start.0) as u32
     }
@@ -121,14 +121,14 @@ impl Filemap {
     ///
     /// # Errors
     /// It cannot be read, or there is no memory for it. It stays where it is.
-    pub(crate) fn bring_back(
+    pub(crate) fn spill_in(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         pages: Range<PageIndex>,
-        kept: Kept,
+        kept: TruncateExclusion,
     ) -> Result<(), Error> {
         let (Some(spill), wanted) = (mapping.spill(), pages.start) else { return Ok(()) };
-        let (mut reach, mut short) = (Reach::Batch, 0);
+        let (mut reach, mut short) = (SpillInExtent::Batch, 0);
         for _ in 0..TRIES {
             // 1
             let Some(plan) = self.plan(mapping, spill, pages.clone(), reach) else { return Ok(()) };
@@ -137,7 +137,7 @@ impl Filemap {
             let got = pages_of(&runs) as u32;
             let Some(plan) = plan.cut(got, self.folio_orders.min, wanted, spill) else {
                 self.free_runs(&runs);
-                reach = Reach::Alone;
+                reach = SpillInExtent::Alone;
                 short += 1;
                 if short == SHORT_MAX {
                     break;
@@ -148,25 +148,25 @@ impl Filemap {
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());
-            let Some(promise) = self.promise_places(mapping, &runs, Patience::Wait) else {
+            let Some(promise) = self.promise_places(mapping, &runs, WaitPolicy::Wait) else {
                 self.free_runs(&runs);
                 self.nodes_for(mapping, wanted)?;
                 continue;
             };
             // 3 to 6
             match self.fetch_back(mapping, &plan, &runs, (charge, promise), kept) {
-                Ok(Restored::Done) => return Ok(()),
+                Ok(RestoreOutcome::Done) => return Ok(()),
                 Ok(restored) => {
                     self.free_runs(&runs);
                     match restored {
-                        Restored::NoNode => self.nodes_for(mapping, wanted)?,
-                        _ if kept == Kept::No => drop(mapping.hold_off_invalidation()), // who cuts is done
+                        RestoreOutcome::NoNode => self.nodes_for(mapping, wanted)?,
+                        _ if kept == TruncateExclusion::No => drop(mapping.hold_off_invalidation()), // who cuts is done
                         _ => {}
                     }
                 }
-                Err(_) if reach == Reach::Batch && plan.count() > self.folio_orders.min.pages() => {
+                Err(_) if reach == SpillInExtent::Batch && plan.count() > self.folio_orders.min.pages() => {
                     self.free_runs(&runs);
-                    reach = Reach::Alone;
+                    reach = SpillInExtent::Alone;
                 }
                 Err(source) => {
                     self.free_runs(&runs);
@@ -179,13 +179,19 @@ impl Filemap {
 
     /// 1: the values from the one that covers `pages.start` on, and what of them comes back. `None`: that page is not
     /// spilled.
-    fn plan(&self, mapping: &Mapping, spill: &Spill, pages: Range<PageIndex>, reach: Reach) -> Option<Plan> {
+    fn plan(
+        &self,
+        mapping: &Mapping,
+        spill: &Spill,
+        pages: Range<PageIndex>,
+        reach: SpillInExtent,
+    ) -> Option<SpillInPlan> {
         let unit = self.folio_orders.min;
-        let around = if reach == Reach::Batch { AROUND.max(unit) } else { unit };
+        let around = if reach == SpillInExtent::Batch { AROUND.max(unit) } else { unit };
         let from = pages.start.align_down(around);
         let end = match reach {
-            Reach::Batch => pages.end.max(from.plus(BATCH_PAGES)).min(from.plus(BATCH_PAGES_MAX)),
-            Reach::Alone => pages.start.plus(1),
+            SpillInExtent::Batch => pages.end.max(from.plus(BATCH_PAGES)).min(from.plus(BATCH_PAGES_MAX)),
+            SpillInExtent::Alone => pages.start.plus(1),
         };
         let end = end.align_up(around);
         let values = mapping.lock().spilled_from(pages.start..end);
@@ -193,24 +199,33 @@ impl Filemap {
         let from = if spill.is_packed(first_value) { first } else { from.max(first) };
         let reached = end.min(end_of(last, last_value));
         let end = if spill.is_packed(last_value) { end_of(last, last_value) } else { reached };
-        Some(Plan { values, pages: from..end })
+        Some(SpillInPlan { values, pages: from..end })
     }
 
     /// 2: frames for the pages, or for fewer of them, and the charge for these.
-    fn frames_back(&self, mapping: &Mapping, plan: &Plan) -> Result<(Charge<'_>, Vec<FillRun>), Error> {
+    fn frames_back(
+        &self,
+        mapping: &Mapping,
+        plan: &SpillInPlan,
+    ) -> Result<(Charge<'_>, Vec<FillRun>), Error> {
         let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
         let mut gaps = vec![(plan.pages.start, plan.count())];
         let window = self.window_of(mapping, plan);
-        let room =
-            self.charge_and_frames((pool, mapping), &mut gaps, window, (Need::Asked, None), Locks::Wait);
+        let room = self.charge_and_frames(
+            (pool, mapping),
+            &mut gaps,
+            window,
+            (FillUrgency::Asked, None),
+            LockWait::Wait,
+        );
         let (charge, frames) = room.map_err(|refused| match refused {
-            Filled::PoolFull => self.pool_full(pool, position),
+            FillOutcome::PoolFull => self.pool_full(pool, position),
             _ => self.no_memory(position),
         })?;
         Ok((charge, deal_out(&gaps, &frames)))
     }
 
-    fn window_of(&self, mapping: &Mapping, plan: &Plan) -> Window {
+    fn window_of(&self, mapping: &Mapping, plan: &SpillInPlan) -> Window {
         let order = Order::fitting(plan.count()).min(mapping.folio_order_max());
         Window { order, ..Window::exact(plan.pages.start, plan.count()) }
     }
@@ -240,24 +255,24 @@ impl Filemap {
     fn fetch_back(
         &self,
         mapping: &Arc<Mapping>,
-        plan: &Plan,
+        plan: &SpillInPlan,
         runs: &[FillRun],
-        (mut charge, promise): (Charge<'_>, Promise<'_>),
-        kept: Kept,
-    ) -> std::io::Result<Restored> {
+        (mut charge, promise): (Charge<'_>, ListReservation<'_>),
+        kept: TruncateExclusion,
+    ) -> std::io::Result<RestoreOutcome> {
         let spill = mapping.spill().expect("what is planned is spilled");
         charge.keep(plan.count());
         // 3
         let reading = {
             let guard = mapping.lock();
             if !guard.has_values(&plan.values) {
-                return Ok(Restored::Changed);
+                return Ok(RestoreOutcome::Changed);
             }
             spill.begin_read(&plan.bare_values())
         };
         let Some(reading) = reading else {
             plan.values.iter().for_each(|(_, value)| spill.wait_for_reader(*value));
-            return Ok(Restored::Changed);
+            return Ok(RestoreOutcome::Changed);
         };
         // 4
         let parts = parts_of(&plan.values, runs);
@@ -266,39 +281,39 @@ impl Filemap {
         // 5
         let window = self.window_of(mapping, plan);
         let folios = cut_to_folios(runs, self.orders_for(window));
-        let mut held: Vec<Held<'_>> = Vec::with_capacity(folios.len());
+        let mut held: Vec<HeldFolio<'_>> = Vec::with_capacity(folios.len());
         let held_off = match kept {
-            Kept::ByCaller => None,
-            Kept::No => match mapping.try_hold_off_invalidation() {
+            TruncateExclusion::ByCaller => None,
+            TruncateExclusion::No => match mapping.try_hold_off_invalidation() {
                 Some(held_off) => Some(held_off),
                 // Who cuts the file may want these very slots, and memory: he is not waited for with either in hand.
-                None => return Ok(Restored::Changed),
+                None => return Ok(RestoreOutcome::Changed),
             },
         };
         let first = plan.values.first().map_or(plan.pages.start, |(first, _)| *first);
         let end = plan.values.last().map_or(plan.pages.end, |&(last, value)| end_of(last, value));
-        let Some(mut guard) = mapping.lock_to_add(first, end.0 - first.0, Locks::Wait) else {
-            return Ok(Restored::NoNode);
+        let Some(mut guard) = mapping.lock_to_add(first, end.0 - first.0, LockWait::Wait) else {
+            return Ok(RestoreOutcome::NoNode);
         };
         let restored = guard.restore(&plan.values, &folios, &mut held);
         drop(guard);
-        if restored != Restored::Done {
+        if restored != RestoreOutcome::Done {
             return Ok(restored);
         }
         // 6
-        let shape = Shape {
+        let shape = FolioShape {
             orders: self.orders_for(window),
             marker: None,
-            purpose: Purpose::Write,
+            purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
-            fate: Fate::Stays,
+            fate: FolioLifetime::Stays,
         };
         self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, u64::from(plan.count()));
         self.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);
         drop(reading); // now the slots are free
-        Ok(Restored::Done)
+        Ok(RestoreOutcome::Done)
     }
 
     /// Whether the page at `index` is in the spill file; a hint. Takes the tree lock only if anything of the file seems
@@ -317,7 +332,7 @@ impl Filemap {
         for edge in edges.into_iter().filter(|edge| !edge.is_multiple_of(PAGE_SIZE as u64)) {
             let page = PageIndex::of_byte(edge);
             if self.is_spilled(mapping, page) {
-                self.bring_back(mapping, page..page.plus(1), Kept::No)?;
+                self.spill_in(mapping, page..page.plus(1), TruncateExclusion::No)?;
             }
         }
         Ok(())
@@ -325,14 +340,14 @@ impl Filemap {
 }
 
 /// What of each value goes to which frames. Values and runs follow each other, each for itself.
-fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<Part> {
+fn parts_of(values: &[(PageIndex, Value)], runs: &[FillRun]) -> Vec<SpilledPart> {
     let mut parts = Vec::with_capacity(values.len() + runs.len());
     for &run in runs {
         let run_end = run.index.plus(u64::from(run.pages));
         for &(first, value) in values {
             let (from, end) = (first.max(run.index), end_of(first, value).min(run_end));
             if from < end {
-                parts.push(Part {
+                parts.push(SpilledPart {
                     value,
                     at: (from.0 - first.0) as u32,
                     frame: run.frame.plus((from.0 - run.index.0) as u32),

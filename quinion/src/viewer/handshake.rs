@@ -14,30 +14,30 @@
 //!
 //! By the same socket, and a connection of its own, a viewer **sends** a descriptor that the owner may not duplicate by
 //! itself, as the system forbids it (Yama, a seccomp filter): `Offer { version, token }`, with the descriptor. The
-//! answer is a [`Welcome`] without descriptors, whose number is the ticket by which the viewer asks for the file to be
-//! attached ([`SENT`](crate::arena::control::SENT)).
+//! answer is a [`JoinReply`] without descriptors, whose number is the ticket by which the viewer asks for the file to
+//! be attached ([`SENT`](crate::arena::control::SENT)).
 //!
 //! Numbers are little-endian, and the message is as long as it is: a shorter or longer one is none.
 
-/// The first eight bytes of a [`Hello`].
+/// The first eight bytes of a [`JoinRequest`].
 const HELLO: u64 = u64::from_le_bytes(*b"QUINHELO");
-/// The first eight bytes of an [`Offer`].
+/// The first eight bytes of an [`DescriptorOffer`].
 const OFFER: u64 = u64::from_le_bytes(*b"QUINOFFR");
-/// The first eight bytes of a [`Welcome`].
+/// The first eight bytes of a [`JoinReply`].
 const WELCOME: u64 = u64::from_le_bytes(*b"QUINWELC");
 
-/// Bytes of a [`Hello`].
+/// Bytes of a [`JoinRequest`].
 pub const HELLO_BYTES: usize = 32;
-/// Bytes of a [`Welcome`].
+/// Bytes of a [`JoinReply`].
 pub const WELCOME_BYTES: usize = 16;
-/// Descriptors that come with a [`Welcome`] at most: the arena, the control file, the page, the plan.
+/// Descriptors that come with a [`JoinReply`] at most: the arena, the control file, the page, the plan.
 pub const DESCRIPTORS_MAX: usize = 4;
-/// In [`Hello::plan`]: none is wanted.
+/// In [`JoinRequest::plan`]: none is wanted.
 pub const NO_PLAN: u32 = u32::MAX;
 
 /// What a process says that wants to become a viewer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hello {
+pub struct JoinRequest {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
     pub version: u32,
     /// Which of the plans that runs have brought it wants; [`NO_PLAN`] for none.
@@ -48,7 +48,7 @@ pub struct Hello {
     pub run: u64,
 }
 
-impl Hello {
+impl JoinRequest {
     /// As it is sent.
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
@@ -70,15 +70,15 @@ impl Hello {
 
 /// What comes with a descriptor that a viewer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Offer {
+pub struct DescriptorOffer {
     /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
     pub version: u32,
     /// That of the cache.
     pub token: u64,
 }
 
-impl Offer {
-    /// As it is sent: as long as a [`Hello`].
+impl DescriptorOffer {
+    /// As it is sent: as long as a [`JoinRequest`].
     pub fn bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         let numbers = [OFFER, u64::from(self.version), self.token];
@@ -99,16 +99,16 @@ impl Offer {
 
 /// What the owner answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Welcome {
+pub struct JoinReply {
     /// 0, or why not: an error number. `EACCES`: the process is not of the owner's domain. `EPROTO`: of another
     /// version, or another cache is meant. `EUSERS`: there are as many viewers as there can be. `EAGAIN`: the viewer
     /// has sent too many descriptors that it has not asked for. Others: the owner lacks something.
     pub error: u32,
-    /// The viewer's number; for messages, and nothing else. To an [`Offer`]: the ticket.
+    /// The viewer's number; for messages, and nothing else. To an [`DescriptorOffer`]: the ticket.
     pub viewer: u32,
 }
 
-impl Welcome {
+impl JoinReply {
     /// As it is sent.
     pub fn bytes(&self) -> [u8; WELCOME_BYTES] {
         let mut bytes = [0; WELCOME_BYTES];
@@ -142,18 +142,18 @@ mod tests {
 
     #[test]
     fn messages_arrive_as_they_were_sent_and_others_are_none() {
-        let hello = Hello { version: 7, plan: NO_PLAN, token: u64::MAX - 1, run: 3 };
-        assert_eq!(Hello::of(&hello.bytes()), Some(hello));
-        let offer = Offer { version: 7, token: 9 };
-        assert_eq!(Offer::of(&offer.bytes()), Some(offer));
-        assert_eq!((Offer::of(&hello.bytes()), Hello::of(&offer.bytes())), (None, None));
-        let welcome = Welcome { error: 13, viewer: 62 };
-        assert_eq!(Welcome::of(&welcome.bytes()), Some(welcome));
-        assert_eq!((Hello::of(&welcome.bytes()), Welcome::of(&hello.bytes())), (None, None));
-        assert_eq!(Hello::of(&hello.bytes()[..31]), None);
-        assert_eq!(Hello::of(&[hello.bytes().as_slice(), &[0]].concat()), None);
+        let hello = JoinRequest { version: 7, plan: NO_PLAN, token: u64::MAX - 1, run: 3 };
+        assert_eq!(JoinRequest::of(&hello.bytes()), Some(hello));
+        let offer = DescriptorOffer { version: 7, token: 9 };
+        assert_eq!(DescriptorOffer::of(&offer.bytes()), Some(offer));
+        assert_eq!((DescriptorOffer::of(&hello.bytes()), JoinRequest::of(&offer.bytes())), (None, None));
+        let welcome = JoinReply { error: 13, viewer: 62 };
+        assert_eq!(JoinReply::of(&welcome.bytes()), Some(welcome));
+        assert_eq!((JoinRequest::of(&welcome.bytes()), JoinReply::of(&hello.bytes())), (None, None));
+        assert_eq!(JoinRequest::of(&hello.bytes()[..31]), None);
+        assert_eq!(JoinRequest::of(&[hello.bytes().as_slice(), &[0]].concat()), None);
         let mut other = hello.bytes();
         other[0] ^= 1;
-        assert_eq!((Hello::of(&other), Hello::of(&[])), (None, None));
+        assert_eq!((JoinRequest::of(&other), JoinRequest::of(&[])), (None, None));
     }
 }

@@ -28,43 +28,43 @@ use std::sync::{Arc, PoisonError};
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-use super::desk::{Desk, Place};
-use super::{Backend, Reap, Reaped};
+use super::waker_registry::{PageKey, WakerRegistry};
+use super::{Backend, ReapMode, ReapOutcome};
 
 /// What a sleeper waits for: asked by itself and, while it sleeps, by whoever wakes the room. So it must
-/// be quick, and take no lock that is held by a caller of [`WaitRoom::wake`].
-pub type Wish<'a> = dyn FnMut() -> bool + Send + 'a;
+/// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`].
+pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 
 /// One place to sleep for all who wait on one cache's fills.
 #[derive(Default)]
-pub struct WaitRoom {
-    beds: Mutex<Beds>,
+pub struct WaitQueue {
+    beds: Mutex<ParkedWaiters>,
     sleepers: AtomicUsize,
     /// Those who wait without a thread.
-    desk: Desk,
+    waker_registry: WakerRegistry,
 }
 
 #[derive(Default)]
-struct Beds {
-    taken: Vec<Bed>,
+struct ParkedWaiters {
+    taken: Vec<ParkedWaiter>,
 }
 
 /// One sleeper, for its wakers.
-struct Bed {
-    wish: *mut Wish<'static>,
+struct ParkedWaiter {
+    wish: *mut WakeCondition<'static>,
     /// The backend that the sleeper would lead.
     backend: Option<*const dyn Backend>,
-    bell: Arc<Bell>,
+    bell: Arc<WakeEvent>,
 }
 
 /// What wakes one sleeper, once.
 #[derive(Default)]
-struct Bell {
+struct WakeEvent {
     is_rung: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Bell {
+impl WakeEvent {
     fn ring(&self) {
         *self.is_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_one();
@@ -78,22 +78,22 @@ impl Bell {
 }
 
 // SAFETY: the wish is `Send`, the backend is `Sync`, and both are used with the door locked.
-unsafe impl Send for Bed {}
+unsafe impl Send for ParkedWaiter {}
 
-impl WaitRoom {
+impl WaitQueue {
     /// An empty room.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Waits until `done`, reaping `backend`'s completions meanwhile if nobody else does.
-    pub fn wait(&self, backend: &dyn Backend, done: &mut Wish<'_>) {
+    pub fn wait(&self, backend: &dyn Backend, done: &mut WakeCondition<'_>) {
         let mut has_slept = false;
         while !done() {
-            match backend.reap(Reap::Wait, done) {
-                Reaped::Some(_) => {}
-                Reaped::Busy | Reaped::Elsewhere => {
-                    self.lie_down(done, Some(backend));
+            match backend.reap(ReapMode::Wait, done) {
+                ReapOutcome::Some(_) => {}
+                ReapOutcome::Busy | ReapOutcome::Elsewhere => {
+                    self.park(done, Some(backend));
                     has_slept = true;
                 }
             }
@@ -104,10 +104,10 @@ impl WaitRoom {
         }
     }
 
-    /// Sleeps until `woken`, which is looked at again after every [`WaitRoom::wake`].
-    pub fn sleep(&self, woken: &mut Wish<'_>) {
+    /// Sleeps until `woken`, which is looked at again after every [`WaitQueue::wake`].
+    pub fn sleep(&self, woken: &mut WakeCondition<'_>) {
         while !woken() {
-            self.lie_down(woken, None);
+            self.park(woken, None);
         }
     }
 
@@ -115,22 +115,22 @@ impl WaitRoom {
     /// for, with no lock held that a sleeper's wish takes.
     pub fn wake(&self) {
         self.wake_sleepers();
-        if self.desk.has_words() {
-            self.desk.seek_leader();
+        if self.waker_registry.has_waiters() {
+            self.waker_registry.seek_leader();
         }
     }
 
-    /// As [`WaitRoom::wake`], after a fill of `pages` pages from `first` on has ended: those futures, too, are
+    /// As [`WaitQueue::wake`], after a fill of `pages` pages from `first` on has ended: those futures, too, are
     /// woken who wait for one of these and may go on.
-    pub fn wake_filled(&self, first: Place, pages: u32) {
+    pub fn wake_filled(&self, first: PageKey, pages: u32) {
         self.wake_sleepers();
-        if self.desk.has_words() {
-            self.desk.rouse(first, pages);
+        if self.waker_registry.has_waiters() {
+            self.waker_registry.rouse(first, pages);
         }
     }
 
     fn wake_sleepers(&self) {
-        // Partners: the fences in `lie_down` and in `Desk::leave`. Either we see the sleeper counted and look
+        // Partners: the fences in `park` and in `WakerRegistry::leave`. Either we see the sleeper counted and look
         // for it, or our change came first and it sees it before it lies down. For words: after this, as well.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -139,13 +139,13 @@ impl WaitRoom {
         }
     }
 
-    pub(super) fn desk(&self) -> &Desk {
-        &self.desk
+    pub(super) fn waker_registry(&self) -> &WakerRegistry {
+        &self.waker_registry
     }
 
     /// Sleeps, once, unless the wish has come true or `backend` wants a leader.
-    fn lie_down(&self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>) {
-        let _counted = Counted::new(&self.sleepers);
+    fn park(&self, wish: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) {
+        let _counted = SleeperCount::new(&self.sleepers);
         // Partner: the fence in `wake`.
         fence(Ordering::SeqCst);
         let mut beds = self.lock();
@@ -157,32 +157,33 @@ impl WaitRoom {
         bell.wait();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Beds> {
+    fn lock(&self) -> MutexGuard<'_, ParkedWaiters> {
         self.beds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Beds {
+impl ParkedWaiters {
     /// A bed for the caller, who must wait for its bell before what is given here goes away.
-    fn take(&mut self, wish: &mut Wish<'_>, backend: Option<&dyn Backend>) -> Arc<Bell> {
+    fn take(&mut self, wish: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) -> Arc<WakeEvent> {
         let wish = std::ptr::from_mut(wish);
         // SAFETY: only the lifetime changes, and invariant 1 keeps the pointer within the true one.
-        let wish = unsafe { std::mem::transmute::<*mut Wish<'_>, *mut Wish<'static>>(wish) };
+        let wish =
+            unsafe { std::mem::transmute::<*mut WakeCondition<'_>, *mut WakeCondition<'static>>(wish) };
         let backend = backend.map(|backend| {
             // SAFETY: as above.
             unsafe {
                 std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
             }
         });
-        let bell = Arc::new(Bell::default());
-        self.taken.push(Bed { wish, backend, bell: Arc::clone(&bell) });
+        let bell = Arc::new(WakeEvent::default());
+        self.taken.push(ParkedWaiter { wish, backend, bell: Arc::clone(&bell) });
         bell
     }
 
     /// Takes the beds out of everybody whose wish has come true, and of one sleeper for each backend that
     /// wants a leader. Their bells are to be rung, with the door unlocked.
     #[must_use]
-    fn rouse(&mut self) -> Vec<Arc<Bell>> {
+    fn rouse(&mut self) -> Vec<Arc<WakeEvent>> {
         let mut led: Vec<*const ()> = Vec::new();
         let roused = self.taken.extract_if(.., |bed| {
             // SAFETY: the sleeper has not been rung for, and the door is locked: invariant 1. It lent its wish
@@ -194,7 +195,7 @@ impl Beds {
     }
 }
 
-impl Bed {
+impl ParkedWaiter {
     /// Whether the sleeper's backend wants a leader and none of `led` has been roused for it; then it is
     /// put there.
     fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
@@ -210,22 +211,22 @@ impl Bed {
 }
 
 /// Counts a sleeper for as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
+struct SleeperCount<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> SleeperCount<'a> {
     fn new(sleepers: &'a AtomicUsize) -> Self {
         sleepers.fetch_add(1, Ordering::Relaxed);
         Self(sleepers)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for SleeperCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl fmt::Debug for WaitRoom {
+impl fmt::Debug for WaitQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitRoom")
             .field("sleepers", &self.sleepers.load(Ordering::Relaxed))
@@ -239,30 +240,30 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::super::testing::Request;
-    use super::super::{Faults, MemoryFile, Simulated};
+    use super::super::{Faults, MemoryFile, SimulatedBackend};
     use super::*;
 
-    fn device(room: &Arc<WaitRoom>) -> Simulated {
-        let device = Simulated::of_memory(Arc::new(MemoryFile::new(vec![1; 4096])), Faults::default());
+    fn device(room: &Arc<WaitQueue>) -> SimulatedBackend {
+        let device = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(vec![1; 4096])), Faults::default());
         device.attach(room);
         device
     }
 
     #[test]
     fn a_wake_rings_for_those_it_concerns() {
-        let room = Arc::new(WaitRoom::new());
+        let room = Arc::new(WaitQueue::new());
         let (busy, idle) = (device(&room), device(&room));
         let (fill, _request) = Request::new(&room, 0, 1);
         busy.submit(vec![fill]);
         let (mut granted, mut open) = (|| true, [(); 5].map(|()| || false));
-        let mut beds = Beds::default();
+        let mut beds = ParkedWaiters::default();
         let mut bells = vec![beds.take(&mut granted, None)];
         let backends: [Option<&dyn Backend>; 5] = [None, Some(&idle), Some(&busy), Some(&busy), Some(&idle)];
         for (wish, backend) in open.iter_mut().zip(backends) {
             bells.push(beds.take(wish, backend));
         }
         let rung = beds.rouse();
-        let is_rung = |bell: &Arc<Bell>| rung.iter().any(|other| Arc::ptr_eq(bell, other));
+        let is_rung = |bell: &Arc<WakeEvent>| rung.iter().any(|other| Arc::ptr_eq(bell, other));
         assert_eq!(bells.iter().map(is_rung).collect::<Vec<_>>(), [true, false, false, true, false, false]);
         assert_eq!(beds.taken.len(), 4, "who is rung for has no bed");
     }
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn who_is_roused_to_lead_and_does_not_passes_it_on() {
         for _ in 0..20 {
-            let room = Arc::new(WaitRoom::new());
+            let room = Arc::new(WaitQueue::new());
             let device = device(&room);
             let (fill, request) = Request::new(&room, 0, 1);
             device.submit(vec![fill]);
@@ -283,7 +284,7 @@ mod tests {
                 }
             };
             std::thread::scope(|scope| {
-                device.reap(Reap::Wait, &mut || {
+                device.reap(ReapMode::Wait, &mut || {
                     // Asked when it comes, when it lies down, by its waker, and when it is up: done only then.
                     scope.spawn(|| {
                         room.wait(&device, &mut || early.fetch_add(1, Ordering::Relaxed) >= 3);

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg};
 
-use crate::viewer::hello::HELLO_BYTES;
+use crate::viewer::handshake::HELLO_BYTES;
 use crate::viewer::sys::Errno;
 
 /// Threads that wait in a close at a time.
@@ -34,9 +34,9 @@ const LOOKS: usize = 3;
 
 /// How many threads wait in a close.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Closers(Arc<AtomicUsize>);
+pub(super) struct CloserThreads(Arc<AtomicUsize>);
 
-impl Closers {
+impl CloserThreads {
     /// Whether there are as many as there may be.
     pub(super) fn are_all_busy(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= CLOSERS_MAX // a bound that need not be exact
@@ -59,38 +59,40 @@ impl Closers {
 
 /// Somebody's connection. Dropping it waits for nobody.
 #[derive(Debug)]
-pub(super) struct Theirs {
+pub(super) struct PeerConnection {
     socket: Option<OwnedFd>,
-    closers: Closers,
+    closers: CloserThreads,
     pub(super) since: Instant,
 }
 
 /// A message that was not taken.
-pub(super) struct Message {
+pub(super) struct RefusedMessage {
     bytes: [u8; HELLO_BYTES + 1],
     count: usize,
     /// Whether a descriptor comes with it.
     pub(super) has_descriptors: bool,
 }
 
-impl Message {
+impl RefusedMessage {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.count]
     }
 }
 
-impl Theirs {
-    pub(super) fn new(socket: OwnedFd, closers: &Closers) -> Self {
+impl PeerConnection {
+    pub(super) fn new(socket: OwnedFd, closers: &CloserThreads) -> Self {
         Self { socket: Some(socket), closers: closers.clone(), since: Instant::now() }
     }
 
     /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
-    pub(super) fn peek(&self) -> io::Result<Option<Message>> {
+    pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
         let mut bytes = [0; HELLO_BYTES + 1];
         match peek(self.as_fd(), &mut bytes) {
-            Ok((count, flags)) => {
-                Ok(Some(Message { bytes, count, has_descriptors: flags.contains(ReturnFlags::CTRUNC) }))
-            }
+            Ok((count, flags)) => Ok(Some(RefusedMessage {
+                bytes,
+                count,
+                has_descriptors: flags.contains(ReturnFlags::CTRUNC),
+            })),
             Err(rustix::io::Errno::AGAIN) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -129,13 +131,13 @@ fn peek(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, ReturnFlags)
     Ok((received.bytes, received.flags))
 }
 
-impl AsFd for Theirs {
+impl AsFd for PeerConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("it is taken when it is dropped").as_fd()
     }
 }
 
-impl Drop for Theirs {
+impl Drop for PeerConnection {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         // Behind this nothing more comes, so what is found empty stays so.
@@ -165,10 +167,10 @@ mod tests {
 
     use super::*;
 
-    fn pair() -> (OwnedFd, Theirs) {
+    fn pair() -> (OwnedFd, PeerConnection) {
         let flags = SocketFlags::CLOEXEC;
         let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        (theirs, Theirs::new(ours, &Closers::default()))
+        (theirs, PeerConnection::new(ours, &CloserThreads::default()))
     }
 
     fn send(socket: &OwnedFd, bytes: &[u8], descriptor: impl AsFd) {

@@ -31,9 +31,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::background::BackgroundTask;
 use crate::readahead::Window;
-use crate::sync::Locks;
-use crate::upkeep::Duty;
+use crate::sync::LockWait;
 
 use super::fill::Filemap;
 
@@ -48,14 +48,14 @@ const AT_A_TIME: u64 = 256;
 
 /// Free pages, those included that the arena may still grow by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Marks {
+struct Watermarks {
     /// Below this, room is made.
     low: u64,
     /// Until there is this much.
     high: u64,
 }
 
-impl Marks {
+impl Watermarks {
     /// The marks of a cache of so many pages.
     fn of(pages: u64) -> Self {
         let high = if pages < CACHE_PAGES_MIN { 0 } else { (pages / HIGH_SHARE).min(HIGH_PAGES_MAX) };
@@ -65,11 +65,11 @@ impl Marks {
 
 /// The duty of making room.
 #[derive(Debug)]
-pub(crate) struct MakesRoom {
+pub(crate) struct BackgroundReclaim {
     filemap: Weak<Filemap>,
 }
 
-impl MakesRoom {
+impl BackgroundReclaim {
     /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let duty = Arc::new(Self { filemap: Arc::downgrade(filemap) });
@@ -79,21 +79,21 @@ impl MakesRoom {
     }
 }
 
-impl Duty for MakesRoom {
+impl BackgroundTask for BackgroundReclaim {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
-        let marks = filemap.marks();
+        let marks = filemap.watermarks();
         // Every poke comes by here, and most are others'.
         let is_low = |room: u64| room < marks.low;
-        if !filemap.arena.room_pages(Locks::Wait).is_some_and(is_low) {
+        if !filemap.arena.room_pages(LockWait::Wait).is_some_and(is_low) {
             return None;
         }
-        while let Some(room) = filemap.arena.room_pages(Locks::Wait)
+        while let Some(room) = filemap.arena.room_pages(LockWait::Wait)
             && room < marks.high
             && !filemap.upkeep.is_closed()
         {
             let pages = (marks.high - room).min(AT_A_TIME) as u32;
-            if filemap.reclaim.reclaim_unprotected(pages, Locks::Wait) == 0 {
+            if filemap.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
                 break; // what is in flight or pinned cannot go; who needs it meets that himself
             }
         }
@@ -102,22 +102,22 @@ impl Duty for MakesRoom {
 }
 
 impl Filemap {
-    fn marks(&self) -> Marks {
-        if self.makes_room { Marks::of(self.arena.pages_max()) } else { Marks::of(0) }
+    fn watermarks(&self) -> Watermarks {
+        if self.makes_room { Watermarks::of(self.arena.pages_max()) } else { Watermarks::of(0) }
     }
 
     /// Whether a stream that wants `pages` pages should make room for them before it takes them.
     pub(super) fn is_low_for_stream(&self, pages: u32) -> bool {
-        let wanted = self.marks().high + u64::from(pages);
-        self.arena.room_pages(Locks::Try).is_none_or(|room| room < wanted)
+        let wanted = self.watermarks().high + u64::from(pages);
+        self.arena.room_pages(LockWait::Try).is_none_or(|room| room < wanted)
     }
 
     /// Has room made if there is little, and `window` is not a stream's. Waits for nobody.
-    pub(super) fn ask_for_room(&self, window: Window) {
-        let low = self.marks().low;
+    pub(super) fn wake_background_reclaim(&self, window: Window) {
+        let low = self.watermarks().low;
         if low > 0
             && window.stream.is_none()
-            && self.arena.room_pages(Locks::Try).is_some_and(|room| room < low)
+            && self.arena.room_pages(LockWait::Try).is_some_and(|room| room < low)
         {
             self.upkeep.poke();
         }
@@ -130,9 +130,9 @@ mod tests {
 
     #[test]
     fn marks_are_a_small_part_of_a_large_cache_and_nothing_of_a_small_one() {
-        assert_eq!(Marks::of(16383), Marks { low: 0, high: 0 });
-        assert_eq!(Marks::of(16384), Marks { low: 64, high: 128 });
-        assert_eq!(Marks::of(1 << 18), Marks { low: 1024, high: 2048 });
-        assert_eq!(Marks::of(1 << 26), Marks { low: 4096, high: 8192 });
+        assert_eq!(Watermarks::of(16383), Watermarks { low: 0, high: 0 });
+        assert_eq!(Watermarks::of(16384), Watermarks { low: 64, high: 128 });
+        assert_eq!(Watermarks::of(1 << 18), Watermarks { low: 1024, high: 2048 });
+        assert_eq!(Watermarks::of(1 << 26), Watermarks { low: 4096, high: 8192 });
     }
 }

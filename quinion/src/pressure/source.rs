@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 
 use crate::arena::{GroupVersion, memory_groups};
 
-use super::Room;
+use super::Headroom;
 
 /// Where to look.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Gauge {
+pub struct PressureSource {
     /// A file of pressure stall information, in the order of preference: the first that can be read is taken.
     pub stalls: Vec<PathBuf>,
     /// Control groups with their limits.
@@ -46,14 +46,14 @@ pub struct Group {
 
 /// What was found there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Reading {
+pub struct SourceReading {
     /// Microseconds in which some task waited for memory, ever.
     pub stalled_us: Option<u64>,
     /// The tightest limit.
-    pub room: Option<Room>,
+    pub room: Option<Headroom>,
 }
 
-impl Gauge {
+impl PressureSource {
     /// The files of this process's control groups, and of the machine.
     pub fn of_this_process() -> Self {
         let mut gauge = Self { meminfo: Some("/proc/meminfo".into()), ..Self::default() };
@@ -68,7 +68,7 @@ impl Gauge {
     }
 
     /// Looks once: reads a few small files.
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> SourceReading {
         let stalled_us = self.stalls.iter().find_map(|file| some_total(&text(file)?));
         let machine = self.meminfo.as_ref().and_then(|file| machine_room(&text(file)?));
         let total = machine.map_or(u64::MAX, |room| room.limit);
@@ -76,7 +76,7 @@ impl Gauge {
         // A limit above what the machine has is none.
         let rooms = groups.filter(|room| room.limit < total).chain(machine);
         let room = rooms.min_by_key(|room| (u128::from(room.free) << 32) / u128::from(room.limit.max(1)));
-        Reading { stalled_us, room }
+        SourceReading { stalled_us, room }
     }
 }
 
@@ -94,11 +94,11 @@ impl Group {
         }
     }
 
-    fn room(&self) -> Option<Room> {
+    fn room(&self) -> Option<Headroom> {
         let usage: u64 = text(&self.usage)?.trim().parse().ok()?;
         let limit: u64 = self.limits.iter().filter_map(|file| text(file)?.trim().parse().ok()).min()?;
         let idle = text(&self.stat).and_then(|stat| inactive_file(&stat)).unwrap_or(0);
-        Some(Room { free: limit.saturating_sub(usage.saturating_sub(idle)), limit })
+        Some(Headroom { free: limit.saturating_sub(usage.saturating_sub(idle)), limit })
     }
 }
 
@@ -121,12 +121,12 @@ fn inactive_file(stat: &str) -> Option<u64> {
     number("total_inactive_file").or_else(|| number("inactive_file"))
 }
 
-fn machine_room(meminfo: &str) -> Option<Room> {
+fn machine_room(meminfo: &str) -> Option<Headroom> {
     let number = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
-    Some(Room { free: number("MemAvailable:")?, limit: number("MemTotal:")? })
+    Some(Headroom { free: number("MemAvailable:")?, limit: number("MemTotal:")? })
 }
 
 #[cfg(test)]
@@ -143,16 +143,20 @@ mod tests {
     fn the_tightest_of_all_limits_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let meminfo = write(&folder, "meminfo", "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 500 kB\n");
-        let mut gauge = Gauge { meminfo: Some(meminfo), ..Gauge::default() };
-        assert_eq!(gauge.read().room, Some(Room { free: 512_000, limit: 1_024_000 }));
+        let mut gauge = PressureSource { meminfo: Some(meminfo), ..PressureSource::default() };
+        assert_eq!(gauge.read().room, Some(Headroom { free: 512_000, limit: 1_024_000 }));
         gauge.groups.push(Group::of(GroupVersion::Two, folder.path()));
         write(&folder, "memory.current", "90000\n");
         write(&folder, "memory.max", "max\n");
         assert_eq!(gauge.read().room.unwrap().limit, 1_024_000, "a group without a limit");
         write(&folder, "memory.high", "100000\n");
-        assert_eq!(gauge.read().room, Some(Room { free: 10_000, limit: 100_000 }));
+        assert_eq!(gauge.read().room, Some(Headroom { free: 10_000, limit: 100_000 }));
         write(&folder, "memory.stat", "anon 5\nactive_file 7\ninactive_file 60000\n");
-        assert_eq!(gauge.read().room, Some(Room { free: 512_000, limit: 1_024_000 }), "70 of 100 are free");
+        assert_eq!(
+            gauge.read().room,
+            Some(Headroom { free: 512_000, limit: 1_024_000 }),
+            "70 of 100 are free"
+        );
         write(&folder, "memory.high", "max\n");
         write(&folder, "memory.max", "9223372036854771712\n");
         write(&folder, "memory.current", "1\n");
@@ -162,12 +166,15 @@ mod tests {
     #[test]
     fn a_group_of_version_1() {
         let folder = tempfile::tempdir().unwrap();
-        let gauge = Gauge { groups: vec![Group::of(GroupVersion::One, folder.path())], ..Gauge::default() };
-        assert_eq!(gauge.read(), Reading::default());
+        let gauge = PressureSource {
+            groups: vec![Group::of(GroupVersion::One, folder.path())],
+            ..PressureSource::default()
+        };
+        assert_eq!(gauge.read(), SourceReading::default());
         write(&folder, "memory.usage_in_bytes", "800\n");
         write(&folder, "memory.limit_in_bytes", "1000\n");
         write(&folder, "memory.stat", "inactive_file 1\ntotal_inactive_file 300\n");
-        assert_eq!(gauge.read().room, Some(Room { free: 500, limit: 1000 }));
+        assert_eq!(gauge.read().room, Some(Headroom { free: 500, limit: 1000 }));
     }
 
     #[test]
@@ -180,7 +187,7 @@ mod tests {
         };
         let inner = folder.path().join("memory.pressure");
         let outer = write(&folder, "outer", &psi(7));
-        let gauge = Gauge { stalls: vec![inner, outer], ..Gauge::default() };
+        let gauge = PressureSource { stalls: vec![inner, outer], ..PressureSource::default() };
         assert_eq!(gauge.read().stalled_us, Some(7));
         write(&folder, "memory.pressure", &psi(12));
         assert_eq!(gauge.read().stalled_us, Some(12));
@@ -190,7 +197,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_looked_at() {
-        let room = Gauge::of_this_process().read().room.expect("/proc/meminfo has numbers");
+        let room = PressureSource::of_this_process().read().room.expect("/proc/meminfo has numbers");
         assert!(room.free <= room.limit && room.limit > 1 << 20, "{room:?}");
     }
 }

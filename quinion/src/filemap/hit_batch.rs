@@ -36,13 +36,13 @@
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU32;
 
-use crate::arena::{CellNumber, Descriptor, Grown, NotReady, Record, Ticket, View};
+use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
 use crate::mapping::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::{Kind, Steps};
 
-use super::hit::{end_within_page, is_still, look_landed, page_of, written_page};
+use super::hit::{end_within_page, is_still, look_partial, page_of, written_page};
 
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
@@ -54,7 +54,7 @@ const LINE: usize = 64;
 
 /// One read of a group.
 #[derive(Debug)]
-pub struct Wanted<'b> {
+pub struct BatchedRead<'b> {
     cell: CellNumber,
     id: MappingId,
     position: u64,
@@ -63,14 +63,14 @@ pub struct Wanted<'b> {
     buffer: PhantomData<&'b mut [u8]>,
 }
 
-impl<'b> Wanted<'b> {
+impl<'b> BatchedRead<'b> {
     /// `to.len()` bytes at `position` of the file whose record is in `cell` and is of `id`. (No slice overlaps an
     /// arena but those that a pin lends, and these cannot be written.)
     #[inline]
     pub fn new(cell: CellNumber, id: MappingId, position: u64, to: &'b mut [u8]) -> Self {
         Self { cell, id, position, to: to.as_mut_ptr(), len: to.len(), buffer: PhantomData }
     }
-    /// As [`Wanted::new`], to an address.
+    /// As [`BatchedRead::new`], to an address.
     ///
     /// # Safety
     /// `to` is valid for `len` bytes of writes during `'b`, by nobody else, and does not overlap the arena.
@@ -99,11 +99,11 @@ impl<'b> Wanted<'b> {
 
 /// Which reads of a group were served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Served(u32);
+pub struct ServedSet(u32);
 
 const _: () = assert!(GROUP_MAX <= 32);
 
-impl Served {
+impl ServedSet {
     /// Whether the `nth` read, counted from 0, was served: all its bytes are in its buffer.
     #[inline]
     pub fn has(self, nth: usize) -> bool {
@@ -126,14 +126,18 @@ impl Served {
 /// # Panics
 /// If there are more than [`GROUP_MAX`].
 #[inline]
-pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(Grown<'_>, Frame)) -> Served {
+pub fn read_group(
+    view: &View,
+    wanted: &mut [BatchedRead<'_>],
+    mut touch: impl FnMut(GrownView<'_>, Frame),
+) -> ServedSet {
     assert!(wanted.len() <= GROUP_MAX, "a group has at most {GROUP_MAX} reads");
     let grown = view.grown();
     let mut seeks = [const { None }; GROUP_MAX];
     let mut founds = [const { None }; GROUP_MAX];
     let mut ready = [const { None }; GROUP_MAX];
     for (seek, wanted) in seeks.iter_mut().zip(wanted.iter()) {
-        *seek = Seek::begin(&grown, wanted); // 1
+        *seek = TreeDescent::begin(&grown, wanted); // 1
     }
     let seeks = &mut seeks[..wanted.len()];
     walk_all(&grown, seeks); // 2
@@ -144,7 +148,7 @@ pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(
     for ((ready, found), wanted) in ready.iter_mut().zip(&founds).zip(wanted.iter()) {
         *ready = found.as_ref().and_then(|found| found.look(grown, wanted, &mut are_written)); // 4
     }
-    let mut served = Served::default();
+    let mut served = ServedSet::default();
     for (nth, (ready, wanted)) in ready.iter().zip(wanted.iter_mut()).enumerate() {
         // 5
         if let Some(ready) = ready
@@ -164,15 +168,15 @@ pub fn read_group(view: &View, wanted: &mut [Wanted<'_>], mut touch: impl FnMut(
 #[cold]
 #[inline(never)]
 fn serve_written(
-    grown: Grown<'_>,
-    founds: &[Option<Found<'_>>],
-    wanted: &mut [Wanted<'_>],
-    served: &mut Served,
-    mut touch: impl FnMut(Grown<'_>, Frame),
+    grown: GrownView<'_>,
+    founds: &[Option<LocatedRead<'_>>],
+    wanted: &mut [BatchedRead<'_>],
+    served: &mut ServedSet,
+    mut touch: impl FnMut(GrownView<'_>, Frame),
 ) {
     for (nth, (found, wanted)) in founds.iter().zip(wanted).enumerate() {
-        let &mut Wanted { id, position, to, len, .. } = wanted;
-        let Some(&Found { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else {
+        let &mut BatchedRead { id, position, to, len, .. } = wanted;
+        let Some(&LocatedRead { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else {
             continue;
         };
         // SAFETY: the destination is the caller's, by the promise that made `wanted`.
@@ -185,7 +189,7 @@ fn serve_written(
 
 /// Leads every walk to its end, a level of each at a time.
 #[inline]
-fn walk_all<'a>(grown: &'a Grown<'a>, seeks: &mut [Option<Seek<'a>>]) {
+fn walk_all<'a>(grown: &'a GrownView<'a>, seeks: &mut [Option<TreeDescent<'a>>]) {
     let mut under_way = true;
     while under_way {
         under_way = false;
@@ -198,17 +202,17 @@ fn walk_all<'a>(grown: &'a Grown<'a>, seeks: &mut [Option<Seek<'a>>]) {
 
 /// A read on its way down the tree.
 #[derive(Debug)]
-struct Seek<'a> {
+struct TreeDescent<'a> {
     record: &'a Record,
     /// Where the range ends, in the file.
     end: u64,
     walk: Steps<'a, NODE_BITS>,
 }
 
-impl<'a> Seek<'a> {
+impl<'a> TreeDescent<'a> {
     /// Looks at the size and begins the walk, if it is the kind of read that is served here.
     #[inline]
-    fn begin(grown: &'a Grown<'a>, wanted: &Wanted<'_>) -> Option<Self> {
+    fn begin(grown: &'a GrownView<'a>, wanted: &BatchedRead<'_>) -> Option<Self> {
         let record = grown.record(wanted.cell)?;
         let end = end_within_page(record, wanted.position, wanted.len).filter(|_| wanted.len > 0)?;
         let seek = Self { record, end, walk: seek(grown, record, wanted.index()) };
@@ -228,35 +232,40 @@ impl<'a> Seek<'a> {
 
     /// What the walk ended at, if it is a folio's frame.
     #[inline]
-    fn found(&self, grown: Grown<'a>) -> Option<Found<'a>> {
+    fn found(&self, grown: GrownView<'a>) -> Option<LocatedRead<'a>> {
         let Kind::Folio(number) = self.walk.entry().kind() else { return None };
         let frame = Frame(number);
         let descriptor = grown.descriptor(frame)?;
         fetch(core::ptr::from_ref(descriptor).cast());
         fetch(core::ptr::from_ref(grown.referenced(frame)?).cast());
-        Some(Found { record: self.record, end: self.end, frame, descriptor })
+        Some(LocatedRead { record: self.record, end: self.end, frame, descriptor })
     }
 }
 
 /// A read whose frame is known, by a hint.
 #[derive(Debug)]
-struct Found<'a> {
+struct LocatedRead<'a> {
     record: &'a Record,
     end: u64,
     frame: Frame,
     descriptor: &'a Descriptor,
 }
 
-impl<'a> Found<'a> {
+impl<'a> LocatedRead<'a> {
     /// The first look. Notes in `are_written` if this is a folio that is written; then it is not ready here.
     #[inline]
-    fn look(&self, grown: Grown<'a>, wanted: &Wanted<'_>, are_written: &mut bool) -> Option<Ready<'a>> {
+    fn look(
+        &self,
+        grown: GrownView<'a>,
+        wanted: &BatchedRead<'_>,
+        are_written: &mut bool,
+    ) -> Option<ReadyRead<'a>> {
         let index = wanted.index();
         let ticket = match self.descriptor.begin_read(wanted.id, index) {
             Ok(ticket) => ticket,
             // One page has landed, or none: one is what is wanted.
             Err(NotReady::Filling) => {
-                look_landed(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
+                look_partial(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
             }
             Err(NotReady::Mismatch) => return None,
             Err(NotReady::Written) => {
@@ -274,13 +283,13 @@ impl<'a> Found<'a> {
             fetch(from.wrapping_add(at));
         }
         let &Self { record, end, frame, descriptor } = self;
-        Some(Ready { record, end, frame, descriptor, ticket, from })
+        Some(ReadyRead { record, end, frame, descriptor, ticket, from })
     }
 }
 
 /// A read that can be copied.
 #[derive(Debug)]
-struct Ready<'a> {
+struct ReadyRead<'a> {
     record: &'a Record,
     end: u64,
     frame: Frame,
@@ -290,10 +299,10 @@ struct Ready<'a> {
     from: *const u8,
 }
 
-impl Ready<'_> {
+impl ReadyRead<'_> {
     /// Copies and looks again; whether what was copied is the file's.
     #[inline]
-    fn copy(&self, wanted: &mut Wanted<'_>) -> bool {
+    fn copy(&self, wanted: &mut BatchedRead<'_>) -> bool {
         // SAFETY: the source lies within a grown frame, as `look` and `end_within_page` saw; the destination is
         // the caller's, by the promise that made `wanted`.
         unsafe { copy_out(self.from, wanted.to, wanted.len) };

@@ -20,7 +20,7 @@
 //!  1. A change that was made before a poke is seen by a run of every duty that begins after that poke.
 //!  2. Duties run one after another, with no lock of this room held.
 //!  3. A duty that panics takes neither the thread nor another duty with it.
-//!  4. When [`Upkeep::close`] has returned to a thread that is not the upkeep's own, no duty runs any more.
+//!  4. When [`BackgroundThread::close`] has returned to a thread that is not the upkeep's own, no duty runs any more.
 //!
 //! Not an invariant: that a duty runs only when it asked to. Each poke is everybody's.
 //!
@@ -37,17 +37,17 @@ use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 
 /// Work that somebody should do some time.
-pub trait Duty: Send + Sync {
+pub trait BackgroundTask: Send + Sync {
     /// Does what is due now. Returns after how long to come again though nobody pokes; `None`: not before.
     /// May take locks and wait for them, as a thread that holds none.
     fn run(&self) -> Option<Duration>;
 }
 
 /// What a thread does last.
-pub type Last = Box<dyn FnOnce() + Send>;
+pub type ThreadExit = Box<dyn FnOnce() + Send>;
 
 /// One cache's duties, and the thread that does them.
-pub struct Upkeep {
+pub struct BackgroundThread {
     room: Arc<Room>,
     process: ForkGuard,
 }
@@ -57,17 +57,17 @@ struct Room {
     name: &'static str,
     /// Whether somebody poked since the thread last began its round.
     poked: AtomicBool,
-    book: Mutex<Book>,
+    book: Mutex<TaskList>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct Book {
-    duties: Vec<Weak<dyn Duty>>,
+struct TaskList {
+    duties: Vec<Weak<dyn BackgroundTask>>,
     thread: Thread,
     is_closed: bool,
     /// What the thread does when it ends.
-    last: Option<Last>,
+    last: Option<ThreadExit>,
 }
 
 #[derive(Default)]
@@ -79,9 +79,9 @@ enum Thread {
     Never,
 }
 
-impl Book {
+impl TaskList {
     /// Adds a duty; and forgets those whose owners are gone before the list grows, as there may never be a poke.
-    fn add(&mut self, duty: Weak<dyn Duty>) {
+    fn add(&mut self, duty: Weak<dyn BackgroundTask>) {
         if self.duties.len() == self.duties.capacity() {
             self.forget_gone();
             // So much room that the next look at all of them comes after as many more.
@@ -95,7 +95,7 @@ impl Book {
     }
 }
 
-impl Upkeep {
+impl BackgroundThread {
     /// No duties and no thread yet.
     pub fn new() -> Self {
         Self::named("quinion-upkeep")
@@ -108,12 +108,12 @@ impl Upkeep {
     }
 
     /// Adds a duty. It runs from the next poke on.
-    pub fn add(&self, duty: Weak<dyn Duty>) {
+    pub fn add(&self, duty: Weak<dyn BackgroundTask>) {
         self.room.lock().add(duty);
     }
 
     /// Has every duty run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
-    /// thread if this is the first poke. In a forked child, and after [`Upkeep::close`], it does nothing.
+    /// thread if this is the first poke. In a forked child, and after [`BackgroundThread::close`], it does nothing.
     pub fn poke(&self) {
         if self.process.is_forked() {
             return;
@@ -150,11 +150,11 @@ impl Upkeep {
     }
 }
 
-impl Upkeep {
+impl BackgroundThread {
     /// Ends the thread after the duty it is at, and has it do `last` then; waits for nothing. `last` comes
     /// back if there
     /// is no thread.
-    pub fn close_with(&self, last: Last) -> Result<(), Last> {
+    pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
         let mut book = self.room.lock();
         if self.process.is_forked() || !matches!(book.thread, Thread::Running(..)) {
             return Err(last);
@@ -168,13 +168,13 @@ impl Upkeep {
     }
 }
 
-impl Default for Upkeep {
+impl Default for BackgroundThread {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Upkeep {
+impl Drop for BackgroundThread {
     fn drop(&mut self) {
         self.close();
     }
@@ -212,7 +212,7 @@ impl Room {
     }
 
     /// Sleeps until somebody pokes or it is `again`; the duties then. `None`: it is closed.
-    fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn Duty>>> {
+    fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
         let mut book = self.lock();
         while !book.is_closed {
             let left = again.map(|again| again.saturating_duration_since(Instant::now()));
@@ -229,7 +229,7 @@ impl Room {
         None
     }
 
-    fn run(&self, duty: &Weak<dyn Duty>) -> Option<Duration> {
+    fn run(&self, duty: &Weak<dyn BackgroundTask>) -> Option<Duration> {
         if self.lock().is_closed {
             return None;
         }
@@ -237,12 +237,12 @@ impl Room {
         catch_unwind(AssertUnwindSafe(|| duty.run())).unwrap_or(None)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, TaskList> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Upkeep {
+impl fmt::Debug for BackgroundThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let book = self.room.lock();
         let runs = matches!(book.thread, Thread::Running(..));
@@ -266,7 +266,7 @@ mod tests {
         panics: bool,
     }
 
-    impl Duty for Told {
+    impl BackgroundTask for Told {
         fn run(&self) -> Option<Duration> {
             let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             let _ = self.runs.lock().unwrap().send(count);
@@ -280,14 +280,14 @@ mod tests {
         (Arc::new(Told { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), heard)
     }
 
-    fn add(upkeep: &Upkeep, duty: &Arc<Told>) {
+    fn add(upkeep: &BackgroundThread, duty: &Arc<Told>) {
         let duty = Arc::downgrade(duty);
         upkeep.add(duty);
     }
 
     #[test]
     fn nothing_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let (duty, heard) = told(None, false);
         add(&upkeep, &duty);
         assert!(matches!(upkeep.room.lock().thread, Thread::None), "no poke, no thread");
@@ -301,13 +301,13 @@ mod tests {
     #[test]
     fn what_was_done_before_a_poke_is_seen() {
         struct Follows(AtomicU64, AtomicU64);
-        impl Duty for Follows {
+        impl BackgroundTask for Follows {
             fn run(&self) -> Option<Duration> {
                 self.1.store(self.0.load(Ordering::Relaxed), Ordering::Relaxed);
                 None
             }
         }
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let duty = Arc::new(Follows(AtomicU64::new(0), AtomicU64::new(0)));
         let weak: Weak<Follows> = Arc::downgrade(&duty);
         upkeep.add(weak);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_duty_comes_again_when_it_said_and_a_panic_is_its_own() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let (bad, bad_heard) = told(None, true);
         let (good, good_heard) = told(Some(Duration::from_millis(1)), false);
         add(&upkeep, &bad);
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_duty_that_comes_again_in_eternity_comes_when_it_is_poked() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let (duty, heard) = told(Some(Duration::MAX), false);
         add(&upkeep, &duty);
         upkeep.poke();
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn what_is_done_last_is_done_after_the_duty_that_runs_and_only_by_a_thread() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         assert!(upkeep.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
         let (duty, heard) = told(None, true);
         add(&upkeep, &duty);
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_duty_whose_owner_is_gone_is_forgotten_and_after_the_end_nothing_runs() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let (gone, gone_heard) = told(None, false);
         let (kept, kept_heard) = told(None, false);
         add(&upkeep, &gone);
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn without_a_poke_those_whose_owners_are_gone_are_forgotten_too() {
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let kept: Vec<_> = (0..10).map(|_| told(None, false).0).collect();
         kept.iter().for_each(|duty| add(&upkeep, duty));
         (0..1000).for_each(|_| add(&upkeep, &told(None, false).0));
@@ -402,8 +402,8 @@ mod tests {
 
     #[test]
     fn a_duty_may_end_the_upkeep_itself() {
-        struct Ends(Mutex<Option<Upkeep>>, Mutex<Sender<()>>);
-        impl Duty for Ends {
+        struct Ends(Mutex<Option<BackgroundThread>>, Mutex<Sender<()>>);
+        impl BackgroundTask for Ends {
             fn run(&self) -> Option<Duration> {
                 drop(self.0.lock().unwrap().take());
                 self.1.lock().unwrap().send(()).unwrap();
@@ -412,7 +412,7 @@ mod tests {
         }
         let (ended, heard) = channel();
         let duty = Arc::new(Ends(Mutex::new(None), Mutex::new(ended)));
-        let upkeep = Upkeep::new();
+        let upkeep = BackgroundThread::new();
         let weak: Weak<Ends> = Arc::downgrade(&duty);
         upkeep.add(weak);
         let mut place = duty.0.lock().unwrap();

@@ -22,14 +22,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use crate::backend::{Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitRoom};
+use crate::backend::{Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitQueue};
 use crate::folio::copy;
 use crate::sync::lock::Mutex;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 
 use super::pack::{SLOT_BYTES, checksum, pack, unpack};
-use super::{Record, Spill, Store};
+use super::{SlotRecord, Spill, Store};
 
 /// Who is told what became of a folio that was sent out.
 pub trait SpillSink: Send + Sync {
@@ -40,7 +40,7 @@ pub trait SpillSink: Send + Sync {
 
 /// Pages of a folio that is in the spill file, and the frames that they are wanted in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct SpilledPart {
     /// The folio.
     pub value: Value,
     /// Where in it they begin, in pages.
@@ -76,7 +76,7 @@ impl Buffer {
 }
 
 /// A folio on its way out: the sink of its flush.
-struct Outgoing {
+struct OutgoingFolio {
     spill: Arc<Spill>,
     value: Value,
     sink: Arc<dyn SpillSink>,
@@ -109,7 +109,8 @@ impl Spill {
         };
         let bytes = packed.as_ref().map_or(0, |(_, bytes)| *bytes);
         let (value, spill) = (Value::spill(order.0, first), self.me.upgrade().expect("it is being used"));
-        let outgoing = Arc::new(Outgoing { spill, value, sink, _packed: packed.map(|(buffer, _)| buffer) });
+        let outgoing =
+            Arc::new(OutgoingFolio { spill, value, sink, _packed: packed.map(|(buffer, _)| buffer) });
         let run = FlushRun { index: PageIndex(u64::from(first)), frame, bytes: slots as usize * SLOT_BYTES };
         // SAFETY: the frames are held until the sink is told, as the caller promises, and the buffer is the sink's,
         // which the flush keeps; both are whole slots.
@@ -154,7 +155,8 @@ impl Spill {
         let mut bytes = [0; SLOT_BYTES];
         for nth in 0..slots {
             flush.read(nth as usize * SLOT_BYTES, &mut bytes);
-            let record = Record::of(checksum(first + nth, &bytes), if nth == 0 { packed_bytes } else { 0 });
+            let record =
+                SlotRecord::of(checksum(first + nth, &bytes), if nth == 0 { packed_bytes } else { 0 });
             self.store().records[(first + nth) as usize] = record.0;
         }
     }
@@ -167,7 +169,7 @@ impl Spill {
     }
 }
 
-impl FlushSink for Outgoing {
+impl FlushSink for OutgoingFolio {
     fn flush_completed(&self, _: FlushRun, outcome: Result<(), FlushError>) {
         let (spill, order) = (&self.spill, Order(self.value.order()));
         let errno =
@@ -189,19 +191,19 @@ impl FlushSink for Outgoing {
 
 /// Fills that one caller waits for.
 #[derive(Debug)]
-struct Fetching {
+struct FetchBatch {
     left: AtomicUsize,
     failed: Mutex<Option<io::Error>>,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
 }
 
-impl Fetching {
+impl FetchBatch {
     fn fail(&self, error: io::Error) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 }
 
-impl FillSink for Fetching {
+impl FillSink for FetchBatch {
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
         match result {
             Ok(bytes) if bytes == run.pages as usize * SLOT_BYTES => {}
@@ -215,7 +217,7 @@ impl FillSink for Fetching {
 }
 
 /// One packed folio on its way back.
-struct Packed {
+struct PackedFetch {
     value: Value,
     bytes: usize,
     buffer: Buffer,
@@ -230,13 +232,13 @@ impl Spill {
     ///
     /// # Safety
     /// The frames are the caller's alone, and in no tree.
-    pub unsafe fn fetch(&self, parts: &[Part]) -> io::Result<()> {
+    pub unsafe fn fetch(&self, parts: &[SpilledPart]) -> io::Result<()> {
         let room = Arc::clone(&self.room);
         let (plain, packed) = self.sorted(parts);
         // Should a backend panic, somebody may still be reading into these: then they are nobody's for ever.
         let mut packed = ManuallyDrop::new(packed);
         let left = AtomicUsize::new(plain.len() + packed.len());
-        let fetching = Arc::new(Fetching { left, failed: Mutex::default(), room });
+        let fetching = Arc::new(FetchBatch { left, failed: Mutex::default(), room });
         let sink = || Arc::clone(&fetching) as Arc<dyn FillSink>;
         let mut fills = Vec::with_capacity(plain.len() + packed.len());
         for &run in &plain {
@@ -245,7 +247,7 @@ impl Spill {
             // SAFETY: the frames are the caller's alone until this returns, and so until all fills have ended.
             fills.push(unsafe { Fill::new(run, buffer, sink()) });
         }
-        for Packed { value, buffer, .. } in packed.iter_mut() {
+        for PackedFetch { value, buffer, .. } in packed.iter_mut() {
             let run = FillRun {
                 index: PageIndex(u64::from(value.payload())),
                 frame: Frame(0), // nobody looks at it
@@ -268,15 +270,19 @@ impl Spill {
     }
 
     /// What is to be read: runs of slots into frames, and packed folios, each once.
-    fn sorted(&self, parts: &[Part]) -> (Vec<FillRun>, Vec<Packed>) {
-        let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<Packed>::new());
+    fn sorted(&self, parts: &[SpilledPart]) -> (Vec<FillRun>, Vec<PackedFetch>) {
+        let (store, mut plain, mut packed) = (self.store(), Vec::<FillRun>::new(), Vec::<PackedFetch>::new());
         for part in parts {
             let record = store.record(part.value.payload());
             if record.packed_bytes() > 0 {
                 if packed.last().is_none_or(|last| last.value != part.value) {
                     let slots = Store::slots_of(&store, part.value);
                     let buffer = Buffer::zeroed(slots.len());
-                    packed.push(Packed { value: part.value, bytes: record.packed_bytes() as usize, buffer });
+                    packed.push(PackedFetch {
+                        value: part.value,
+                        bytes: record.packed_bytes() as usize,
+                        buffer,
+                    });
                 }
                 continue;
             }
@@ -314,7 +320,7 @@ impl Spill {
     }
 
     /// Makes of a packed folio what it was, and copies what is wanted of it into the frames of `parts`.
-    fn unpack_into(&self, packed: &Packed, parts: &[Part]) -> io::Result<()> {
+    fn unpack_into(&self, packed: &PackedFetch, parts: &[SpilledPart]) -> io::Result<()> {
         let first = packed.value.payload();
         for (nth, slot) in packed.buffer.0.iter().enumerate() {
             self.verify_slot(first + nth as u32, &slot.0)?;

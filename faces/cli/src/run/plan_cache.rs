@@ -58,12 +58,12 @@ impl Identity {
 
 /// The place for it.
 #[derive(Debug)]
-pub(super) struct Remembered {
+pub(super) struct PlanCache {
     folder: Folder,
     us: u64,
 }
 
-impl Remembered {
+impl PlanCache {
     /// The user's, for this very command; `None` if there is no such place.
     pub fn of_user() -> Option<Self> {
         Self::of(Folder::of_user().ok()?)
@@ -143,12 +143,12 @@ pub(super) fn sum(of: &(impl Hash + ?Sized)) -> u64 {
 
 /// A place for tests, in a folder of theirs.
 #[cfg(test)]
-pub(super) fn in_folder(path: &Path) -> Remembered {
+pub(super) fn in_folder(path: &Path) -> PlanCache {
     std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o700)
         .create(path)
         .expect("made");
     let us = Identity { device: 1, inode: 2, bytes: 3, changed: [4, 5] };
-    Remembered::within(Folder::open(path).expect("it is ours"), us).expect("it changed long ago")
+    PlanCache::within(Folder::open(path).expect("it is ours"), us).expect("it changed long ago")
 }
 
 #[cfg(test)]

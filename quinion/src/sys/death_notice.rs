@@ -41,7 +41,7 @@ struct List {
 }
 
 /// While it is there, the word is marked if the process, or the thread that made this, ends; and when it is dropped.
-pub struct LastWord<'a> {
+pub struct DeathNotice<'a> {
     word: &'a AtomicU32,
     /// What the kernel walks: it does not move.
     list: *mut List,
@@ -50,7 +50,7 @@ pub struct LastWord<'a> {
     _on_this_thread: PhantomData<*const ()>,
 }
 
-impl<'a> LastWord<'a> {
+impl<'a> DeathNotice<'a> {
     /// Has `word` marked at the end of the calling thread. Where the kernel does not do that, it is marked when this is
     /// dropped, and only then.
     pub fn new(word: &'a AtomicU32) -> Self {
@@ -75,7 +75,7 @@ impl<'a> LastWord<'a> {
     }
 }
 
-impl Drop for LastWord<'_> {
+impl Drop for DeathNotice<'_> {
     fn drop(&mut self) {
         // The mark first: there is no moment at which nobody would make it.
         self.word.store(ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
@@ -96,7 +96,7 @@ mod tests {
         let word = Box::leak(Box::new(AtomicU32::new(0)));
         let on = &*word;
         std::thread::spawn(|| {
-            let last = LastWord::new(on);
+            let last = DeathNotice::new(on);
             assert!(on.load(Ordering::SeqCst) != 0 && on.load(Ordering::SeqCst) & ENDED == 0);
             std::mem::forget(last);
         })
@@ -117,7 +117,7 @@ mod tests {
             list
         };
         let (before, word) = (list(), AtomicU32::new(0));
-        let last = LastWord::new(&word);
+        let last = DeathNotice::new(&word);
         assert_ne!(list(), before);
         drop(last);
         assert_eq!((list(), word.load(Ordering::SeqCst)), (before, ENDED));

@@ -13,9 +13,9 @@
 //! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is one more than
 //! [`GREETINGS_MAX`].
 //!
-//! A viewer of ours may also **send** a descriptor ([`Offer`]), because this process may not duplicate it. The
-//! connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper touches
-//! no descriptor that comes ([`theirs`](super::theirs)).
+//! A viewer of ours may also **send** a descriptor ([`DescriptorOffer`]), because this process may not duplicate it.
+//! The connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper
+//! touches no descriptor that comes ([`theirs`](super::theirs)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -28,12 +28,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::theirs::{Closers, Theirs};
+use super::peer_connection::{CloserThreads, PeerConnection};
 use super::{Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::peer;
-use crate::viewer::hello::{Hello, NO_PLAN, Offer, Welcome};
+use crate::viewer::handshake::{DescriptorOffer, JoinReply, JoinRequest, NO_PLAN};
 use crate::viewer::sys::Errno;
 
 /// How long a process may take to say what it wants.
@@ -43,19 +43,19 @@ const GREETINGS_MAX: usize = 64;
 
 /// Where processes join.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Listener {
     listener: Option<OwnedFd>,
     /// The arena and what all viewers see, opened for reading alone.
     files: [OwnedFd; 2],
     token: u64,
     plans: RankedMutex<Vec<Arc<OwnedFd>>>,
-    greetings: RankedMutex<Vec<Theirs>>,
-    closers: Closers,
+    greetings: RankedMutex<Vec<PeerConnection>>,
+    closers: CloserThreads,
     /// Written to when the keeper is to look again.
     wake: OwnedFd,
 }
 
-impl Door {
+impl Listener {
     pub(super) fn new(arena: ArenaShare<'_>, listener: Option<OwnedFd>) -> io::Result<Self> {
         let reopen = |file: &dyn AsFd| {
             let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -70,7 +70,7 @@ impl Door {
             token: arena.token(),
             plans: RankedMutex::new(Rank::Viewer, Vec::new()),
             greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
-            closers: Closers::default(),
+            closers: CloserThreads::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -143,7 +143,7 @@ impl Door {
         // 4 who has said something, or nothing for too long
         let now = Instant::now();
         for (theirs, has_spoken) in std::mem::take(&mut greetings).into_iter().zip(spoken) {
-            let silent = if has_spoken { self.hear(theirs, shared) } else { Some(theirs) };
+            let silent = if has_spoken { self.read_message(theirs, shared) } else { Some(theirs) };
             greetings.extend(silent.filter(|theirs| now < theirs.since + HELLO_MAX));
         }
         // 5 who is new
@@ -153,22 +153,22 @@ impl Door {
         *self.greetings.lock() = greetings;
     }
 
-    fn accept(&self, greetings: &mut Vec<Theirs>, shared: &Shared) {
+    fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Shared) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         while !self.closers.are_all_busy()
             && let Ok(socket) = accept_with(listener, flags)
         {
-            let theirs = Theirs::new(socket, &self.closers);
+            let theirs = PeerConnection::new(socket, &self.closers);
             let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
             if is_ours && greetings.len() < GREETINGS_MAX {
-                greetings.extend(self.hear(theirs, shared)); // most have said it by now
+                greetings.extend(self.read_message(theirs, shared)); // most have said it by now
             }
         }
     }
 
     /// Hears what a process wants, and answers. The connection, if it has said nothing yet.
-    fn hear(&self, theirs: Theirs, shared: &Shared) -> Option<Theirs> {
+    fn read_message(&self, theirs: PeerConnection, shared: &Shared) -> Option<PeerConnection> {
         let message = match theirs.peek() {
             Ok(Some(message)) => message,
             Ok(None) => return Some(theirs),
@@ -177,23 +177,23 @@ impl Door {
         if !message.has_descriptors {
             theirs.take();
         }
-        if let Some(hello) = Hello::of(message.bytes()) {
+        if let Some(hello) = JoinRequest::of(message.bytes()) {
             self.welcome(&theirs, hello, shared);
-        } else if let Some(offer) = Offer::of(message.bytes()).filter(|_| message.has_descriptors) {
+        } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
             self.accept_offer(theirs, offer, shared);
         }
         None
     }
 
     /// A viewer sends a descriptor: it is kept for who attaches the file. It gets a ticket for it.
-    fn accept_offer(&self, theirs: Theirs, offer: Offer, shared: &Shared) {
+    fn accept_offer(&self, theirs: PeerConnection, offer: DescriptorOffer, shared: &Shared) {
         let is_ours = offer.version == LAYOUT_VERSION && offer.token == self.token;
         let sender = if is_ours { caller(&theirs) } else { Err(Errno::PROTO) };
         // The number is that process's while it is there.
         let number =
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
-        let answer = |ticket: Result<u32, Errno>, theirs: &Theirs| {
-            let welcome = ticket.map_or_else(refusal, |viewer| Welcome { error: 0, viewer });
+        let answer = |ticket: Result<u32, Errno>, theirs: &PeerConnection| {
+            let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
             // One who does not hear it does not ask for what he has sent; see `Shared::drop_offers`.
             let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
@@ -203,7 +203,7 @@ impl Door {
         }
     }
 
-    fn welcome(&self, socket: &Theirs, hello: Hello, shared: &Shared) {
+    fn welcome(&self, socket: &PeerConnection, hello: JoinRequest, shared: &Shared) {
         let plan = self.plans.lock().get(hello.plan as usize).cloned();
         let admitted = if hello.version != LAYOUT_VERSION || hello.token != self.token {
             Err(Errno::PROTO)
@@ -213,7 +213,7 @@ impl Door {
             caller(socket).and_then(|(process, alive)| shared.admit(process, alive))
         };
         let (welcome, page) = match admitted {
-            Ok((viewer, page)) => (Welcome { error: 0, viewer: viewer as u32 }, Some(page)),
+            Ok((viewer, page)) => (JoinReply { error: 0, viewer: viewer as u32 }, Some(page)),
             Err(error) => (refusal(error), None),
         };
         let mut descriptors = Vec::new();
@@ -238,12 +238,12 @@ impl Door {
     }
 }
 
-fn refusal(error: Errno) -> Welcome {
-    Welcome { error: error.0 as u32, viewer: 0 }
+fn refusal(error: Errno) -> JoinReply {
+    JoinReply { error: error.0 as u32, viewer: 0 }
 }
 
 /// The process that connected, and a descriptor of it.
-fn caller(socket: &Theirs) -> Result<(u32, OwnedFd), Errno> {
+fn caller(socket: &PeerConnection) -> Result<(u32, OwnedFd), Errno> {
     let number = peer::process(socket.as_fd()).ok_or(Errno::ACCES)?;
     if let Some(alive) = peer::descriptor(socket.as_fd()) {
         return Ok((number as u32, alive));

@@ -17,12 +17,12 @@ const DEVICE: u64 = u64::MAX - 1;
 
 /// No device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Nothing {
+pub struct NullBackend {
     /// A number of the memory file's own.
     pub number: u64,
 }
 
-impl Backend for Nothing {
+impl Backend for NullBackend {
     fn name(&self) -> &'static str {
         "nothing"
     }

@@ -44,7 +44,7 @@
 //! promise.
 //!
 //! **Viewers** in other processes hit without a word to us, so what they may believe stands in the file's record
-//! ([`Trust`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says otherwise
+//! ([`Validation`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says otherwise
 //! before end.2. A viewer's process that is about to open the file for writing says so, if it can: then the lease is
 //! given up of our own accord, so that the opener need not wait, and what is cached stays. One that does not say so is
 //! made to wait by the kernel, as anybody is.
@@ -76,11 +76,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::arena::Trust;
+use crate::arena::Validation;
 use crate::backend::{Attributes, FileTimes, Version};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
-use crate::lease::{Holder, Lease, Leases, NoLease, now};
+use crate::lease::{Lease, LeaseHolder, Leases, NoLease, now};
 use crate::mapping::Mapping;
 use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
@@ -93,15 +93,15 @@ const LEFT_ALONE: Duration = Duration::from_secs(1);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
 /// What a handle wants done about others who may change the file: other processes, or this one by other means than
-/// the cache. The default is [`Outside::Check`].
+/// the cache. The default is [`Coherence::Check`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
-pub enum Outside {
+pub enum Coherence {
     /// The file is looked at when it is opened, when a read meets its end, and by [`File::revalidate`]; if it has
     /// changed, its pages are forgotten. So an open sees all that was written before it.
     #[default]
     Check,
-    /// As [`Outside::Check`], and before a read if the last look was so long ago: in steps of the kernel's coarse
+    /// As [`Coherence::Check`], and before a read if the last look was so long ago: in steps of the kernel's coarse
     /// clock, some milliseconds; before each read, if it is zero. A look is a system call. It tells changes by the
     /// file's times: a change that is under way, or that is made by storing to mapped memory, may be
     /// missed.
@@ -114,9 +114,9 @@ pub enum Outside {
     /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and which
     /// nobody has open for writing; another cache that has written it keeps it open so for as long as it knows the file
     /// ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with `CheckEvery` zero,
-    /// and it is asked for again; what is so, and why, tells [`File::outside`]. `nowait` reads wait for locks and the
+    /// and it is asked for again; what is so, and why, tells [`File::coherence`]. `nowait` reads wait for locks and the
     /// file system then. A file that this cache has open for writing has no lease, and reads are as with
-    /// [`Outside::Check`].
+    /// [`Coherence::Check`].
     ///
     /// In a forked child that goes on without `exec` the descriptor stays open; should the parent be killed, writers
     /// wait until `/proc/sys/fs/lease-break-time` is over.
@@ -126,29 +126,29 @@ pub enum Outside {
     Immutable,
 }
 
-impl Outside {
+impl Coherence {
     /// Whether a handle that wants this has to ask before each read.
     pub(super) fn needs_looks(self) -> bool {
         matches!(self, Self::CheckEvery(_) | Self::Lease)
     }
 }
 
-/// What is done about others who may change a file, and why; see [`File::outside`].
+/// What is done about others who may change a file, and why; see [`File::coherence`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct OutsideInForce {
+pub struct CoherenceInForce {
     /// What the handle was opened with.
-    pub wanted: Outside,
-    /// What is so now. [`Outside::Lease`] for any handle of a file that has a lease, unless it wants it
-    /// [`Outside::Immutable`].
-    pub in_force: Outside,
+    pub wanted: Coherence,
+    /// What is so now. [`Coherence::Lease`] for any handle of a file that has a lease, unless it wants it
+    /// [`Coherence::Immutable`].
+    pub in_force: Coherence,
     /// Why there is no lease, if there is none.
     pub no_lease: Option<NoLease>,
 }
 
 /// What all handles of one file know of the outside.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct CoherenceState {
     mapping: Arc<Mapping>,
     filemap: Arc<Filemap>,
     leases: Arc<Leases>,
@@ -161,13 +161,13 @@ pub(crate) struct Watch {
 
 /// What times and size tell of a file's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Told {
+pub(super) struct ObservedTimes {
     modified: i64,
     changed: i64,
     size: u64,
 }
 
-impl Told {
+impl ObservedTimes {
     fn new(version: Version, size: u64) -> Self {
         Self { modified: version.modified, changed: version.changed, size }
     }
@@ -196,7 +196,7 @@ struct State {
     doubtful: bool,
 }
 
-impl Watch {
+impl CoherenceState {
     pub(super) fn new(mapping: &Arc<Mapping>, filemap: &Arc<Filemap>, leases: &Arc<Leases>) -> Arc<Self> {
         let state = State {
             wanted: 0,
@@ -217,8 +217,8 @@ impl Watch {
     }
 
     /// A handle is opened that wants `policy`; the file was as in `found` a moment ago.
-    pub(super) fn enter(self: &Arc<Self>, policy: Outside, found: &Attributes) -> Result<()> {
-        if policy == Outside::Lease {
+    pub(super) fn enter(self: &Arc<Self>, policy: Coherence, found: &Attributes) -> Result<()> {
+        if policy == Coherence::Lease {
             let mut state = self.state.lock();
             state.wanted += 1;
             if state.no_lease == NoLease::OpenForWriting {
@@ -226,7 +226,7 @@ impl Watch {
             }
             self.ask(&mut state);
         }
-        if policy == Outside::Immutable || self.is_sure() {
+        if policy == Coherence::Immutable || self.is_sure() {
             return Ok(());
         }
         self.looked.store(now(), Ordering::Relaxed);
@@ -234,14 +234,14 @@ impl Watch {
     }
 
     /// A handle is closed that wanted `policy`; the last that wanted a lease takes it along.
-    pub(super) fn leave(&self, policy: Outside) {
-        if policy != Outside::Lease {
+    pub(super) fn leave(&self, policy: Coherence) {
+        if policy != Coherence::Lease {
             return;
         }
         let mut state = self.state.lock();
         state.wanted -= 1;
         if state.wanted == 0 && self.confirm(&mut state) {
-            self.part(&mut state, Trust::Kernel);
+            self.part(&mut state, Validation::Kernel);
             state.no_lease = NoLease::NotAsked;
         }
     }
@@ -251,24 +251,27 @@ impl Watch {
     ///
     /// It stays true of that version, whoever comes and goes meanwhile: what is cached later of a file that still has
     /// its times was read of the same bytes.
-    pub(super) fn told_by_times(&self, policy: Outside) -> Option<Told> {
+    pub(super) fn told_by_times(&self, policy: Coherence) -> Option<ObservedTimes> {
         match policy {
             // Somebody may have stored to mapped memory both before and after a page was read, and times tell but of
             // the first. So a lease was seen, or the pages go.
-            Outside::Lease => {
-                self.state.lock().left.filter(|left| left.version.settled).map(|left| Told::by(&left))
-            }
+            Coherence::Lease => self
+                .state
+                .lock()
+                .left
+                .filter(|left| left.version.settled)
+                .map(|left| ObservedTimes::by(&left)),
             // Times are what such a handle goes by while it is open, and so they do after that.
-            Outside::Check | Outside::CheckEvery(_) | Outside::Immutable => {
-                self.mapping.is_settled().then(|| Told::of(&self.mapping))
+            Coherence::Check | Coherence::CheckEvery(_) | Coherence::Immutable => {
+                self.mapping.is_settled().then(|| ObservedTimes::of(&self.mapping))
             }
         }
     }
 
     /// Gives up a lease that stands of our own accord; what is cached stays.
-    fn part(&self, state: &mut RankedGuard<'_, State>, trust: Trust) {
-        self.mapping.record().set_trust(trust);
-        state.doubtful |= trust == Trust::Kernel;
+    fn part(&self, state: &mut RankedGuard<'_, State>, trust: Validation) {
+        self.mapping.record().set_validation(trust);
+        state.doubtful |= trust == Validation::Kernel;
         // What the file is while nobody can change it. Asked again afterwards: if we were held up in between, the
         // kernel may have taken the lease away, and what was looked at be of no known time.
         let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
@@ -280,22 +283,26 @@ impl Watch {
     // ---- for viewers ----------------------------------------------------------------------------
 
     /// A viewer's descriptor is attached: says in the record how far viewers may believe what is cached, and why there
-    /// is no lease. `without_lease` is what they may do where there is none; [`Trust::Immutable`] whether or not there
-    /// is.
-    pub(super) fn admit(&self, without_lease: Trust) -> Result<(Trust, NoLease)> {
+    /// is no lease. `without_lease` is what they may do where there is none; [`Validation::Immutable`] whether or not
+    /// there is.
+    pub(super) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
-        let trust = if is_leased && without_lease != Trust::Immutable { Trust::Sure } else { without_lease };
-        if state.doubtful && !is_leased && trust != Trust::Kernel {
+        let trust = if is_leased && without_lease != Validation::Immutable {
+            Validation::Sure
+        } else {
+            without_lease
+        };
+        if state.doubtful && !is_leased && trust != Validation::Kernel {
             self.filemap.invalidate(&self.mapping)?;
             state.doubtful = false;
         }
-        self.mapping.record().set_trust(trust);
+        self.mapping.record().set_validation(trust);
         Ok((trust, state.no_lease))
     }
 
     /// A viewer is about to open the file for writing: it need not wait for us. Viewers may do `without_lease` then.
-    pub(super) fn expect_writer(&self, without_lease: Trust) {
+    pub(super) fn expect_writer(&self, without_lease: Validation) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
             self.part(&mut state, without_lease);
@@ -319,13 +326,13 @@ impl Watch {
 
     /// Before a read by a handle that wants `policy`.
     #[inline]
-    pub(super) fn assure(self: &Arc<Self>, policy: Outside) -> Result<()> {
+    pub(super) fn assure(self: &Arc<Self>, policy: Coherence) -> Result<()> {
         match policy {
-            Outside::Check | Outside::Immutable => Ok(()),
+            Coherence::Check | Coherence::Immutable => Ok(()),
             _ if self.is_sure() => Ok(()),
-            Outside::Lease if self.we_write() => Ok(()),
-            Outside::Lease => self.assure_lease(),
-            Outside::CheckEvery(time) => self.look_after(time),
+            Coherence::Lease if self.we_write() => Ok(()),
+            Coherence::Lease => self.assure_lease(),
+            Coherence::CheckEvery(time) => self.look_after(time),
         }
     }
 
@@ -363,19 +370,19 @@ impl Watch {
         self.mapping.writes_by().is_some()
     }
 
-    fn in_force(&self, wanted: Outside) -> OutsideInForce {
+    fn in_force(&self, wanted: Coherence) -> CoherenceInForce {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
         let why = if state.wanted > 0 && self.we_write() { NoLease::WeWrite } else { state.no_lease };
         let no_lease = (!is_leased).then_some(why);
         let in_force = match wanted {
-            Outside::Immutable => wanted,
-            _ if is_leased => Outside::Lease,
-            Outside::Lease if no_lease == Some(NoLease::WeWrite) => Outside::Check,
-            Outside::Lease => Outside::CheckEvery(Duration::ZERO),
-            Outside::Check | Outside::CheckEvery(_) => wanted,
+            Coherence::Immutable => wanted,
+            _ if is_leased => Coherence::Lease,
+            Coherence::Lease if no_lease == Some(NoLease::WeWrite) => Coherence::Check,
+            Coherence::Lease => Coherence::CheckEvery(Duration::ZERO),
+            Coherence::Check | Coherence::CheckEvery(_) => wanted,
         };
-        OutsideInForce { wanted, in_force, no_lease }
+        CoherenceInForce { wanted, in_force, no_lease }
     }
 
     // ---- with the lock of the file's lease ------------------------------------------------------
@@ -419,8 +426,8 @@ impl Watch {
         state.doubtful = false;
         // 3
         state.lease = Some(lease);
-        if self.mapping.record().trust() == Trust::Looked {
-            self.mapping.record().set_trust(Trust::Sure); // whoever looks need not any more
+        if self.mapping.record().validation() == Validation::Looked {
+            self.mapping.record().set_validation(Validation::Sure); // whoever looks need not any more
         }
         self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
         Ok(())
@@ -429,7 +436,10 @@ impl Watch {
     /// Whether the file is what it was at the end of the last lease, for sure.
     fn is_as_left(&self, left: Option<Attributes>) -> bool {
         let Some(left) = left.filter(|left| left.version.settled) else { return false };
-        self.mapping.backend().attributes().is_ok_and(|file| Told::by(&file) == Told::by(&left))
+        self.mapping
+            .backend()
+            .attributes()
+            .is_ok_and(|file| ObservedTimes::by(&file) == ObservedTimes::by(&left))
     }
 
     fn times_tell(&self) -> bool {
@@ -442,7 +452,7 @@ impl Watch {
         // 1: SeqCst, so that who reads after the writer's open has returned sees it; the system call of step 3, and
         // that by which he learns of it, partner with it.
         self.is_leased.store(false, Ordering::SeqCst);
-        self.mapping.record().set_trust(Trust::Kernel);
+        self.mapping.record().set_validation(Validation::Kernel);
         state.doubtful = true;
         // 2
         let pages = self.mapping.distrust();
@@ -454,7 +464,7 @@ impl Watch {
     }
 }
 
-impl Holder for Watch {
+impl LeaseHolder for CoherenceState {
     fn look(&self) {
         self.confirm(&mut self.state.lock());
     }
@@ -463,7 +473,7 @@ impl Holder for Watch {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
             // Who writes meanwhile is nobody we know, and times tell of him too late.
-            self.part(&mut state, Trust::Kernel);
+            self.part(&mut state, Validation::Kernel);
             // Not before we have been stopped.
             state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
             state.no_lease = NoLease::GivenUp;
@@ -479,22 +489,22 @@ impl File {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
-    pub fn outside(&self) -> Result<OutsideInForce> {
+    pub fn coherence(&self) -> Result<CoherenceInForce> {
         if self.process.is_forked() {
             return Err(Error::from(Repr::Forked));
         }
         Ok(self.handle.watch.in_force(self.handle.access.outside))
     }
 
-    /// See [`Watch::admit`].
-    pub(crate) fn admit(&self, without_lease: Trust) -> Result<(Trust, NoLease)> {
+    /// See [`CoherenceState::admit`].
+    pub(crate) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         self.handle.watch.admit(without_lease)
     }
-    /// See [`Watch::expect_writer`].
-    pub(crate) fn expect_writer(&self, without_lease: Trust) {
+    /// See [`CoherenceState::expect_writer`].
+    pub(crate) fn expect_writer(&self, without_lease: Validation) {
         self.handle.watch.expect_writer(without_lease);
     }
-    /// See [`Watch::give_way_to_cut`].
+    /// See [`CoherenceState::give_way_to_cut`].
     pub(crate) fn give_way_to_cut(&self) {
         self.handle.watch.give_way_to_cut();
     }
@@ -505,8 +515,8 @@ impl File {
         crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
     }
     /// How far viewers may believe what is cached of it, at the moment.
-    pub(crate) fn trust(&self) -> Trust {
-        self.handle.mapping.record().trust()
+    pub(crate) fn trust(&self) -> Validation {
+        self.handle.mapping.record().validation()
     }
 
     /// Whether a lease says that what is cached is the file's.
@@ -517,9 +527,9 @@ impl File {
     /// Whether the file need not be looked at where a read meets its end.
     pub(super) fn is_sure_of_size(&self) -> bool {
         match self.handle.access.outside {
-            Outside::Immutable => true,
-            Outside::Check => false,
-            Outside::CheckEvery(_) | Outside::Lease => self.handle.watch.is_sure(),
+            Coherence::Immutable => true,
+            Coherence::Check => false,
+            Coherence::CheckEvery(_) | Coherence::Lease => self.handle.watch.is_sure(),
         }
     }
 

@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::arena::{Grown, referenced};
+use crate::arena::{GrownView, referenced};
 use crate::stats::thread_number;
 use crate::units::Frame;
 
@@ -29,22 +29,22 @@ const ENDS: usize = 7;
 
 /// Where the readers of one handle are.
 #[derive(Debug, Default)]
-pub(crate) struct Touched([Place; PLACES]);
+pub(crate) struct StreamPositions([ReadPosition; PLACES]);
 
 /// Where one thread's reads ended, in bytes of the file. 0, at which nothing goes on, is nowhere.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Place {
+struct ReadPosition {
     ends: [AtomicU64; ENDS],
     /// Which is forgotten next.
     next: AtomicU32,
 }
 
-impl Touched {
+impl StreamPositions {
     /// Notes that a read of `len` bytes at `position` by this thread met the folio at `frame`, if that says anything
     /// new.
     #[inline]
-    pub(crate) fn note(&self, grown: Grown<'_>, frame: Frame, position: u64, len: usize) {
+    pub(crate) fn note(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
         if let Some(byte) = grown.referenced(frame)
             && !referenced::is_saturated(byte.load(Ordering::Relaxed))
         {
@@ -54,7 +54,7 @@ impl Touched {
 
     /// Away from the hit, which most often has nothing to note and is the smaller without.
     #[inline(never)]
-    fn count_at(&self, grown: Grown<'_>, frame: Frame, position: u64, len: usize) {
+    fn count_at(&self, grown: GrownView<'_>, frame: Frame, position: u64, len: usize) {
         let first = grown.descriptor(frame).map_or(0, |folio| folio.index().first_byte());
         if let Some(byte) = grown.referenced(frame) {
             self.count(byte, first, position, position + len as u64);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn what_goes_on_counts_once_a_folio_and_what_comes_again_each_time() {
-        let touched = Touched::default();
+        let touched = StreamPositions::default();
         let bytes = [AtomicU8::new(referenced::ASKED), AtomicU8::new(0)];
         let read = |folio: usize, position: u64, len: u64| {
             touched.count(&bytes[folio], folio as u64 * 100, position, position + len);

@@ -27,17 +27,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Claimed, GuestExtents, NotReady, Readable, Run};
-use crate::backend::WakesHeldBack;
+use crate::arena::{ClaimOutcome, FrameRun, GuestExtents, NotReady, ReadableState};
+use crate::backend::DeferredWakes;
 use crate::error::{Error, ErrorKind};
 use crate::lists::Charge;
 use crate::mapping::Mapping;
 use crate::readahead::{Config, Readahead, Window};
-use crate::sync::{Locks, Rank, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::units::{Order, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::fill::{Filemap, Filled, Need, Next, RUN_ORDER_MAX, Together};
-use super::read::Patience;
+use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, RUN_ORDER_MAX, SubmitBatch};
+use super::read::WaitPolicy;
 use super::uncached::Reader;
 
 /// How long a place is waited for at most.
@@ -52,7 +52,7 @@ const TRIES: u32 = 1000;
 
 /// What came of pages that were brought.
 #[derive(Debug, Default)]
-pub(crate) struct Brought {
+pub(crate) struct FetchedPages {
     /// Pages that are there as a whole, in rising order; they may reach further than was asked.
     pub there: Vec<Range<PageIndex>>,
     /// Pages that cannot be had, and why, in rising order.
@@ -62,7 +62,8 @@ pub(crate) struct Brought {
 }
 
 impl Filemap {
-    /// Starts filling what of `pages` is missing, and waits for none of it; with [`Need::Asked`] for memory and places.
+    /// Starts filling what of `pages` is missing, and waits for none of it; with [`FillUrgency::Asked`] for memory and
+    /// places.
     ///
     /// # Errors
     /// There is no memory for the first page that is missing.
@@ -70,26 +71,26 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         pages: Range<PageIndex>,
-        need: Need,
+        need: FillUrgency,
     ) -> Result<(), Error> {
         let count = (pages.end.0 - pages.start.0) as u32;
         let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
-        let mut together = Together::of(mapping, PoolNumber::DEFAULT, None);
-        let filled = self.insert_window(&mut together, window, pages.clone(), need, Patience::Wait);
-        together.submit(Next::Anything);
+        let mut together = SubmitBatch::of(mapping, PoolNumber::DEFAULT, None);
+        let filled = self.insert_window(&mut together, window, pages.clone(), need, WaitPolicy::Wait);
+        together.submit(AfterSubmit::Anything);
         match filled {
-            Filled::Submitted(_) | Filled::Nothing => Ok(()),
+            FillOutcome::Submitted(_) | FillOutcome::Nothing => Ok(()),
             _ => Err(self.no_memory(pages.start.first_byte())),
         }
     }
 
     /// Waits until all of `pages` are there as whole folios, bringing what is not on its way.
-    pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Brought {
+    pub(crate) fn bring(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> FetchedPages {
         // What waits inside reaps, and a waker, a stranger's, may want what the caller holds.
-        let _wakes = WakesHeldBack::new();
+        let _wakes = DeferredWakes::new();
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
-        let (mut brought, mut at, mut tries) = (Brought::default(), pages.start, 0);
+        let (mut brought, mut at, mut tries) = (FetchedPages::default(), pages.start, 0);
         while at < pages.end {
             let held = match self.hold_page(mapping, reader, at.first_byte()) {
                 Ok(Some(held)) => held,
@@ -107,9 +108,9 @@ impl Filemap {
                     continue;
                 }
             };
-            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != Readable::NotYet);
+            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
             match held.is_readable() {
-                Readable::Yes => {
+                ReadableState::Yes => {
                     let end = held.first().plus(u64::from(held.order().pages()));
                     brought.there.push(at..end);
                     (at, tries) = (end, 0);
@@ -134,24 +135,24 @@ impl Filemap {
     ) -> Result<usize, Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(PAGE_SIZE as u32)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
-        self.read(mapping, reader, Patience::Wait, position, to)
+        self.read(mapping, reader, WaitPolicy::Wait, position, to)
     }
 
     /// The frames of `gaps` at their places, as many as nobody has from the first page on, and a charge of nothing. For
     /// the first of them its place is waited for, if `need` says so and `locks` allows it.
     ///
     /// # Errors
-    /// [`Filled::Nothing`]: somebody else has brought the first page; [`Filled::Busy`]: a lock is; else there is no
-    /// memory for the first page.
+    /// [`FillOutcome::Nothing`]: somebody else has brought the first page; [`FillOutcome::Busy`]: a lock is; else there
+    /// is no memory for the first page.
     pub(super) fn claim_places(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
         places: &Arc<GuestExtents>,
         gaps: &[(PageIndex, u32)],
-        need: Need,
-        locks: Locks,
-    ) -> Result<(Charge<'_>, Vec<Run>), Filled> {
-        let Some(&(first, _)) = gaps.first() else { return Err(Filled::Nothing) };
+        need: FillUrgency,
+        locks: LockWait,
+    ) -> Result<(Charge<'_>, Vec<FrameRun>), FillOutcome> {
+        let Some(&(first, _)) = gaps.first() else { return Err(FillOutcome::Nothing) };
         let (mut looks, mut since) = (0, None);
         loop {
             let mut runs = Vec::with_capacity(gaps.len());
@@ -159,16 +160,16 @@ impl Filemap {
                 _ if !runs.is_empty() => {
                     return Ok((self.reclaim.lists().charge(pool, 0, Order::ZERO), runs));
                 }
-                Claimed::Busy => return Err(Filled::Busy),
-                Claimed::NoMemory(_) => return Err(Filled::NoMemory),
-                Claimed::Pages(_) | Claimed::Taken => {}
+                ClaimOutcome::Busy => return Err(FillOutcome::Busy),
+                ClaimOutcome::NoMemory(_) => return Err(FillOutcome::NoMemory),
+                ClaimOutcome::Pages(_) | ClaimOutcome::Taken => {}
             }
             if mapping.probe(first) != Err(NotReady::Mismatch) {
-                return Err(Filled::Nothing);
+                return Err(FillOutcome::Nothing);
             }
             let since = *since.get_or_insert_with(Instant::now);
-            if need != Need::Asked || locks == Locks::Try || since.elapsed() > WAIT_MAX {
-                return Err(Filled::NoMemory);
+            if need != FillUrgency::Asked || locks == LockWait::Try || since.elapsed() > WAIT_MAX {
+                return Err(FillOutcome::NoMemory);
             }
             looks += 1;
             if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
@@ -180,13 +181,13 @@ impl Filemap {
         &self,
         places: &GuestExtents,
         gaps: &[(PageIndex, u32)],
-        locks: Locks,
-        runs: &mut Vec<Run>,
-    ) -> Claimed {
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
+    ) -> ClaimOutcome {
         let unit = self.folio_orders.min;
         let longest = u64::from(self.folio_orders.max.max(RUN_ORDER_MAX).pages());
         let end = u64::from(places.pages());
-        let mut last = Claimed::Taken;
+        let mut last = ClaimOutcome::Taken;
         for &(gap, pages) in gaps {
             let mut done = 0;
             while done < pages {
@@ -198,14 +199,14 @@ impl Filemap {
                     return last;
                 }
                 last = places.claim(index, wanted, locks);
-                let Claimed::Pages(got) = last else { return last };
+                let ClaimOutcome::Pages(got) = last else { return last };
                 let frame = places.place(index).expect("it was claimed");
                 let whole = got & !(unit.pages() - 1);
                 if whole < got {
                     self.arena.free_run(frame.plus(whole), got - whole);
                 }
                 if whole > 0 {
-                    runs.push(Run { frame, pages: whole });
+                    runs.push(FrameRun { frame, pages: whole });
                 }
                 if whole < wanted {
                     return last;

@@ -10,7 +10,7 @@
 //! the kernel by itself may close a descriptor and open another file under its
 //! number, and nobody hears of it. So each object of a process is looked at
 //! before its process is served, and how its descriptors are served depends on what
-//! is found: see [`Conduct`].
+//! is found: see [`SyscallAudit`].
 //!
 //! Code cannot be told from data for certain. So this errs to one side: a pair
 //! of bytes is taken for a system call unless it lies inside another
@@ -34,7 +34,7 @@ use iced_x86::{
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
-use quinion::arena::control::Conduct;
+use quinion::arena::control::SyscallAudit;
 
 #[path = "../../../preload/src/harmless.rs"]
 mod harmless;
@@ -51,11 +51,11 @@ pub struct Site {
 }
 
 /// What these sites of one object come to.
-pub fn conduct(sites: &[Site]) -> Conduct {
+pub fn conduct(sites: &[Site]) -> SyscallAudit {
     match sites {
-        [] => Conduct::Clean,
-        sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => Conduct::Harmless,
-        _ => Conduct::Careful,
+        [] => SyscallAudit::Clean,
+        sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => SyscallAudit::Harmless,
+        _ => SyscallAudit::Careful,
     }
 }
 
@@ -199,7 +199,7 @@ struct Code64<'a> {
 }
 
 /// A site while its number is still being doubted.
-struct Judged {
+struct DoubtfulSite {
     site: Site,
     address: u64,
     /// Where the number was set.
@@ -246,8 +246,8 @@ impl<'a> Code64<'a> {
     }
 
     /// A pair of bytes at `address`: `None` if it lies inside another instruction.
-    fn judge(&self, address: u64) -> Option<Judged> {
-        let unknown = Judged { site: Site { address, number: None }, address, set_at: address };
+    fn judge(&self, address: u64) -> Option<DoubtfulSite> {
+        let unknown = DoubtfulSite { site: Site { address, number: None }, address, set_at: address };
         let Some((start, end)) = self.functions.around(address) else {
             return self.is_plausible_between_functions(address).then_some(unknown);
         };
@@ -277,7 +277,7 @@ impl<'a> Code64<'a> {
         }
         Some(match number.set {
             Some((number, set_at)) => {
-                Judged { site: Site { address, number: Some(number) }, address, set_at }
+                DoubtfulSite { site: Site { address, number: Some(number) }, address, set_at }
             }
             None => unknown,
         })
@@ -320,7 +320,7 @@ impl<'a> Code64<'a> {
     }
 
     /// Forgets the number of each site that some branch reaches without setting it.
-    fn doubt_numbers_that_branches_bypass(&self, sites: &mut [Judged]) {
+    fn doubt_numbers_that_branches_bypass(&self, sites: &mut [DoubtfulSite]) {
         if sites.iter().all(|site| site.site.number.is_none()) {
             return;
         }
@@ -349,7 +349,7 @@ fn is_prefix(byte: u8) -> bool {
     matches!(byte, 0x40..=0x4f | 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x67 | 0xf0 | 0xf2 | 0xf3)
 }
 
-fn doubt(sites: &mut [Judged], is_reached: impl Fn(&Judged) -> bool) {
+fn doubt(sites: &mut [DoubtfulSite], is_reached: impl Fn(&DoubtfulSite) -> bool) {
     sites.iter_mut().filter(|site| is_reached(site)).for_each(|site| site.site.number = None);
 }
 

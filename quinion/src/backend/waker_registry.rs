@@ -27,7 +27,7 @@
 //!     by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the desk locked, that no word's backend wants a leader.
 //!  5. A stranger that panics, waker or errand, takes neither the poller nor anybody else's wake-up with it.
-//!  6. No waker is called by a thread while it lives through a [`WakesHeldBack`]: then it holds locks, and a backend
+//!  6. No waker is called by a thread while it lives through a [`DeferredWakes`]: then it holds locks, and a backend
 //!     that completes inside `submit` would have strangers called under them.
 //!  7. A stranger that lets the last of a cache go while a fill's end wakes it can be told from others
 //!     ([`is_waking`]): that fill counts as under way until the waker returns, so its end cannot be waited for there.
@@ -44,30 +44,30 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
-use super::room::{WaitRoom, Wish};
-use super::{Backend, Reap};
+use super::wait_queue::{WaitQueue, WakeCondition};
+use super::{Backend, ReapMode};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 use crate::units::{MappingId, PageIndex};
 
 /// Something that may block, done by the poller.
-pub type Errand = Box<dyn FnOnce() + Send>;
+pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
 /// The words of one room, and its poller.
 #[derive(Default)]
-pub(super) struct Desk {
-    book: Mutex<Book>,
+pub(super) struct WakerRegistry {
+    book: Mutex<RegistryState>,
     words: AtomicUsize,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct Book {
+struct RegistryState {
     last: u64,
-    words: BTreeMap<Number, Word>,
+    words: BTreeMap<WaiterId, Waiter>,
     /// The backends of all words, by address, and how many words wait for each.
     backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
-    errands: VecDeque<Errand>,
+    errands: VecDeque<BlockingTask>,
     poller: Poller,
     /// Whether the poller sleeps, and nobody has rung for it yet.
     is_asleep: bool,
@@ -85,7 +85,7 @@ enum Poller {
 
 /// A page that somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Place {
+pub struct PageKey {
     /// Which file's.
     pub mapping: MappingId,
     /// Which page.
@@ -94,13 +94,13 @@ pub struct Place {
 
 /// Which word: in the order of pages, then of coming.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Number {
-    place: Place,
+struct WaiterId {
+    place: PageKey,
     turn: u64,
 }
 
-struct Word {
-    wish: Box<Wish<'static>>,
+struct Waiter {
+    wish: Box<WakeCondition<'static>>,
     backend: Arc<dyn Backend>,
     waker: Waker,
 }
@@ -108,103 +108,105 @@ struct Word {
 /// What the poller does next.
 enum Task {
     Lead(Arc<dyn Backend>),
-    Run(Errand),
+    Run(BlockingTask),
 }
 
 /// What became of a wish.
 #[derive(Debug)]
-pub enum Left {
+pub enum Registered {
     /// It is true already; nobody will be woken.
     Granted,
     /// The waker will be called when it has come true, unless this is dropped before.
-    Word(WordLeft),
+    Word(RegisteredWaiter),
 }
 
 /// A word at the desk; dropping it takes it away.
 #[derive(Debug)]
-pub struct WordLeft {
-    room: Arc<WaitRoom>,
-    number: Number,
+pub struct RegisteredWaiter {
+    room: Arc<WaitQueue>,
+    number: WaiterId,
     process: ForkGuard,
 }
 
-impl Drop for WordLeft {
+impl Drop for RegisteredWaiter {
     fn drop(&mut self) {
         // In a fork the desk may be locked by a thread that is not there.
         if !self.process.is_forked() {
-            drop(self.room.desk().take_away(self.number));
+            drop(self.room.waker_registry().take_away(self.number));
         }
     }
 }
 
-impl WaitRoom {
+impl WaitQueue {
     /// Leaves word for a future: `waker` is called once when `wish` has come true, which is looked at after
-    /// every [`WaitRoom::wake_filled`] that covers `place`. `backend` is the one that makes it true; the poller
+    /// every [`WaitQueue::wake_filled`] that covers `place`. `backend` is the one that makes it true; the poller
     /// leads it if nobody else does. Does not wait.
     ///
     /// # Errors
     /// The system has no thread for the poller.
-    pub fn leave_word(
+    pub fn register(
         self: &Arc<Self>,
         backend: &Arc<dyn Backend>,
-        place: Place,
-        wish: Box<Wish<'static>>,
+        place: PageKey,
+        wish: Box<WakeCondition<'static>>,
         waker: Waker,
-    ) -> io::Result<Left> {
-        let word = Word { wish, backend: Arc::clone(backend), waker };
-        let Some(number) = self.desk().leave(place, word) else { return Ok(Left::Granted) };
-        let word = WordLeft { room: Arc::clone(self), number, process: ForkGuard::new() };
+    ) -> io::Result<Registered> {
+        let word = Waiter { wish, backend: Arc::clone(backend), waker };
+        let Some(number) = self.waker_registry().leave(place, word) else { return Ok(Registered::Granted) };
+        let word = RegisteredWaiter { room: Arc::clone(self), number, process: ForkGuard::new() };
         self.start_poller()?;
-        Ok(Left::Word(word))
+        Ok(Registered::Word(word))
     }
 
     /// Has the poller run `errand`, after those that came before. Does not wait.
     ///
     /// # Errors
     /// The system has no thread for the poller.
-    pub fn send(self: &Arc<Self>, errand: Errand) -> io::Result<()> {
+    pub fn send(self: &Arc<Self>, task: BlockingTask) -> io::Result<()> {
         self.start_poller()?;
-        let mut book = self.desk().lock();
-        book.errands.push_back(errand);
-        self.desk().ring(book);
+        let mut book = self.waker_registry().lock();
+        book.errands.push_back(task);
+        self.waker_registry().ring(book);
         Ok(())
     }
 
     /// Lets the poller end when it has nothing to do. Nobody leaves word after this.
     pub fn close(&self) {
-        let mut book = self.desk().lock();
+        let mut book = self.waker_registry().lock();
         if book.poller == Poller::Running {
             book.poller = Poller::Ending;
         }
-        self.desk().ring(book);
+        self.waker_registry().ring(book);
     }
 
     fn start_poller(self: &Arc<Self>) -> io::Result<()> {
-        let mut book = self.desk().lock();
+        let mut book = self.waker_registry().lock();
         if book.poller == Poller::None {
             let room = Arc::clone(self);
-            std::thread::Builder::new().name("quinion-poller".into()).spawn(move || room.desk().poll())?;
+            std::thread::Builder::new()
+                .name("quinion-poller".into())
+                .spawn(move || room.waker_registry().poll())?;
             book.poller = Poller::Running;
         }
         Ok(())
     }
 }
 
-impl Desk {
+impl WakerRegistry {
     /// Whether somebody left word. Asked after a full fence by whoever made a change.
     #[inline]
-    pub(super) fn has_words(&self) -> bool {
+    pub(super) fn has_waiters(&self) -> bool {
         self.words.load(Ordering::Relaxed) > 0
     }
 
     /// Calls the wakers of those who wait for one of `pages` pages from `first` on and whose wishes have come
     /// true, and the poller if a backend wants a leader.
-    pub(super) fn rouse(&self, first: Place, pages: u32) {
+    pub(super) fn rouse(&self, first: PageKey, pages: u32) {
         let mut book = self.lock();
         let granted = book.take_granted(first, pages);
         self.ring_to_lead(book);
         self.words.fetch_sub(granted.len(), Ordering::Relaxed);
-        granted.into_iter().for_each(Word::grant);
+        granted.into_iter().for_each(Waiter::grant);
     }
 
     /// Calls the poller if a backend wants a leader.
@@ -214,7 +216,7 @@ impl Desk {
 
     /// Wakes the poller, unless it is awake: then it looks at the book before it sleeps. A bell costs a system
     /// call, also where nobody hears it.
-    fn ring(&self, mut book: MutexGuard<'_, Book>) {
+    fn ring(&self, mut book: MutexGuard<'_, RegistryState>) {
         let is_asleep = std::mem::take(&mut book.is_asleep);
         drop(book);
         if is_asleep {
@@ -222,16 +224,16 @@ impl Desk {
         }
     }
 
-    fn ring_to_lead(&self, book: MutexGuard<'_, Book>) {
+    fn ring_to_lead(&self, book: MutexGuard<'_, RegistryState>) {
         if book.is_asleep && book.leaderless().is_some() {
             self.ring(book);
         }
     }
 
     /// Writes a word down, unless its wish is true already; its number then.
-    fn leave(&self, place: Place, mut word: Word) -> Option<Number> {
-        let counted = Counted::new(&self.words);
-        // Partner: the fence in `WaitRoom::wake_filled`. Either the waker sees us counted and asks for our
+    fn leave(&self, place: PageKey, mut word: Waiter) -> Option<WaiterId> {
+        let counted = WaiterCount::new(&self.words);
+        // Partner: the fence in `WaitQueue::wake_filled`. Either the waker sees us counted and asks for our
         // wish, or its change came first and we see it now.
         fence(Ordering::SeqCst);
         let mut book = self.lock();
@@ -249,7 +251,7 @@ impl Desk {
     }
 
     /// Takes a word away, if it is still there.
-    fn take_away(&self, number: Number) -> Option<Word> {
+    fn take_away(&self, number: WaiterId) -> Option<Waiter> {
         let word = self.lock().take(number)?;
         self.words.fetch_sub(1, Ordering::Relaxed);
         Some(word)
@@ -262,7 +264,7 @@ impl Desk {
             // A user's backend or waker that panics has said so; the others go on.
             let _ = catch_unwind(AssertUnwindSafe(|| match task {
                 Task::Lead(backend) => self.lead(&*backend),
-                Task::Run(errand) => errand(),
+                Task::Run(task) => task(),
             }));
         }
     }
@@ -271,7 +273,7 @@ impl Desk {
     /// come, so that two backends with words are not turned to and fro between for nothing.
     fn lead(&self, backend: &dyn Backend) {
         let mut has_looked = false;
-        backend.reap(Reap::Wait, &mut || {
+        backend.reap(ReapMode::Wait, &mut || {
             let (book, is_first_look) = (self.lock(), !std::mem::replace(&mut has_looked, true));
             book.words.is_empty() || !is_first_look && book.has_other_work()
         });
@@ -280,8 +282,8 @@ impl Desk {
     fn next_task(&self) -> Option<Task> {
         let mut book = self.lock();
         loop {
-            if let Some(errand) = book.errands.pop_front() {
-                return Some(Task::Run(errand));
+            if let Some(task) = book.errands.pop_front() {
+                return Some(Task::Run(task));
             }
             if let Some(backend) = book.leaderless() {
                 return Some(Task::Lead(backend));
@@ -295,12 +297,12 @@ impl Desk {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Word {
+impl Waiter {
     /// Calls the waker, or has the thread call it when it may.
     fn grant(self) {
         let mut word = Some(self);
@@ -308,12 +310,12 @@ impl Word {
             // A thread that is ending may be without the list, and still read: in a destructor of a stranger's.
             let _ = HELD_BACK.try_with(|words| words.borrow_mut().extend(word.take()));
         }
-        word.into_iter().for_each(Word::wake);
+        word.into_iter().for_each(Waiter::wake);
     }
 
     /// Calls the waker; what it does and how it ends is a stranger's affair.
     fn wake(self) {
-        let _waking = Waking::new();
+        let _waking = WakingGuard::new();
         let _ = catch_unwind(AssertUnwindSafe(|| {
             let word = self;
             word.waker.wake_by_ref();
@@ -327,18 +329,18 @@ std::thread_local! {
 }
 
 std::thread_local! {
-    /// How many [`WakesHeldBack`] the thread lives through.
+    /// How many [`DeferredWakes`] the thread lives through.
     static HOLDERS: Cell<u32> = const { Cell::new(0) };
     /// What it has granted meanwhile.
-    static HELD_BACK: RefCell<Vec<Word>> = const { RefCell::new(Vec::new()) };
+    static HELD_BACK: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Holds back the wakers that the thread would call, for as long as it lives, and calls them then. To be
 /// let go after the locks for whose sake it was made.
 #[derive(Debug)]
-pub(crate) struct WakesHeldBack(PhantomData<*const ()>);
+pub(crate) struct DeferredWakes(PhantomData<*const ()>);
 
-impl WakesHeldBack {
+impl DeferredWakes {
     /// From now on.
     pub(crate) fn new() -> Self {
         HOLDERS.set(HOLDERS.get() + 1);
@@ -346,13 +348,13 @@ impl WakesHeldBack {
     }
 }
 
-impl Drop for WakesHeldBack {
+impl Drop for DeferredWakes {
     fn drop(&mut self) {
         HOLDERS.set(HOLDERS.get() - 1);
         if HOLDERS.get() == 0 {
             let words = HELD_BACK.try_with(RefCell::take).unwrap_or_default();
             if !words.is_empty() {
-                words.into_iter().for_each(Word::grant);
+                words.into_iter().for_each(Waiter::grant);
             }
         }
     }
@@ -364,33 +366,33 @@ pub(crate) fn is_waking() -> bool {
 }
 
 /// Notes that the thread calls a waker, for as long as it lives.
-struct Waking;
+struct WakingGuard;
 
-impl Waking {
+impl WakingGuard {
     fn new() -> Self {
         WAKING.set(WAKING.get() + 1);
         Self
     }
 }
 
-impl Drop for Waking {
+impl Drop for WakingGuard {
     fn drop(&mut self) {
         WAKING.set(WAKING.get() - 1);
     }
 }
 
-impl Book {
-    fn put(&mut self, place: Place, word: Word) -> Number {
+impl RegistryState {
+    fn put(&mut self, place: PageKey, word: Waiter) -> WaiterId {
         let backend = || (Arc::clone(&word.backend), 0);
         self.backends.entry(address(&word.backend)).or_insert_with(backend).1 += 1;
         self.last += 1;
-        let number = Number { place, turn: self.last };
+        let number = WaiterId { place, turn: self.last };
         self.words.insert(number, word);
         number
     }
 
     /// Takes a word out. It still holds its backend, so nothing of a stranger's is dropped here.
-    fn take(&mut self, number: Number) -> Option<Word> {
+    fn take(&mut self, number: WaiterId) -> Option<Waiter> {
         let word = self.words.remove(&number)?;
         let address = address(&word.backend);
         let (_, words) = self.backends.get_mut(&address).expect("a word's backend is counted");
@@ -402,9 +404,9 @@ impl Book {
     }
 
     /// Takes those words out for `pages` pages from `first` on whose wishes have come true.
-    fn take_granted(&mut self, first: Place, pages: u32) -> Vec<Word> {
-        let end = Place { page: first.page.plus(u64::from(pages)), ..first };
-        let [first, end] = [first, end].map(|place| Number { place, turn: 0 });
+    fn take_granted(&mut self, first: PageKey, pages: u32) -> Vec<Waiter> {
+        let end = PageKey { page: first.page.plus(u64::from(pages)), ..first };
+        let [first, end] = [first, end].map(|place| WaiterId { place, turn: 0 });
         let asked = self.words.range_mut(first..end);
         let granted: Vec<_> = asked.filter_map(|(number, word)| (word.wish)().then_some(*number)).collect();
         granted.into_iter().filter_map(|number| self.take(number)).collect()
@@ -429,9 +431,9 @@ fn address(backend: &Arc<dyn Backend>) -> usize {
 }
 
 /// Counts a word while it is being written down, or for good.
-struct Counted<'a>(&'a AtomicUsize);
+struct WaiterCount<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> WaiterCount<'a> {
     fn new(words: &'a AtomicUsize) -> Self {
         words.fetch_add(1, Ordering::Relaxed);
         Self(words)
@@ -441,13 +443,13 @@ impl<'a> Counted<'a> {
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for WakerRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Desk").field("words", &self.words.load(Ordering::Relaxed)).finish_non_exhaustive()
     }
@@ -464,7 +466,7 @@ mod tests {
 
     impl Drop for AtTheEnd {
         fn drop(&mut self) {
-            drop(WakesHeldBack::new());
+            drop(DeferredWakes::new());
             self.0.send(()).unwrap();
         }
     }
@@ -479,7 +481,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             EARLY.set(Some(AtTheEnd(tell.clone())));
-            drop(WakesHeldBack::new());
+            drop(DeferredWakes::new());
             LATE.set(Some(AtTheEnd(tell)));
         });
         assert_eq!(told.iter().count(), 2);

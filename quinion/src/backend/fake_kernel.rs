@@ -24,8 +24,8 @@ use super::file::OpenFile;
 use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
 use super::testing::Request;
 use super::work::Work;
-use super::{Attributes, Backend, Fill, Reap, Reaped, WaitRoom};
-use crate::sys::ring::{Buffer, EnterRefused, Landed, Landing, Request as KernelRequest};
+use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
+use crate::sys::ring::{Buffer, Completion, CompletionWait, EnterRefused, Request as KernelRequest};
 use crate::units::PAGE_SIZE;
 
 /// Bytes of the file that may be asked for; it is longer than that.
@@ -37,12 +37,12 @@ fn byte(at: u64) -> u8 {
 
 /// What is shared by all who use this kernel.
 #[derive(Debug)]
-struct Whims {
+struct FakeKernelState {
     places: usize,
     unread: Mutex<VecDeque<Entry>>,
     /// Held by the caller whose entries are taken.
     taking: Mutex<()>,
-    skies: Mutex<Skies>,
+    skies: Mutex<InFlight>,
     changed: Condvar,
     dice: AtomicU64,
     refuses: AtomicBool,
@@ -50,9 +50,9 @@ struct Whims {
 
 /// What has been taken.
 #[derive(Debug, Default)]
-struct Skies {
+struct InFlight {
     flying: Vec<Entry>,
-    landed: Vec<Landed>,
+    landed: Vec<Completion>,
     is_over: bool,
 }
 
@@ -62,7 +62,7 @@ struct Entry(KernelRequest);
 // SAFETY: the buffer is this request's alone until it has landed: the promise of `Kernel::push`.
 unsafe impl Send for Entry {}
 
-impl Whims {
+impl FakeKernelState {
     fn roll(&self, sides: u64) -> u64 {
         let mut x = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -77,7 +77,7 @@ impl Whims {
         }
     }
 
-    fn serve(&self, Entry(request): Entry) -> Landed {
+    fn serve(&self, Entry(request): Entry) -> Completion {
         let Buffer::Into(buffer) = request.buffer else { unreachable!("nobody writes here") };
         let len = request.len as usize;
         let result = match self.roll(16) {
@@ -91,10 +91,10 @@ impl Whims {
             (0..len).map(|at| if at < came { byte(request.position + at as u64) } else { 0xbd }).collect();
         // SAFETY: the promise of `Kernel::push`: valid for `len` bytes, and nobody else's, until it lands.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, came) };
-        Landed { key: request.key, result }
+        Completion { key: request.key, result }
     }
 
-    fn land(&self, landed: Landed) {
+    fn land(&self, landed: Completion) {
         self.skies.lock().unwrap().landed.push(landed);
         self.changed.notify_all();
     }
@@ -161,40 +161,44 @@ impl Whims {
 }
 
 #[derive(Debug)]
-struct WhimsicalKernel;
+struct FakeKernel;
 
-impl Kernel for WhimsicalKernel {
-    type Submit = Arc<Whims>;
-    type Gate = Arc<Whims>;
-    type Reap = Arc<Whims>;
+impl Kernel for FakeKernel {
+    type Submit = Arc<FakeKernelState>;
+    type Gate = Arc<FakeKernelState>;
+    type Reap = Arc<FakeKernelState>;
 
-    fn submit_places(half: &Arc<Whims>) -> usize {
+    fn submit_places(half: &Arc<FakeKernelState>) -> usize {
         half.places
     }
-    fn reap_places(half: &Arc<Whims>) -> usize {
+    fn reap_places(half: &Arc<FakeKernelState>) -> usize {
         2 * half.places
     }
-    fn queued(half: &mut Arc<Whims>) -> usize {
+    fn queued(half: &mut Arc<FakeKernelState>) -> usize {
         half.unread.lock().unwrap().len()
     }
-    unsafe fn push(half: &mut Arc<Whims>, _: BorrowedFd<'_>, request: KernelRequest) {
+    unsafe fn push(half: &mut Arc<FakeKernelState>, _: BorrowedFd<'_>, request: KernelRequest) {
         let mut unread = half.unread.lock().unwrap();
         assert!(unread.len() < half.places, "no more are pushed than fit");
         unread.push_back(Entry(request));
     }
-    fn enter(gate: &Arc<Whims>, entries: usize, landing: Landing) -> Result<(), EnterRefused> {
+    fn enter(
+        gate: &Arc<FakeKernelState>,
+        entries: usize,
+        landing: CompletionWait,
+    ) -> Result<(), EnterRefused> {
         let mut left = entries;
         gate.dawdle();
         while left > 0 {
             left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
         }
         match landing {
-            Landing::Awaited => gate.wait(),
-            Landing::NotAwaited => gate.dawdle(),
+            CompletionWait::Awaited => gate.wait(),
+            CompletionWait::NotAwaited => gate.dawdle(),
         }
         Ok(())
     }
-    fn drain(half: &mut Arc<Whims>, landed: &mut Vec<Landed>) {
+    fn drain(half: &mut Arc<FakeKernelState>, landed: &mut Vec<Completion>) {
         let mut skies = half.skies.lock().unwrap();
         assert!(skies.landed.len() <= 2 * half.places, "no more land than fit");
         let count = half.roll(skies.landed.len() as u64 + 1) as usize; // what others land meanwhile comes later
@@ -206,10 +210,10 @@ impl Kernel for WhimsicalKernel {
 /// A file read by a driver over this kernel.
 #[derive(Debug)]
 struct Stage {
-    driver: RingDriver<WhimsicalKernel>,
-    whims: Arc<Whims>,
+    driver: RingDriver<FakeKernel>,
+    kernel_state: Arc<FakeKernelState>,
     file: Arc<OpenFile>,
-    room: Arc<WaitRoom>,
+    room: Arc<WaitQueue>,
     /// Fills for anybody to wait for.
     shelf: Mutex<Vec<Asked>>,
 }
@@ -227,7 +231,7 @@ impl Backend for Stage {
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.driver.submit_with_reap(&self.file, fills.into_iter().map(Work::Fill));
     }
-    fn reap(&self, how: Reap, done: &mut dyn FnMut() -> bool) -> Reaped {
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.driver.reap(how, done)
     }
     fn wants_leader(&self) -> bool {
@@ -237,7 +241,7 @@ impl Backend for Stage {
 
 impl Stage {
     fn new(seed: u64, places: usize, queue_depth: usize) -> Self {
-        let whims = Arc::new(Whims {
+        let kernel_state = Arc::new(FakeKernelState {
             places,
             unread: Mutex::default(),
             taking: Mutex::default(),
@@ -246,17 +250,17 @@ impl Stage {
             dice: AtomicU64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)),
             refuses: AtomicBool::new(false),
         });
-        let room = Arc::new(WaitRoom::new());
-        let halves = [(); 3].map(|()| Arc::clone(&whims)).into();
+        let room = Arc::new(WaitQueue::new());
+        let halves = [(); 3].map(|()| Arc::clone(&kernel_state)).into();
         let driver = RingDriver::over(Arc::clone(&room), halves, queue_depth, 2 * PAGE_SIZE);
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        Self { driver, whims, file, room, shelf: Mutex::default() }
+        Self { driver, kernel_state, file, room, shelf: Mutex::default() }
     }
 
     fn fill(&self) -> (Fill, Asked) {
-        let page = self.whims.roll(PAGES - 12);
-        let (fill, request) = Request::new(&self.room, page, self.whims.roll(12) as u32 + 1);
+        let page = self.kernel_state.roll(PAGES - 12);
+        let (fill, request) = Request::new(&self.room, page, self.kernel_state.roll(12) as u32 + 1);
         (fill, Asked { page, request })
     }
 
@@ -279,9 +283,10 @@ impl Stage {
 
     /// Submits for others, who may wait before it has: it is on the shelf first.
     fn submit_for_others(&self) {
-        let (fills, asked): (Vec<_>, Vec<_>) = (0..self.whims.roll(5) + 1).map(|_| self.fill()).unzip();
+        let (fills, asked): (Vec<_>, Vec<_>) =
+            (0..self.kernel_state.roll(5) + 1).map(|_| self.fill()).unzip();
         self.shelf.lock().unwrap().extend(asked);
-        self.whims.dawdle();
+        self.kernel_state.dawdle();
         self.submit(fills);
     }
 
@@ -295,7 +300,7 @@ impl Stage {
     fn ask(&self, steps: u64) {
         for _ in 0..steps {
             self.submit_for_others();
-            self.whims.dawdle();
+            self.kernel_state.dawdle();
         }
     }
 
@@ -303,7 +308,7 @@ impl Stage {
     fn read(&self, steps: u64) -> u64 {
         let mut good = 0;
         for _ in 0..steps {
-            let went_well = match self.whims.roll(8) {
+            let went_well = match self.kernel_state.roll(8) {
                 0..3 => {
                     let (fill, asked) = self.fill();
                     self.submit_with_reap(vec![fill]);
@@ -319,7 +324,7 @@ impl Stage {
                     false
                 }
                 5 => {
-                    self.reap(Reap::Ready, &mut || false);
+                    self.reap(ReapMode::Ready, &mut || false);
                     false
                 }
                 _ => self.wait_for_another() == Some(true),
@@ -342,12 +347,12 @@ fn run(seed: u64, refuses: bool) -> u64 {
     let stage = Stage::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
     let (readers, steps) = (2 + seed % 4, 40);
     let good = thread::scope(|scope| {
-        let device = scope.spawn(|| stage.whims.fly());
+        let device = scope.spawn(|| stage.kernel_state.fly());
         let asking = scope.spawn(|| stage.ask(steps / 2));
         let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| stage.read(steps))).collect();
         if refuses {
-            (0..stage.whims.roll(200)).for_each(|_| thread::yield_now());
-            stage.whims.refuses.store(true, Ordering::Relaxed);
+            (0..stage.kernel_state.roll(200)).for_each(|_| thread::yield_now());
+            stage.kernel_state.refuses.store(true, Ordering::Relaxed);
         }
         let mut good = 0;
         while !asking.is_finished() {
@@ -359,13 +364,13 @@ fn run(seed: u64, refuses: bool) -> u64 {
         good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
         good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
         stage.driver.drain();
-        stage.whims.skies.lock().unwrap().is_over = true;
-        stage.whims.changed.notify_all();
+        stage.kernel_state.skies.lock().unwrap().is_over = true;
+        stage.kernel_state.changed.notify_all();
         device.join().unwrap();
         good
     });
     stage.driver.check_idle();
-    let skies = stage.whims.skies.lock().unwrap();
+    let skies = stage.kernel_state.skies.lock().unwrap();
     assert_eq!((skies.flying.len(), skies.landed.len()), (0, 0));
     good
 }

@@ -30,7 +30,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection.
 #[derive(Debug)]
-pub struct Line {
+pub struct Connection {
     name: Name,
     peer: Peer,
     stream: BufReader<UnixStream>,
@@ -38,7 +38,7 @@ pub struct Line {
     late: u32,
 }
 
-impl Line {
+impl Connection {
     /// Connects to the owner of `name`; `None` if nobody listens there.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ mod tests {
     fn a_late_answer_is_nobodys() {
         let (ours, mut owners) = UnixStream::pair().expect("a pair");
         let peer = Peer { process: 1, user: 1 };
-        let mut line = Line { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };
+        let mut line = Connection { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };
         line.give_up_after(Duration::from_millis(1)).expect("it is a socket");
         for _ in 0..2 {
             assert!(

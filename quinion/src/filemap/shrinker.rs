@@ -14,9 +14,9 @@
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::pressure::{Gauge, Look, Pressure, Reading, Sizes, wish};
+use crate::background::BackgroundTask;
+use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceReading, wish};
 use crate::sync::lock::Mutex;
-use crate::upkeep::Duty;
 
 use super::fill::Filemap;
 
@@ -29,26 +29,26 @@ const APART_MIN: Duration = Duration::from_millis(50);
 
 /// The duty of looking for pressure.
 #[derive(Debug)]
-pub(crate) struct GiveWay {
+pub(crate) struct Shrinker {
     filemap: Weak<Filemap>,
-    gauge: Gauge,
+    gauge: PressureSource,
     memory_min: u64,
-    seen: Mutex<Seen>,
+    seen: Mutex<LastSample>,
 }
 
 /// The last look.
 #[derive(Debug)]
-struct Seen {
+struct LastSample {
     at: Instant,
-    reading: Reading,
+    reading: SourceReading,
     calm_looks: u32,
 }
 
-impl GiveWay {
+impl Shrinker {
     /// The duty for `filemap`, made known to its upkeep and begun; it is done as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
-        let gauge = pressure.gauge.unwrap_or_else(Gauge::of_this_process);
-        let seen = Seen { at: Instant::now(), reading: gauge.read(), calm_looks: 0 };
+        let gauge = pressure.gauge.unwrap_or_else(PressureSource::of_this_process);
+        let seen = LastSample { at: Instant::now(), reading: gauge.read(), calm_looks: 0 };
         let duty = Arc::new(Self {
             filemap: Arc::downgrade(filemap),
             memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
@@ -62,7 +62,7 @@ impl GiveWay {
     }
 
     /// What there is to be seen, if the last look is long enough ago.
-    fn look(&self, seen: &mut Seen) -> Option<Look> {
+    fn look(&self, seen: &mut LastSample) -> Option<PressureSample> {
         let apart = seen.at.elapsed();
         if apart < APART_MIN {
             return None;
@@ -72,11 +72,11 @@ impl GiveWay {
             (u128::from(now.saturating_sub(then)) * 1000 / apart.as_micros()).min(1000) as u32
         });
         (seen.at, seen.reading) = (Instant::now(), reading);
-        Some(Look { stalled_thousandths: stalled, room: reading.room })
+        Some(PressureSample { stalled_thousandths: stalled, room: reading.room })
     }
 }
 
-impl Duty for GiveWay {
+impl BackgroundTask for Shrinker {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -161,6 +161,13 @@ pub(crate) enum Repr {
          {source}; nothing of it is lost, mend that and sync, or write again later"
     )]
     Write { position: u64, len: usize, source: io::Error },
+    #[error("cannot write at byte {position}: {why}")]
+    WriteAgain { position: u64, why: &'static str },
+    #[error(
+        "cannot fill {len} bytes at byte {position} from their source: {source}; what came before them is in place, fill \
+         the rest again"
+    )]
+    Populate { position: u64, len: usize, source: io::Error },
     #[error(
         "cannot write at byte {position}: the file is a device of {size} bytes, which does not grow; write inside it"
     )]
@@ -211,9 +218,12 @@ impl Error {
             Repr::ReadOnly | Repr::CannotWrite { .. } => ErrorKind::ReadOnly,
             Repr::DeviceEnds { .. } => ErrorKind::NoSpace,
             Repr::Sync { .. } => self.kind_of_change(ErrorKind::Sync),
-            Repr::Write { .. } | Repr::SetSize { .. } | Repr::Punch { .. } | Repr::Allocate { .. } => {
-                self.kind_of_change(ErrorKind::Write)
-            }
+            Repr::Write { .. }
+            | Repr::WriteAgain { .. }
+            | Repr::Populate { .. }
+            | Repr::SetSize { .. }
+            | Repr::Punch { .. }
+            | Repr::Allocate { .. } => self.kind_of_change(ErrorKind::Write),
             Repr::Pinned { .. } => ErrorKind::Busy,
         }
     }

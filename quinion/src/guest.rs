@@ -485,7 +485,7 @@ impl MachineMemory {
             let outcome = match self.give_memory(at, end - at) {
                 Ok(()) => source(&mut slice).map_err(|source| {
                     let (position, len) = (slice.at, (range.end - slice.at) as usize);
-                    slice.failed.take().unwrap_or_else(|| Repr::Write { position, len, source }.into())
+                    slice.failed.take().unwrap_or_else(|| Repr::Populate { position, len, source }.into())
                 }),
                 Err(error) => Err(error),
             };

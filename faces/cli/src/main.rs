@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_refused() {
         for words in
-            [&["cat"][..], &["run"], &["run", "--"], &["cat", "--memory", "64MB", "x"], &["dog"], &[]]
+            [&["cat"][..], &["run"], &["run", "--"], &["cat", "--memory", "64XB", "x"], &["dog"], &[]]
         {
             assert!(CommandLine::try_parse_from(["quinion"].iter().chain(words)).is_err(), "{words:?}");
         }

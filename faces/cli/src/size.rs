@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   65536   64K   64KiB   1.5G   2T        bytes, in powers of 1024
+//!   64KB    1.5GB                          bytes, in powers of 1000
 //!   25%                                    of the memory of the machine or container
 //! ```
 //!
-//! Units of 1000 are refused and not guessed: who writes `64MB` may mean either.
+//! As in the units of IEC and SI, only those written with a B alone are powers of 1000.
 //! Whether a size is enough for a cache is not decided here; the library knows.
 
 use std::fmt;
@@ -39,7 +40,10 @@ impl fmt::Display for SizeError {
             Self::NoNumber(text) => {
                 write!(f, "`{text}` is not a size; write a number and a unit, such as 256M or 1.5G")
             }
-            Self::Unit(unit) => write!(f, "`{unit}` is not a unit; use K, M, G or T (powers of 1024), or %"),
+            Self::Unit(unit) => write!(
+                f,
+                "`{unit}` is not a unit; use K, M, G or T (powers of 1024), KB, MB, GB or TB (powers of 1000), or %"
+            ),
             Self::TooLarge(text) => write!(f, "`{text}` is more than this machine can address; write less"),
             Self::Share(text) => {
                 write!(f, "`{text}` is not a share of the memory; write one above 0% and up to 100%")
@@ -87,6 +91,10 @@ fn unit_bytes(unit: &str) -> Option<u64> {
         "m" | "mib" => Some(1 << 20),
         "g" | "gib" => Some(1 << 30),
         "t" | "tib" => Some(1 << 40),
+        "kb" => Some(1_000),
+        "mb" => Some(1_000_000),
+        "gb" => Some(1_000_000_000),
+        "tb" => Some(1_000_000_000_000),
         _ => None,
     }
 }
@@ -137,7 +145,7 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        let cases: [(&str, u64); 12] = [
+        let cases: [(&str, u64); 14] = [
             ("0", 0),
             ("17", 17),
             ("512K", 512 << 10),
@@ -145,6 +153,8 @@ mod tests {
             ("64m", 64 << 20),
             ("64MiB", 64 << 20),
             (" 64 M ", 64 << 20),
+            ("64MB", 64_000_000),
+            ("1.5gb", 1_500_000_000),
             ("1.5G", 3 << 29),
             ("2T", 2 << 40),
             ("0.1K", 102),
@@ -162,7 +172,7 @@ mod tests {
         for text in ["", "M", "-1", ".5G", "1.2.3G", "many"] {
             assert!(wrong(text).contains("such as 256M"), "{text}");
         }
-        for text in ["64MB", "64X", "1e9", "5%%", "1 000"] {
+        for text in ["64Mb/s", "64X", "1e9", "5%%", "1 000"] {
             assert!(wrong(text).contains("use K, M, G or T"), "{text}");
         }
         assert!(wrong("99999999T").contains("write less"));

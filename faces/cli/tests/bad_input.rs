@@ -229,7 +229,7 @@ fn memory_that_cannot_be_had() {
         assert_complains(&with("0"), 1, &["memory"]);
         assert_complains(&with("8000T"), 1, &["memory"]);
         assert_complains(&with("many"), 2, &["many", "such as 256M"]);
-        assert_complains(&with("64MB"), 2, &["use K, M, G or T"]);
+        assert_complains(&with("64XB"), 2, &["use K, M, G or T"]);
         assert_complains(&with("-5M"), 2, &[]);
     }
 }

@@ -135,7 +135,7 @@ fn cat_of_its_own_output_is_refused() {
 fn sizes_that_cannot_be_are_refused() {
     let files = Files::new();
     let (path, _) = files.file("some", 10);
-    assert_complains(&output(&["cat", "--memory", "64MB"], &[&path]), 2, &["use K, M, G or T"]);
+    assert_complains(&output(&["cat", "--memory", "64XB"], &[&path]), 2, &["use K, M, G or T"]);
     assert_complains(&output(&["cat", "--memory", "1K"], &[&path]), 1, &["quinion:"]);
 }
 

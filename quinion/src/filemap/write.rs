@@ -154,12 +154,12 @@ impl WriteStop {
             WriteStop::Failed(error) => error,
             WriteStop::Pinned(position) => Repr::Pinned { position }.into(),
             WriteStop::Filling(_) => {
-                let words = "others are just putting bytes there; write the rest again";
-                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+                let why = "another call is filling that page from its source; write the rest again";
+                Repr::WriteAgain { position, why }.into()
             }
             WriteStop::Grows => {
-                let words = "another program made the file shorter meanwhile, so the rest has no place; write it again";
-                Repr::Write { position, len: 0, source: std::io::Error::other(words) }.into()
+                let why = "another program made the file shorter meanwhile, so the rest has no place; write it again";
+                Repr::WriteAgain { position, why }.into()
             }
         }
     }

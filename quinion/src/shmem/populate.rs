@@ -172,7 +172,7 @@ impl Shmem {
         // 5
         let outcome = outcome.map_err(|source| {
             let len = (range.end - at) as usize;
-            Error::from(Repr::Write { position: at, len, source })
+            Error::from(Repr::Populate { position: at, len, source })
         });
         match self.put_aside(mapping, populator, aside) {
             Ok(()) => (at - range.start, at == end, outcome),

@@ -136,6 +136,13 @@ pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
 }
 
 fn not_there(program: &[OsString]) -> Obstacle {
+    if let [name, ..] = program
+        && is_file_here(name)
+    {
+        let here = Path::new(".").join(name);
+        let remedy = format!("{} is a file here: name it so", shown(&here));
+        return Obstacle::new(NOT_FOUND, "there is no such program in PATH", remedy);
+    }
     let remedy = match program {
         // What is no option of ours is taken for the program.
         [name, ..] if name.as_bytes().starts_with(b"-") => {
@@ -150,6 +157,11 @@ fn not_there(program: &[OsString]) -> Obstacle {
         _ => "check the name, or give its path",
     };
     Obstacle::new(NOT_FOUND, "there is no such program", remedy)
+}
+
+/// Whether a name without a slash, which is looked for in PATH alone, names a file in the working folder.
+fn is_file_here(name: &OsStr) -> bool {
+    !name.is_empty() && !name.as_bytes().contains(&b'/') && Path::new(name).is_file()
 }
 
 fn not_executable() -> Obstacle {

@@ -274,12 +274,8 @@ impl RunReport<'_> {
                     .into(),
             );
         }
-        if totals.bytes == 0 && totals.reasons[Reason::Left as usize] > 0 {
-            notes.push(
-                "nothing was served: what is read once the kernel reads as fast, and it was left to it; \
-                 `--attach at-once` serves every file at its first read"
-                    .into(),
-            );
+        if totals.bytes == 0 {
+            notes.extend(why_nothing(&totals.reasons));
         }
         if let Shortage { files: files @ 1.., bytes, memory } = self.owner.shortage {
             notes.push(format!(
@@ -601,6 +597,24 @@ fn key(reason: Reason) -> &'static str {
         Reason::Watched => "watched",
         Reason::Limited => "limited",
     }
+}
+
+/// Why nothing was served, if descriptors were left to the kernel: the reasons that were counted, the commonest first.
+fn why_nothing(reasons: &[u64]) -> Option<String> {
+    let mut counted: Vec<(u64, Reason)> = Reason::ALL
+        .iter()
+        .map(|&reason| (reasons[reason as usize], reason))
+        .filter(|(count, _)| *count > 0)
+        .collect();
+    counted.sort_by_key(|&(count, _)| std::cmp::Reverse(count));
+    let (_, commonest) = counted.first()?;
+    let remedy = match commonest {
+        Reason::Left => "; `--attach at-once` serves every file at its first read",
+        _ => "",
+    };
+    let listed: Vec<String> =
+        counted.iter().map(|&(count, reason)| format!("{count} {}", words(reason))).collect();
+    Some(format!("nothing was served: files were left to the kernel: {}{remedy}", listed.join(", ")))
 }
 
 /// A reason in words that follow "descriptors left to it: 3".

@@ -1,13 +1,13 @@
-//! Upkeep: a thread of a cache that does what nobody waits for.
+//! Background: a thread of a cache that does what nobody waits for.
 //!
 //! ```text
 //!   memory runs low      --poke-->  +--------+  run()   reclaim: evicts until enough is free
 //!   a stream has paused  --poke-->  | thread |  run()   uncached: drops what it left behind
 //!                        <-sleep--  +--------+  run()   pressure: looks whether the machine is short
-//!                         until the first time a duty named, or a poke
+//!                         until the first time a task named, or a poke
 //! ```
 //!
-//! A **duty** is work that can be done late or not at all: whoever needs it
+//! A **task** is work that can be done late or not at all: whoever needs it
 //! done now does it himself, on his own thread. So nothing depends on this
 //! thread being there: a cache that the system gives no thread is as right as
 //! any, and a little slower. It starts with the first poke and ends with the
@@ -17,12 +17,13 @@
 //! runs, its owner lives.
 //!
 //! Invariants:
-//!  1. A change that was made before a poke is seen by a run of every duty that begins after that poke.
+//!  1. A change that was made before a poke is seen by a run of every task that begins after that poke.
 //!  2. Duties run one after another, with no lock of this room held.
-//!  3. A duty that panics takes neither the thread nor another duty with it.
-//!  4. When [`BackgroundThread::close`] has returned to a thread that is not the upkeep's own, no duty runs any more.
+//!  3. A task that panics takes neither the thread nor another task with it.
+//!  4. When [`BackgroundThread::close`] has returned to a thread that is not the background thread itself, no task runs
+//!     any more.
 //!
-//! Not an invariant: that a duty runs only when it asked to. Each poke is everybody's.
+//! Not an invariant: that a task runs only when it asked to. Each poke is everybody's.
 //!
 //! Cost: a poke is one atomic step, and a lock and a wake-up if the thread sleeps.
 
@@ -46,7 +47,7 @@ pub trait BackgroundTask: Send + Sync {
 /// What a thread does last.
 pub type ThreadExit = Box<dyn FnOnce() + Send>;
 
-/// One cache's duties, and the thread that does them.
+/// One cache's tasks, and the thread that does them.
 pub struct BackgroundThread {
     room: Arc<Room>,
     process: ForkGuard,
@@ -63,7 +64,7 @@ struct Room {
 
 #[derive(Default)]
 struct TaskList {
-    duties: Vec<Weak<dyn BackgroundTask>>,
+    tasks: Vec<Weak<dyn BackgroundTask>>,
     thread: Thread,
     is_closed: bool,
     /// What the thread does when it ends.
@@ -80,25 +81,25 @@ enum Thread {
 }
 
 impl TaskList {
-    /// Adds a duty; and forgets those whose owners are gone before the list grows, as there may never be a poke.
-    fn add(&mut self, duty: Weak<dyn BackgroundTask>) {
-        if self.duties.len() == self.duties.capacity() {
+    /// Adds a task; and forgets those whose owners are gone before the list grows, as there may never be a poke.
+    fn add(&mut self, task: Weak<dyn BackgroundTask>) {
+        if self.tasks.len() == self.tasks.capacity() {
             self.forget_gone();
             // So much room that the next look at all of them comes after as many more.
-            self.duties.reserve(self.duties.len() + 1);
+            self.tasks.reserve(self.tasks.len() + 1);
         }
-        self.duties.push(duty);
+        self.tasks.push(task);
     }
 
     fn forget_gone(&mut self) {
-        self.duties.retain(|duty| duty.strong_count() > 0);
+        self.tasks.retain(|task| task.strong_count() > 0);
     }
 }
 
 impl BackgroundThread {
-    /// No duties and no thread yet.
+    /// No tasks and no thread yet.
     pub fn new() -> Self {
-        Self::named("quinion-upkeep")
+        Self::named("quinion-bg")
     }
 
     /// The same, with another name for the thread, of 15 characters at most.
@@ -107,12 +108,12 @@ impl BackgroundThread {
         Self { room: Arc::new(Room { name, poked, book, bell }), process: ForkGuard::new() }
     }
 
-    /// Adds a duty. It runs from the next poke on.
-    pub fn add(&self, duty: Weak<dyn BackgroundTask>) {
-        self.room.lock().add(duty);
+    /// Adds a task. It runs from the next poke on.
+    pub fn add(&self, task: Weak<dyn BackgroundTask>) {
+        self.room.lock().add(task);
     }
 
-    /// Has every duty run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
+    /// Has every task run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
     /// thread if this is the first poke. In a forked child, and after [`BackgroundThread::close`], it does nothing.
     pub fn poke(&self) {
         if self.process.is_forked() {
@@ -127,12 +128,12 @@ impl BackgroundThread {
         }
     }
 
-    /// Whether the cache is about to end: a duty that takes long looks at this now and then.
+    /// Whether the cache is about to end: a task that takes long looks at this now and then.
     pub fn is_closed(&self) -> bool {
         self.room.lock().is_closed
     }
 
-    /// Ends the thread after the duty it is at, and waits for that; a duty that calls this is not waited for.
+    /// Ends the thread after the task it is at, and waits for that; a task that calls this is not waited for.
     pub fn close(&self) {
         if self.process.is_forked() {
             return;
@@ -145,13 +146,13 @@ impl BackgroundThread {
         if let Thread::Running(handle, id) = thread
             && id != std::thread::current().id()
         {
-            let _ = handle.join(); // it catches what duties throw
+            let _ = handle.join(); // it catches what tasks throw
         }
     }
 }
 
 impl BackgroundThread {
-    /// Ends the thread after the duty it is at, and has it do `last` then; waits for nothing. `last` comes
+    /// Ends the thread after the task it is at, and has it do `last` then; waits for nothing. `last` comes
     /// back if there
     /// is no thread.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
@@ -200,9 +201,9 @@ impl Room {
     fn live(&self) {
         crate::sys::signal::block_all();
         let mut again = None;
-        while let Some(duties) = self.begin_round(again) {
+        while let Some(tasks) = self.begin_round(again) {
             // What is further away than clocks go never comes.
-            let after = duties.iter().filter_map(|duty| self.run(duty)).min();
+            let after = tasks.iter().filter_map(|task| self.run(task)).min();
             again = after.and_then(|after| Instant::now().checked_add(after));
         }
         let last = self.lock().last.take();
@@ -211,7 +212,7 @@ impl Room {
         }
     }
 
-    /// Sleeps until somebody pokes or it is `again`; the duties then. `None`: it is closed.
+    /// Sleeps until somebody pokes or it is `again`; the tasks then. `None`: it is closed.
     fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
         let mut book = self.lock();
         while !book.is_closed {
@@ -219,7 +220,7 @@ impl Room {
             // Acquire, partner: the Release in `poke`.
             if self.poked.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
                 book.forget_gone();
-                return Some(book.duties.clone());
+                return Some(book.tasks.clone());
             }
             book = match left {
                 Some(left) => self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0,
@@ -229,12 +230,12 @@ impl Room {
         None
     }
 
-    fn run(&self, duty: &Weak<dyn BackgroundTask>) -> Option<Duration> {
+    fn run(&self, task: &Weak<dyn BackgroundTask>) -> Option<Duration> {
         if self.lock().is_closed {
             return None;
         }
-        let duty = duty.upgrade()?;
-        catch_unwind(AssertUnwindSafe(|| duty.run())).unwrap_or(None)
+        let task = task.upgrade()?;
+        catch_unwind(AssertUnwindSafe(|| task.run())).unwrap_or(None)
     }
 
     fn lock(&self) -> MutexGuard<'_, TaskList> {
@@ -246,7 +247,7 @@ impl fmt::Debug for BackgroundThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let book = self.room.lock();
         let runs = matches!(book.thread, Thread::Running(..));
-        f.debug_struct("Upkeep").field("duties", &book.duties.len()).field("runs", &runs).finish()
+        f.debug_struct("Upkeep").field("tasks", &book.tasks.len()).field("runs", &runs).finish()
     }
 }
 
@@ -270,7 +271,7 @@ mod tests {
         fn run(&self) -> Option<Duration> {
             let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             let _ = self.runs.lock().unwrap().send(count);
-            assert!(!self.panics, "this duty always panics");
+            assert!(!self.panics, "this task always panics");
             self.again
         }
     }
@@ -280,19 +281,19 @@ mod tests {
         (Arc::new(Told { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), heard)
     }
 
-    fn add(upkeep: &BackgroundThread, duty: &Arc<Told>) {
-        let duty = Arc::downgrade(duty);
-        upkeep.add(duty);
+    fn add(background: &BackgroundThread, task: &Arc<Told>) {
+        let task = Arc::downgrade(task);
+        background.add(task);
     }
 
     #[test]
     fn nothing_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
-        let upkeep = BackgroundThread::new();
-        let (duty, heard) = told(None, false);
-        add(&upkeep, &duty);
-        assert!(matches!(upkeep.room.lock().thread, Thread::None), "no poke, no thread");
+        let background = BackgroundThread::new();
+        let (task, heard) = told(None, false);
+        add(&background, &task);
+        assert!(matches!(background.room.lock().thread, Thread::None), "no poke, no thread");
         for turn in 1..=100 {
-            upkeep.poke();
+            background.poke();
             // Pokes may be taken together, but never one that comes after its round began.
             assert!(heard.recv_timeout(LONG).unwrap() >= turn);
         }
@@ -307,16 +308,16 @@ mod tests {
                 None
             }
         }
-        let upkeep = BackgroundThread::new();
-        let duty = Arc::new(Follows(AtomicU64::new(0), AtomicU64::new(0)));
-        let weak: Weak<Follows> = Arc::downgrade(&duty);
-        upkeep.add(weak);
+        let background = BackgroundThread::new();
+        let task = Arc::new(Follows(AtomicU64::new(0), AtomicU64::new(0)));
+        let weak: Weak<Follows> = Arc::downgrade(&task);
+        background.add(weak);
         for turn in 1..=1000 {
-            duty.0.store(turn, Ordering::Relaxed);
-            upkeep.poke();
+            task.0.store(turn, Ordering::Relaxed);
+            background.poke();
         }
         let begun = Instant::now();
-        while duty.1.load(Ordering::Relaxed) != 1000 {
+        while task.1.load(Ordering::Relaxed) != 1000 {
             assert!(begun.elapsed() < LONG, "the last poke was lost");
             std::thread::yield_now();
         }
@@ -324,12 +325,12 @@ mod tests {
 
     #[test]
     fn a_duty_comes_again_when_it_said_and_a_panic_is_its_own() {
-        let upkeep = BackgroundThread::new();
+        let background = BackgroundThread::new();
         let (bad, bad_heard) = told(None, true);
         let (good, good_heard) = told(Some(Duration::from_millis(1)), false);
-        add(&upkeep, &bad);
-        add(&upkeep, &good);
-        upkeep.poke();
+        add(&background, &bad);
+        add(&background, &good);
+        background.poke();
         for _ in 0..5 {
             good_heard.recv_timeout(LONG).unwrap();
         }
@@ -338,66 +339,66 @@ mod tests {
 
     #[test]
     fn a_duty_that_comes_again_in_eternity_comes_when_it_is_poked() {
-        let upkeep = BackgroundThread::new();
-        let (duty, heard) = told(Some(Duration::MAX), false);
-        add(&upkeep, &duty);
-        upkeep.poke();
+        let background = BackgroundThread::new();
+        let (task, heard) = told(Some(Duration::MAX), false);
+        add(&background, &task);
+        background.poke();
         assert_eq!(heard.recv_timeout(LONG).unwrap(), 1);
-        upkeep.poke();
+        background.poke();
         assert!(heard.recv_timeout(LONG).unwrap() >= 2, "the thread is there");
     }
 
     #[test]
     fn what_is_done_last_is_done_after_the_duty_that_runs_and_only_by_a_thread() {
-        let upkeep = BackgroundThread::new();
-        assert!(upkeep.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
-        let (duty, heard) = told(None, true);
-        add(&upkeep, &duty);
-        upkeep.poke();
+        let background = BackgroundThread::new();
+        assert!(background.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
+        let (task, heard) = told(None, true);
+        add(&background, &task);
+        background.poke();
         heard.recv_timeout(LONG).unwrap();
         let (done, ended) = channel();
-        let (theirs, runs) = (Arc::clone(&upkeep.room), Arc::clone(&duty));
+        let (theirs, runs) = (Arc::clone(&background.room), Arc::clone(&task));
         let last = move || {
             assert!(theirs.lock().is_closed);
             done.send(runs.count.load(Ordering::Relaxed)).unwrap();
         };
-        assert!(upkeep.close_with(Box::new(last)).is_ok());
+        assert!(background.close_with(Box::new(last)).is_ok());
         let runs = ended.recv_timeout(LONG).unwrap();
-        upkeep.poke();
-        upkeep.close();
-        assert_eq!(duty.count.load(Ordering::Relaxed), runs, "no duty runs any more");
-        assert!(upkeep.close_with(Box::new(|| ())).is_err(), "it is gone");
+        background.poke();
+        background.close();
+        assert_eq!(task.count.load(Ordering::Relaxed), runs, "no task runs any more");
+        assert!(background.close_with(Box::new(|| ())).is_err(), "it is gone");
     }
 
     #[test]
     fn a_duty_whose_owner_is_gone_is_forgotten_and_after_the_end_nothing_runs() {
-        let upkeep = BackgroundThread::new();
+        let background = BackgroundThread::new();
         let (gone, gone_heard) = told(None, false);
         let (kept, kept_heard) = told(None, false);
-        add(&upkeep, &gone);
-        add(&upkeep, &kept);
+        add(&background, &gone);
+        add(&background, &kept);
         drop(gone);
-        upkeep.poke();
+        background.poke();
         kept_heard.recv_timeout(LONG).unwrap();
         assert!(gone_heard.try_recv().is_err());
-        assert_eq!(upkeep.room.lock().duties.len(), 1);
-        upkeep.close();
+        assert_eq!(background.room.lock().tasks.len(), 1);
+        background.close();
         let runs = kept.count.load(Ordering::Relaxed);
-        upkeep.poke();
-        upkeep.close();
+        background.poke();
+        background.close();
         assert_eq!(kept.count.load(Ordering::Relaxed), runs);
     }
 
     #[test]
     fn without_a_poke_those_whose_owners_are_gone_are_forgotten_too() {
-        let upkeep = BackgroundThread::new();
+        let background = BackgroundThread::new();
         let kept: Vec<_> = (0..10).map(|_| told(None, false).0).collect();
-        kept.iter().for_each(|duty| add(&upkeep, duty));
-        (0..1000).for_each(|_| add(&upkeep, &told(None, false).0));
-        let book = upkeep.room.lock();
+        kept.iter().for_each(|task| add(&background, task));
+        (0..1000).for_each(|_| add(&background, &told(None, false).0));
+        let book = background.room.lock();
         assert!(matches!(book.thread, Thread::None), "nobody poked");
-        assert!(book.duties.len() < 50, "{} are known", book.duties.len());
-        assert_eq!(book.duties.iter().filter(|duty| duty.strong_count() > 0).count(), 10);
+        assert!(book.tasks.len() < 50, "{} are known", book.tasks.len());
+        assert_eq!(book.tasks.iter().filter(|task| task.strong_count() > 0).count(), 10);
     }
 
     #[test]
@@ -411,13 +412,13 @@ mod tests {
             }
         }
         let (ended, heard) = channel();
-        let duty = Arc::new(Ends(Mutex::new(None), Mutex::new(ended)));
-        let upkeep = BackgroundThread::new();
-        let weak: Weak<Ends> = Arc::downgrade(&duty);
-        upkeep.add(weak);
-        let mut place = duty.0.lock().unwrap();
-        upkeep.poke();
-        *place = Some(upkeep);
+        let task = Arc::new(Ends(Mutex::new(None), Mutex::new(ended)));
+        let background = BackgroundThread::new();
+        let weak: Weak<Ends> = Arc::downgrade(&task);
+        background.add(weak);
+        let mut place = task.0.lock().unwrap();
+        background.poke();
+        *place = Some(background);
         drop(place);
         heard.recv_timeout(LONG).unwrap();
     }

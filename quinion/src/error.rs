@@ -164,8 +164,8 @@ pub(crate) enum Repr {
     #[error("cannot write at byte {position}: {why}")]
     WriteAgain { position: u64, why: &'static str },
     #[error(
-        "cannot fill {len} bytes at byte {position} from their source: {source}; what came before them is in place, fill \
-         the rest again"
+        "cannot fill {len} bytes at byte {position} from their source: {source}; what came before them is in place, \
+         fill the rest again"
     )]
     Populate { position: u64, len: usize, source: io::Error },
     #[error(

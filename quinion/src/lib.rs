@@ -100,7 +100,7 @@ pub mod policy;
 pub mod pressure;
 #[cfg(feature = "std")]
 pub mod curve;
-// Upkeep: what is done when nobody waits, and room for more.
+// Background: what is done when nobody waits, and room for more.
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub mod background;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -86,13 +86,13 @@ pub enum Mutant {
     ReadableAcquire,
     /// A holder's comparison of the sequence when it looks whether its folio is filled.
     ReadableSequence,
-    /// The release ordering with which a page is said to have landed.
+    /// The release ordering with which a page is said to have arrived.
     LandedRelease,
-    /// The acquire ordering of a look whether a page has landed.
+    /// The acquire ordering of a look whether a page has arrived.
     LandedAcquire,
-    /// The clearing of what has landed before frames are freed.
+    /// The clearing of what has arrived before frames are freed.
     LandedClear,
-    /// The look of a reader who holds nothing whether its page has landed.
+    /// The look of a reader who holds nothing whether its page has arrived.
     ReaderLanded,
     /// The acquire ordering with which such a reader loads the word before it looks at the bits.
     ReaderWordAcquire,

@@ -1,7 +1,7 @@
 //! Background: room is made before it is needed, and nothing is wrong where it is not.
 //!
 //! ```text
-//!   single pages, here and there     a full cache, and a little free       the upkeep evicts
+//!   single pages, here and there     a full cache, and a little free       the background thread evicts
 //!   a stream through it              as much evicted as it brought         it makes its own room
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! Pages that landed are read by those who hold nothing: the owner's lock-free readers and viewers in other
+//! Pages that arrived are read by those who hold nothing: the owner's lock-free readers and viewers in other
 //! mappings, while the rest of the folio is on its way.
 //!
 //! The device lands what it is told to, or parts of its requests by itself, the last part first. A viewer here
@@ -90,7 +90,7 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
         assert_eq!(hit_pages(&rig, 150, 300), (50, HitStop::Filling));
         assert_eq!(hit_pages(&rig, 200, 1), (0, HitStop::Filling));
         assert_eq!(group(&rig, &[99, 100, 150, 199, 200, 511, 512]), [100, 150, 199]);
-        // Within a page, and from the middle of one into what has not landed.
+        // Within a page, and from the middle of one into what has not arrived.
         let mut bytes = [0; 6000];
         let hits = read_hits_into(
             rig.arena.view(),
@@ -157,7 +157,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
     }
 }
 
-/// A pin takes what has landed of a folio, whose fill meets the end of the file just then: what lies behind it is not
+/// A pin takes what has arrived of a folio, whose fill meets the end of the file just then: what lies behind it is not
 /// lent, nor in a folio that is forgotten just then, and may be of a file that is longer.
 #[test]
 fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {

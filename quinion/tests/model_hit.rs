@@ -44,7 +44,7 @@
 //! seen. Who frees a frame is told by the word alone: `retire` that finds no hold, or the `put` or
 //! `complete` that finds itself last on a detached folio.
 //!
-//! # A page that has landed
+//! # A page that has arrived
 //!
 //! ```text
 //!        reader, at r3: not up to date                  fill, in parts                     who frees the frames
@@ -118,17 +118,17 @@
 //! | `PutHolds` | `hold_against_failed_fill` | race: two parties free the frame |
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
-//! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have landed |
+//! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have arrived |
 //! | | `landed_page` | who holds nothing reads `[0, 0]` there |
 //! | `LandedAcquire` | `page_of_a_fill` | race: the same |
-//! | `LandedClear` | `page_of_a_later_fill` | race: what landed for the folio before passes for this one's |
+//! | `LandedClear` | `page_of_a_later_fill` | race: what arrived for the folio before passes for this one's |
 //! | | `landed_page_said_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
-//! | `ReaderLanded` | `landed_page` | a page that has not landed reads `[0, 0]` |
+//! | `ReaderLanded` | `landed_page` | a page that has not arrived reads `[0, 0]` |
 //! | `ReaderWordAcquire` | `landed_page_said_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
 //! | `ReaderSteady` | `later_write` | a page is accepted half written: `[2, 3]` |
 //! | `WrittenAcquire` | `written_folio_seen_first` | `[0, 0]`: a writer's word, and not the fill's bytes of another page |
 //! | `WrittenStep` | `first_write` | who found the folio steady accepts `[1, 2]` |
-//! | | `landed_page_is_written` | who read what had landed accepts the same |
+//! | | `landed_page_is_written` | who read what had arrived accepts the same |
 //! | | `two_writers_of_two_pages` | the same |
 //! | `WriteOdd` | `later_write` | `[2, 3]` |
 //! | | `pin_against_later_write` | race: a user reads what is being written |
@@ -1110,7 +1110,7 @@ fn page_of_a_fill() {
     });
 }
 
-/// The frames are freed and prepared again: the first page landed for the folio before, and has not for this one.
+/// The frames are freed and prepared again: the first page arrived for the folio before, and has not for this one.
 #[test]
 fn page_of_a_later_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
@@ -1130,7 +1130,7 @@ fn page_of_a_later_fill() {
     });
 }
 
-/// The folio leaves the index while its reader waits: what lands then is not taken for the file's; what landed before
+/// The folio leaves the index while its reader waits: what lands then is not taken for the file's; what arrived before
 /// may be, and stays as long as it is held.
 #[test]
 fn page_of_a_removed_fill() {
@@ -1217,7 +1217,7 @@ fn landed_page() {
     });
 }
 
-/// What landed is read until its folio goes because another part failed. Then the frames are another file's.
+/// What arrived is read until its folio goes because another part failed. Then the frames are another file's.
 #[test]
 fn landed_page_of_a_failed_fill() {
     explore_bounded(
@@ -1251,7 +1251,7 @@ fn landed_page_of_the_next_folio() {
     });
 }
 
-/// The page landed for the folio before this one, and has not yet for this one, whose other page has.
+/// The page arrived for the folio before this one, and has not yet for this one, whose other page has.
 #[test]
 fn landed_page_of_the_folio_before() {
     explore_bounded(
@@ -1272,7 +1272,7 @@ fn landed_page_of_the_folio_before() {
     );
 }
 
-/// As before, but a device brings the bytes: one thread prepares and has it start, another says what has landed and
+/// As before, but a device brings the bytes: one thread prepares and has it start, another says what has arrived and
 /// has no fence of its own. The flag stands for the device's queue.
 #[test]
 fn landed_page_said_elsewhere() {

@@ -213,7 +213,7 @@ fn what_a_very_late_reader_took_goes_with_the_next_resize() {
     }
     cache.resize(SMALL).unwrap();
     eventually("all of it goes", || taken(&cache) <= SMALL && cache.stats().slack_bytes == 0);
-    // When the upkeep has looked, found nothing and stopped looking.
+    // When the background thread has looked, found nothing and stopped looking.
     eventually("what is read in a hole is taken, and stays", || {
         touch_all(&cache);
         taken(&cache) > LARGE / 2

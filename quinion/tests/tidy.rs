@@ -396,6 +396,74 @@ fn check_words(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
+/// Names of types and modules that say nothing to who has not read their essay: metaphors, and verbs for things. The
+/// field has words for all of them; see the table of words in ARCHITECTURE.md.
+const PRIVATE_NAMES: [&str; 46] = [
+    "Attendant",
+    "Bed",
+    "Beds",
+    "BringBack",
+    "Chair",
+    "Coming",
+    "Departed",
+    "Departure",
+    "Desk",
+    "Doubtful",
+    "Duty",
+    "Errand",
+    "Excuse",
+    "GiveWay",
+    "Hunch",
+    "Inlet",
+    "Judged",
+    "Judges",
+    "KeepingView",
+    "Lack",
+    "LastWord",
+    "LeftBehind",
+    "Leftovers",
+    "MakesRoom",
+    "Manners",
+    "Mender",
+    "Mended",
+    "Noted",
+    "Parted",
+    "Patience",
+    "Polite",
+    "Shelf",
+    "Skies",
+    "Sought",
+    "Summoned",
+    "Summons",
+    "Talk",
+    "Theirs",
+    "Tidied",
+    "Together",
+    "Tour",
+    "TourPlace",
+    "Upkeep",
+    "WaitRoom",
+    "Weather",
+    "Whims",
+];
+
+/// No type has such a name.
+fn check_type_names(source: &Source) -> Vec<Complaint> {
+    let defines = |at: &usize| matches!(source.word(*at), "struct" | "enum" | "trait" | "type" | "union");
+    let named = (0..source.tokens.len().saturating_sub(1)).filter(defines).map(|at| at + 1);
+    let private = named.filter(|&at| PRIVATE_NAMES.contains(&source.word(at)));
+    let complain = |at: usize| {
+        let wrong = format!("`{}` is a name of our own making", source.word(at));
+        complaint(
+            source,
+            source.tokens[at].line,
+            wrong,
+            "take the field's term, or a literal compound of two of them",
+        )
+    };
+    private.map(complain).collect()
+}
+
 fn is_word_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -605,6 +673,20 @@ fn nothing_is_unfinished_or_of_one_machine() {
 }
 
 #[test]
+fn types_have_names_of_the_field() {
+    expect_tidy(rust_files().iter().flat_map(check_type_names).collect());
+}
+
+#[test]
+fn the_table_of_words_is_short() {
+    let architecture = read(&repository().join("ARCHITECTURE.md"));
+    let (_, section) = architecture.text.split_once("\n## Words\n").expect("the table is there");
+    let section = section.split("\n## ").next().expect("it has a beginning");
+    let rows = section.lines().filter(|line| line.starts_with("| ")).count() - 1;
+    assert!((1..=40).contains(&rows), "{rows} rows; a word that the field has needs none");
+}
+
+#[test]
 fn long_functions_do_not_become_more() {
     let long: Vec<Complaint> = rust_files().iter().flat_map(check_function_lengths).collect();
     let too_many = long.len().saturating_sub(LONG_FUNCTIONS_MAX);
@@ -697,6 +779,13 @@ mod a_rule_can_fail {
         expect(floors("quinion/src/arena/tests.rs", "use crate::cache::Cache;"), &[]);
         let after = format!("{text}\nuse crate::cache::Cache;");
         expect(floors("quinion/src/arena/mod.rs", &after), &[(13, "`cache`")]);
+    }
+
+    #[test]
+    fn private_names_are_seen() {
+        let check = |text| check_type_names(&Source::new("quinion/src/arena/view.rs", text));
+        expect(check("struct WaitQueue;\nlet tour = Bed; // struct Bed"), &[]);
+        expect(check("\nstruct Bed;\npub enum Weather {}"), &[(2, "`Bed`"), (3, "`Weather`")]);
     }
 
     #[test]

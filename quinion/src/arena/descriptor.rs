@@ -66,7 +66,7 @@
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
 //! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves
-//! the index before it is unlocked, and those that had landed go with it. `LANDED` itself only says that
+//! the index before it is unlocked, and those that had arrived go with it. `LANDED` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to
@@ -428,8 +428,8 @@ impl Descriptor {
     }
 
     /// The first look of a reader whom [`Descriptor::begin_read`] told that the folio is being filled: how many
-    /// pages from `index` on it may copy, at least one. `landed` looks at the bits of so many pages from the one at
-    /// that place in the folio on, and says how many have landed in a row; see `pages_read.rs` for why it may.
+    /// pages from `index` on it may copy, at least one. `arrived` looks at the bits of so many pages from the one at
+    /// that place in the folio on, and says how many have arrived in a row; see `pages_read.rs` for why it may.
     #[cold]
     #[inline(never)]
     pub fn begin_read_landed(
@@ -604,7 +604,7 @@ impl Descriptor {
     }
 
     /// Names a piece of a folio that was split: held by nobody, and for the rest as the `whole` was: up to date or
-    /// not, what has landed of it, how its bytes are changed, how long it stays. `more` are flags that this piece has
+    /// not, what has arrived of it, how its bytes are changed, how long it stays. `more` are flags that this piece has
     /// besides; the marker is one of them. The piece at the whole's own frame may be the whole itself.
     /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
     pub fn prepare_piece(
@@ -696,7 +696,7 @@ impl Descriptor {
         )));
         let same = ticket.names(word) || mutant(Mutant::ReadableSequence);
         match () {
-            // The bit is looked at after the word: a page that landed before its folio was let go was the file's.
+            // The bit is looked at after the word: a page that arrived before its folio was let go was the file's.
             () if word.has(Flags::LANDED) && same && is_page_read() => ReadableState::Yes,
             // Before the lock: a grabber's stops no reader.
             () if word.has(Flags::UPTODATE) => {
@@ -851,7 +851,7 @@ impl Descriptor {
         self.pins.load(order) > 0 && !mutant(Mutant::WritePins)
     }
 
-    /// The second look of a holder who copied bytes of a steady folio, or of what had landed of it: whether they
+    /// The second look of a holder who copied bytes of a steady folio, or of what had arrived of it: whether they
     /// may have been changed meanwhile, so that it must copy again, page by page. (That the folio has left the
     /// index is nothing to its holder.)
     #[inline]

@@ -750,7 +750,7 @@ impl Arena {
         }
     }
 
-    /// What has landed in the frames of a folio is forgotten with it; see `pages_read.rs`.
+    /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
     fn forget_landed(&self, frame: Frame, order: Order) {
         if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
             self.view.clear_pages_read(frame, order.pages());

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   frames       0 1 2 3 | 4 5 6 7 | 8 9 ...          one folio, LOCKED, in parts of four pages
-//!   bits         1 1 1 1 | 0 0 0 0 | 1 1 ...          parts 1 and 3 have landed
+//!   bits         1 1 1 1 | 0 0 0 0 | 1 1 ...          parts 1 and 3 have arrived
 //!                  ^         ^
 //!                  |         +-- its reader waits
 //!                  +-- its reader reads, with a hold or without
@@ -34,7 +34,7 @@
 //!
 //! A bit of a life before is not seen: the clearing came before the `prepare` whose word the first look saw, or
 //! whose word was changed, step by step, into what it saw. A bit of a life after may be seen, and then so is the
-//! odd sequence that lies between, at the second look. A page that landed of a folio that then fails is
+//! odd sequence that lies between, at the second look. A page that arrived of a folio that then fails is
 //! the file's page: it is read until the folio is retired, and from then on the second look refuses.
 //!
 //! Invariants:

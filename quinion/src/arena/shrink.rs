@@ -30,7 +30,7 @@
 //! one for each page that a late reader still touches, so [`Arena::sweep`] comes
 //! some milliseconds later, asks the file for data where there should be none, and
 //! punches again. A reader may sleep longer than that between two steps: there is
-//! a sweep with each later resize, and the upkeep makes one as long as a sweep
+//! a sweep with each later resize, and the background thread makes one as long as a sweep
 //! has found something. Until then such pages stand beside the account. Who maps
 //! the file and reads all of it on purpose can take memory up to the largest bound; that is a
 //! process of the same user, which has simpler ways to do so.

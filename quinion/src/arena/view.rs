@@ -251,7 +251,7 @@ impl View {
         pages_read::words(frame, pages)
             .for_each(|(first, mask)| pages_read::set(self.pages_read_word(first), mask));
     }
-    /// Forgets what has landed in `pages` frames from `frame` on, which are the caller's alone; as
+    /// Forgets what has arrived in `pages` frames from `frame` on, which are the caller's alone; as
     /// [`View::set_pages_read`].
     pub fn clear_pages_read(&self, frame: Frame, pages: u32) {
         pages_read::words(frame, pages)
@@ -261,14 +261,14 @@ impl View {
     pub fn run_read(&self, frame: Frame, pages: u32) -> u32 {
         self.grown().run_read(frame, pages)
     }
-    /// Of `pages` pages from `frame` on, how many have landed; as [`View::set_pages_read`]. Means something to their
+    /// Of `pages` pages from `frame` on, how many have arrived; as [`View::set_pages_read`]. Means something to their
     /// fill.
     pub fn count_pages_read(&self, frame: Frame, pages: u32) -> u32 {
         let in_word =
             |(first, mask): (Frame, u64)| (pages_read::load(self.pages_read_word(first)) & mask).count_ones();
         pages_read::words(frame, pages).map(in_word).sum()
     }
-    /// Whether the page in `frame` has landed; as [`View::run_read`].
+    /// Whether the page in `frame` has arrived; as [`View::run_read`].
     #[inline]
     pub fn is_page_read(&self, frame: Frame) -> bool {
         self.run_read(frame, 1) == 1
@@ -389,7 +389,7 @@ impl<'a> GrownView<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<AtomicU32>() })
     }
 
-    /// Of `pages` pages from `frame` on, how many have landed before the first that has not, or is none. Means
+    /// Of `pages` pages from `frame` on, how many have arrived before the first that has not, or is none. Means
     /// something to the holder of their folio, and to a reader between its two looks at it.
     pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;

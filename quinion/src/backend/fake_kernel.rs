@@ -7,7 +7,7 @@
 //! ```text
 //!   push --> unread: [taken, taken | told of, told of | ..]     enter: takes, one caller at a time
 //!                      `- their places are free when that caller leaves
-//!   flying --any order, by a thread of its own--> landed --> drain
+//!   flying --any order, by a thread of its own--> arrived --> drain
 //! ```
 //!
 //! It watches its users: no push without a free place, no wait that nothing can end.
@@ -59,7 +59,7 @@ struct InFlight {
 #[derive(Clone, Copy, Debug)]
 struct Entry(KernelRequest);
 
-// SAFETY: the buffer is this request's alone until it has landed: the promise of `Kernel::push`.
+// SAFETY: the buffer is this request's alone until it has arrived: the promise of `Kernel::push`.
 unsafe impl Send for Entry {}
 
 impl FakeKernelState {

@@ -26,8 +26,8 @@
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | [`SimulatedBackend`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
 //!
-//! A fill of many pages may say of some that they have landed ([`Fill::pages_were_read`]) before it ends. Who waits for
-//! one of these is woken; all of them stay readable if the rest fails.
+//! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. Who waits
+//! for one of these is woken; all of them stay readable if the rest fails.
 //!
 //! A `Fill` or a `Flush` that is dropped completes with an error: no path through a backend
 //! can leave a folio locked, or under write-back, for good.
@@ -49,7 +49,7 @@
 //!     or punched.)
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
-//!  4. What has landed is not written again.
+//!  4. What has arrived is not written again.
 //!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
 //!  6. Nothing is written behind the last byte of a flush.
 
@@ -395,13 +395,13 @@ pub trait FillSink: Send + Sync {
         let _ = (run, pages);
     }
 
-    /// Those who wait for these pages may look again: they have landed. Called with no lock held.
+    /// Those who wait for these pages may look again: they have arrived. Called with no lock held.
     fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
 }
 
-/// The news that pages of a fill have landed, for those who wait for them.
+/// The news that pages of a fill have arrived, for those who wait for them.
 #[must_use = "who waits for the pages has not been told"]
 pub(crate) struct PagesRead {
     sink: Arc<dyn FillSink>,
@@ -440,7 +440,7 @@ pub struct Fill {
     run: FillRun,
     buffer: NonNull<u8>,
     sink: Option<Arc<dyn FillSink>>,
-    /// Pages that have landed.
+    /// Pages that have arrived.
     landed: Vec<Range<u32>>,
 }
 
@@ -509,7 +509,7 @@ impl Fill {
         self.landed.push(pages.clone());
         Some(PagesRead { sink: Arc::clone(sink), run: self.run, pages })
     }
-    /// Zeroes what lies at `from` bytes and behind, but for pages that have landed: they may be being read.
+    /// Zeroes what lies at `from` bytes and behind, but for pages that have arrived: they may be being read.
     fn zero_from(&mut self, from: usize) {
         self.landed.sort_unstable_by_key(|pages| pages.start);
         let end = self.run.pages..self.run.pages;

@@ -9,7 +9,7 @@
 //!
 //! A **job** is one fill or one flush of one file. It is cut into **parts** of at most
 //! `io_bytes_max` bytes, each one request in the kernel's hands. Parts end in
-//! any order; the job ends with its last part. What a part has brought before that has *landed*: its readers
+//! any order; the job ends with its last part. What a part has brought before that has *arrived*: its readers
 //! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
 //! `submit` never waits for the device. What does not fit into the queue stays
@@ -336,7 +336,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Nothing is left of anything, and nobody has a duty.
+    /// Nothing is left of anything, and nobody has a task.
     #[cfg(test)]
     pub(super) fn check_idle(&self) {
         let submission = self.submission.lock();
@@ -419,7 +419,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 }
 
-/// The right, and the duty, to tell the kernel of so many parts.
+/// The right, and the task, to tell the kernel of so many parts.
 #[derive(Debug)]
 #[must_use = "nobody else will tell the kernel of these parts"]
 struct SubmitClaim {
@@ -486,7 +486,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
         unsafe { &mut *self.driver.seat.chair.get() }
     }
 
-    /// Fetches what has landed and ends what that ends. Returns how many fills were completed.
+    /// Fetches what has arrived and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
         let LeaderState { half, landed, finished } = self.chair();
@@ -667,7 +667,7 @@ struct SubmissionState<K: Kernel> {
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
-    /// What has landed of jobs that go on, and nobody has been told yet.
+    /// What has arrived of jobs that go on, and nobody has been told yet.
     news: Vec<PagesRead>,
 }
 

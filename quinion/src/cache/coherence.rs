@@ -34,7 +34,7 @@
 //!    lands where nobody finds it; who waits for it sees that, and asks the device again. The invalidate lock sees to
 //!    it that none is between tree and device.
 //!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may land when the writer is long at
-//!    work. From end.1 on nobody reads by this policy without a look; and begin.2 forgets it, landed or not.
+//!    work. From end.1 on nobody reads by this policy without a look; and begin.2 forgets it, arrived or not.
 //!  - *A pin* keeps its bytes; they are off the tree, and no read finds them.
 //!
 //! Times are not enough for begin.2: a long write changes them when it begins, and a store to mapped memory perhaps

@@ -135,8 +135,8 @@ pub(crate) struct CacheInner {
     shmem: Shmem,
     engine: Engine,
     leases: Arc<Leases>,
-    /// Keep the upkeep's duties known.
-    _duties: (Arc<DeferredShrink>, Arc<BackgroundReclaim>, Option<Arc<Shrinker>>),
+    /// Keep the background tasks known.
+    _tasks: (Arc<DeferredShrink>, Arc<BackgroundReclaim>, Option<Arc<Shrinker>>),
     table: RankedMutex<Table>,
     pools: pool::Directory,
     pub(crate) process: ForkGuard,
@@ -385,7 +385,7 @@ impl Builder {
         };
         let readahead = readahead.orders(orders.min, orders.max);
         let shared = CacheInner {
-            _duties: (
+            _tasks: (
                 DeferredShrink::of(&filemap),
                 BackgroundReclaim::of(&filemap),
                 self.pressure.map(|pressure| Shrinker::begin(&filemap, pressure)),
@@ -1027,7 +1027,7 @@ impl Drop for CacheInner {
             leases.close();
             // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
             filemap.writeback.write_out_all();
-            filemap.upkeep.close();
+            filemap.background.close();
             filemap.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.room.close();

@@ -1,32 +1,31 @@
-//! Background: room is made before somebody needs it.
+//! Background reclaim: pages are freed before a reader needs them.
 //!
 //! ```text
 //!   free pages   ----------- high -------- low ------------ 0
-//!                                    |      |              |
-//!                         the upkeep stops  is poked       a reader makes room himself
+//!                             |             |               |
+//!               the thread stops   it is woken   readers reclaim directly
 //! ```
 //!
-//! Who misses a page should not have to choose which one goes for it. So below a
-//! low mark the upkeep's thread evicts until the high mark is reached, by the policy, as anybody
-//! would. It is a convenience: with nothing free the reader does it himself (**direct reclaim**), and a cache
-//! without that thread is as right as any.
+//! A reader that misses a page should not have to evict another one first. Below the low watermark the background thread
+//! evicts, by the policy, until the high watermark is reached. This is an optimisation: with no page free the reader
+//! evicts by itself (**direct reclaim**), and a cache without the thread is just as correct.
 //!
-//! **Streams** have no part in it. A stream makes its room of what it has passed, which is better than what the
-//! policy would choose, and does not draw on the room that was made for others.
+//! **Streams** do not use these pages. A sequential stream reuses the pages it has already passed, which is better than
+//! what the policy would choose.
 //!
-//! What pools protect is not touched for it: nobody needs the room yet. Nor does it have dirty pages written; they stay
-//! until write-back has been there, and count as taken. Where all is dirty it finds nothing, and waits for a poke.
+//! Pages that pools protect are not evicted in the background, since nobody needs them yet. Background reclaim does not
+//! start write-back either: dirty pages stay until write-back has written them, and count as used. If all pages are
+//! dirty it finds nothing, and sleeps until it is woken again.
 //!
-//! What is kept free caches nothing. So the marks are small: the high one is a 128th of the cache
-//! and 32 MiB at most, the low one half of it; and a cache below 64 MiB, of which that would be a window or two, has
-//! none.
+//! Free pages cache nothing, so the watermarks are small: the high one is a 128th of the cache and at most 32 MiB, the
+//! low one half of that. A cache below 64 MiB has none, because that would be a readahead window or two.
 //!
 //! Invariants:
-//!  1. Nothing depends on this duty being done.
+//!  1. Nothing depends on this task being done.
 //!
-//! Not an invariant: that free pages stay above a mark. A burst of misses is faster than the thread.
+//! Not an invariant: that free pages stay above a watermark. A burst of misses is faster than the thread.
 //!
-//! Kernel cousin: kswapd and its watermarks. We differ: only who misses at random asks for it.
+//! In Linux: kswapd and its watermarks. Difference: only random misses wake it.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -63,19 +62,19 @@ impl Watermarks {
     }
 }
 
-/// The duty of making room.
+/// The task of making room.
 #[derive(Debug)]
 pub(crate) struct BackgroundReclaim {
     filemap: Weak<Filemap>,
 }
 
 impl BackgroundReclaim {
-    /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
+    /// The task of `filemap`, made known to its background thread; it is done as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
-        let duty = Arc::new(Self { filemap: Arc::downgrade(filemap) });
-        let known: Weak<Self> = Arc::downgrade(&duty);
-        filemap.upkeep.add(known);
-        duty
+        let task = Arc::new(Self { filemap: Arc::downgrade(filemap) });
+        let known: Weak<Self> = Arc::downgrade(&task);
+        filemap.background.add(known);
+        task
     }
 }
 
@@ -90,7 +89,7 @@ impl BackgroundTask for BackgroundReclaim {
         }
         while let Some(room) = filemap.arena.room_pages(LockWait::Wait)
             && room < marks.high
-            && !filemap.upkeep.is_closed()
+            && !filemap.background.is_closed()
         {
             let pages = (marks.high - room).min(AT_A_TIME) as u32;
             if filemap.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
@@ -119,7 +118,7 @@ impl Filemap {
             && window.stream.is_none()
             && self.arena.room_pages(LockWait::Try).is_some_and(|room| room < low)
         {
-            self.upkeep.poke();
+            self.background.poke();
         }
     }
 }

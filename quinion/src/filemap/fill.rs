@@ -35,7 +35,7 @@
 //! file, and its rest is zeros.
 //!
 //! The end of a fill comes by [`FillSink`], on whatever thread reaped it, and before it the news that pages have
-//! landed: these are read by whoever waits for them, while the rest of their folio is on its way. Folios that the
+//! arrived: these are read by whoever waits for them, while the rest of their folio is on its way. Folios that the
 //! device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
 //!
 //! A failed page takes with it the folio that it is a page of, and no other folio of its request. The folio could
@@ -104,7 +104,7 @@ pub struct Filemap {
     /// Dirty pages on their way to their files.
     pub(crate) writeback: Arc<Writeback>,
     /// What nobody waits for.
-    pub(crate) upkeep: BackgroundThread,
+    pub(crate) background: BackgroundThread,
     /// Whether room is made before it is needed.
     pub(super) makes_room: bool,
     /// Where folios of memory files go when memory is short, if there is such a place.
@@ -257,7 +257,7 @@ impl Filemap {
             arena,
             room,
             counters,
-            upkeep: BackgroundThread::new(),
+            background: BackgroundThread::new(),
             makes_room: false,
             spill: None,
             resizing: RankedMutex::new(Rank::Resize, ()),
@@ -311,7 +311,7 @@ impl Filemap {
         &self.writeback
     }
 
-    /// The same, and the upkeep makes room before it is needed; see `background_reclaim.rs`.
+    /// The same, and the background thread makes room before it is needed; see `background_reclaim.rs`.
     #[must_use]
     pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
         self.makes_room = makes_room;
@@ -845,7 +845,7 @@ impl Filemap {
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
 
-    /// Nothing can be evicted: what is in flight may be, once it has landed. Waits for a fill or a flush to end after
+    /// Nothing can be evicted: what is in flight may be, once it has arrived. Waits for a fill or a flush to end after
     /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
     /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
     /// ended.
@@ -1352,9 +1352,9 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
     /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
-    /// pages that landed when the file was longer; nobody is shown them.
+    /// pages that arrived when the file was longer; nobody is shown them.
     Before(usize),
-    /// What had landed before something failed.
+    /// What had arrived before something failed.
     Landed,
 }
 

@@ -115,7 +115,7 @@ impl Filemap {
                     brought.there.push(at..end);
                     (at, tries) = (end, 0);
                 }
-                // The page had landed, and another of its folio did not come.
+                // The page had arrived, and another of its folio did not come.
                 _ if tries < TRIES => tries += 1,
                 _ => {
                     brought.failed.push((at..pages.end, self.no_memory(at.first_byte())));

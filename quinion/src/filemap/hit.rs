@@ -4,7 +4,7 @@
 //!   1 size      where does the file end?
 //!   2 walk      root -> node -> slot: a frame number, a hint
 //!   3 look      its descriptor: live, this mapping, this index, up to date?
-//!               being filled: how many pages from here on have landed?
+//!               being filled: how many pages from here on have arrived?
 //!   4 copy      written: page by page, each between two looks at its own sequence
 //!   5 size      does the file still reach so far?
 //!     look      same sequence as before?           no, to either -> 2, at most 3 times
@@ -61,7 +61,7 @@ pub enum HitStop {
     EndOfFile(u64),
     /// The next page is not in the cache, as far as can be seen without a lock.
     Absent,
-    /// The next page is in the cache, on its way, and has not landed.
+    /// The next page is in the cache, on its way, and has not arrived.
     Filling,
     /// The next page is in the cache, and had a writer in it each time it was looked at. Whoever has its lock can
     /// read it.
@@ -197,7 +197,7 @@ pub(super) fn page_of(
     grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
 }
 
-/// The first look at a folio that is being filled: its ticket, and how many pages from `index` on have landed in a
+/// The first look at a folio that is being filled: its ticket, and how many pages from `index` on have arrived in a
 /// row, at least one.
 pub(super) fn look_partial(
     grown: GrownView<'_>,
@@ -440,7 +440,7 @@ impl Reader<'_> {
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
-    /// Copies what has landed in a row, from `position` on, of a folio that is being filled: 3 to 5 once more, and
+    /// Copies what has arrived in a row, from `position` on, of a folio that is being filled: 3 to 5 once more, and
     /// rarely. `Mismatch` if it was not the folio's all the while.
     ///
     /// # Safety

@@ -263,7 +263,7 @@ impl<'a> LocatedRead<'a> {
         let index = wanted.index();
         let ticket = match self.descriptor.begin_read(wanted.id, index) {
             Ok(ticket) => ticket,
-            // One page has landed, or none: one is what is wanted.
+            // One page has arrived, or none: one is what is wanted.
             Err(NotReady::Filling) => {
                 look_partial(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
             }

@@ -380,7 +380,7 @@ impl Filemap {
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until the page that `miss` wants has landed or never will.
+    /// Waits, if the caller does, until the page that `miss` wants has arrived or never will.
     fn wait_readable(
         &self,
         mapping: &Mapping,
@@ -393,7 +393,7 @@ impl Filemap {
             WaitPolicy::Wait => {
                 self.room.wait(&*mapping.backend(), &mut || readable() != ReadableState::NotYet);
             }
-            // Fetching what has landed starts nothing and waits for nothing.
+            // Fetching what has arrived starts nothing and waits for nothing.
             WaitPolicy::Start | WaitPolicy::Now | WaitPolicy::CacheOnly => {
                 mapping.backend().reap(ReapMode::Ready, &mut || false);
             }

@@ -7,7 +7,7 @@
 //!            4 evict      what of them can go; what is in flight or held for a moment is waited for,
 //!            5 punch      the empty ones          half a second in all;   3 to 5 until none is left
 //!            6 sweep      a moment later: what late readers took there
-//!   later    3 to 6 without waiting, by the upkeep, every tenth of a second, as long as something is left
+//!   later    3 to 6 without waiting, by the background thread, every tenth of a second, as long as something is left
 //!
 //!   guest    1 take       where there is room side by side and within the bound
 //!            2 demand     else: which extents cost least that lie side by side; then 4 and 5 of these, and of as many
@@ -54,7 +54,7 @@ const GUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 const ROUND: Duration = Duration::from_millis(1);
 /// After which a reader who was in the middle of a copy has most likely ended it.
 const GRACE: Duration = Duration::from_millis(3);
-/// How often the upkeep looks for what is left.
+/// How often the background thread looks for what is left.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// What became of a wish to resize a cache. All in bytes.
@@ -127,7 +127,7 @@ impl Filemap {
             self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
             taken = self.arena.take_guest(extents, name, usage);
             self.arena.end_demand();
-            self.upkeep.poke(); // late readers
+            self.background.poke(); // late readers
         }
         match taken {
             Ok(guest) => Ok(Arc::new(guest)),
@@ -161,7 +161,7 @@ impl Filemap {
         // Also of what earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
-            self.upkeep.poke();
+            self.background.poke();
         }
         Ok(ResizeOutcome {
             memory_bytes: stats.bound_bytes,
@@ -247,7 +247,7 @@ impl Filemap {
     }
 }
 
-/// The upkeep's part: what a resize left, and pages that late readers took.
+/// The background part: what a resize left, and pages that late readers took.
 #[derive(Debug)]
 pub(crate) struct DeferredShrink {
     filemap: Weak<Filemap>,
@@ -256,12 +256,12 @@ pub(crate) struct DeferredShrink {
 }
 
 impl DeferredShrink {
-    /// The duty of `filemap`, made known to its upkeep; it is done as long as the value lives.
+    /// The task of `filemap`, made known to its background thread; it is done as long as the value lives.
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
-        let duty = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
-        let known: Weak<Self> = Arc::downgrade(&duty);
-        filemap.upkeep.add(known);
-        duty
+        let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
+        let known: Weak<Self> = Arc::downgrade(&task);
+        filemap.background.add(known);
+        task
     }
 }
 

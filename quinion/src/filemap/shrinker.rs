@@ -1,7 +1,7 @@
 //! Give way: a cache that becomes smaller while the machine is short of memory.
 //!
 //! ```text
-//!   upkeep, twice a second,    gauge -> look -> wish -> resize, without waiting
+//!   background thread, twice a second,    gauge -> look -> wish -> resize, without waiting
 //!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
@@ -27,7 +27,7 @@ const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Looks that follow each other more closely than that say nothing of the time between them.
 const APART_MIN: Duration = Duration::from_millis(50);
 
-/// The duty of looking for pressure.
+/// The task of looking for pressure.
 #[derive(Debug)]
 pub(crate) struct Shrinker {
     filemap: Weak<Filemap>,
@@ -45,20 +45,20 @@ struct LastSample {
 }
 
 impl Shrinker {
-    /// The duty for `filemap`, made known to its upkeep and begun; it is done as long as the value lives.
+    /// The task for `filemap`, made known to its background thread and begun; it is done as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
         let gauge = pressure.gauge.unwrap_or_else(PressureSource::of_this_process);
         let seen = LastSample { at: Instant::now(), reading: gauge.read(), calm_looks: 0 };
-        let duty = Arc::new(Self {
+        let task = Arc::new(Self {
             filemap: Arc::downgrade(filemap),
             memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
             gauge,
             seen: Mutex::new(seen),
         });
-        let known: Weak<Self> = Arc::downgrade(&duty);
-        filemap.upkeep.add(known);
-        filemap.upkeep.poke();
-        duty
+        let known: Weak<Self> = Arc::downgrade(&task);
+        filemap.background.add(known);
+        filemap.background.poke();
+        task
     }
 
     /// What there is to be seen, if the last look is long enough ago.

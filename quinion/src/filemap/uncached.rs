@@ -56,8 +56,8 @@
 //! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
 //!
 //! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
-//! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the upkeep's
-//! thread, so no read looks at a clock.
+//! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the background
+//! thread's thread, so no read looks at a clock.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -221,8 +221,8 @@ impl DropBehindState {
             process,
             trails: Mutex::new(StreamTrails::new(lag)),
         });
-        let duty: Weak<Self> = Arc::downgrade(&behind);
-        filemap.upkeep.add(duty);
+        let task: Weak<Self> = Arc::downgrade(&behind);
+        filemap.background.add(task);
         behind
     }
 
@@ -254,7 +254,7 @@ impl DropBehindState {
             self.drop_pages(pages, DropReason::LeftOver, locks);
         }
         if watch {
-            self.filemap.upkeep.poke();
+            self.filemap.background.poke();
         }
     }
 
@@ -276,7 +276,7 @@ impl DropBehindState {
         let watch = trails.wants_watch();
         drop(trails);
         if watch {
-            self.filemap.upkeep.poke();
+            self.filemap.background.poke();
         }
     }
 
@@ -363,7 +363,7 @@ struct StreamTrails {
     /// What is to be dropped by whoever comes by.
     leaving: Vec<Pages>,
     lag: u64,
-    /// Whether the upkeep looks after them.
+    /// Whether the background thread looks after them.
     is_watched: bool,
 }
 
@@ -445,7 +445,7 @@ impl StreamTrails {
         left
     }
 
-    /// Whether the upkeep should look after them and does not yet: it does from now on.
+    /// Whether the background thread should look after them and does not yet: it does from now on.
     fn wants_watch(&mut self) -> bool {
         let wants = !self.is_watched && !self.list.is_empty();
         self.is_watched |= wants;

@@ -177,7 +177,7 @@ impl<'a> HeldFolio<'a> {
     }
 
     /// How many bytes from file position `position` on can be read: to the folio's end, or while it is filled to
-    /// the first page that has not landed.
+    /// the first page that has not arrived.
     ///
     /// # Panics
     /// As [`HeldFolio::copy_out`].

@@ -17,7 +17,7 @@
 //! | not flagged | is not looked at further | the same |
 //! | read by somebody else, as its referenced byte says | adopted | adopted |
 //! | pinned, by an uncached handle | left to it, flagged | the same |
-//! | being filled, and all of it has landed, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
+//! | being filled, and all of it has arrived, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
 //! | being filled otherwise | kept, flagged | goes if nobody holds it but its fill, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
 //! | dirty, or being written back | left to who ends its write-back, flagged | the same |

@@ -493,7 +493,7 @@ impl Mapping {
         }
     }
 
-    /// Whether the page at `index` of a folio that is being filled has landed; a hint, because nobody holds the
+    /// Whether the page at `index` of a folio that is being filled has arrived; a hint, because nobody holds the
     /// folio.
     fn is_page_read(&self, descriptor: &Descriptor, head: Frame, index: PageIndex) -> bool {
         let page = index.0.wrapping_sub(descriptor.index().0);
@@ -844,7 +844,7 @@ impl<'a> MappingGuard<'a> {
     }
 
     /// Whether a folio of a fill still stands where it was put. Some may have been dropped behind a reader, who
-    /// reads what has landed; an invalidation takes them all.
+    /// reads what has arrived; an invalidation takes them all.
     pub fn holds_run(&self, run: FillRun) -> bool {
         let nodes = self.mapping.nodes();
         let tree = self.xarray(&nodes);

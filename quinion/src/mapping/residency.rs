@@ -33,7 +33,7 @@ pub enum PageState {
     /// It is there to be read.
     Cached,
     /// It is on its way: whoever wants it waits for the read that was begun. (Of a large folio some pages may
-    /// have landed and be read already.)
+    /// have arrived and be read already.)
     Filling,
     /// It is not there, but that it was evicted is remembered.
     Remembered,

@@ -15,7 +15,7 @@
 //! small ones: of two caches that see each other's gain as room of their own, neither then swings.
 //!
 //! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
-//! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The upkeep's thread
+//! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The background thread
 //! takes the one to the other, in `filemap/shrinker.rs`.
 //!
 //! Invariants:

@@ -17,7 +17,7 @@
 //!     All calls together tell it of each entry once: the callers' promise. So whose entries a call takes does not
 //!     matter, and each call finds as many as it names.
 //!     It frees their places when it has taken all that a call named, or as many as it will; requests of these may have
-//!     landed before that.
+//!     arrived before that.
 //!  2. No more requests are in flight than the completion queue has places, so it never overflows: the
 //!     caller's promise, which needs [`ReapHalf::capacity`]. The ring is set up without deferred task
 //!     work. So a completion that exists is in the queue, and looking there needs no system call.
@@ -138,7 +138,7 @@ impl SubmitHalf {
     ///
     /// # Safety
     /// The buffer is valid for `request.len` bytes, of writes if it is a read's and of reads if it is a write's,
-    /// and `file` stays open, until the request has landed. Nobody relies on the content of a read's buffer
+    /// and `file` stays open, until the request has arrived. Nobody relies on the content of a read's buffer
     /// meanwhile.
     pub unsafe fn push(&mut self, file: BorrowedFd<'_>, request: Request) {
         let Request { position, buffer, len, key } = request;
@@ -187,7 +187,7 @@ impl ReapHalf {
         self.ring.params().cq_entries() as usize
     }
 
-    /// Moves what has landed to `landed`, without a system call.
+    /// Moves what has arrived to `arrived`, without a system call.
     pub fn drain(&mut self, landed: &mut Vec<Completion>) {
         // SAFETY: this half is the only one that makes completion queues, and it is borrowed mutably.
         let queue = unsafe { self.ring.completion_shared() };

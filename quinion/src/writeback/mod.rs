@@ -173,7 +173,7 @@ pub struct Writeback {
     is_awake: AtomicBool,
     pace: Mutex<round::RoundInterval>,
     /// Its own, because what it calls may block in a file system.
-    upkeep: BackgroundThread,
+    background: BackgroundThread,
 }
 
 impl Writeback {
@@ -199,10 +199,10 @@ impl Writeback {
             awaited: AtomicU64::new(0),
             is_awake: AtomicBool::new(false),
             pace: Mutex::default(),
-            upkeep: BackgroundThread::named("quinion-flush"),
+            background: BackgroundThread::named("quinion-flush"),
         });
-        let duty: Weak<Self> = Arc::downgrade(&writeback);
-        writeback.upkeep.add(duty as Weak<dyn BackgroundTask>);
+        let task: Weak<Self> = Arc::downgrade(&writeback);
+        writeback.background.add(task as Weak<dyn BackgroundTask>);
         writeback
     }
 
@@ -246,7 +246,7 @@ impl Writeback {
     fn poke(&self) {
         // Not in step with `is_awake`: a poke that is missed so comes with the next page, or the next interval.
         if !self.is_awake.load(Ordering::Relaxed) {
-            self.upkeep.poke();
+            self.background.poke();
         }
     }
 
@@ -257,7 +257,7 @@ impl Writeback {
             mapping.device().set_listed(true);
             files.push_back(Arc::clone(mapping));
             drop(files);
-            self.upkeep.poke();
+            self.background.poke();
         }
     }
 
@@ -297,12 +297,12 @@ impl Writeback {
     /// nothing. Where
     /// something was ever dirty there is that thread, unless the system had none: then `last` comes back.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
-        self.upkeep.close_with(last)
+        self.background.close_with(last)
     }
 
     /// Ends the background's thread; it starts no flush any more. What is dirty stays so, unless somebody writes it.
     pub fn close(&self) {
-        self.upkeep.close();
+        self.background.close();
     }
 }
 

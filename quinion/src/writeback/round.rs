@@ -79,7 +79,7 @@ impl BackgroundTask for Writeback {
             pace.wants_all
         };
         for mapping in &files {
-            if self.upkeep.is_closed() {
+            if self.background.is_closed() {
                 return None;
             }
             // A backend, a stranger's, that panics is no reason to leave the others' files alone.

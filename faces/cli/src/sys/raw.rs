@@ -32,7 +32,7 @@ pub struct RawReader {
     piece: usize,
     /// Where the read of each slot begins, while it is in flight.
     places: Vec<u64>,
-    /// Slots that have landed, and with what result.
+    /// Slots that have arrived, and with what result.
     landed: Vec<(usize, i32)>,
 }
 
@@ -86,12 +86,12 @@ impl RawReader {
         let read = opcode::ReadFixed::new(types::Fixed(0), buffer, self.piece as u32, slot as u16);
         let entry = read.offset(place).build().user_data(slot as u64);
         // SAFETY: the buffer and the file are registered, and no slice of the buffer is lent: it is that of
-        // a slot that has landed or was never used.
+        // a slot that has arrived or was never used.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the queue has a place for each slot");
     }
 
-    /// Hands to the kernel what was pushed, and waits until something has landed.
+    /// Hands to the kernel what was pushed, and waits until something has arrived.
     fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),

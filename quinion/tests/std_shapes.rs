@@ -197,3 +197,19 @@ fn pins_are_slices_iterators_and_clones() {
     drop((clone, pinned));
     assert_eq!(cache.stats().pinned_bytes, 0);
 }
+
+#[test]
+fn a_pin_becomes_bytes_without_a_copy() {
+    let (_folder, path) = file_of(&[7; 10_000]);
+    let cache = cache();
+    let pinned = cache.open(&path).unwrap().pin(100, 4096).unwrap();
+    let first = pinned.as_slice().map(<[u8]>::as_ptr);
+    let bytes = bytes::Bytes::from_owner(pinned);
+    assert_eq!(Some(bytes.as_ptr()), first, "the bytes are the cache's own");
+    let (head, tail) = (bytes.slice(..1000), bytes.slice(1000..));
+    drop(bytes);
+    assert_eq!((head.len(), tail.len()), (1000, 3096));
+    assert!(cache.stats().pinned_bytes >= 4096, "the slices keep the pin");
+    drop((head, tail));
+    assert_eq!(cache.stats().pinned_bytes, 0);
+}

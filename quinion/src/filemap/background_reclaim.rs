@@ -6,9 +6,9 @@
 //!               the thread stops   it is woken   readers reclaim directly
 //! ```
 //!
-//! A reader that misses a page should not have to evict another one first. Below the low watermark the background thread
-//! evicts, by the policy, until the high watermark is reached. This is an optimisation: with no page free the reader
-//! evicts by itself (**direct reclaim**), and a cache without the thread is just as correct.
+//! A reader that misses a page should not have to evict another one first. Below the low watermark the background
+//! thread evicts, by the policy, until the high watermark is reached. This is an optimisation: with no page free the
+//! reader evicts by itself (**direct reclaim**), and a cache without the thread is just as correct.
 //!
 //! **Streams** do not use these pages. A sequential stream reuses the pages it has already passed, which is better than
 //! what the policy would choose.

@@ -56,8 +56,8 @@
 //! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
 //!
 //! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
-//! folios pays the tree lock once, and looks at up to two entries without it. A pause is looked for by the background
-//! thread's thread, so no read looks at a clock.
+//! folios pays the tree lock once, and looks at up to two entries without it. The background thread looks for
+//! pauses, so no read looks at a clock.
 
 use std::cell::Cell;
 use std::ops::Range;

@@ -92,24 +92,23 @@ const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// How long one that could not be had is not asked for.
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
-/// What a handle wants done about others who may change the file: other processes, or this one by other means than
-/// the cache. The default is [`Coherence::Check`].
+/// How a handle notices changes of the file that are not made through this cache: by other processes, or by this one by
+/// other means. The default is [`Coherence::Check`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Coherence {
-    /// The file is looked at when it is opened, when a read meets its end, and by [`File::revalidate`]; if it has
-    /// changed, its pages are forgotten. So an open sees all that was written before it.
+    /// Close-to-open: the file's size and times are checked when it is opened, when a read meets its end, and by
+    /// [`File::revalidate`]. If they changed, its cached pages are dropped.
     #[default]
     Check,
-    /// As [`Coherence::Check`], and before a read if the last look was so long ago: in steps of the kernel's coarse
-    /// clock, some milliseconds; before each read, if it is zero. A look is a system call. It tells changes by the
-    /// file's times: a change that is under way, or that is made by storing to mapped memory, may be
-    /// missed.
+    /// As [`Coherence::Check`], and before a read if the last check is older than this: in steps of the kernel's coarse
+    /// clock, some milliseconds; before each read if it is zero. A check is a system call. It compares the file's
+    /// times, so it may miss a write in progress or a store through a shared mapping.
     CheckEvery(Duration),
-    /// Nobody changes the file before its pages are forgotten: by a read lease of the system (`F_SETLEASE`), which
-    /// makes a process that opens the file for writing, or truncates it, wait for some moments; one that opens it
-    /// with `O_NONBLOCK` is refused with `EAGAIN` and may come again. While there is a lease a read costs no system
-    /// call, and is never stale. (One way to change a file asks for no lease: an open with `O_RDONLY | O_TRUNC`.)
+    /// A read lease of the kernel (`F_SETLEASE`): a process that opens the file for writing, or truncates it, waits
+    /// until the cached pages are dropped, some milliseconds; one that opens it with `O_NONBLOCK` gets `EAGAIN` and may
+    /// try again. While the lease stands, a read costs no system call and is never stale. (An open with
+    /// `O_RDONLY | O_TRUNC` changes a file without asking for the lease.)
     ///
     /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and which
     /// nobody has open for writing; another cache that has written it keeps it open so for as long as it knows the file
@@ -121,8 +120,8 @@ pub enum Coherence {
     /// In a forked child that goes on without `exec` the descriptor stays open; should the parent be killed, writers
     /// wait until `/proc/sys/fs/lease-break-time` is over.
     Lease,
-    /// Nobody changes it. It is never looked at, unless [`File::revalidate`] says so; if it is changed all the same,
-    /// reads give bytes of before, or of after.
+    /// The file never changes. It is checked only by [`File::revalidate`]; if it changes all the same, reads return old
+    /// or new bytes.
     Immutable,
 }
 
@@ -493,7 +492,7 @@ impl File {
         if self.process.is_forked() {
             return Err(Error::from(Repr::Forked));
         }
-        Ok(self.handle.watch.in_force(self.handle.access.outside))
+        Ok(self.handle.watch.in_force(self.handle.access.coherence))
     }
 
     /// See [`CoherenceState::admit`].
@@ -526,7 +525,7 @@ impl File {
 
     /// Whether the file need not be looked at where a read meets its end.
     pub(super) fn is_sure_of_size(&self) -> bool {
-        match self.handle.access.outside {
+        match self.handle.access.coherence {
             Coherence::Immutable => true,
             Coherence::Check => false,
             Coherence::CheckEvery(_) | Coherence::Lease => self.handle.watch.is_sure(),
@@ -536,6 +535,6 @@ impl File {
     /// Before a read: looks at the file, if the handle's policy wants it. Not in a forked child.
     #[inline]
     pub(super) fn assure(&self) -> Result<()> {
-        self.handle.watch.assure(self.handle.access.outside)
+        self.handle.watch.assure(self.handle.access.coherence)
     }
 }

@@ -139,7 +139,7 @@ impl Drop for DropBehindLeftovers {
 
 /// Where a hit looks if the handle's reads are not uncached ones.
 fn plain_cell(handle: &Handle) -> CellNumber {
-    match handle.access.outside.needs_looks() {
+    match handle.access.coherence.needs_looks() {
         _ if handle.shared.sampler.is_some() => FOLLOWED,
         true => WATCHED,
         false => handle.mapping.cell(),
@@ -435,10 +435,10 @@ impl File {
         Ok(pinned)
     }
 
-    /// Says how this handle will be read from now on. What readahead knew of it is forgotten, and the largest
-    /// window is as configured again. Waits for nobody but a reader of this handle who starts a window.
+    /// Says how this handle will be read from now on (`posix_fadvise`). Readahead forgets what it knew of the handle,
+    /// and its largest window is as configured again. Waits only for a reader of this handle that is starting a window.
     ///
-    /// It is this handle's: a clone begins without advice.
+    /// The advice is this handle's: a clone begins without it.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
@@ -485,12 +485,12 @@ impl File {
         Ok(self.readahead.lock().report())
     }
 
-    /// Starts reading what of `len` bytes at `position` is not in the cache, and waits for none of it: for
-    /// what a program knows it will read soon. Nothing is cut short in silence: what was left alone, because
-    /// half of the cache is on its way or no page can be had, is told. May wait for locks.
+    /// Starts reading the part of `len` bytes at `position` that is not in the cache, and does not wait for it. The
+    /// result says how much was started and how much was not, because half of the cache is in flight already or no page
+    /// can be had. May wait for locks.
     ///
     /// # Errors
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong at the device is told to who reads.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). Device errors are returned by the read that meets them.
     pub fn will_need(&self, position: u64, len: u64) -> Result<Prefetch> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {

@@ -46,11 +46,10 @@ const COPIED: u64 = 1 << 20;
 /// machine starts. (Where a page is missing without that, the kernel shows zeros; where its memory is there and its
 /// bytes are not, whatever has come.)
 ///
-/// **The snapshot must not be written while it is served.** If it is, that is found out by its size and its time of
-/// modification, before what was read is shown: an error, and nothing more of it is brought. Not found out is who sets
-/// that time back after he wrote, and, until the kernel notes the time, who stores through a mapping of the file; and
-/// nothing is of a block device. To rename or remove the snapshot, or to put another file in its place by a rename, is
-/// no change of it.
+/// **The snapshot must not be written while it is served.** A change is detected by the file's size and modification
+/// time, before the bytes that were read are shown: the read fails, and no further page is filled. Not detected are a
+/// writer that sets the modification time back, a store through a shared mapping until the kernel updates the time, and
+/// any change of a block device. Renaming or removing the snapshot, or replacing it by a rename, does not change it.
 ///
 /// What virtual machines have mapped stays theirs when the last handle is dropped, as long as they map it; it does not
 /// count against the cache's bound any more then. So keep a handle as long as there are machines.
@@ -345,8 +344,8 @@ impl GuestMemory {
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.extents().file()
     }
-    /// Where its first byte is mapped in this process, shared with whoever maps the file, for as long as this lives:
-    /// for a machine that runs in this process. Others may write there at any moment.
+    /// The address of its first byte in this process, for as long as this value lives: for a VM that runs in this
+    /// process. The mapping is shared with every process that maps the file, and any of them may write at any moment.
     pub fn map_shared(&self) -> *mut u8 {
         self.memory.extents().address().as_ptr()
     }

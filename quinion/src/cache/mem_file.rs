@@ -228,8 +228,8 @@ impl MemFile {
     /// and takes no memory by being read.
     ///
     /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at.
-    /// One of a hole takes the file's index lock for some steps, once for each hole however large. Waits for nobody
-    /// but who is just filling a page there.
+    /// A read of a hole takes the file's index lock briefly, once for each hole however large. Waits only for a call
+    /// that is populating a page of the range.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): a folio is
@@ -304,9 +304,9 @@ impl MemFile {
         Ok(())
     }
 
-    /// Pins `len` bytes at `position`, or as many as the file has there, without a copy; they stay as they are until
-    /// the [`Pinned`] is dropped, whoever writes to the file. Where nobody wrote, pages of zeros are lent that all
-    /// share, and nothing is pinned or allocated.
+    /// Pins `len` bytes at `position`, or as many as the file has there, without a copy. They stay as they are until
+    /// the [`Pinned`] is dropped, even if the file is written. For holes it lends shared zeros, and pins and allocates
+    /// nothing.
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
@@ -403,7 +403,7 @@ impl MemFile {
     // ---- size and holes -------------------------------------------------------------------------
 
     /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. What was
-    /// pinned behind the new end stays with its pins. Waits for those who write.
+    /// pinned behind the new end stays with its pins. Waits for writes in progress.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Busy`](crate::ErrorKind::Busy),

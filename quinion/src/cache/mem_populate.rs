@@ -18,7 +18,7 @@ const PINNED_BYTES_MAX: u64 = 1 << 20;
 impl MemFile {
     /// Gives memory to all of `len` bytes at byte `position` that has none, so that writes there cannot fail for want
     /// of it. It reads as zeros as before, and nothing is set to zero before it is written. The size stays; the range
-    /// must lie inside. Waits for memory, and for who is just filling a page of it.
+    /// must lie inside. Waits for memory, and for calls that are populating a page of it.
     ///
     /// # Errors
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): there is not enough; what was given before stays.
@@ -37,9 +37,9 @@ impl MemFile {
     /// behind it the file is as it was, but that the page in which the source ended, and the folio around it, is filled
     /// up with zeros if it had no bytes.
     ///
-    /// While `source` runs, readers and writers of its slice wait for it, and so does who cuts or punches the file
-    /// there, for whom others wait in turn: so it must not use this file itself, nor wait for somebody who does. No
-    /// lock of the cache is held. Threads that fill different ranges of one file do so side by side.
+    /// While `source` runs, readers and writers of its slice wait for it, and so do calls that truncate or punch the
+    /// file there, which block further callers: `source` must not use this file, nor wait for a thread that does. No
+    /// lock of the cache is held. Several threads may populate different ranges of one file in parallel.
     ///
     /// # Errors
     /// As [`MemFile::write_at`] (the range must lie inside the file), or what `source` returned; no byte came then.
@@ -96,10 +96,10 @@ impl MemFile {
         }
     }
 
-    /// Pins the folios that hold `range`, in bytes, from its beginning on: as many as it has, and `max` at most. What
-    /// was not there is created, and what nobody wrote has zeros. They can be given to a device, or to whoever else
-    /// wants memory with an address that stays. The range must lie inside the file; the first and the last folio may
-    /// reach over its ends ([`PinnedFolios::offset`]).
+    /// Pins the folios that hold `range`, in bytes, from its beginning on: at most `max` of them. Missing folios are
+    /// created, and bytes that were never written are zeros. The folios have stable addresses, for a device or another
+    /// library. The range must lie inside the file; the first and the last folio may reach over its ends
+    /// ([`PinnedFolios::offset`]).
     ///
     /// # Errors
     /// As [`MemFile::pin`] and [`MemFile::preallocate`]; nothing is pinned then, and what was created stays.

@@ -23,8 +23,8 @@
 //! soon, for its space is not free before: each open, and each end of a handle, looks at some of them. If it was
 //! written, what is dirty of it is written back when it is closed, and it stays until that has ended.
 //!
-//! When the cache ends, what is dirty of all files is written back, and that is waited for. It is not synced: who wants
-//! to be sure syncs while he has the file open, and is told of errors, too.
+//! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
+//! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
 //!
 //! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays:
 //! it was written here, and will be written over whatever others did there.
@@ -223,9 +223,9 @@ impl Builder {
         self.memory_max = Some(bytes);
         self
     }
-    /// Whether a thread of the cache makes room before it is needed, so that who misses a page need not: it keeps up
-    /// to a 128th of the cache free, 32 MiB at most. It starts when memory first runs low. The default is `true`; a
-    /// cache below 64 MiB does without in any case.
+    /// Whether a background thread evicts before pages are needed, so that a reader that misses does not have to: it
+    /// keeps up to a 128th of the cache free, 32 MiB at most. It starts when memory first runs low. The default is
+    /// `true`. A cache below 64 MiB has no such thread.
     #[must_use]
     pub fn background_reclaim(mut self, background: bool) -> Self {
         self.background_reclaim = background;
@@ -310,17 +310,17 @@ impl Builder {
         self.tuning = tuning;
         self
     }
-    /// When what is written goes to the files though nobody syncs, and how long who writes too much is held up. Shares
-    /// are of the bound in force. The default is the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
+    /// When background write-back starts, and how long writers that outpace the device are throttled. Shares are of the
+    /// bound in force. The defaults are the kernel's: a tenth, a fifth, 30 seconds, every 5 seconds.
     #[must_use]
     pub fn writeback(mut self, options: WritebackOptions) -> Self {
         self.writeback = options;
         self
     }
     /// A file to which pages of memory files go when memory is short, so that these can be larger than the cache. It
-    /// has no name, is read by nobody else, and is gone with the cache. Without it, memory files stay in memory, as
-    /// do those that say so ([`MemFileOptions::unevictable`]). What does not fit in either is an error of the kind
-    /// [`NoMemory`](crate::ErrorKind::NoMemory) for who writes it, and nothing is lost.
+    /// has no name, no other process reads it, and it is gone with the cache. Without it, memory files stay in memory,
+    /// as do unevictable ones ([`MemFileOptions::unevictable`]). A write that fits in neither fails with
+    /// [`NoMemory`](crate::ErrorKind::NoMemory), and nothing is lost.
     #[must_use]
     pub fn spill(mut self, options: SpillOptions) -> Self {
         self.spill = Some((options, None));
@@ -563,7 +563,7 @@ impl Cache {
         let pool = pool.cloned();
         let handle =
             Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: Mutex::default() };
-        handle.watch.enter(access.outside, &attributes)?;
+        handle.watch.enter(access.coherence, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
         if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
@@ -572,11 +572,11 @@ impl Cache {
         Ok(file)
     }
 
-    /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); what is cached stays. For a process
-    /// that is about to be stopped, as by job control: a stopped one gives up nothing, and who wants to write waits for
-    /// it as long as the system lets him, 45 seconds as a rule. No lease is asked for in the next second. Until there
-    /// is one again the file is looked at before each read of this process, and viewers leave what they have open of it
-    /// to the kernel. Waits for nobody but holders of locks.
+    /// Gives up all read leases ([`Coherence::Lease`](crate::Coherence::Lease)); cached pages stay. Call it before the
+    /// process is stopped, as by job control: a stopped process gives up nothing, and a writer in another process waits
+    /// for it for `/proc/sys/fs/lease-break-time` seconds (45 by default). No lease is taken in the next second. Until
+    /// there is one again, this process checks the file before each read, and viewers leave it to the kernel. Waits
+    /// only for locks.
     pub fn give_up_leases(&self) {
         if !self.shared.process.is_forked() {
             self.shared.leases.give_up_all();
@@ -1200,8 +1200,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.shared.process.is_forked() {
-            self.watch.leave(self.access.outside);
-            self.shared.release(&self.mapping, &self.watch, self.access.outside);
+            self.watch.leave(self.access.coherence);
+            self.shared.release(&self.mapping, &self.watch, self.access.coherence);
         }
     }
 }

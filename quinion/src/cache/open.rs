@@ -26,7 +26,7 @@ pub struct OpenOptions {
     durability: Durability,
     uncached: bool,
     on_pinned: OnPinned,
-    outside: Coherence,
+    coherence: Coherence,
     unseen: bool,
 }
 
@@ -126,9 +126,9 @@ impl OpenOptions {
         self.on_pinned = on_pinned;
         self
     }
-    /// What the handle does about others who may change the file. The default is to look now and then.
-    pub fn coherence(&mut self, outside: Coherence) -> &mut Self {
-        self.outside = outside;
+    /// How the handle notices that the file was changed past this cache. The default is [`Coherence::Check`].
+    pub fn coherence(&mut self, coherence: Coherence) -> &mut Self {
+        self.coherence = coherence;
         self
     }
 
@@ -175,7 +175,7 @@ impl OpenOptions {
             appends: self.append,
             durability: self.durability,
             on_pinned: self.on_pinned,
-            outside: self.outside,
+            coherence: self.coherence,
         }
     }
     /// Whether the options fit together.
@@ -201,5 +201,5 @@ pub(crate) struct Access {
     /// What it does to pinned bytes.
     pub on_pinned: OnPinned,
     /// What it does about others.
-    pub outside: Coherence,
+    pub coherence: Coherence,
 }

@@ -23,8 +23,8 @@
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let cache = quinion::Cache::builder().build()?;
-//! let options = quinion::OpenOptions::new().write(true).create(true);
-//! let log = cache.open_with("/var/lib/log", options)?;
+//! use quinion::OpenOptions;
+//! let log = cache.open_with("/var/lib/log", OpenOptions::new().write(true).create(true))?;
 //! let position = log.append(b"a record\n")?; // seen by every reader of this cache
 //! log.sync_data()?; // survives the machine
 //! # assert_eq!(position, 0);

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
-//! spaces. The kernel says who is at the other end of the socket (`door.rs`); and before each file is attached the
+//! spaces. The kernel says who is at the other end of the socket (`listener.rs`); and before each file is attached the
 //! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
 //! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what he could not read.
 //! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a

@@ -64,16 +64,17 @@ pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
     find(process, is_it).or_else(|_| find(own, is_it))
 }
 
-/// The mount that an absolute path without links and dots leads to in `process`, as its table is now.
+/// Whether each mount that an absolute path without links and dots may lead through in `process`, as its table is now,
+/// [answers](Mount::answers). All that lie above it are looked at, not the deepest alone: one may cover another, and a
+/// walk passes those on its way.
 ///
 /// # Errors
 /// As [`of_descriptor`].
-pub fn of_path(process: u32, path: &Path) -> io::Result<Mount> {
+pub fn do_all_answer(process: u32, path: &Path) -> io::Result<bool> {
     let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;
-    let lines = table.lines().filter_map(parse);
-    // Of those that lie above it, the deepest; of equal ones that which covers the others, which stands last.
-    let above = lines.filter(|line| path.starts_with(&line.point));
-    above.max_by_key(|line| line.point.len()).map(|line| line.mount()).ok_or_else(unknown)
+    let mut above = table.lines().filter_map(parse).filter(|line| path.starts_with(&line.point)).peekable();
+    above.peek().ok_or_else(unknown)?;
+    Ok(above.all(|line| line.mount().answers()))
 }
 
 struct Line<'a> {
@@ -163,10 +164,10 @@ mod tests {
         let file = File::open(&path).unwrap();
         let by_number = of_descriptor(own, file.as_raw_fd()).unwrap();
         assert_eq!(by_number, of_own(file.as_fd(), own).unwrap());
-        assert_eq!(by_number, of_path(own, &path).unwrap());
+        assert!(do_all_answer(own, &path).unwrap());
         let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
         assert_eq!(by_number.system, FileSystem::of(magic));
-        assert_eq!(of_path(own, Path::new("/proc/self/status")).unwrap().system, FileSystem::NoContent);
+        assert!(!do_all_answer(own, Path::new("/proc/self/status")).unwrap());
     }
 
     #[test]

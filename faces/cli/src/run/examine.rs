@@ -155,7 +155,7 @@ impl ProcessAuditor {
 /// opened. A file system that is served to nobody unless asked for (FUSE, a network's) answers no question here.
 fn open_object(process: u32, path: &str) -> Option<File> {
     let path = Path::new(path);
-    mounts::of_path(process, path).ok().filter(Mount::answers)?;
+    mounts::do_all_answer(process, path).ok().filter(|&all| all)?;
     let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     // There are no links in what the kernel says of a mapping.

@@ -903,7 +903,7 @@ impl Shared {
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
         }
-        // First, so that who opens it for writing from here on tells us before; see `Tally`.
+        // First, so that who opens it for writing from here on tells us before; see `SaturatingCount`.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(file, name) {
             Ok(attached) => attached,
@@ -926,20 +926,19 @@ impl Shared {
 
     /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
     fn take_from(&self, job: &ViewerJob, descriptor: i32) -> Result<(OwnedFd, Mount), Errno> {
-        let mount = mounts::of_descriptor(job.process.number, descriptor);
-        match mount {
-            Ok(mount) => self.check_file_system(mount)?,
-            // What it is opened by is asked for below, and refused in the same way.
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+        let expected = match mounts::of_descriptor(job.process.number, descriptor) {
+            Ok(mount) => self.check_file_system(mount).map(|()| Some(mount))?,
+            // Then it cannot be taken either, which is told below.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
             Err(_) => return Err(Errno::OPNOTSUPP),
-        }
+        };
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
             // Not to us: the process may be none that we have started.
             rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => Errno(TO_BE_SENT),
             error => Errno(error.raw_os_error()),
         })?;
-        self.check_mount(job, file)
+        self.check_mount(job, file, expected)
     }
 
     /// Takes a descriptor that the viewer has sent.
@@ -947,13 +946,18 @@ impl Shared {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         let file = offer.receive();
         offer.close();
-        self.check_mount(job, file?)
+        self.check_mount(job, file?, None)
     }
 
     /// What was taken, if it is of a file system whose files are served: the number that was looked at may have become
     /// another file's. What is not is closed where nobody waits for it.
-    fn check_mount(&self, job: &ViewerJob, file: OwnedFd) -> Result<(OwnedFd, Mount), Errno> {
-        let mount = mounts::of_own(file.as_fd(), job.process.number);
+    fn check_mount(
+        &self,
+        job: &ViewerJob,
+        file: OwnedFd,
+        expected: Option<Mount>,
+    ) -> Result<(OwnedFd, Mount), Errno> {
+        let mount = mounts::of_own(file.as_fd(), job.process.number, expected);
         let checked = mount.map_err(|_| Errno::OPNOTSUPP);
         match checked.and_then(|mount| self.check_file_system(mount).map(|()| mount)) {
             Ok(mount) => Ok((file, mount)),

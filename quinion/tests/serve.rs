@@ -706,6 +706,8 @@ fn hostile_descriptor() {
 struct Hanging {
     folder: tempfile::TempDir,
     server: Child,
+    /// Its file, which is closed after the server has ended: a close would not be answered before.
+    file: Option<File>,
 }
 
 impl Hanging {
@@ -726,10 +728,12 @@ impl Hanging {
         std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut said)
             .unwrap();
         assert_eq!(said, "mounted\n");
-        Some(Self { folder, server })
+        let mut hanging = Self { folder, server, file: None };
+        hanging.file = Some(File::open(point.join("file")).unwrap());
+        Some(hanging)
     }
-    fn file(&self) -> File {
-        File::open(self.folder.path().join("point/file")).unwrap()
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("it was opened at once")
     }
     fn hang(&self) {
         std::fs::write(self.folder.path().join("stop"), "").unwrap();
@@ -778,8 +782,6 @@ fn hung_file_system() {
     Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
     service.stop();
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-    drop(hanging); // before the file, whose close it would not answer
-    drop(hung);
 }
 
 /// Connects, says something, and stays.

@@ -396,8 +396,8 @@ fn check_words(source: &Source) -> Vec<Complaint> {
     complaints
 }
 
-/// Names of types and modules that say nothing to who has not read their essay: metaphors, and verbs for things. The
-/// field has words for all of them; see the table of words in ARCHITECTURE.md.
+/// Names of types that say nothing to a reader who does not know their essay: metaphors, and verbs used as nouns. The
+/// field has terms for all of them; see the table of words in ARCHITECTURE.md.
 const PRIVATE_NAMES: [&str; 46] = [
     "Attendant",
     "Bed",

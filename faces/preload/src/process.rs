@@ -52,8 +52,9 @@
 //!  6. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
 //!     its descriptor is not what it was then.
 //!
-//! Not an invariant: that whoever is counted comes back. A handler may jump out of our code, and the wait for it ends
-//! by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
+//! Not an invariant: that a fault is [mended](mend) by who is counted: a hit may fault long after the addresses went
+//! back and the ban came. Nor that whoever is counted comes back: a handler may jump out of our code, and the wait for
+//! it ends by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;

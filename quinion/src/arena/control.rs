@@ -126,7 +126,7 @@ impl SaturatingCount {
     }
 }
 
-/// Bits of the third number of [`Control::manners`].
+/// Bits of the third number of [`Control::attach_policy`].
 const LOOKS_AT_TIMES: u64 = 1;
 const ANY_FILE_SYSTEM: u64 = 2;
 

@@ -1,4 +1,5 @@
-//! File systems: of which of them files may be served, by the magic number that `statfs` tells.
+//! File systems: of which of them files may be served, by the magic number that `statfs` tells, or by the name of the
+//! type in a table of mounts.
 //!
 //! A viewer looks before it asks, so that no file of another kind is asked for; the owner looks again before it opens
 //! anything. Both go by the one list here. It names what is known: of a file system that it does not name nobody has
@@ -21,113 +22,75 @@ pub enum FileSystem {
     Other,
 }
 
-/// squashfs, EROFS, ISO 9660, cramfs in both byte orders, romfs.
-const READ_ONLY: [u32; 6] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, 0x28cd_3d45, 0x453d_cd28, 0x7275];
+/// A type: what its files are, its name in tables of mounts, and the number that `statfs` tells.
+type Known = (FileSystem, &'static str, u32);
 
-/// ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, tmpfs, ramfs, FAT, exFAT, NTFS, UDF, JFS, NILFS2, ZFS, UBIFS.
-const LOCAL: [u32; 15] = [
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0xf2f5_2010,
-    0xca45_1a4e,
-    0x0102_1994,
-    0x8584_58f6,
-    0x4d44,
-    0x2011_bab0,
-    0x7366_746e,
-    0x1501_3346,
-    0x3153_464a,
-    0x3434,
-    0x2fc1_2fc1,
-    0x2405_1905,
-];
-
-/// procfs, sysfs, cgroup 1 and 2, debugfs, tracefs, securityfs, SELinux, Smack, bpf, pstore, efivarfs, configfs,
-/// devpts, binfmt_misc, nsfs, mqueue, resctrl, fusectl, binderfs.
-const NO_CONTENT: [u32; 20] = [
-    0x9fa0,
-    0x6265_6572,
-    0x0027_e0eb,
-    0x6367_7270,
-    0x6462_6720,
-    0x7472_6163,
-    0x7363_6673,
-    0xf97c_ff8c,
-    0x4341_5d53,
-    0xcafe_4a11,
-    0x6165_676c,
-    0xde5e_81e4,
-    0x6265_6570,
-    0x1cd1,
-    0x4249_4e4d,
-    0x6e73_6673,
-    0x1980_0202,
-    0x0765_5821,
-    0x6573_5543,
-    0x6c6f_6f70,
-];
-
-/// What the tables of mounts call the local ones, and those that cannot be written. (NTFS by FUSE is called fuseblk.)
-#[cfg(feature = "std")]
-const LOCAL_NAMES: [&str; 20] = [
-    "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "tmpfs", "devtmpfs", "ramfs", "rootfs",
-    "vfat", "msdos", "exfat", "ntfs3", "udf", "jfs", "nilfs2", "zfs", "ubifs",
-];
-#[cfg(feature = "std")]
-const READ_ONLY_NAMES: [&str; 5] = ["squashfs", "erofs", "iso9660", "cramfs", "romfs"];
-/// And those whose files are made anew at each read.
-#[cfg(feature = "std")]
-const NO_CONTENT_NAMES: [&str; 20] = [
-    "proc",
-    "sysfs",
-    "cgroup",
-    "cgroup2",
-    "debugfs",
-    "tracefs",
-    "securityfs",
-    "selinuxfs",
-    "smackfs",
-    "bpf",
-    "pstore",
-    "efivarfs",
-    "configfs",
-    "devpts",
-    "binfmt_misc",
-    "nsfs",
-    "mqueue",
-    "resctrl",
-    "fusectl",
-    "binder",
-];
+/// What is known. (NTFS by FUSE is called fuseblk, and is none of these.)
+const KNOWN: [Known; 46] = {
+    use FileSystem::{Local, NoContent, ReadOnly};
+    [
+        (Local, "ext4", 0xef53),
+        (Local, "ext3", 0xef53),
+        (Local, "ext2", 0xef53),
+        (Local, "xfs", 0x5846_5342),
+        (Local, "btrfs", 0x9123_683e),
+        (Local, "f2fs", 0xf2f5_2010),
+        (Local, "bcachefs", 0xca45_1a4e),
+        (Local, "tmpfs", 0x0102_1994),
+        (Local, "devtmpfs", 0x0102_1994),
+        (Local, "ramfs", 0x8584_58f6),
+        (Local, "rootfs", 0x8584_58f6),
+        (Local, "vfat", 0x4d44),
+        (Local, "msdos", 0x4d44),
+        (Local, "exfat", 0x2011_bab0),
+        (Local, "ntfs3", 0x7366_746e),
+        (Local, "udf", 0x1501_3346),
+        (Local, "jfs", 0x3153_464a),
+        (Local, "nilfs2", 0x3434),
+        (Local, "zfs", 0x2fc1_2fc1),
+        (Local, "ubifs", 0x2405_1905),
+        (ReadOnly, "squashfs", 0x7371_7368),
+        (ReadOnly, "erofs", 0xe0f5_e1e2),
+        (ReadOnly, "iso9660", 0x9660),
+        (ReadOnly, "cramfs", 0x28cd_3d45),
+        (ReadOnly, "cramfs", 0x453d_cd28), // the other byte order
+        (ReadOnly, "romfs", 0x7275),
+        (NoContent, "proc", 0x9fa0),
+        (NoContent, "sysfs", 0x6265_6572),
+        (NoContent, "cgroup", 0x0027_e0eb),
+        (NoContent, "cgroup2", 0x6367_7270),
+        (NoContent, "debugfs", 0x6462_6720),
+        (NoContent, "tracefs", 0x7472_6163),
+        (NoContent, "securityfs", 0x7363_6673),
+        (NoContent, "selinuxfs", 0xf97c_ff8c),
+        (NoContent, "smackfs", 0x4341_5d53),
+        (NoContent, "bpf", 0xcafe_4a11),
+        (NoContent, "pstore", 0x6165_676c),
+        (NoContent, "efivarfs", 0xde5e_81e4),
+        (NoContent, "configfs", 0x6265_6570),
+        (NoContent, "devpts", 0x1cd1),
+        (NoContent, "binfmt_misc", 0x4249_4e4d),
+        (NoContent, "nsfs", 0x6e73_6673),
+        (NoContent, "mqueue", 0x1980_0202),
+        (NoContent, "resctrl", 0x0765_5821),
+        (NoContent, "fusectl", 0x6573_5543),
+        (NoContent, "binder", 0x6c6f_6f70),
+    ]
+};
 
 impl FileSystem {
-    /// Of the type that a table of mounts names.
-    #[cfg(feature = "std")]
-    pub fn named(name: &str) -> Self {
-        if LOCAL_NAMES.contains(&name) {
-            Self::Local
-        } else if READ_ONLY_NAMES.contains(&name) {
-            Self::ReadOnly
-        } else if NO_CONTENT_NAMES.contains(&name) {
-            Self::NoContent
-        } else {
-            Self::Other
-        }
+    /// Of the number that `statfs` tells, of which 32 bits count.
+    pub fn of(magic: u64) -> Self {
+        Self::known(|&(_, _, known)| known == magic as u32)
     }
 
-    /// Of that magic number, of which 32 bits count.
-    pub fn of(magic: u64) -> Self {
-        let magic = magic as u32;
-        if LOCAL.contains(&magic) {
-            Self::Local
-        } else if READ_ONLY.contains(&magic) {
-            Self::ReadOnly
-        } else if NO_CONTENT.contains(&magic) {
-            Self::NoContent
-        } else {
-            Self::Other
-        }
+    /// Of the type that a table of mounts names.
+    pub fn named(name: &str) -> Self {
+        Self::known(|&(_, known, _)| known == name)
+    }
+
+    fn known(is_it: impl Fn(&Known) -> bool) -> Self {
+        KNOWN.iter().find(|known| is_it(known)).map_or(Self::Other, |&(found, _, _)| found)
     }
 
     /// Whether its files may be served at all; `any` if those of which nothing is known are wanted, too.

@@ -19,6 +19,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::sys::mountinfo::Line;
+
 use rustix::process::{Resource, getrlimit};
 
 use super::owner::{Arena, MEMORY_MAX};
@@ -120,15 +122,13 @@ struct Mount {
 impl Mount {
     /// One line of `/proc/self/mountinfo`; `None` if it mounts no memory groups.
     fn parse(line: &str) -> Option<Self> {
-        let (place, kind) = line.split_once(" - ")?;
-        let mut kind = kind.split(' ');
-        let version = match (kind.next()?, kind.nth(1)?) {
-            ("cgroup2", _) => GroupVersion::Two,
-            ("cgroup", options) if options.split(',').any(|option| option == "memory") => GroupVersion::One,
+        let line = Line::parse(line)?;
+        let version = match line.kind {
+            "cgroup2" => GroupVersion::Two,
+            "cgroup" if line.options.split(',').any(|option| option == "memory") => GroupVersion::One,
             _ => return None,
         };
-        let mut place = place.split(' ').skip(3).map(unescape);
-        Some(Self { version, root: place.next()?.into(), point: place.next()?.into() })
+        Some(Self { version, root: line.root.into(), point: line.point.into() })
     }
 
     /// The path in a line of `/proc/self/cgroup`, if the line is of this mount's hierarchy.
@@ -150,21 +150,6 @@ impl Mount {
         let inside = if plain { inside } else { Path::new("") };
         inside.ancestors().map(|level| self.point.join(level)).collect()
     }
-}
-
-/// Undoes the octal escapes (`\040` for a space) of `/proc/self/mountinfo`.
-fn unescape(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
-            Some(byte) if byte.is_ascii() => {
-                plain.extend([char::from(byte)].into_iter().chain(part[3..].chars()))
-            }
-            _ => plain.extend(['\\'].into_iter().chain(part.chars())),
-        }
-    }
-    plain
 }
 
 #[cfg(test)]
@@ -242,8 +227,6 @@ mod tests {
             assert_eq!(files(cgroup, mountinfo), [""; 0], "{cgroup:?} {mountinfo:?}");
         }
         assert!(group_limits(&None, &Some(V1.into())).is_empty());
-        assert_eq!(unescape(r"a\04"), r"a\04");
-        assert_eq!(unescape(r"a\b\134"), r"a\b\");
     }
 
     #[test]

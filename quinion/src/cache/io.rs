@@ -52,7 +52,8 @@ impl Metadata {
 
 impl File {
     /// Reads into several buffers, one after the other, from byte `position` on, and returns how many bytes were read:
-    /// as [`File::read_at`] of all of them together. They are looked up side by side, as those of [`File::read_batch`].
+    /// as [`File::read_at`] of each until one is not filled. For ranges that do not follow each other, and for
+    /// look-ups side by side, see [`File::read_batch`].
     ///
     /// # Errors
     /// As [`File::read_at`].

@@ -5,7 +5,6 @@
 //! handle that locks opens the file once more. Clones of a handle share its lock.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::PoisonError;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
@@ -57,16 +56,15 @@ impl File {
         if self.process.is_forked() {
             return Err(Repr::Forked.into());
         }
-        // Not held while it waits: another thread may have to unlock meanwhile.
-        let descriptor = {
-            let mut own = self.handle.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*own {
-                Some(descriptor) => descriptor.try_clone().map_err(Repr::Lock)?,
-                None => own.insert(self.open_for_lock()?).try_clone().map_err(Repr::Lock)?,
+        let descriptor = match self.handle.lock.get() {
+            Some(descriptor) => descriptor,
+            None => {
+                let opened = self.open_for_lock()?; // of two threads that do so at once one keeps it
+                self.handle.lock.get_or_init(|| opened)
             }
         };
         loop {
-            match flock(&descriptor, operation) {
+            match flock(descriptor, operation) {
                 Ok(()) => return Ok(true),
                 Err(Errno::WOULDBLOCK) => return Ok(false),
                 Err(Errno::INTR) => {}

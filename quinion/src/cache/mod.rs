@@ -38,7 +38,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
@@ -562,7 +562,7 @@ impl Cache {
         let shared = Arc::clone(&self.shared);
         let pool = pool.cloned();
         let handle =
-            Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: Mutex::default() };
+            Handle { shared, mapping, pool, watch, access, cursor, path: None, lock: OnceLock::new() };
         handle.watch.enter(access.coherence, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
@@ -1187,7 +1187,7 @@ pub(crate) struct Handle {
     /// By which it was opened, if it was opened by a path.
     path: Option<PathBuf>,
     /// The description that [`File::lock`] locks, once it has.
-    lock: Mutex<Option<OwnedFd>>,
+    lock: OnceLock<OwnedFd>,
 }
 
 impl Handle {

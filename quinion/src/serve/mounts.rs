@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use crate::arena::file_systems::FileSystem;
+use crate::sys::mountinfo::Line;
 
 /// A mount, as the kernel's table tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +32,10 @@ pub struct Mount {
 }
 
 impl Mount {
+    fn of(line: &Line<'_>) -> Self {
+        let (system, is_overlay) = (FileSystem::named(line.kind), line.kind == "overlay");
+        Self { id: line.id, device: line.device, system, is_overlay }
+    }
     /// Whether a question to its file system is answered soon, as far as that is known of its type.
     pub fn answers(&self) -> bool {
         self.is_overlay || self.system.may_be_served(false)
@@ -47,21 +52,17 @@ const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
 /// # Errors
 /// There is no such descriptor, this process may not look at that one, or the mount is in no table.
 pub fn of_descriptor(process: u32, descriptor: i32) -> io::Result<Mount> {
-    let id = number_of_mount(&read(&format!("/proc/{process}/fdinfo/{descriptor}"), FDINFO_BYTES_MAX)?);
-    find(process, |line| Some(line.id) == id)
+    find(number_of_mount(process, descriptor)?, process)
 }
 
-/// The mount that a descriptor of this process is of, which it was given by `process`: in the table of that one, or, if
-/// it may not be looked at, in our own; numbers mean the same in all.
+/// The mount that a descriptor of this process is of, which it was given by `process`. It is `expected` as a rule; then
+/// no table is read.
 ///
 /// # Errors
 /// As [`of_descriptor`].
-pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
-    let own = std::process::id();
-    let info = read(&format!("/proc/{own}/fdinfo/{}", descriptor.as_raw_fd()), FDINFO_BYTES_MAX)?;
-    let id = number_of_mount(&info);
-    let is_it = |line: &Line<'_>| Some(line.id) == id;
-    find(process, is_it).or_else(|_| find(own, is_it))
+pub fn of_own(descriptor: BorrowedFd<'_>, process: u32, expected: Option<Mount>) -> io::Result<Mount> {
+    let id = number_of_mount(std::process::id(), descriptor.as_raw_fd())?;
+    expected.filter(|mount| mount.id == id).map_or_else(|| find(id, process), Ok)
 }
 
 /// Whether each mount that an absolute path without links and dots may lead through in `process`, as its table is now,
@@ -72,62 +73,27 @@ pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
 /// As [`of_descriptor`].
 pub fn do_all_answer(process: u32, path: &Path) -> io::Result<bool> {
     let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;
-    let mut above = table.lines().filter_map(parse).filter(|line| path.starts_with(&line.point)).peekable();
+    let mut above =
+        table.lines().filter_map(Line::parse).filter(|line| path.starts_with(&line.point)).peekable();
     above.peek().ok_or_else(unknown)?;
-    Ok(above.all(|line| line.mount().answers()))
+    Ok(above.all(|line| Mount::of(&line).answers()))
 }
 
-struct Line<'a> {
-    id: u64,
-    device: u64,
-    point: String,
-    system: &'a str,
+/// The mount of that number: in the table of `process`, or, where that may not be looked at or is that of a process in
+/// a folder of its own (chroot), in ours. Numbers mean the same in all.
+fn find(id: u64, process: u32) -> io::Result<Mount> {
+    let in_table_of = |process: u32| {
+        let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;
+        let mut lines = table.lines().filter_map(Line::parse);
+        lines.find(|line| line.id == id).map(|line| Mount::of(&line)).ok_or_else(unknown)
+    };
+    in_table_of(process).or_else(|_| in_table_of(std::process::id()))
 }
 
-impl Line<'_> {
-    fn mount(&self) -> Mount {
-        let is_overlay = self.system == "overlay";
-        Mount { id: self.id, device: self.device, system: FileSystem::named(self.system), is_overlay }
-    }
-}
-
-fn find(process: u32, is_it: impl Fn(&Line<'_>) -> bool) -> io::Result<Mount> {
-    let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;
-    table.lines().filter_map(parse).find(is_it).map(|line| line.mount()).ok_or_else(unknown)
-}
-
-/// `id parent major:minor root point options [fields] - type source options`
-fn parse(line: &str) -> Option<Line<'_>> {
-    let (mount, system) = line.split_once(" - ")?;
-    let mut words = mount.split(' ');
-    let id = words.next()?.parse().ok()?;
-    let (major, minor) = words.nth(1)?.split_once(':')?;
-    let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    let point = unescape(words.nth(1)?);
-    Some(Line { id, device, point, system: system.split(' ').next()? })
-}
-
-/// Blanks, tabs, line ends and backslashes stand there in octal digits.
-fn unescape(word: &str) -> String {
-    let mut parts = word.split('\\');
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                text.push(char::from(byte));
-                text.push_str(&part[3..]);
-            }
-            None => {
-                text.push('\\');
-                text.push_str(part);
-            }
-        }
-    }
-    text
-}
-
-fn number_of_mount(fdinfo: &str) -> Option<u64> {
-    fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+fn number_of_mount(process: u32, descriptor: i32) -> io::Result<u64> {
+    let info = read(&format!("/proc/{process}/fdinfo/{descriptor}"), FDINFO_BYTES_MAX)?;
+    let number = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    number.ok_or_else(unknown)
 }
 
 fn read(path: &str, most: u64) -> io::Result<String> {
@@ -147,23 +113,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_table_is_taken_apart() {
-        let line =
-            parse("36 35 98:4 /mnt1 /mnt\\0402 rw,noatime master:1 shared:7 - ext4 /dev/sda1 rw").unwrap();
-        assert_eq!((line.id, line.device), (36, rustix::fs::makedev(98, 4)));
-        assert_eq!((line.point.as_str(), line.system), ("/mnt 2", "ext4"));
-        assert!(parse("nothing of the kind").is_none() && parse("1 2 3 4 5 - ext4").is_none());
-        let unscathed = unescape("a\\b\\13");
-        assert_eq!(unscathed, "a\\b\\13", "what is no escape stays");
-    }
-
-    #[test]
     fn the_mount_of_a_descriptor_and_of_its_path_is_that_which_stat_tells() {
         let own = std::process::id();
         let path = std::env::current_exe().unwrap().canonicalize().unwrap();
         let file = File::open(&path).unwrap();
         let by_number = of_descriptor(own, file.as_raw_fd()).unwrap();
-        assert_eq!(by_number, of_own(file.as_fd(), own).unwrap());
+        assert_eq!(by_number, of_own(file.as_fd(), own, None).unwrap());
+        let wrong = Mount { id: by_number.id ^ 1, device: 0, ..by_number };
+        assert_eq!(by_number, of_own(file.as_fd(), own, Some(wrong)).unwrap(), "it is looked up anew");
         assert!(do_all_answer(own, &path).unwrap());
         let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
         assert_eq!(by_number.system, FileSystem::of(magic));
@@ -174,7 +131,7 @@ mod tests {
     fn what_has_no_mount_of_the_table_is_unknown() {
         let own = std::process::id();
         let (reader, _writer) = io::pipe().unwrap();
-        assert!(of_own(reader.as_fd(), own).is_err());
+        assert!(of_own(reader.as_fd(), own, None).is_err());
         assert!(of_descriptor(own, 1 << 20).is_err());
     }
 }

@@ -12,6 +12,7 @@
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`death_notice`] | a mark in shared memory that the kernel makes if we are killed |
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
+//! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | who connected a socket |
 //! | [`signal`] | keeping a program's signals away from our threads |
@@ -23,6 +24,7 @@ pub mod fork;
 pub mod io;
 pub mod death_notice;
 pub mod lease;
+pub mod mountinfo;
 pub mod peer;
 pub mod ring;
 pub mod signal;

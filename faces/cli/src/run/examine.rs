@@ -158,10 +158,11 @@ fn open_object(process: u32, path: &str) -> Option<File> {
     mounts::do_all_answer(process, path).ok().filter(|&all| all)?;
     let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    // There are no links in what the kernel says of a mapping.
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    // There are no links in what the kernel says of a mapping; and what is mapped is known to the kernel by its name,
+    // so no file system is asked for it on the way.
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::CACHED;
     let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
-    mounts::of_own(found.as_fd(), process).ok().filter(Mount::answers)?;
+    mounts::of_own(found.as_fd(), process, None).ok().filter(Mount::answers)?;
     // One that is a pipe would make us wait for who writes to it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let again = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;

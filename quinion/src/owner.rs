@@ -111,6 +111,22 @@ struct ShortageState {
     idle_windows: u32,
 }
 
+impl ShortageState {
+    /// Files that are known at most.
+    const FILES_MAX: usize = 4096;
+
+    /// Notes a file. If there are too many, one of those that were not refused is forgotten for it, or one of them all:
+    /// that is looked at again.
+    fn insert(&mut self, inode: (u64, u64), left: RefusedFile) {
+        if self.files.len() >= Self::FILES_MAX && !self.files.contains_key(&inode) {
+            let noted = self.files.iter().find(|(_, file)| !file.is_refused);
+            let other = noted.or_else(|| self.files.first_key_value()).map(|(&other, _)| other);
+            other.and_then(|other| self.files.remove(&other));
+        }
+        self.files.insert(inode, left);
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct RefusedFile {
     bytes: u64,
@@ -274,7 +290,7 @@ impl CacheOwner {
     fn note_short(&self, inode: (u64, u64), left: RefusedFile) {
         let attached = self.candidates();
         let mut short = self.short.lock();
-        short.files.insert(inode, left);
+        short.insert(inode, left);
         let others = attached.values().filter(|file| !short.files.contains_key(&file.inode));
         let all = others.map(|file| file.bytes).chain(short.files.values().map(|file| file.bytes));
         let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
@@ -680,6 +696,22 @@ mod tests {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str("BeforeNoted")
         }
+    }
+
+    #[test]
+    fn of_so_many_files_it_is_known_that_memory_is_too_small_for_them() {
+        let mut short = ShortageState::default();
+        let most = ShortageState::FILES_MAX as u64;
+        for inode in 0..3 * most {
+            short.insert((1, inode), RefusedFile { bytes: 1, is_refused: inode % 4 == 0 });
+        }
+        assert_eq!(short.files.len() as u64, most);
+        let refused = short.files.values().filter(|file| file.is_refused).count() as u64;
+        assert!(refused >= 3 * most / 4 - 1, "those that are refused stay: {refused}");
+        for inode in 0..2 * most {
+            short.insert((2, inode), RefusedFile { bytes: 1, is_refused: true });
+        }
+        assert_eq!(short.files.len() as u64, most);
     }
 
     /// The kernel tells no lease of a file that is cut by being opened to read only. Who says so while the file is

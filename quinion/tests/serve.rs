@@ -657,10 +657,7 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
 /// 2. Nobody else is let in, and no end is noticed, for as long as that takes.
 #[test]
 fn hostile_descriptor() {
-    use rustix::net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType, connect, sendmsg, socket_with,
-    };
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -669,24 +666,15 @@ fn hostile_descriptor() {
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let _viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut others = Vec::new();
     let messages = [&hello.bytes()[..], &DescriptorOffer { version, token }.bytes(), b"x", &[7; 4000]];
     for says in messages.into_iter().chain(messages) {
-        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        others.push(listener.accept().unwrap());
-        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(1000))).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        while (&stream).write(&[0; 1 << 16]).is_ok() {}
+        let (stream, other) = lingering();
+        others.push(other);
         let end =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         connect(&end, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut with = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [stream.as_fd()];
-        assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        let parts = [std::io::IoSlice::new(says)];
-        sendmsg(&end, &parts, &mut with, SendFlags::NOSIGNAL).unwrap();
+        send_with(&end, says, &stream);
         // What is left is in the owner's hands alone; or that was faster, and then this close is the one that waits.
         std::thread::spawn(move || drop((end, stream)));
     }
@@ -700,6 +688,75 @@ fn hostile_descriptor() {
     Viewer::connect(&path, &hello).unwrap();
     service.stop();
     drop(others); // ends the closes
+}
+
+/// 1. More connect than are let in, and each sends a socket whose close waits for ever.
+/// 2. Who closes the listener, when the service has ended, closes those.
+#[test]
+fn what_was_sent_by_who_was_not_let_in_makes_nobody_wait_at_the_end() {
+    let owner = NaiveOwner::new(64);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = listen(&path).unwrap();
+    let mut others = Vec::new();
+    for _ in 0..80 {
+        let end = stranger(&path, b"").unwrap();
+        let (stream, other) = lingering();
+        send_with(&end, b"x", &stream);
+        others.push((end, other));
+        std::thread::spawn(move || drop(stream));
+    }
+    let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
+    let begun = Instant::now();
+    let service = Service::start_with(owner, options).unwrap();
+    service.stop();
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    drop(others); // ends the closes
+}
+
+/// A socket whose close waits for ever, and its other end, whose close ends that.
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(1000))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while (&stream).write(&[0; 1 << 16]).is_ok() {}
+    (stream, other)
+}
+
+/// Sends bytes with a descriptor.
+fn send_with(to: impl AsFd, says: &[u8], descriptor: impl AsFd) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(to, &[std::io::IoSlice::new(says)], &mut with, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// An accept that fails, as without descriptors, leaves the listener ready.
+#[test]
+fn a_listener_that_lets_nobody_in_is_looked_at_now_and_then() {
+    let (reader, writer) = std::io::pipe().unwrap(); // not a listener
+    (&writer).write_all(b"ready").unwrap();
+    let options = ServiceOptions { workers: 1, listener: Some(reader.into()), ..Default::default() };
+    let service = Service::start_with(NaiveOwner::new(64), options).unwrap();
+    // Those of other tests that run in this process look for a reason.
+    let ticks = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
+        let ticks = |stat: String| {
+            let (name, rest) = stat.split_once(") ").unwrap();
+            let of_system: u64 = rest.split(' ').nth(12).unwrap().parse().unwrap();
+            name.ends_with("quinion-keeper").then_some(of_system)
+        };
+        tasks.filter_map(|task| ticks(stat(task.unwrap())?)).sum::<u64>()
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(ticks() < before + 40, "a fifth of a core, of a hundred ticks a second, for nobody");
+    drop((service, writer));
 }
 
 /// A file system in user space that can be told to hang. It is aborted at the end, so that nobody hangs for ever.

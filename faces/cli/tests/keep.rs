@@ -10,7 +10,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -540,6 +542,89 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     home.ran(&[], &["true"]);
     assert_eq!(said(&home, "default", r#"{"ask":"stop","protocol":99}"#), "{\"answer\":\"stopping\"}\n");
     until(|| home.owners().is_empty());
+}
+
+/// A socket whose close waits for a minute, and the other end of it.
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let stream =
+        std::net::TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");
+    let (other, _) = listener.accept().expect("somebody has connected");
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(60))).expect("a socket");
+    stream.set_nonblocking(true).expect("a socket");
+    while (&stream).write(&[0; 1 << 16]).is_ok() {}
+    (stream, other)
+}
+
+/// Says something with a descriptor, which nobody here keeps; its other end.
+fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::os::fd::AsFd;
+    let (stream, other) = lingering();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [stream.as_fd()];
+    assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(to, &[std::io::IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).expect("it is heard");
+    // The owner may have closed it by now, and then this close is the one that waits.
+    std::thread::spawn(move || drop(stream));
+    other
+}
+
+/// Descriptors that cannot be closed without waiting: with nonsense, with a good question, behind one, and in a
+/// connection that ends at once. The owner answers others meanwhile, and ends when it is told to.
+#[test]
+fn a_strangers_descriptor_costs_its_own_connection() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    let socket = home.runtime.path().join("quinion/default.socket");
+    let status = "{\"ask\":\"status\"}\n";
+    let begun = Instant::now();
+    let mut others = Vec::new();
+    for (before, with, stays) in
+        [("", "nonsense", true), ("", status, true), (status, status, true), ("", "x", false)]
+    {
+        let mut stream = UnixStream::connect(&socket).expect("somebody listens");
+        stream.write_all(before.as_bytes()).expect("it is heard");
+        others.push((say_with_descriptor(&stream, with.as_bytes()), stays.then_some(stream)));
+        assert!(said(&home, "default", status.trim_end()).contains("\"answer\":\"status\""), "{with}");
+    }
+    home.ran(&[], &["true"]);
+    let output = home.quinion(&["stop"]).output().expect("our own command starts");
+    assert!(output.status.success() && !text(&output.stdout).contains("was killed"), "{output:?}");
+    assert!(begun.elapsed() < Duration::from_secs(40), "somebody waited: {:?}", begun.elapsed());
+    assert_eq!((home.owners(), home.left()), (vec![], vec![]));
+}
+
+/// More of them than the owner has connections for.
+#[test]
+fn strangers_who_say_nothing_or_talk_without_end_keep_nobody_away() {
+    let home = Home::new();
+    home.ran(&[], &["true"]);
+    let socket = home.runtime.path().join("quinion/default.socket");
+    let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&socket).expect("somebody listens")).collect();
+    home.ran(&[], &["true"]);
+    let talks = Arc::new(AtomicBool::new(true));
+    let talkers: Vec<_> = (0..2)
+        .map(|_| {
+            let (mut stream, talks) = (UnixStream::connect(&socket).expect("it listens"), Arc::clone(&talks));
+            let mut ears = stream.try_clone().expect("a second");
+            let hears = std::thread::spawn(move || std::io::copy(&mut ears, &mut std::io::sink()));
+            std::thread::spawn(move || {
+                let many = "{\"ask\":\"status\"}\n".repeat(1000);
+                while talks.load(Ordering::Relaxed) && stream.write_all(many.as_bytes()).is_ok() {}
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                let _ = hears.join();
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        home.ran(&[], &["true"]);
+    }
+    talks.store(false, Ordering::Relaxed);
+    talkers.into_iter().for_each(|talker| talker.join().expect("it does not panic"));
+    drop(silent);
+    assert!(home.quinion(&["stop"]).status().expect("it starts").success());
 }
 
 /// What is patched in programs is the owner's: it is there when the run that brought it is over.

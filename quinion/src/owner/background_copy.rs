@@ -69,7 +69,7 @@ const TIMES: u64 = 2;
 const OPENINGS_MAX: u32 = 2;
 /// No file is copied that is larger than memory divided by this.
 pub(super) const FILES_MIN: u64 = 4;
-/// Files that are known at most; then all are forgotten.
+/// Files that are known at most; then all are forgotten but those that wait to be copied.
 const KNOWN_MAX: usize = 4096;
 /// Bytes of one step of a copy.
 const STEP: u64 = 1 << 20;
@@ -193,6 +193,13 @@ impl State {
         let (gone, stay) = wishes.partition(such);
         self.wishes = stay;
         gone
+    }
+
+    /// Forgets all but those that wait to be copied, or are being copied: these are held, and would be wished twice.
+    fn forget_others(&mut self) {
+        let Self { known, taken, .. } = self;
+        known.retain(|_, now| *now == CopyState::Wished);
+        taken.retain(|name, _| known.contains_key(name));
     }
 
     /// The same; they are wished anew when they are asked for again.
@@ -364,10 +371,11 @@ impl BackgroundCopies {
 
     fn note(&self, name: Name, next: CopyState, wish: Option<CopyRequest>) {
         let mut state = self.state.lock();
-        if state.known.len() >= KNOWN_MAX {
-            // Those that wait to be copied are known again when that is done.
-            state.known.clear();
-            state.taken.clear();
+        if state.known.len() >= KNOWN_MAX && !state.known.contains_key(&name) {
+            state.forget_others();
+            if state.known.len() >= KNOWN_MAX {
+                return; // so many wait to be copied; this one is looked at again
+            }
         }
         if next != CopyState::Ours && state.known.get(&name) == Some(&CopyState::Ours) {
             return; // it was copied while we looked
@@ -411,6 +419,33 @@ fn look(descriptor: BorrowedFd<'_>, name: Name) -> Option<(OwnedFd, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 1. A file waits to be copied.
+    /// 2. So many others are looked at that all are forgotten.
+    /// 3. It is asked for again, and waits twice.
+    #[test]
+    fn what_waits_to_be_copied_is_not_forgotten_with_the_others() {
+        let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
+        let copies = BackgroundCopies::new(cache);
+        let wish = |name| {
+            let file = tempfile::tempfile().expect("a file");
+            copies.note(name, CopyState::Wished, Some(copies.wish(name, file.into(), 7)));
+        };
+        wish((1, 1));
+        for inode in 0..2 * KNOWN_MAX as u64 {
+            copies.note((2, inode), CopyState::Left(1), None);
+        }
+        wish((1, 1));
+        let state = copies.state.lock();
+        assert_eq!((state.wishes.len(), state.taken.get(&(1, 1))), (1, Some(&7)));
+        assert!(state.known.len() <= KNOWN_MAX);
+        drop(state);
+        for inode in 0..2 * KNOWN_MAX as u64 {
+            copies.note((3, inode), CopyState::Wished, None);
+        }
+        assert!(copies.state.lock().known.len() <= KNOWN_MAX, "however many wait");
+        copies.release();
+    }
 
     #[test]
     fn a_copy_is_at_work_a_fourth_of_the_time_and_never_rests_long() {

@@ -55,7 +55,10 @@ impl Peer {
             // If it ended before we had this, the number may be another's by now; its connection has ended, too.
             (!has_hung_up(socket)).then_some(alive)
         };
-        let alive = sys::descriptor(socket).or_else(by_number);
+        let alive = match sys::descriptor(socket) {
+            Err(libc::ENOPROTOOPT) => by_number(), // an older kernel
+            alive => alive.ok(),
+        };
         Self { pid, alive }
     }
 

@@ -28,16 +28,19 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::peer_connection::{CloserThreads, PeerConnection};
+use super::peer_connection::PeerConnection;
 use super::{Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::closers::CloserThreads;
 use crate::sys::peer;
 use crate::viewer::handshake::{DescriptorOffer, JoinReply, JoinRequest, NO_PLAN};
 use crate::viewer::sys::Errno;
 
 /// How long a process may take to say what it wants.
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
+/// How long nobody is let in after somebody could not be: it is ready all the time, and would be looked at without end.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Processes that are connected at a time.
 const GREETINGS_MAX: usize = 64;
 
@@ -50,6 +53,8 @@ pub(super) struct Listener {
     token: u64,
     plans: RankedMutex<Vec<Arc<OwnedFd>>>,
     greetings: RankedMutex<Vec<PeerConnection>>,
+    /// The listener is not looked at before that.
+    rests_until: RankedMutex<Option<Instant>>,
     closers: CloserThreads,
     /// Written to when the keeper is to look again.
     wake: OwnedFd,
@@ -70,6 +75,7 @@ impl Listener {
             token: arena.token(),
             plans: RankedMutex::new(Rank::Viewer, Vec::new()),
             greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
+            rests_until: RankedMutex::new(Rank::Viewer, None),
             closers: CloserThreads::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
@@ -118,7 +124,9 @@ impl Listener {
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         fds.extend(viewers.iter().map(|(_, alive)| PollFd::new(&**alive, PollFlags::IN)));
         fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
-        let listener = self.listener.as_ref().filter(|_| !self.closers.are_all_busy());
+        let rests = self.rests_until.lock().filter(|&end| Instant::now() < end);
+        let until = rests.map_or(until, |end| until.min(end));
+        let listener = self.listener.as_ref().filter(|_| rests.is_none() && !self.closers.are_all_busy());
         fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         // 2 wait
         let time = until.saturating_duration_since(Instant::now());
@@ -156,9 +164,16 @@ impl Listener {
     fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Shared) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while !self.closers.are_all_busy()
-            && let Ok(socket) = accept_with(listener, flags)
-        {
+        while !self.closers.are_all_busy() {
+            let socket = match accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                // No descriptor is left, say: they wait where they are, and so does the listener, which stays ready.
+                Err(_) => {
+                    *self.rests_until.lock() = Some(Instant::now() + ACCEPT_REST);
+                    return;
+                }
+            };
             let theirs = PeerConnection::new(socket, &self.closers);
             let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
             if is_ours && greetings.len() < GREETINGS_MAX {
@@ -238,6 +253,15 @@ impl Listener {
     }
 }
 
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Who has connected and was not let in is in it, with what was sent.
+        if let Some(listener) = self.listener.take() {
+            self.closers.close(listener);
+        }
+    }
+}
+
 fn refusal(error: Errno) -> JoinReply {
     JoinReply { error: error.0 as u32, viewer: 0 }
 }
@@ -245,8 +269,10 @@ fn refusal(error: Errno) -> JoinReply {
 /// The process that connected, and a descriptor of it.
 fn caller(socket: &PeerConnection) -> Result<(u32, OwnedFd), Errno> {
     let number = peer::process(socket.as_fd()).ok_or(Errno::ACCES)?;
-    if let Some(alive) = peer::descriptor(socket.as_fd()) {
-        return Ok((number as u32, alive));
+    match peer::descriptor(socket.as_fd()) {
+        Ok(alive) => return Ok((number as u32, alive)),
+        Err(libc::ENOPROTOOPT) => {} // an older kernel
+        Err(error) => return Err(Errno(error)),
     }
     let number = Pid::from_raw(number).ok_or(Errno::SRCH)?;
     let alive = pidfd_open(number, PidfdFlags::empty()).map_err(|error| Errno(error.raw_os_error()))?;

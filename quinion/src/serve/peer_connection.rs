@@ -11,51 +11,22 @@
 //! socket that lingers. So may the receipt of a message (the kernel drops in the calling thread what finds no room),
 //! and so may the close of a connection in which one lies unread. Therefore the keeper does none of these. A worker
 //! does: it may be kept waiting, as by a file system, and how many of them one viewer may keep is bounded
-//! (`Shared::take`). The threads that close are bounded by [`CLOSERS_MAX`]; while there are as many, nobody else is
-//! let in.
+//! (`Shared::take`). The threads that close are bounded ([`CloserThreads`]); while there are as many as may be, nobody
+//! else is let in.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg};
 
+use crate::sys::closers::CloserThreads;
 use crate::viewer::handshake::HELLO_BYTES;
 use crate::viewer::sys::Errno;
 
-/// Threads that wait in a close at a time.
-const CLOSERS_MAX: usize = 64;
-
 /// How often a connection is looked at before something is taken to lie in it.
 const LOOKS: usize = 3;
-
-/// How many threads wait in a close.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CloserThreads(Arc<AtomicUsize>);
-
-impl CloserThreads {
-    /// Whether there are as many as there may be.
-    pub(super) fn are_all_busy(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= CLOSERS_MAX // a bound that need not be exact
-    }
-
-    /// Closes a descriptor whose close may wait, on a thread of its own.
-    pub(super) fn close(&self, descriptor: OwnedFd) {
-        let closers = Arc::clone(&self.0);
-        closers.fetch_add(1, Ordering::Relaxed);
-        let close = std::mem::ManuallyDrop::new(descriptor);
-        let name = std::thread::Builder::new().name("quinion-close".into());
-        let spawned = name.spawn(move || {
-            drop(std::mem::ManuallyDrop::into_inner(close));
-            closers.fetch_sub(1, Ordering::Relaxed);
-        });
-        // No thread: it stays open, and counted, until this process ends; better than to wait.
-        drop(spawned);
-    }
-}
 
 /// Somebody's connection. Dropping it waits for nobody.
 #[derive(Debug)]
@@ -222,7 +193,7 @@ mod tests {
         ours.peek().unwrap();
         drop(ours);
         assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the socket to linger");
-        assert_eq!(closers.0.load(Ordering::Relaxed), 1, "nobody waits for it: the test shows nothing");
+        assert_eq!(closers.waiting(), 1, "nobody waits for it: the test shows nothing");
         drop(other); // what it has not taken resets the connection, and that ends the close
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`closers`] | threads that close what may be long in closing |
 //! | [`domain`] | whether another process has the credentials of this one |
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
@@ -18,6 +19,7 @@
 //! | [`signal`] | keeping a program's signals away from our threads |
 //! | `uffd` | page faults of another process: with the feature `restore` |
 
+pub mod closers;
 pub mod domain;
 pub mod extents;
 pub mod fork;

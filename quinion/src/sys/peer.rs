@@ -27,15 +27,24 @@ pub fn user(socket: BorrowedFd<'_>) -> Option<u32> {
     is_whole.then(|| unsafe { peer.assume_init() }.uid)
 }
 
-/// A descriptor of the process that connected; `None` before Linux 6.5, or if it was reaped before this was asked.
-pub fn descriptor(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// A descriptor of the process that connected.
+///
+/// # Errors
+/// The system's number: `ENOPROTOOPT` before Linux 6.5; another if the process was reaped before this was asked, or no
+/// descriptor is left.
+pub fn descriptor(socket: BorrowedFd<'_>) -> Result<OwnedFd, i32> {
     let mut fd = MaybeUninit::<libc::c_int>::uninit();
     // SAFETY: the kernel writes so many bytes, which are there.
-    let is_whole = unsafe { option(socket, SO_PEERPIDFD, &mut fd) };
+    if !unsafe { option(socket, SO_PEERPIDFD, &mut fd) } {
+        return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+    }
     // SAFETY: it has written a number.
-    let fd = is_whole.then(|| unsafe { fd.assume_init() }).filter(|&fd| fd >= 0)?;
+    let fd = unsafe { fd.assume_init() };
+    if fd < 0 {
+        return Err(libc::ESRCH);
+    }
     // SAFETY: the kernel has just made this descriptor for us, close-on-exec, and says its number once.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Reads an option of a socket. Whether all of `value` was written.
@@ -63,7 +72,7 @@ mod tests {
     fn a_pair_of_ours_is_ours() {
         let (socket, _other) = UnixStream::pair().expect("a pair");
         assert_eq!(process(socket.as_fd()), i32::try_from(std::process::id()).ok());
-        if let Some(descriptor) = descriptor(socket.as_fd()) {
+        if let Ok(descriptor) = descriptor(socket.as_fd()) {
             let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()));
             let wanted = format!("Pid:\t{}\n", std::process::id());
             assert!(info.expect("ours").contains(&wanted), "a descriptor of another process");
@@ -74,6 +83,6 @@ mod tests {
     fn what_is_no_socket_has_no_peer() {
         let file = tempfile::tempfile().expect("a file");
         assert_eq!(process(file.as_fd()), None);
-        assert!(descriptor(file.as_fd()).is_none());
+        assert_eq!(descriptor(file.as_fd()).map(drop), Err(libc::ENOTSOCK));
     }
 }

@@ -59,6 +59,7 @@ pub use numbers::Numbers;
 pub use owner::{Cache, KeepOptions, keep};
 
 pub(super) mod folder;
+mod client;
 mod connection;
 mod message;
 mod numbers;

@@ -1,22 +1,46 @@
 //! Socket: where programs of a run find its cache's owner.
 //!
+//! ```text
+//!   new-RANDOM.socket   bind, listen  --RENAME_NOREPLACE-->  view-RANDOM.socket   connect   removed by its owner
+//!        |                                                        |
+//!        | old, and nobody listens there: removed by              | nobody listens there: removed by whoever comes
+//!        v whoever comes; its maker begins anew                   v
+//! ```
+//!
 //! It lies in the user's folder (`user_folder.rs`), which nobody else can enter or change, under a name of its own, and
 //! is removed with its owner. One that a killed owner left is removed by the next that comes: nobody listens there.
+//!
+//! Between bind and listen nobody listens at a socket that is about to be used. So it is made under another name, and
+//! what is called `view-` has been listened at. A name is drawn at random and never used again: where nobody listens
+//! any more nobody ever will, so what is found to be left may be removed at any time later, by any number of processes
+//! at once, without a lock. The number of a process is no such name: it comes again, and is another's in another name
+//! space.
 
+use std::fs::DirEntry;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use quinion::serve::listen;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::open_files;
 
-/// How names of sockets begin and end.
+/// How names of sockets begin and end. With what is drawn they have 24 letters.
 const PREFIX: &str = "view-";
 const SUFFIX: &str = ".socket";
+/// How names begin of those that are not listened at yet.
+const NEW: &str = "new-";
+/// Hexadecimal digits of a name that are drawn.
+const RANDOM_DIGITS: usize = 12;
+/// How old a socket is that was not listened at yet and is taken for one that was left.
+const NEW_MAX: Duration = Duration::from_secs(60);
+/// How often it is begun anew. Once is rare: it was stopped for a minute, or the name was there.
+const TRIES_MAX: usize = 8;
 
 /// The path of a socket that is removed when this is dropped.
 #[derive(Debug)]
@@ -27,30 +51,29 @@ pub(super) struct Socket {
 impl Socket {
     /// Listens in that folder, the user's.
     pub(super) fn listen_in(folder: &Path) -> io::Result<(Self, OwnedFd)> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
         remove_left(folder);
-        let path = folder.join(format!(
-            "{PREFIX}{}.{}{SUFFIX}",
-            std::process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        ));
-        let listener = listen(&path).or_else(|_| {
-            // A process of our number was killed here.
-            let _ = std::fs::remove_file(&path);
-            listen(&path)
-        });
-        let wrong = |error: io::Error| {
+        let mut made = make(folder);
+        for _ in 1..TRIES_MAX {
+            match &made {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound
+                    ) => {}
+                _ => break,
+            }
+            made = make(folder);
+        }
+        made.map_err(|error| {
             if open_files::are_too_many(&error) {
                 return error;
             }
-            let path = path.display();
             io::Error::other(format!(
-                "cannot listen for programs at {path}: {error}; set XDG_RUNTIME_DIR to a folder of your own, with a \
-                 short path"
+                "cannot listen for programs in {}: {error}; set XDG_RUNTIME_DIR to a folder of your own, with a \
+                 short path",
+                folder.display()
             ))
-        };
-        let listener = listener.map_err(wrong)?;
-        Ok((Self { path }, listener))
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -64,16 +87,43 @@ impl Drop for Socket {
     }
 }
 
+/// Makes a socket, and gives it its name when it is listened at.
+fn make(folder: &Path) -> io::Result<(Socket, OwnedFd)> {
+    let random = random_name();
+    // Dropped, it is removed, whatever it is called by then.
+    let new = Socket { path: folder.join(format!("{NEW}{random}{SUFFIX}")) };
+    let listener = listen(&new.path)?;
+    let path = folder.join(format!("{PREFIX}{random}{SUFFIX}"));
+    match renameat_with(CWD, &new.path, CWD, &path, RenameFlags::NOREPLACE) {
+        // The file system does not know this; nobody else has drawn this name.
+        Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(&new.path, &path)?,
+        renamed => renamed?,
+    }
+    Ok((Socket { path }, listener))
+}
+
+/// The standard library draws the keys of its hash tables at random, and no two are alike.
+fn random_name() -> String {
+    let random = RandomState::new().build_hasher().finish();
+    format!("{:0RANDOM_DIGITS$x}", random >> (64 - 4 * RANDOM_DIGITS))
+}
+
 /// Removes sockets at which nobody listens.
 pub(super) fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let is_one = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
+        let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else { continue };
+        let is_one = name.starts_with(PREFIX) || name.starts_with(NEW) && is_old(&entry);
         if is_one && nobody_listens(&entry.path()) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
+}
+
+fn is_old(entry: &DirEntry) -> bool {
+    let made = entry.metadata().and_then(|data| data.modified());
+    made.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > NEW_MAX))
 }
 
 fn nobody_listens(path: &Path) -> bool {
@@ -84,6 +134,8 @@ fn nobody_listens(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -101,5 +153,49 @@ mod tests {
         assert!(path.exists());
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_that_is_being_made_stays_and_one_whose_maker_was_killed_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let bound = |name: &str| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            let path = folder.path().join(name);
+            rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            (socket, path)
+        };
+        let (_socket, making) = bound("new-1.socket");
+        let (_, left) = bound("new-2.socket");
+        let long_ago = SystemTime::now() - 2 * NEW_MAX;
+        let times = rustix::fs::Timespec {
+            tv_sec: long_ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let times = rustix::fs::Timestamps { last_access: times, last_modification: times };
+        rustix::fs::utimensat(CWD, &left, &times, rustix::fs::AtFlags::empty()).unwrap();
+        let (_ours, _listener) = Socket::listen_in(folder.path()).unwrap();
+        assert!(making.exists() && !left.exists());
+    }
+
+    /// Each removes what it takes for left, while the other is about to listen.
+    #[test]
+    fn two_owners_that_start_at_once_find_their_sockets_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 0..2000 {
+                        let (socket, _listener) = Socket::listen_in(folder.path()).unwrap();
+                        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                        let end =
+                            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+                        let address = SocketAddrUnix::new(socket.path()).unwrap();
+                        assert_eq!(connect(&end, &address), Ok(()), "round {round}");
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "something was left");
     }
 }

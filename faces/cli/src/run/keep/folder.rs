@@ -4,7 +4,7 @@
 //!   the user's folder/        where that is: see `user_folder`      0700
 //!     NAME.lock      locked by the owner for as long as it lives, and by who starts it before that
 //!     NAME.socket    where it listens
-//!     view-PID.N.socket        where an owner waits for programs: see `socket`
+//!     view-RANDOM.socket       where an owner waits for programs: see `socket`
 //!     libquinion-HASH.so       what programs load: see `object`
 //!     plan-KEY, objects-KEY    what runs found out about files of programs: see `remembered`
 //! ```

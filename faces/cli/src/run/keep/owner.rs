@@ -23,21 +23,25 @@
 //!
 //! Invariants:
 //!  1. Who connects is the same user, or hears nothing.
-//!  2. Nobody who connects makes us wait: what is not read in time, or is longer than a line, ends that connection.
+//!  2. Nobody who connects makes us wait: what is not read in time, is longer than a line, or has a descriptor with it,
+//!     ends that connection, and it is closed elsewhere (`keep/client.rs`). Nor does who says much: one read in a turn.
+//!     Who says nothing makes room for who comes, if there are too many.
 //!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quinion::arena::LAYOUT_VERSION;
 use quinion::serve::Owner;
+use quinion::sys::closers::CloserThreads;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
+use super::client::ClientStream;
 use super::connection::PATIENCE;
 use super::folder::{Folder, Lock};
 use super::message::{LINE_MAX, Message};
@@ -51,8 +55,11 @@ use crate::size;
 
 /// Plans that are kept: one for each C library of the machine's programs, and for each version of one.
 const PLANS_MAX: usize = 64;
-/// Connections at a time; one more is refused by its end.
+/// Connections at a time. One more takes the place of the first that has not joined; if all have, it is refused by its
+/// end.
 const CONNECTIONS_MAX: usize = 256;
+/// Bytes that are heard at once.
+const HEARD_MAX: usize = 16 << 10;
 /// How often it is looked whether anybody views the cache, and can find it, while no run is there.
 const LOOK: Duration = Duration::from_millis(500);
 /// The same, if it matters only whether anybody can find it.
@@ -157,6 +164,7 @@ fn begin(
         rules: said_as_one(&rules),
         lock,
         listener,
+        closers: CloserThreads::default(),
         signals,
         memory: session.stats().bound_bytes,
         session,
@@ -217,7 +225,7 @@ struct JoinedRun {
 
 /// One who has connected.
 struct Client {
-    stream: UnixStream,
+    stream: ClientStream,
     heard: Vec<u8>,
     joined: Option<JoinedRun>,
     is_over: bool,
@@ -239,6 +247,7 @@ struct ControlSocket {
     rules: String,
     lock: Lock,
     listener: UnixListener,
+    closers: CloserThreads,
     signals: Signals,
     session: Session,
     /// The cache's memory as it was started with, in bytes: under pressure it has less for a while.
@@ -298,11 +307,15 @@ impl ControlSocket {
 
     /// Waits for something to do: whether there is a signal, somebody new, and which talks go on.
     fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
-        let mut fds =
-            vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        // While all are busy nobody is let in.
+        let is_busy = self.closers.are_all_busy();
+        let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, who)];
         fds.extend(self.talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)));
+        let look = is_busy.then_some(LOOK);
         let time = self
             .wait_policy()
+            .map_or(look, |time| Some(time.min(look.unwrap_or(time))))
             .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         match poll(&mut fds, time.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok((false, false, Vec::new())),
@@ -352,9 +365,12 @@ impl ControlSocket {
     /// Whether somebody was there.
     fn accept(&mut self) -> bool {
         let mut somebody = false;
-        loop {
+        for _ in 0..CONNECTIONS_MAX {
+            if self.closers.are_all_busy() {
+                return somebody;
+            }
             let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
+                Ok((stream, _)) => ClientStream::new(stream, &self.closers),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return somebody,
                 // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
                 Err(_) => {
@@ -364,31 +380,37 @@ impl ControlSocket {
             };
             let is_ours =
                 sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
-            let is_welcome = is_ours && self.talks.len() < CONNECTIONS_MAX;
-            if is_welcome && stream.set_nonblocking(true).is_ok() {
+            if is_ours && self.has_room() && stream.prepare().is_ok() {
                 self.talks.push(Client { stream, heard: Vec::new(), joined: None, is_over: false });
                 somebody = true;
             }
         }
+        somebody
     }
 
-    /// Hears what is said in one talk, and answers.
+    /// Makes room for one more connection: whether there is.
+    fn has_room(&mut self) -> bool {
+        if self.talks.len() < CONNECTIONS_MAX {
+            return true;
+        }
+        let silent = self.talks.iter().position(|talk| talk.joined.is_none());
+        silent.map(|talk| self.talks.remove(talk)).is_some()
+    }
+
+    /// Hears what is said in one talk, once, and answers. Who says more waits for the next turn.
     fn hear(&mut self, talk: usize) -> Next {
-        let mut bytes = [0; 4096];
-        loop {
-            match self.talks[talk].stream.read(&mut bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Turn,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(0) | Err(_) => {
-                    self.leave(talk);
-                    return Next::Turn;
-                }
-                Ok(count) => {
-                    self.talks[talk].heard.extend_from_slice(&bytes[..count]);
-                    if self.answer_all(talk) == Next::End {
-                        return Next::End;
-                    }
-                }
+        let mut bytes = [0; HEARD_MAX];
+        match self.talks[talk].stream.hear(&mut bytes) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Next::Turn
+            }
+            Ok(0) | Err(_) => {
+                self.leave(talk);
+                Next::Turn
+            }
+            Ok(count) => {
+                self.talks[talk].heard.extend_from_slice(&bytes[..count]);
+                self.answer_all(talk)
             }
         }
     }
@@ -417,7 +439,7 @@ impl ControlSocket {
     /// Says something. Who does not listen has left.
     fn say(&mut self, talk: usize, message: &Message) {
         let line = message.line();
-        let said = self.talks[talk].stream.write(line.as_bytes());
+        let said = self.talks[talk].stream.say(line.as_bytes());
         if !said.is_ok_and(|count| count == line.len()) {
             self.leave(talk);
         }
@@ -426,7 +448,7 @@ impl ControlSocket {
     /// One has left, or is to go: nothing is heard of him any more, and his run has ended.
     fn leave(&mut self, talk: usize) {
         let talk = &mut self.talks[talk];
-        let _ = talk.stream.shutdown(std::net::Shutdown::Both);
+        talk.stream.end();
         talk.heard.clear();
         talk.is_over = true;
         if let Some(joined) = talk.joined.take() {
@@ -593,12 +615,13 @@ impl ControlSocket {
         for talk in 0..self.talks.len() {
             if let Some(joined) = self.talks[talk].joined.take() {
                 let last = self.numbers_of(&joined, 0).put(Message::answer("stopped"));
-                let _ = self.talks[talk].stream.write(last.line().as_bytes());
+                let _ = self.talks[talk].stream.say(last.line().as_bytes());
             }
         }
         // 4 the memory goes
-        let Self { folder, name, lock, session, numbers, tidy, talks, listener, .. } = self;
-        drop((talks, listener, session, numbers, tidy));
+        let Self { folder, name, lock, session, numbers, tidy, talks, listener, closers, .. } = self;
+        closers.close(listener.into()); // who has connected and was not let in is in it, with what he sent
+        drop((talks, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }
     }

@@ -502,11 +502,21 @@ pub fn holds_back(signal: i32) -> bool {
     mask >> (signal - 1) & 1 != 0
 }
 
-/// Whether another thread of this process holds `signal` back, one of the first 31; if that cannot be told it is so.
-pub fn does_another_thread_hold_back(signal: i32) -> bool {
-    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return true };
+/// Who of a process's other threads blocks a signal.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum BlockedBy {
+    Nobody,
+    /// Threads that all sleep: a program that leaves its signals to one thread looks so, for as long as it lives.
+    Sleepers,
+    /// At least one that runs, or would if it had a processor: it may be new, or in a section of ours.
+    Runner,
+}
+
+/// Which other threads of this process block `signal`, one of the first 31. If that cannot be told, sleepers do.
+pub fn other_threads_that_block(signal: i32) -> BlockedBy {
+    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return BlockedBy::Sleepers };
     let own = thread();
-    let (mut entries, mut does) = ([0u64; 128], false);
+    let (mut entries, mut found) = ([0u64; 128], BlockedBy::Nobody);
     loop {
         let bytes = directory_entries(directory, &mut entries);
         if bytes == 0 {
@@ -514,20 +524,32 @@ pub fn does_another_thread_hold_back(signal: i32) -> bool {
         }
         entry_names(&entries, bytes, |name| {
             let thread = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
-            if thread.is_some_and(|thread| thread != own) {
-                does |= blocked_by(name).is_some_and(|mask| mask >> (signal - 1) & 1 != 0);
+            if thread.is_some_and(|thread| thread != own)
+                && let Some(other) = signals_of(name)
+                && other.blocked >> (signal - 1) & 1 != 0
+            {
+                found = found.max(if other.sleeps { BlockedBy::Sleepers } else { BlockedBy::Runner });
             }
         });
     }
     close(directory);
-    does
+    found
 }
 
-/// What a thread of this process holds back of the first 31 signals; `None` if it has ended, all if that cannot be
-/// told.
-fn blocked_by(thread: &[u8]) -> Option<u64> {
-    /// Fields from the one behind the name, which ends with the last parenthesis (proc_pid_stat(5): the 32nd).
-    const FIELD: usize = 29;
+/// What the kernel says of a thread.
+struct ThreadSignals {
+    /// It waits for something other than a processor.
+    sleeps: bool,
+    /// The set of the first 31 signals that it blocks.
+    blocked: u64,
+}
+
+/// The signals of a thread of this process; `None` if it has ended. One of which nothing can be told sleeps and blocks
+/// all.
+fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
+    /// Fields from the one behind the name, which ends with the last parenthesis (proc_pid_stat(5): the 3rd, the 32nd).
+    const STATE: usize = 0;
+    const BLOCKED: usize = 29;
     let mut path = [0u8; 48];
     let parts: [&[u8]; 3] = [b"/proc/self/task/", thread, b"/stat"];
     let mut length = 0;
@@ -543,9 +565,10 @@ fn blocked_by(thread: &[u8]) -> Option<u64> {
     close(fd);
     let line = &line[..read.ok()?];
     let behind = line.iter().rposition(|&byte| byte == b')').and_then(|end| line.get(end + 2..));
-    let field = behind.and_then(|fields| fields.split(|&byte| byte == b' ').nth(FIELD));
-    let number = field.and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
-    Some(number.unwrap_or(u64::MAX))
+    let field = |at: usize| behind.and_then(|fields| fields.split(|&byte| byte == b' ').nth(at));
+    let blocked = field(BLOCKED).and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
+    let runs = matches!(field(STATE), Some(b"R" | b"D")); // D: in the middle of a system call
+    Some(ThreadSignals { sleeps: !runs, blocked: blocked.unwrap_or(u64::MAX) })
 }
 
 /// Unmaps what a call above gave and nobody uses.

@@ -67,7 +67,7 @@ use quinion::arena::{Header, OWNER_ENDED};
 use quinion::viewer::sys::clock_millis;
 use quinion::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
-use crate::kernel::{self, Access, SignalsHeld};
+use crate::kernel::{self, Access, BlockedBy, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};
 use crate::{faults, patch, start, table, written};
 
@@ -546,8 +546,11 @@ fn wait_for_others(millis: u32) {
 /// looked at for a short time. What a thread looks at that holds it back in our own name stays: the first page of the
 /// arena, which says that there is no owner, and the process's own page.
 pub fn give_addresses_back() {
-    /// Longer than a question takes whose answer does not come.
-    const MILLIS_MAX: u64 = 150;
+    /// For threads that sleep: longer than a question takes whose answer does not come.
+    const SLEEPERS_MILLIS_MAX: u64 = 150;
+    /// For threads that run, on a machine with more of them than processors: a new one blocks all signals until it is
+    /// given its first turn.
+    const RUNNERS_MILLIS_MAX: u64 = 2_000;
     if is_on() {
         stop_with(Reason::Limited, Actions::Stay);
     }
@@ -566,10 +569,15 @@ pub fn give_addresses_back() {
         return;
     }
     say_there_is_no_owner(arena.base);
-    let (mut turn, until) = (0, clock_millis() + MILLIS_MAX);
-    while kernel::does_another_thread_hold_back(faults::SIGSEGV) {
-        if clock_millis() >= until {
-            return;
+    let begun = clock_millis();
+    let (mut turn, mut asleep_since) = (0, begun);
+    loop {
+        let now = clock_millis();
+        match kernel::other_threads_that_block(faults::SIGSEGV) {
+            BlockedBy::Nobody => break,
+            BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
+            BlockedBy::Runner if now < begun + RUNNERS_MILLIS_MAX => asleep_since = now,
+            _ => return,
         }
         kernel::wait(turn);
         turn += 1;

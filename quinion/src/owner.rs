@@ -475,6 +475,11 @@ impl Owner for CacheOwner {
         self.cache.share()
     }
 
+    fn unserved_file_system(&self, path: &Path, name: FileName) {
+        let why = Unserved::FileSystem.to_string();
+        self.note_mode(path, (name.device, name.inode), Validation::Kernel, why);
+    }
+
     fn release_idle(&self) {
         if let Some(polite) = &self.polite {
             polite.release();

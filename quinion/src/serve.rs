@@ -72,6 +72,7 @@ use crate::sync::{Rank, RankedMutex};
 use crate::sys::death_notice::{DeathNotice, ENDED};
 use crate::sys::domain::{Domain, Member};
 use crate::sys::fork::ForkGuard;
+use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::Viewer;
 use crate::viewer::sys::{
@@ -108,6 +109,8 @@ const LISTEN_MAX: i32 = 128;
 const HEAR_MAX: Duration = Duration::from_millis(200);
 /// Workers that are at work for one viewer at most.
 const JOBS_MAX: u32 = 16;
+/// How long the end of the service waits for files that are being closed.
+const END_MAX: Duration = Duration::from_secs(1);
 /// Descriptors that one viewer has sent and not asked for, at most.
 const OFFERS_MAX: usize = 16;
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
@@ -186,6 +189,11 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn sure_for(&self) -> Duration {
         Duration::ZERO
     }
+    /// A viewer asked for a file of a file system whose files are served only if somebody says so
+    /// ([`AttachPolicy::any_file_system`]). It was not looked at: `name` is what the viewer says.
+    fn unserved_file_system(&self, path: &Path, name: FileName) {
+        let _ = (path, name);
+    }
     /// A viewer is about to open that file so that it can write it. `cuts`: it cuts it, or has, in a way that the
     /// kernel tells no holder of a lease of; when this returns nobody is shown what was cached of it.
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
@@ -208,8 +216,8 @@ pub trait Owner: Send + Sync + fmt::Debug {
     }
     /// This process is about to be stopped: nobody is to wait for it.
     fn about_to_stop(&self) {}
-    /// Told twice a second what all viewers have done since the start. Called by the thread that says who is sure, so
-    /// it does not wait for a device.
+    /// Told twice a second what all viewers have done since the start, in a thread that nothing else waits for. If that
+    /// takes longer, less often.
     fn window_ended(&self, totals: &ViewerTotals) {
         let _ = totals;
     }
@@ -369,6 +377,8 @@ struct Shared {
     cursor: AtomicU32,
     workers: Workers,
     door: Listener,
+    /// For what may wait as long as somebody else likes.
+    queues: SerialQueues,
 }
 
 /// How a [`Service`] is started.
@@ -452,7 +462,8 @@ impl Service {
     pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
         let ServiceOptions { workers, examiner, listener } = options;
         owner.arena().populate_control().map_err(std::io::Error::other)?;
-        let door = Listener::new(owner.arena(), listener)?;
+        let queues = SerialQueues::default();
+        let door = Listener::new(owner.arena(), listener, &queues)?;
         let shared = Arc::new(Shared {
             examiner,
             domain: Domain::ours()?,
@@ -463,6 +474,7 @@ impl Service {
             cursor: AtomicU32::new(0),
             workers: Workers::default(),
             door,
+            queues,
             owner,
         });
         shared.control().set_attach_policy(shared.owner.attach_policy());
@@ -781,15 +793,20 @@ impl Shared {
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
         let device = match job.operation {
-            ATTACH | EXAMINE | WRITER_OPENED | LET_GO | RELEASE => None,
+            ATTACH | EXAMINE | WRITER_OPENED | LET_GO | RELEASE | REMOVES => None,
             _ => match self.seats[job.viewer].lock().handles.get(&first) {
                 Some(handle) => Some(handle.device),
                 None => return Err(Errno::BADF),
             },
         };
-        let _at_work = match device.filter(|_| job.operation != DETACH) {
-            Some(device) => Some(self.workers.enter(device).ok_or(Errno::AGAIN)?),
-            None => None,
+        let at_work = device.map(|device| self.workers.enter(device).ok_or(Errno::AGAIN));
+        let _at_work = match at_work {
+            // It is not refused, and waits in the queue of its file system.
+            Some(Err(_)) if job.operation == DETACH => {
+                self.detach_in_queue(job.viewer, first);
+                return Ok([0, 0]);
+            }
+            at_work => at_work.transpose()?,
         };
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
@@ -872,6 +889,7 @@ impl Shared {
                 self.free_if_over(viewer);
                 is_heard &= !self.is_over(viewer);
             }
+            is_heard &= self.queues.waiting_for_devices() == 0;
             if is_heard || begun.elapsed() >= HEAR_MAX || !matters() {
                 return;
             }
@@ -887,11 +905,11 @@ impl Shared {
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
+        let name = FileName { device, inode };
         let (file, mount) =
-            if was_sent { self.take_sent(job, descriptor)? } else { self.take_from(job, descriptor)? };
+            if was_sent { self.take_sent(job, descriptor)? } else { self.take_from(job, descriptor, name)? };
         let _at_work = self.workers.enter(mount.device).ok_or(Errno::AGAIN)?;
         check_readable(&file)?;
-        let name = FileName { device, inode };
         if FileName::of(&file) != Some(name) {
             return Err(Errno(libc::ESTALE)); // the number is another file's by now
         }
@@ -925,9 +943,18 @@ impl Shared {
     }
 
     /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
-    fn take_from(&self, job: &ViewerJob, descriptor: i32) -> Result<(OwnedFd, Mount), Errno> {
-        let expected = match mounts::of_descriptor(job.process.number, descriptor) {
-            Ok(mount) => self.check_file_system(mount).map(|()| Some(mount))?,
+    fn take_from(&self, job: &ViewerJob, descriptor: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
+        let process = job.process.number;
+        let expected = match mounts::of_descriptor(process, descriptor) {
+            Ok(mount) => {
+                self.check_file_system(mount).inspect_err(|_| {
+                    // What it is called is the kernel's to say, and asks no file system.
+                    if let Ok(path) = std::fs::read_link(format!("/proc/{process}/fd/{descriptor}")) {
+                        self.owner.unserved_file_system(&path, name);
+                    }
+                })?;
+                Some(mount)
+            }
             // Then it cannot be taken either, which is told below.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
             Err(_) => return Err(Errno::OPNOTSUPP),
@@ -944,9 +971,8 @@ impl Shared {
     /// Takes a descriptor that the viewer has sent.
     fn take_sent(&self, job: &ViewerJob, ticket: i32) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
-        let file = offer.receive();
-        offer.close();
-        self.check_mount(job, file?, None)
+        // The message stays in the connection, which is closed where nobody waits for it.
+        self.check_mount(job, offer.descriptor()?, None)
     }
 
     /// What was taken, if it is of a file system whose files are served: the number that was looked at may have become
@@ -962,7 +988,7 @@ impl Shared {
         match checked.and_then(|mount| self.check_file_system(mount).map(|()| mount)) {
             Ok(mount) => Ok((file, mount)),
             Err(error) => {
-                self.door.close_apart(file);
+                self.queues.close(QueueKey::Sender(job.process.number), file);
                 Err(error)
             }
         }
@@ -981,6 +1007,12 @@ impl Shared {
         }
     }
 
+    /// The same, where nobody waits for the file system.
+    fn detach_in_queue(&self, viewer: usize, handle: u64) {
+        let known = self.seats[viewer].lock().handles.remove(&handle);
+        self.let_go_in_queues(known.map(|known| (handle, known)));
+    }
+
     // ---- what is attached -----------------------------------------------------------------------
 
     /// Counts a file as attached, for all who are about to write. Its place.
@@ -994,8 +1026,21 @@ impl Shared {
 
     /// The handle is nobody's any more.
     fn let_go(&self, handle: u64, place: usize) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.owner.detach(handle)));
-        self.leave(place);
+        let_go(&*self.owner, handle, place);
+    }
+
+    /// So it is with these, each in the queue of its file system: what the owner closes may hang.
+    fn let_go_in_queues(&self, handles: impl IntoIterator<Item = (u64, Handle)>) {
+        let mut by_device: HashMap<u64, Vec<(u64, usize)>> = HashMap::new();
+        for (handle, known) in handles {
+            by_device.entry(known.device).or_default().push((handle, known.place));
+        }
+        for (device, handles) in by_device {
+            let owner = Arc::clone(&self.owner);
+            self.queues.spawn(QueueKey::Device(device), move || {
+                handles.into_iter().for_each(|(handle, place)| let_go(&*owner, handle, place));
+            });
+        }
     }
 
     // ---- the keeper -----------------------------------------------------------------------------
@@ -1029,9 +1074,11 @@ impl Shared {
         for viewer in self.present() {
             self.free_if_over(viewer);
         }
-        if beats.is_multiple_of(WINDOW_BEATS) {
-            let totals = self.totals(|_| true);
-            let _ = catch_unwind(AssertUnwindSafe(|| self.owner.window_ended(&totals)));
+        const WINDOWS: QueueKey = QueueKey::Background(0);
+        // It may close files; while the last one is at that there is no other.
+        if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(WINDOWS) == 0 {
+            let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));
+            self.queues.spawn(WINDOWS, move || owner.window_ended(&totals));
         }
         // All of them wait for somebody: perhaps for one who never answers.
         if self.workers.are_all_busy() {
@@ -1107,18 +1154,12 @@ impl Shared {
         let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
-        self.detach_handles(gone);
+        self.let_go_in_queues(gone.handles);
     }
 
     /// Whether the viewer is no more, and its seat not free.
     fn is_over(&self, viewer: usize) -> bool {
         self.seats[viewer].lock().is_over()
-    }
-
-    fn detach_handles(&self, seat: ViewerSlot) {
-        for (handle, known) in seat.handles {
-            self.let_go(handle, known.place);
-        }
     }
 
     // ---- the end --------------------------------------------------------------------------------
@@ -1134,8 +1175,9 @@ impl Shared {
     fn detach_all(&self) {
         for seat in &self.seats {
             let handles = std::mem::take(&mut seat.lock().handles); // its sums stay
-            self.detach_handles(ViewerSlot { handles, ..ViewerSlot::default() });
+            self.let_go_in_queues(handles);
         }
+        self.queues.wait_for_own(END_MAX);
     }
 
     /// The sums of all whose run is `wanted`, the dead and the living.
@@ -1183,6 +1225,12 @@ impl ViewerTotals {
             *sum = sum.wrapping_add(more);
         }
     }
+}
+
+/// A handle is nobody's any more, and its file counts as attached once less.
+fn let_go(owner: &dyn Owner, handle: u64, place: usize) {
+    let _ = catch_unwind(AssertUnwindSafe(|| owner.detach(handle)));
+    owner.arena().control().control().leave(place);
 }
 
 fn is_pending(now: u32) -> bool {

@@ -447,9 +447,21 @@ fn a_file_that_was_attached_too_late_is_detached() {
         std::thread::sleep(Duration::from_millis(250)); // a heartbeat, so that it is asked again
     }
     assert!(given_up > 0);
-    while owner.detached.load(Ordering::Acquire) < given_up {
+    // One that was given up before a worker saw it is not attached at all.
+    let count = |of: &AtomicU64| of.load(Ordering::Acquire);
+    while count(&owner.attached) == 0 || count(&owner.detached) < count(&owner.attached) - (5 - given_up) {
         std::thread::yield_now();
     }
+}
+
+/// 1. A program removes a file that the owner has open, and its space is not free.
+#[test]
+fn who_removes_a_file_tells_the_owner() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewer = viewer(&service, us());
+    viewer.request(Operation::Removes, [7, 8, 0]).unwrap();
+    assert_eq!(*owner.removed.lock().unwrap(), [(7, 8)]);
 }
 
 /// 1. The owner was stopped. Each read waits for it as long as it may.
@@ -818,13 +830,14 @@ fn hung_file_system() {
     let service = Service::start_with(owner.clone(), options).unwrap();
     let Some(hanging) = Hanging::new() else { return };
     let (hung, real) = (hanging.file(), temporary(1, 100_000));
-    hanging.hang();
+    hanging.hang(); // until it is dropped, whatever fails
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     let data = real.as_file().metadata().unwrap();
     let begun = Instant::now();
-    for round in 0..100 {
+    // Of those that are sent more than there may be threads.
+    for round in 0..300 {
         let question = match round % 2 {
             0 => hung.as_raw_fd() as u64,
             _ => {
@@ -837,6 +850,9 @@ fn hung_file_system() {
         assert_eq!(answer, Err(RequestError::Errno(libc::EOPNOTSUPP)), "in round {round}");
     }
     Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
+    // What was sent waits to be closed, and nobody else waits for that.
+    let another = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
+    Open::of(&another, real.as_file()).check(1, 0, 100_000);
     service.stop();
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
 }

@@ -469,7 +469,8 @@ impl Session {
     fn start_in(owner: Arc<dyn Owner>, folder: Folder) -> io::Result<Self> {
         let (socket, listener) = Socket::listen_in(folder.path())?;
         let object = object::place(&folder)?;
-        let examiner = examine::ProcessAuditor::new(object.clone(), PRELOAD, PlanCache::of(folder));
+        let memory = owner.arena().stats().bound_bytes;
+        let examiner = examine::ProcessAuditor::new(object.clone(), PRELOAD, PlanCache::of(folder), memory);
         let examiner: SyscallAuditor = Box::new(move |process| examiner.examine(process));
         let options = ServiceOptions { workers: WORKERS, examiner: Some(examiner), listener: Some(listener) };
         let service = Service::start_with(Arc::clone(&owner), options)?;

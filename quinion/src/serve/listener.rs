@@ -32,8 +32,8 @@ use super::peer_connection::PeerConnection;
 use super::{Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
-use crate::sys::closers::CloserThreads;
 use crate::sys::peer;
+use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{DescriptorOffer, JoinReply, JoinRequest, NO_PLAN};
 use crate::viewer::sys::Errno;
 
@@ -55,13 +55,17 @@ pub(super) struct Listener {
     greetings: RankedMutex<Vec<PeerConnection>>,
     /// The listener is not looked at before that.
     rests_until: RankedMutex<Option<Instant>>,
-    closers: CloserThreads,
+    queues: SerialQueues,
     /// Written to when the keeper is to look again.
     wake: OwnedFd,
 }
 
 impl Listener {
-    pub(super) fn new(arena: ArenaShare<'_>, listener: Option<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(
+        arena: ArenaShare<'_>,
+        listener: Option<OwnedFd>,
+        queues: &SerialQueues,
+    ) -> io::Result<Self> {
         let reopen = |file: &dyn AsFd| {
             let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
             rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
@@ -76,7 +80,7 @@ impl Listener {
             plans: RankedMutex::new(Rank::Viewer, Vec::new()),
             greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
             rests_until: RankedMutex::new(Rank::Viewer, None),
-            closers: CloserThreads::default(),
+            queues: queues.clone(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -87,10 +91,6 @@ impl Listener {
         Ok([arena.try_clone()?, control.try_clone()?])
     }
 
-    /// Closes a descriptor whose close may wait, on a thread of its own.
-    pub(super) fn close_apart(&self, descriptor: OwnedFd) {
-        self.closers.close(descriptor);
-    }
     /// Whether a process can send us a descriptor.
     pub(super) fn is_open(&self) -> bool {
         self.listener.is_some()
@@ -126,7 +126,7 @@ impl Listener {
         fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
         let rests = self.rests_until.lock().filter(|&end| Instant::now() < end);
         let until = rests.map_or(until, |end| until.min(end));
-        let listener = self.listener.as_ref().filter(|_| rests.is_none() && !self.closers.are_all_busy());
+        let listener = self.listener.as_ref().filter(|_| rests.is_none() && !self.queues.are_full());
         fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
         // 2 wait
         let time = until.saturating_duration_since(Instant::now());
@@ -164,7 +164,7 @@ impl Listener {
     fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Shared) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while !self.closers.are_all_busy() {
+        while !self.queues.are_full() {
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -174,7 +174,7 @@ impl Listener {
                     return;
                 }
             };
-            let theirs = PeerConnection::new(socket, &self.closers);
+            let theirs = PeerConnection::new(socket, &self.queues);
             let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
             if is_ours && greetings.len() < GREETINGS_MAX {
                 greetings.extend(self.read_message(theirs, shared)); // most have said it by now
@@ -257,7 +257,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Who has connected and was not let in is in it, with what was sent.
         if let Some(listener) = self.listener.take() {
-            self.closers.close(listener);
+            self.queues.close(QueueKey::Sender(0), listener);
         }
     }
 }

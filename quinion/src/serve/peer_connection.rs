@@ -3,16 +3,15 @@
 //! ```text
 //!   keeper    looks at a message without taking it (MSG_PEEK): is there a descriptor with it?
 //!               no: takes it        yes: leaves it where it is; the connection goes to a worker
-//!   worker    takes the message and the descriptor, and closes what is not wanted
-//!   the end   nothing lies unread: closed here           something does: closed by a thread of its own
+//!   worker    has the kernel show it the descriptor without taking the message, and looks at its mount
+//!   the end   nothing lies unread: closed here           something does: closed in its sender's queue
 //! ```
 //!
 //! A descriptor that somebody sends may be of anything: its close may wait for as long as its maker likes, as of a
 //! socket that lingers. So may the receipt of a message (the kernel drops in the calling thread what finds no room),
-//! and so may the close of a connection in which one lies unread. Therefore the keeper does none of these. A worker
-//! does: it may be kept waiting, as by a file system, and how many of them one viewer may keep is bounded
-//! (`Shared::take`). The threads that close are bounded ([`CloserThreads`]); while there are as many as may be, nobody
-//! else is let in.
+//! and so may the close of a connection in which one lies unread. Therefore nobody here does any of these: a message
+//! that has a descriptor is never taken, and what may wait is done in a queue ([`SerialQueues`]) of the process that
+//! connected. While the queues are full, nobody is let in.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,7 +20,8 @@ use std::time::Instant;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg};
 
-use crate::sys::closers::CloserThreads;
+use crate::sys::peer;
+use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::HELLO_BYTES;
 use crate::viewer::sys::Errno;
 
@@ -32,7 +32,9 @@ const LOOKS: usize = 3;
 #[derive(Debug)]
 pub(super) struct PeerConnection {
     socket: Option<OwnedFd>,
-    closers: CloserThreads,
+    queues: SerialQueues,
+    /// That of the process that connected.
+    key: QueueKey,
     pub(super) since: Instant,
 }
 
@@ -51,8 +53,10 @@ impl RefusedMessage {
 }
 
 impl PeerConnection {
-    pub(super) fn new(socket: OwnedFd, closers: &CloserThreads) -> Self {
-        Self { socket: Some(socket), closers: closers.clone(), since: Instant::now() }
+    pub(super) fn new(socket: OwnedFd, queues: &SerialQueues) -> Self {
+        let sender = peer::process(socket.as_fd()).unwrap_or(0);
+        let key = QueueKey::Sender(sender as u32);
+        Self { socket: Some(socket), queues: queues.clone(), key, since: Instant::now() }
     }
 
     /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
@@ -74,24 +78,36 @@ impl PeerConnection {
         let _ = rustix::net::recv(self, &mut [0; HELLO_BYTES], RecvFlags::DONTWAIT);
     }
 
-    /// Takes the first message and the descriptor that came with it. May wait as long as who sent it likes.
-    pub(super) fn receive(&self) -> Result<OwnedFd, Errno> {
-        let mut bytes = [0; HELLO_BYTES];
+    /// A descriptor of what came with the first message, which stays where it is: so no close of this one is the last.
+    /// Its close may wait all the same ([`PeerConnection::close_in_queue`]). Waits for nobody.
+    pub(super) fn descriptor(&self) -> Result<OwnedFd, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        recvmsg(self, &mut [IoSliceMut::new(&mut bytes)], &mut with, flags)
+        let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = recvmsg(self, &mut [IoSliceMut::new(&mut [0; HELLO_BYTES])], &mut with, flags)
             .map_err(|error| Errno(error.raw_os_error()))?;
-        let sent = with.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
-        sent.ok_or(Errno::BADF) // or we have too many open
+        // The space has room for one more than was asked for.
+        let mut shown: Vec<OwnedFd> = Vec::new();
+        for message in with.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                shown.extend(files);
+            }
+        }
+        match shown.pop() {
+            Some(descriptor) if shown.is_empty() && !received.flags.contains(ReturnFlags::CTRUNC) => {
+                Ok(descriptor)
+            }
+            // More than one, or we have too many open.
+            last => {
+                last.into_iter().chain(shown).for_each(|descriptor| self.close_in_queue(descriptor));
+                Err(Errno::BADF)
+            }
+        }
     }
 
-    /// Closes it where it is; may wait.
-    pub(super) fn close(mut self) {
-        drop(self.socket.take());
+    /// Closes what came from this process, where nobody waits for it.
+    pub(super) fn close_in_queue(&self, descriptor: OwnedFd) {
+        self.queues.close(self.key, descriptor);
     }
 }
 
@@ -121,12 +137,13 @@ impl Drop for PeerConnection {
         if is_empty {
             return;
         }
-        self.closers.close(socket);
+        self.queues.close(self.key, socket);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::IoSlice;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
@@ -141,7 +158,7 @@ mod tests {
     fn pair() -> (OwnedFd, PeerConnection) {
         let flags = SocketFlags::CLOEXEC;
         let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        (theirs, PeerConnection::new(ours, &CloserThreads::default()))
+        (theirs, PeerConnection::new(ours, &SerialQueues::default()))
     }
 
     fn send(socket: &OwnedFd, bytes: &[u8], descriptor: impl AsFd) {
@@ -174,10 +191,28 @@ mod tests {
             let message = ours.peek().unwrap().unwrap();
             assert!(message.has_descriptors && message.bytes() == b"words");
         }
-        let received = ours.receive().unwrap();
-        assert!(ours.receive().is_err(), "there was one message");
-        drop(received);
+        let received = ours.descriptor().unwrap();
+        io::Write::write_all(&mut File::from(received), b"word").unwrap();
+        assert_eq!(io::Read::read(&mut &reader, &mut [0; 9]).unwrap(), 4, "it is of something else");
+        drop(ours);
         assert_eq!(io::Read::read(&mut &reader, &mut [0]).unwrap(), 0, "a descriptor of it is left");
+    }
+
+    #[test]
+    fn more_descriptors_than_one_are_none_and_are_closed() {
+        for count in [2, 3, 200] {
+            let (theirs, ours) = pair();
+            let (reader, writer) = std::io::pipe().unwrap();
+            let descriptors = vec![writer.as_fd(); count];
+            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+            let mut with = SendAncillaryBuffer::new(&mut space);
+            assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            sendmsg(&theirs, &[IoSlice::new(b"words")], &mut with, SendFlags::NOSIGNAL).unwrap();
+            drop(writer);
+            assert_eq!(ours.descriptor().map(drop), Err(Errno::BADF), "{count}");
+            drop(ours);
+            assert_eq!(io::Read::read(&mut &reader, &mut [0]).unwrap(), 0, "{count}: one of them is left");
+        }
     }
 
     /// 1. A process sends a socket that lingers, and closes it.
@@ -188,12 +223,12 @@ mod tests {
         let (stream, other) = lingering();
         send(&theirs, b"words", &stream);
         drop(stream);
-        let closers = ours.closers.clone();
+        let queues = ours.queues.clone();
         let begun = Instant::now();
         ours.peek().unwrap();
         drop(ours);
         assert!(begun.elapsed() < Duration::from_secs(10), "it waited for the socket to linger");
-        assert_eq!(closers.waiting(), 1, "nobody waits for it: the test shows nothing");
+        assert_eq!(queues.waiting(), 1, "nobody waits for it: the test shows nothing");
         drop(other); // what it has not taken resets the connection, and that ends the close
     }
 }

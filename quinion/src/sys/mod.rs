@@ -6,7 +6,6 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`closers`] | threads that close what may be long in closing |
 //! | [`domain`] | whether another process has the credentials of this one |
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
@@ -16,10 +15,10 @@
 //! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | who connected a socket |
+//! | [`serial_queues`] | threads for what may wait as long as somebody else likes |
 //! | [`signal`] | keeping a program's signals away from our threads |
 //! | `uffd` | page faults of another process: with the feature `restore` |
 
-pub mod closers;
 pub mod domain;
 pub mod extents;
 pub mod fork;
@@ -29,6 +28,7 @@ pub mod lease;
 pub mod mountinfo;
 pub mod peer;
 pub mod ring;
+pub mod serial_queues;
 pub mod signal;
 #[cfg(feature = "restore")]
 pub mod uffd;

@@ -52,7 +52,10 @@ pub struct NaiveOwner {
     pages_max: usize,
     pub fills: AtomicU64,
     pub touches: AtomicU64,
+    pub attached: AtomicU64,
     pub detached: AtomicU64,
+    /// Files that a viewer was about to remove: device and inode.
+    pub removed: Mutex<Vec<(u64, u64)>>,
     /// Fills to answer with an error before the next one that works.
     pub failing_fills: AtomicU64,
     /// How long a fill takes, in milliseconds.
@@ -77,7 +80,9 @@ impl NaiveOwner {
             pages_max,
             fills: zero(),
             touches: zero(),
+            attached: zero(),
             detached: zero(),
+            removed: Mutex::default(),
             failing_fills: zero(),
             fill_millis: zero(),
             attach_millis: zero(),
@@ -184,7 +189,12 @@ impl Owner for NaiveOwner {
         record.set_validation(Validation::Immutable);
         record.id.store(id.0, Ordering::Release); // partner: `read_hits`
         state.mappings.insert(handle, Mapping { file, cell, id, root, size: data.len() });
+        self.attached.fetch_add(1, Ordering::Release);
         Ok(Attached { handle, cell, id })
+    }
+
+    fn close_idle(&self, device: u64, inode: u64) {
+        self.removed.lock().unwrap().push((device, inode));
     }
 
     fn writer_opened(&self, device: u64, inode: u64, _: bool) {

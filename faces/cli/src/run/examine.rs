@@ -15,9 +15,11 @@
 //!
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
-//! Cost: a few microseconds an object once it is known, and a new one of up to 256 MiB is read into memory, one at a
-//! time, and scanned; one on a file system whose reads may never end is taken for the worst, unread: see
-//! [`super::foreign`]. What is known is kept from one run to the next: see [`super::remembered`].
+//! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
+//! is not larger than a quarter of the cache's bound, nor than 256 MiB; one on a file system whose reads may never end
+//! is taken for the worst, unread: see [`super::syscall_scan`]. Who finds another object being read waits for some
+//! time; a read that does not end keeps nobody waiting for longer. What is known is kept from one run to the next: see
+//! [`super::plan_cache`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,7 +28,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use quinion::arena::control::SyscallAudit;
 use quinion::serve::mounts::{self, Mount};
@@ -56,8 +59,9 @@ enum Object {
 /// Looks at processes, and remembers the files it has scanned.
 pub struct ProcessAuditor {
     known: Mutex<HashMap<Identity, Object>>,
-    /// Held by who has the bytes of an object in memory.
-    reading: Mutex<()>,
+    reading: Turn,
+    /// How large an object is read.
+    object_bytes_max: u64,
     /// Where that is kept for the next run.
     remembered: Option<PlanCache>,
     /// Where the file lies that programs load of us.
@@ -71,12 +75,16 @@ type LibraryCopy = (&'static str, u64, Range<u64>);
 
 impl ProcessAuditor {
     /// One that passes the file `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
-    /// `remembered` of earlier runs.
-    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<PlanCache>) -> Self {
+    /// `remembered` of earlier runs. The cache it works for has `memory` bytes.
+    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<PlanCache>, memory: u64) -> Self {
+        /// Larger ones take too long.
+        const OBJECT_BYTES_MAX: u64 = 256 << 20;
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
         let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
         let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
-        Self { known: Mutex::new(known), reading: Mutex::new(()), remembered, ours, ours_bytes }
+        let object_bytes_max = (memory / 4).min(OBJECT_BYTES_MAX);
+        let reading = Turn::default();
+        Self { known: Mutex::new(known), reading, object_bytes_max, remembered, ours, ours_bytes }
     }
 
     /// What the code of `process` does.
@@ -123,12 +131,10 @@ impl ProcessAuditor {
 
     /// What the file behind a part comes to; `None` if it is not there any more.
     fn object(&self, process: u32, part: &Part<'_>) -> Option<Object> {
-        /// Larger objects are not read: it takes too long, and too much memory.
-        const BYTES_MAX: u64 = 256 << 20;
         let file = open_object(process, part.path)?;
         let data = file.metadata().ok()?;
         // The device is not compared: some file systems say another one here than there.
-        if data.ino() != part.inode || !data.is_file() || data.len() > BYTES_MAX {
+        if data.ino() != part.inode || !data.is_file() || data.len() > self.object_bytes_max {
             return None;
         }
         let identity = Identity::of(&data);
@@ -137,16 +143,65 @@ impl ProcessAuditor {
             return Some(known);
         }
         // One at a time, so that many processes that start at once do not take as many times the memory.
-        let _reading = self.reading.lock().ok()?;
+        let reading = self.reading.take()?;
+        if let Some(&known) = self.known.lock().ok()?.get(&identity) {
+            return Some(known); // by whoever read before us
+        }
         let mut bytes = Vec::new();
-        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).ok()?;
+        file.take(data.len()).read_to_end(&mut bytes).ok()?;
         let object = look_at(bytes);
-        self.known.lock().ok()?.insert(identity, object);
+        drop(reading);
+        self.keep(identity, object)?;
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
             // Who cannot write there looks at it anew in the next run.
             let _ = remembered.add(OBJECTS, (), &line_of(&identity, object));
         }
         Some(object)
+    }
+
+    fn keep(&self, identity: Identity, object: Object) -> Option<()> {
+        /// More than the programs of a machine load, unless they make objects without end; then it begins anew.
+        const KNOWN_MAX: usize = 16 << 10;
+        let mut known = self.known.lock().ok()?;
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(identity, object);
+        Some(())
+    }
+}
+
+/// The turn to read an object: one at a time has it.
+#[derive(Default)]
+struct Turn {
+    /// When it was taken.
+    taken: Mutex<Option<Instant>>,
+    given_back: Condvar,
+}
+
+/// Who holds this has the turn.
+struct TurnTaken<'a>(&'a Turn);
+
+impl Turn {
+    /// How long a turn is waited for, counted from when it was taken. A large object is read and scanned in less.
+    const MAX: Duration = Duration::from_secs(2);
+
+    /// Takes the turn; `None` if whoever has it seems to wait for a file system that does not answer.
+    fn take(&self) -> Option<TurnTaken<'_>> {
+        let mut taken = self.taken.lock().ok()?;
+        while let Some(since) = *taken {
+            let left = Self::MAX.checked_sub(since.elapsed())?;
+            taken = self.given_back.wait_timeout(taken, left).ok()?.0;
+        }
+        *taken = Some(Instant::now());
+        Some(TurnTaken(self))
+    }
+}
+
+impl Drop for TurnTaken<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.given_back.notify_one();
     }
 }
 
@@ -232,10 +287,19 @@ fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<Lib
 /// Code without a file: of a program that makes code for itself.
 fn conduct_of_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
     const BYTES_MAX: u64 = 64 << 20;
-    let len = part.end.checked_sub(part.start).filter(|&len| len <= BYTES_MAX)?;
-    let mut bytes = vec![0; len as usize];
-    File::open(format!("/proc/{process}/mem")).ok()?.read_exact_at(&mut bytes, part.start).ok()?;
-    Some(if syscall_scan::may_enter_kernel(&bytes) { SyscallAudit::Careful } else { SyscallAudit::Clean })
+    const PIECE_BYTES: u64 = 1 << 20;
+    part.end.checked_sub(part.start).filter(|&len| len <= BYTES_MAX)?;
+    let memory = File::open(format!("/proc/{process}/mem")).ok()?;
+    let mut bytes = vec![0; PIECE_BYTES as usize + 1];
+    for start in (part.start..part.end).step_by(PIECE_BYTES as usize) {
+        // With the first byte of the next: an instruction of two may begin in one and end in the other.
+        let piece = &mut bytes[..(part.end - start).min(PIECE_BYTES + 1) as usize];
+        memory.read_exact_at(piece, start).ok()?;
+        if syscall_scan::may_enter_kernel(piece) {
+            return Some(SyscallAudit::Careful);
+        }
+    }
+    Some(SyscallAudit::Clean)
 }
 
 /// A line of `maps`: `start-end perms offset device inode path`.
@@ -288,7 +352,7 @@ mod tests {
     use crate::run::plan_cache;
 
     fn examiner() -> ProcessAuditor {
-        ProcessAuditor::new("/dev/null".into(), &[], None)
+        ProcessAuditor::new("/dev/null".into(), &[], None, 1 << 30)
     }
 
     #[test]
@@ -309,7 +373,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let next = || {
             let ours = plan_cache::in_folder(&folder.path().join("ours"));
-            ProcessAuditor::new("/dev/null".into(), &[], Some(ours))
+            ProcessAuditor::new("/dev/null".into(), &[], Some(ours), 1 << 30)
         };
         let (first, us) = (next(), std::process::id());
         assert!(first.known.lock().unwrap().is_empty());
@@ -351,6 +415,58 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(conduct, SyscallAudit::Clean);
         assert_eq!(examiner.examine(child.id()), SyscallAudit::Careful);
+    }
+
+    #[test]
+    fn a_turn_that_is_given_back_is_taken_by_the_next_and_one_that_is_not_is_given_up() {
+        let turn = Turn::default();
+        let taken = turn.take().unwrap();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| turn.take().is_some());
+            drop(taken);
+            assert!(next.join().unwrap());
+        });
+        let _stuck = turn.take().unwrap();
+        *turn.taken.lock().unwrap() = Instant::now().checked_sub(Turn::MAX);
+        assert!(turn.take().is_none(), "who comes later does not wait at all");
+    }
+
+    /// Code that a program makes for itself is looked at in pieces; the instruction lies across two.
+    #[test]
+    fn code_in_memory_that_lies_across_two_pieces_is_found() {
+        const SCRIPT: &str = "import mmap, sys\n\
+            m = mmap.mmap(-1, 3 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)\n\
+            at = int(sys.argv[1])\n\
+            if at: m[at:at+2] = b'\\x0f\\x05'\n\
+            import ctypes\naddress = ctypes.addressof(ctypes.c_char.from_buffer(m))\n\
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), 3 << 20, 5) == 0\n\
+            print(address, flush=True)\nsys.stdin.read()";
+        for (at, wanted) in [
+            (0, SyscallAudit::Clean),
+            ((1 << 20) - 1, SyscallAudit::Careful),
+            ((3 << 20) - 2, SyscallAudit::Careful),
+        ] {
+            let piped = std::process::Stdio::piped;
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", SCRIPT, &at.to_string()]).stdin(piped()).stdout(piped());
+            let mut child = command.spawn().expect("python3");
+            let mut said = String::new();
+            let output = child.stdout.as_mut().unwrap();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said).unwrap();
+            let start: u64 = said.trim().parse().expect("the address");
+            let part = Part {
+                start,
+                end: start + (3 << 20),
+                is_code: true,
+                is_writable: false,
+                offset: 0,
+                inode: 0,
+                path: "",
+            };
+            assert_eq!(conduct_of_memory(child.id(), &part), Some(wanted), "at {at}");
+            drop(child.stdin.take());
+            assert!(child.wait().unwrap().success());
+        }
     }
 
     /// What is thought of a process that has mapped `len` bytes from the beginning of the file at `path` as code, once

@@ -3,12 +3,12 @@
 //! ```text
 //!   hear      looks at what was said without taking it (MSG_PEEK): did a descriptor come with it?
 //!               no: takes so many bytes       yes: an error, and nothing is taken
-//!   drop      closed by a thread of its own
+//!   drop      closed in the queue of the process that connected
 //! ```
 //!
 //! Nobody has a reason to send us a descriptor. One that comes may be of anything, and its close may wait for as long
 //! as its sender likes; the kernel closes it in the thread that takes the message, or that closes the connection in
-//! which the message lies. So neither is done here ([`CloserThreads`]).
+//! which the message lies. So neither is done here ([`SerialQueues`]).
 //!
 //! A byte that was sent out of band is read where it stands (`SO_OOBINLINE`): the look would pass over it, and the
 //! taking of what is behind it would drop it, and the descriptor with it.
@@ -20,7 +20,8 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use quinion::sys::closers::CloserThreads;
+use quinion::sys::peer;
+use quinion::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 
@@ -28,13 +29,16 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 #[derive(Debug)]
 pub struct ClientStream {
     stream: Option<UnixStream>,
-    closers: CloserThreads,
+    queues: SerialQueues,
+    key: QueueKey,
 }
 
 impl ClientStream {
     /// One who has connected just now.
-    pub fn new(stream: UnixStream, closers: &CloserThreads) -> Self {
-        Self { stream: Some(stream), closers: closers.clone() }
+    pub fn new(stream: UnixStream, queues: &SerialQueues) -> Self {
+        let sender = peer::process(stream.as_fd()).unwrap_or(0);
+        let key = QueueKey::Sender(sender as u32);
+        Self { stream: Some(stream), queues: queues.clone(), key }
     }
 
     /// Has no call on it wait, and all that is sent come in order. To be called before anything is heard.
@@ -85,7 +89,7 @@ impl AsFd for ClientStream {
 impl Drop for ClientStream {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.closers.close(stream.into());
+            self.queues.close(self.key, stream.into());
         }
     }
 }
@@ -103,7 +107,7 @@ mod tests {
 
     fn pair() -> (UnixStream, ClientStream) {
         let (theirs, ours) = UnixStream::pair().expect("a pair");
-        let ours = ClientStream::new(ours, &CloserThreads::default());
+        let ours = ClientStream::new(ours, &SerialQueues::default());
         ours.prepare().expect("it is a socket");
         (theirs, ours)
     }
@@ -161,7 +165,7 @@ mod tests {
             theirs.write_all(before.as_bytes()).expect("it is heard");
             let other = send_lingering(&theirs, b"x", flags);
             theirs.write_all(behind.as_bytes()).expect("it is heard");
-            let (begun, closers) = (Instant::now(), ours.closers.clone());
+            let (begun, queues) = (Instant::now(), ours.queues.clone());
             let mut bytes = [0; 64];
             let mut heard = 0;
             let error = loop {
@@ -174,11 +178,11 @@ mod tests {
             assert!(heard <= before.len(), "something was taken with the descriptor, or behind it");
             drop((theirs, ours));
             is_quick(begun);
-            while closers.waiting() == 0 {
+            while queues.waiting() == 0 {
                 std::thread::yield_now();
             }
             drop(other); // what it has not taken resets the connection, and that ends the close
-            while closers.waiting() > 0 {
+            while queues.waiting() > 0 {
                 std::thread::yield_now();
             }
             is_quick(begun);

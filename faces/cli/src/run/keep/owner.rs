@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use quinion::arena::LAYOUT_VERSION;
 use quinion::serve::Owner;
-use quinion::sys::closers::CloserThreads;
+use quinion::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
@@ -164,7 +164,7 @@ fn begin(
         rules: said_as_one(&rules),
         lock,
         listener,
-        closers: CloserThreads::default(),
+        queues: SerialQueues::default(),
         signals,
         memory: session.stats().bound_bytes,
         session,
@@ -247,7 +247,7 @@ struct ControlSocket {
     rules: String,
     lock: Lock,
     listener: UnixListener,
-    closers: CloserThreads,
+    queues: SerialQueues,
     signals: Signals,
     session: Session,
     /// The cache's memory as it was started with, in bytes: under pressure it has less for a while.
@@ -308,7 +308,7 @@ impl ControlSocket {
     /// Waits for something to do: whether there is a signal, somebody new, and which talks go on.
     fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
         // While all are busy nobody is let in.
-        let is_busy = self.closers.are_all_busy();
+        let is_busy = self.queues.are_full();
         let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, who)];
         fds.extend(self.talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)));
@@ -366,11 +366,11 @@ impl ControlSocket {
     fn accept(&mut self) -> bool {
         let mut somebody = false;
         for _ in 0..CONNECTIONS_MAX {
-            if self.closers.are_all_busy() {
+            if self.queues.are_full() {
                 return somebody;
             }
             let stream = match self.listener.accept() {
-                Ok((stream, _)) => ClientStream::new(stream, &self.closers),
+                Ok((stream, _)) => ClientStream::new(stream, &self.queues),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return somebody,
                 // No descriptor is left, say: they wait where they are, and we do not turn for them without end.
                 Err(_) => {
@@ -619,8 +619,8 @@ impl ControlSocket {
             }
         }
         // 4 the memory goes
-        let Self { folder, name, lock, session, numbers, tidy, talks, listener, closers, .. } = self;
-        closers.close(listener.into()); // who has connected and was not let in is in it, with what he sent
+        let Self { folder, name, lock, session, numbers, tidy, talks, listener, queues, .. } = self;
+        queues.close(QueueKey::Sender(0), listener.into()); // who has connected and was not let in is in it, with what he sent
         drop((talks, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }

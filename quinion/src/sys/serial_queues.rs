@@ -1,0 +1,211 @@
+//! Serial queues: tasks that may wait for as long as somebody else likes, in threads of their own.
+//!
+//! ```text
+//!   spawn(Sender(7), close)       Sender(7):  close, close, close    one thread, in this order
+//!   spawn(Device(2), detach)      Device(2):  detach                 another
+//! ```
+//!
+//! A descriptor that another process has sent may be of anything, and its last close may wait for as long as its maker
+//! likes: a socket that lingers, a file of a hung file system. The same is true of a socket in which such a message
+//! lies unread, of a listener with such a connection in its queue, and of the last close of a file that a cache serves
+//! from a file system that hangs. A thread that others wait for leaves all these to a queue: that of the process that
+//! sent it, or that of the file system. So who keeps one queue waiting keeps no other.
+//!
+//! Invariants:
+//!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] wait for nobody.
+//!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep us waiting.
+//!  3. While [`SerialQueues::are_full`], nobody who might add to them is to be let in: so they are bounded.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::sync::lock::{Mutex, MutexGuard};
+
+/// Tasks that wait at most before the queues are full, if this process may have so many descriptors open twice over.
+const TASKS_MAX: usize = 4096;
+
+/// Whom a queue waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QueueKey {
+    /// What the process of this number has sent. 0 is whoever it was.
+    Sender(u32),
+    /// Files of the file system on this device.
+    Device(u64),
+    /// What is looked at from time to time, by the number of who looks.
+    Background(u32),
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The tasks of a queue that have not begun; and whether a thread does them.
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    /// The one that is under way.
+    running: bool,
+    has_thread: bool,
+}
+
+impl Queue {
+    fn waiting(&self) -> usize {
+        self.tasks.len() + usize::from(self.running)
+    }
+}
+
+/// The queues. A clone is the same ones.
+#[derive(Clone)]
+pub struct SerialQueues {
+    queues: Arc<Mutex<HashMap<QueueKey, Queue>>>,
+    tasks_max: usize,
+}
+
+impl std::fmt::Debug for SerialQueues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SerialQueues").field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}
+
+impl Default for SerialQueues {
+    /// Full with half of the descriptors that this process may have open: each task may hold one.
+    fn default() -> Self {
+        let tasks_max = (super::descriptors_max() / 2).clamp(1, TASKS_MAX);
+        Self { queues: Arc::new(Mutex::new(HashMap::new())), tasks_max }
+    }
+}
+
+impl SerialQueues {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Queue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner) // no task runs under it
+    }
+
+    /// Whether as many tasks wait as may.
+    pub fn are_full(&self) -> bool {
+        self.waiting() >= self.tasks_max // a bound that need not be exact
+    }
+
+    /// Tasks that are not done.
+    pub fn waiting(&self) -> usize {
+        self.waiting_where(|_| true)
+    }
+
+    /// Tasks for file systems that are not done.
+    pub fn waiting_for_devices(&self) -> usize {
+        self.waiting_where(|key| matches!(key, QueueKey::Device(_)))
+    }
+
+    fn waiting_where(&self, is_meant: impl Fn(QueueKey) -> bool) -> usize {
+        self.lock().iter().filter(|(key, _)| is_meant(**key)).map(|(_, queue)| queue.waiting()).sum()
+    }
+
+    /// Tasks of one queue that are not done.
+    pub fn waiting_in(&self, key: QueueKey) -> usize {
+        self.lock().get(&key).map_or(0, Queue::waiting)
+    }
+
+    /// Waits until no task is left that is not for what others have sent, for so long at most.
+    pub fn wait_for_own(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let are_left = || self.waiting_where(|key| !matches!(key, QueueKey::Sender(_))) > 0;
+        while are_left() && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Closes a descriptor whose close may wait for `key`.
+    pub fn close(&self, key: QueueKey, descriptor: OwnedFd) {
+        // What never runs never closes: better than to wait here.
+        let descriptor = ManuallyDrop::new(descriptor);
+        self.spawn(key, move || drop(ManuallyDrop::into_inner(descriptor)));
+    }
+
+    /// Does `task` behind all others with this key. One that panics is over. Without a thread (the system has none to
+    /// give) it waits, until the next with this key is given one.
+    pub fn spawn(&self, key: QueueKey, task: impl FnOnce() + Send + 'static) {
+        let mut queues = self.lock();
+        let queue = queues.entry(key).or_default();
+        queue.tasks.push_back(Box::new(task));
+        if queue.has_thread {
+            return;
+        }
+        queue.has_thread = true;
+        drop(queues);
+        let own = self.clone();
+        let spawned = std::thread::Builder::new().name("quinion-serial".into()).spawn(move || own.run(key));
+        if spawned.is_err()
+            && let Some(queue) = self.lock().get_mut(&key)
+        {
+            queue.has_thread = false;
+        }
+    }
+
+    /// The life of a queue's thread.
+    fn run(&self, key: QueueKey) {
+        loop {
+            let mut queues = self.lock();
+            let Some(queue) = queues.get_mut(&key) else { return };
+            queue.running = false;
+            let Some(task) = queue.tasks.pop_front() else {
+                queues.remove(&key);
+                return;
+            };
+            queue.running = true;
+            drop(queues);
+            let _ = catch_unwind(AssertUnwindSafe(task));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn tasks_of_one_key_are_done_in_order_and_of_another_meanwhile() {
+        let queues = SerialQueues::default();
+        let (go, waits) = channel::<()>();
+        let (say, said) = channel();
+        let says = |word: u32| {
+            let say = say.clone();
+            move || say.send(word).unwrap()
+        };
+        let first = says(1);
+        queues.spawn(QueueKey::Sender(1), move || {
+            waits.recv().unwrap();
+            first();
+        });
+        queues.spawn(QueueKey::Sender(1), || panic!("a task that panics is over"));
+        queues.spawn(QueueKey::Sender(1), says(2));
+        queues.spawn(QueueKey::Device(1), says(3));
+        assert_eq!(said.recv(), Ok(3));
+        assert!(queues.waiting() >= 3 && !queues.are_full());
+        go.send(()).unwrap();
+        assert_eq!([said.recv(), said.recv()], [Ok(1), Ok(2)]);
+        while queues.waiting() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(queues.lock().is_empty(), "a queue without tasks stays");
+    }
+
+    #[test]
+    fn queues_are_full_with_as_many_tasks_as_may_wait() {
+        let queues = SerialQueues { tasks_max: 2, ..SerialQueues::default() };
+        let (go, waits) = channel::<()>();
+        queues.spawn(QueueKey::Sender(1), move || {
+            let _ = waits.recv();
+        });
+        assert!(!queues.are_full());
+        queues.spawn(QueueKey::Device(1), || ());
+        queues.spawn(QueueKey::Sender(1), || ());
+        assert!(queues.are_full());
+        drop(go);
+        while queues.are_full() {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -24,8 +24,12 @@ use quinion::units::MappingId;
 use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
+#[path = "support/hanging.rs"]
+mod hanging;
 #[path = "support/naive_owner.rs"]
 mod naive_owner;
+
+use hanging::Hanging;
 use naive_owner::NaiveOwner;
 
 const BAD_DESCRIPTOR: RequestError = RequestError::Errno(9);
@@ -769,53 +773,6 @@ fn a_listener_that_lets_nobody_in_is_looked_at_now_and_then() {
     std::thread::sleep(Duration::from_secs(2));
     assert!(ticks() < before + 40, "a fifth of a core, of a hundred ticks a second, for nobody");
     drop((service, writer));
-}
-
-/// A file system in user space that can be told to hang. It is aborted at the end, so that nobody hangs for ever.
-struct Hanging {
-    folder: tempfile::TempDir,
-    server: Child,
-    /// Its file, which is closed after the server has ended: a close would not be answered before.
-    file: Option<File>,
-}
-
-impl Hanging {
-    /// `None`, with a word, where none can be mounted.
-    fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !std::path::Path::new("/dev/fuse").exists() {
-            println!("SKIPPED: it takes root and /dev/fuse to mount a file system in user space");
-            return None;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let (point, stop) = (folder.path().join("point"), folder.path().join("stop"));
-        std::fs::create_dir(&point).unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fuse.py");
-        let mut command = Command::new("python3");
-        command.arg(script).args([&point, &stop]).stdout(Stdio::piped());
-        let mut server = command.spawn().unwrap();
-        let mut said = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut said)
-            .unwrap();
-        assert_eq!(said, "mounted\n");
-        let mut hanging = Self { folder, server, file: None };
-        hanging.file = Some(File::open(point.join("file")).unwrap());
-        Some(hanging)
-    }
-    fn file(&self) -> &File {
-        self.file.as_ref().expect("it was opened at once")
-    }
-    fn hang(&self) {
-        std::fs::write(self.folder.path().join("stop"), "").unwrap();
-    }
-}
-
-impl Drop for Hanging {
-    fn drop(&mut self) {
-        // With its server the connection ends, and whoever waits for an answer is told so; only then is it asked.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-        let _ = rustix::mount::unmount(self.folder.path().join("point"), rustix::mount::UnmountFlags::DETACH);
-    }
 }
 
 /// 1. A viewer attaches a file of a file system that hangs, and says that it lies on another, so that nobody counts

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 mod disk;
+#[path = "../../../quinion/tests/support/hanging.rs"]
+mod hanging;
 use disk::{Ended, Report, noise, plain, quinion, scratch};
 
 const FILE_BYTES: usize = 3 << 20;
@@ -976,4 +978,44 @@ fn one_that_stands_still_is_ended_by_stop() {
     assert!(output.status.success() && text(&output.stdout).contains("was killed"), "{output:?}");
     assert_eq!((home.owners(), home.left()), (vec![], vec![]));
     home.ran(&[], &["true"]);
+}
+
+/// 1. Some programs read by the cache what lies on a file system that hangs, and the owner reads it for them.
+/// 2. The reads of others are not answered, nobody new is served, and the owner cannot be ended.
+#[test]
+fn a_file_system_that_hangs_keeps_its_own_programs_alone() {
+    /// Reads a page at once, and all of the file when told to.
+    const READS: &str = "import sys,os
+fd = os.open(sys.argv[1], os.O_RDONLY); n = len(os.pread(fd, 4096, 0)); print('ready', flush=True)
+sys.stdin.readline(); print('begins', flush=True)
+for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
+";
+    let options = ["--file-systems", "all", "--coherence", "times"];
+    let home = Home::new();
+    let (local, python) = (home.file("local", 5), disk::python().to_str().expect("a plain path"));
+    let Some(hanging) = hanging::Hanging::new() else { return };
+    let hung = hanging.path();
+    let words = [python, "-c", READS, hung.to_str().expect("a plain path")];
+    // More than the owner has workers, and than may be at work on one file system.
+    let mut readers: Vec<_> =
+        (0..12).map(|_| Waiting::start(home.run_as("default", &options, &words))).collect();
+    let served = home.quinion(&["keeps", "--json"]).output().expect("our own command starts");
+    hanging.hang();
+    let told: Vec<_> = readers.iter_mut().map(Waiting::tell).collect();
+    assert!(told.iter().all(|line| line == "begins"), "{told:?}");
+    let begun = Instant::now();
+    for round in 0..4 {
+        let (read, report) = home.ran(&options, &["cat", local.to_str().expect("a plain path")]);
+        disk::assert_bytes("cat", &read, &fs::read(&local).expect("it is there"));
+        assert_eq!(report.served(), FILE_BYTES as u64, "round {round}: {report:?}; {}", text(&served.stdout));
+    }
+    let owner = home.owner();
+    kill(owner, libc::SIGTERM);
+    // What hangs in the kernel hangs there until the file system is gone; but nobody finds this owner any more.
+    until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    home.ran(&options, &["true"]);
+    drop(hanging);
+    until(|| is_gone(owner));
+    drop(readers);
 }

@@ -13,6 +13,9 @@ def answer(operation, node, body):
     if operation == 1 and body == b'file\0': return struct.pack('<4QII', 2, 0, 0, 0, 0, 0) + attributes(2)
     if operation == 3: return struct.pack('<QII', 0, 0, 0) + attributes(node)
     if operation in (14, 27): return struct.pack('<QII', 0, 0, 0)
+    if operation == 15:
+        at, size = struct.unpack_from('<8xQI', body)
+        return bytes(max(0, min(size, (1 << 20) - at)))
     if operation == 17: return bytes(80)
     return b'' if operation in (18, 25, 29, 34, 38) else None
 while True:

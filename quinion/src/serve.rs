@@ -835,9 +835,7 @@ impl Shared {
                 Ok([0, 0])
             }
             REMOVES => {
-                let attached = &self.control().attached[place_of(first, second, ATTACHED_PLACES)];
-                self.drain_closed_handles(|| !attached.is_zero());
-                self.owner.close_idle(first, second);
+                self.close_idle(first, second);
                 Ok([0, 0])
             }
             LET_GO => {
@@ -850,6 +848,13 @@ impl Shared {
             }
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// A viewer is about to remove that file: it is closed, unless somebody has it open.
+    fn close_idle(&self, device: u64, inode: u64) {
+        let attached = &self.control().attached[place_of(device, inode, ATTACHED_PLACES)];
+        self.drain_closed_handles(|| !attached.is_zero());
+        self.owner.close_idle(device, inode);
     }
 
     /// What the code does that the viewer's process has loaded.

@@ -1,4 +1,8 @@
 //! Hanging: a file system in user space that can be told to hang.
+//!
+//! Its server is a small program (`fuse.py`), which answers until it is told to stop answering. Whoever asks then waits
+//! in the kernel, and cannot even be killed, until the server has ended: so the server is killed first, at the end of a
+//! test, whatever came of it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

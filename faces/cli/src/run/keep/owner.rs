@@ -620,7 +620,8 @@ impl ControlSocket {
         }
         // 4 the memory goes
         let Self { folder, name, lock, session, numbers, tidy, talks, listener, queues, .. } = self;
-        queues.close(QueueKey::Sender(0), listener.into()); // who has connected and was not let in is in it, with what he sent
+        // Who has connected and was not let in is in it, with what he sent.
+        queues.close(QueueKey::Sender(0), listener.into());
         drop((talks, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }

@@ -830,8 +830,7 @@ impl Shared {
                 Ok([0, 0])
             }
             RELEASE => {
-                self.drain_closed_handles(|| true);
-                self.owner.release_idle();
+                self.release_idle();
                 Ok([0, 0])
             }
             REMOVES => {
@@ -848,6 +847,12 @@ impl Shared {
             }
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// A viewer is about to unmount something: what nobody has open is closed.
+    fn release_idle(&self) {
+        self.drain_closed_handles(|| true);
+        self.owner.release_idle();
     }
 
     /// A viewer is about to remove that file: it is closed, unless somebody has it open.

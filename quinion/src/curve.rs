@@ -59,7 +59,7 @@ const CLASSES: usize = ((u64::BITS - CLASS_BITS) as usize + 1) << CLASS_BITS;
 /// Follows a sample of the pages that are read. Shared by all threads.
 #[derive(Debug)]
 pub struct Sampler {
-    /// A page is a sample if its hash is below. Only falls, under the lock; who reads an old one asks for
+    /// A page is a sample if its hash is below. Only falls, under the lock; a thread that reads an old one asks for
     /// the lock in vain.
     threshold: AtomicU64,
     samples: Mutex<Samples>,

@@ -30,8 +30,8 @@
 //! The idea and the rules are those of Linux (`lib/errseq.c`, since 4.13). We differ: its word has 32 bits, so after
 //! 2^19 errors a handle that slept may miss one. Ours counts 2^51.
 //!
-//! Each word is the whole message, so all accesses are `Relaxed`: who must be told of an error has waited for the
-//! write that failed, and that orders the two.
+//! Each word is the whole message, so all accesses are `Relaxed`: a caller that must be told of an error has waited for
+//! the write that failed, and that orders the two.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

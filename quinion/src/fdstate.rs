@@ -1,4 +1,4 @@
-//! File descriptor state: who keeps a descriptor's offset, the kernel or this process.
+//! File descriptor state: whether the kernel or this process keeps a descriptor's offset.
 //!
 //! A process that reads through a viewer may keep the offset of a descriptor itself, the **private offset**, so that
 //! `read` and `lseek` need no system call. This module is the protocol by which the offset passes from the kernel to
@@ -57,8 +57,8 @@
 //!     in force or is held still; after it every caller finds the kernel's offset right.
 //!  3. In Served the private offset moves by compare-exchange of the whole word. So a read that was served while
 //!     another thread read, seeked, closed or left the descriptor to the kernel starts over.
-//!  4. Whoever is about to use the kernel's offset either counts as a kernel's call (candidate) or has left the offset
-//!     to the kernel for good ([`Fd::share`]) and waited for Moving to end.
+//!  4. A thread that is about to use the kernel's offset either counts as a kernel's call (candidate) or has left the
+//!     offset to the kernel for good ([`Fd::share`]) and waited for Moving to end.
 //!  5. A thread that is Moving has its signals held back and makes four system calls at most, so waiting for it ends,
 //!     provided that the waiters let it run: [`Process::wait`] must sleep after some turns, for a waiter of a real-time
 //!     class that only yields never lets a holder of a lower class run.
@@ -252,7 +252,8 @@ impl FdCell {
     pub fn look(&self) -> FdWord {
         // SeqCst for pairs of "publish, then look for the other's" (open and fork, publish and stop, publish and
         // write).
-        // It also is the Acquire whose partner is the store in `Fd::moving`: who sees SERVED sees the attachment.
+        // It also is the Acquire whose partner is the store in `Fd::moving`: a thread that sees SERVED sees the
+        // attachment.
         FdWord(self.0.load(ordering(Mutant::LookAcquire, Ordering::SeqCst, Ordering::Relaxed)))
     }
 

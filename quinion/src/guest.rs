@@ -12,8 +12,8 @@
 //!
 //! [`ImageMemory`] is the image. It is a mapping whose backend is the snapshot and whose pages have their places in a
 //! guest's extents (`arena/guest.rs`), so that a fill reads straight into the memory that the machines map: there is no
-//! second copy. It fills lazily. Whoever wants a range makes it **ready** first ([`ImageMemory::bring`]); pages that
-//! are ready stay as long as the image does, and never change.
+//! second copy. It fills lazily. A caller that wants a range makes it **ready** first ([`ImageMemory::bring`]); pages
+//! that are ready stay as long as the image does, and never change.
 //!
 //! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in
 //! place or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each
@@ -23,18 +23,19 @@
 //! new name or a removal, says nothing of its bytes, and breaks nothing.
 //!
 //! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
-//! seen whom an ordinary file of the cache may see: who writes in place and then sets the time of modification back;
-//! and who stores through a mapping of the snapshot, until the kernel notes the time, which may be after his bytes can
-//! be read. A device's content has no times at all, and that of a [`Backend`] of the user's as many as he gives it. In
-//! all of these what was ready stays what it was, and what is brought later is what the file has then.
+//! seen whom an ordinary file of the cache may see: a program that writes in place and then sets the time of
+//! modification back; and who stores through a mapping of the snapshot, until the kernel notes the time, which may be
+//! after his bytes can be read. A device's content has no times at all, and that of a [`Backend`] of the user's as many
+//! as he gives it. In all of these what was ready stays what it was, and what is brought later is what the file has
+//! then.
 //!
 //! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
 //! were made ready, or is started when all of the image is.
 //!
 //! [`MachineMemory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached,
-//! and there are no folios: who reads or writes it here copies to or from its address. It gets its memory where it is
-//! touched by us, before, by a call that answers an error where a touch alone would be a signal.
+//! and there are no folios: a caller that reads or writes it here copies to or from its address. It gets its memory
+//! where it is touched by us, before, by a call that answers an error where a touch alone would be a signal.
 //!
 //! Invariants:
 //!  1. A page that is ready holds the bytes that the snapshot had there when it was opened (but for what is not found
@@ -106,7 +107,7 @@ pub struct ImageMemory {
     process: ForkGuard,
 }
 
-/// Who is told what came of pages: in rising order, each page once. He may say that it is enough.
+/// Is told what came of pages: in rising order, each page once. It may say that it is enough.
 pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
 impl ImageMemory {
@@ -197,7 +198,7 @@ impl ImageMemory {
     pub fn row(&self, from: PageIndex, end: PageIndex, wanted: bool) -> PageIndex {
         let mut at = from.0;
         while at < end.0 {
-            // Acquire, partner: the Release in `make_ready`: who sees the bit sees the page's bytes.
+            // Acquire, partner: the Release in `make_ready`: a thread that sees the bit sees the page's bytes.
             let word = self.ready[(at / WORD) as usize].load(Ordering::Acquire);
             let others = if wanted { !word } else { word } >> (at % WORD);
             if others != 0 {
@@ -316,7 +317,7 @@ impl ImageMemory {
         while at < pages.end.0 {
             let next = ((at / WORD + 1) * WORD).min(pages.end.0);
             let mask = (u64::MAX >> (WORD - (next - at))) << (at % WORD);
-            // Release, partner: the Acquire in `row`. Who brought the pages saw that they came.
+            // Release, partner: the Acquire in `row`. The thread that brought the pages saw that they came.
             let before = self.ready[(at / WORD) as usize].fetch_or(mask, Ordering::Release);
             newly += u64::from((mask & !before).count_ones());
             at = next;

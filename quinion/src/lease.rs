@@ -9,8 +9,8 @@
 //!     goes on, writes
 //! ```
 //!
-//! The kernel gives a read lease on a file that nobody has open for writing. Whoever opens it for writing then, or
-//! cuts it, is made to wait, and the lease's owner is told; the other goes on when the lease is given up, or when
+//! The kernel gives a read lease on a file that nobody has open for writing. A program that opens it for writing then,
+//! or cuts it, is made to wait, and the lease's owner is told; the other goes on when the lease is given up, or when
 //! `/proc/sys/fs/lease-break-time` is over (45 seconds, if nobody changed it): then the kernel takes it away. (One who
 //! opens with `O_NONBLOCK` is told `EAGAIN` instead and may come again; we are told all the same.)
 //!
@@ -115,7 +115,7 @@ impl NoLease {
     }
 }
 
-/// Who has a lease.
+/// The holder of a lease.
 pub trait LeaseHolder: Send + Sync {
     /// Looks whether the lease still stands ([`Lease::stands`]). If not: first believes it no more, then forgets what
     /// was read under it, and then drops it. May wait for locks; is waited for by somebody who wants to write.
@@ -213,7 +213,7 @@ impl Leases {
 
     /// How long they may be, from now on; a step of the clock more at most, for which there is room.
     pub fn seen_for(&self) -> Duration {
-        // Acquire, partner: `see`: who hears of a time hears of what holders said before it.
+        // Acquire, partner: `see`: a thread that hears of a time hears of what holders said before it.
         Duration::from_nanos(self.room.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 

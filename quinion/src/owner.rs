@@ -10,7 +10,7 @@
 //! viewer looks at stays what it is until the viewer has let go.
 //!
 //! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or
-//! whoever declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
+//! the one that declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
 //! times.
 //!
 //! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
@@ -426,7 +426,7 @@ impl CacheOwner {
             return Err(unserved(Unserved::Unwritten));
         }
         let (trust, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
-        // After it was admitted: who leaves it to the kernel says so first, and takes its record back then.
+        // After it was admitted: the thread that leaves it to the kernel says so first, and takes its record back then.
         if is_watched() {
             file.give_way_to_cut();
             return Err(Errno::BUSY);
@@ -586,7 +586,7 @@ impl Owner for CacheOwner {
         if self.watched.lock().has(inode) {
             return None; // who attaches it is told
         }
-        // What is not served anyway is not opened; who attaches it is told why.
+        // What is not served anyway is not opened; a viewer that attaches it is told why.
         self.rules.look(&format!("/proc/self/fd/{}", file.as_raw_fd()), Path::new(""), inode).ok()?;
         if self.is_refused(inode) {
             return None; // who attaches it is told
@@ -719,8 +719,8 @@ mod tests {
         assert_eq!(short.files.len() as u64, most);
     }
 
-    /// The kernel tells no lease of a file that is cut by being opened to read only. Who says so while the file is
-    /// being attached is heard.
+    /// The kernel tells no lease of a file that is cut by being opened to read only. A viewer that says so while the
+    /// file is being attached is heard.
     #[test]
     fn a_cut_while_a_file_is_being_attached_is_heard() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");

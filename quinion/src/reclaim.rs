@@ -16,8 +16,8 @@
 //! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
 //! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
 //! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always
-//! dirty. If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) Who is told that
-//! there is nothing to be had has pages written, if any are dirty (`filemap/fill.rs`).
+//! dirty. If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) A caller that is told
+//! that there is nothing to be had has pages written, if any are dirty (`filemap/fill.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -123,7 +123,7 @@ pub struct Reclaim {
     spill: OnceLock<Arc<Spill>>,
 }
 
-/// Who judges: a policy for each pool, and whose turn it is.
+/// The judges: a policy for each pool, and whose turn it is.
 #[derive(Debug)]
 struct PoolPolicies {
     policies: Vec<Box<dyn Policy>>,

@@ -386,7 +386,7 @@ struct Shared {
 pub struct ServiceOptions {
     /// How many threads answer; at least one does.
     pub workers: usize,
-    /// Who answers [`Operation::Examine`]. If nobody does, processes that ask are to be careful.
+    /// Answers [`Operation::Examine`]. If nobody does, processes that ask are to be careful.
     pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
     /// [`Service::admit`] alone.
@@ -431,7 +431,7 @@ impl Admission {
 pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // Before it has a name: whoever finds the name finds it closed to others.
+    // Before it has a name: a process that finds the name finds it closed to others.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, LISTEN_MAX)?;
@@ -479,7 +479,7 @@ impl Service {
         });
         shared.control().set_attach_policy(shared.owner.attach_policy());
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the other. Who starts us waits for these two
+        // A thread that cannot be started: the drop of `service` stops the other. The caller waits for these two
         // alone; the rest is the keeper's, and it makes do with fewer.
         service.shared.start_worker()?;
         let keep_house = move |shared: &Arc<Shared>| shared.run_keeper(workers.saturating_sub(1));
@@ -550,7 +550,7 @@ impl Service {
         self.shared.totals(|_| true)
     }
 
-    /// Says the same; who asks later is told what viewers had done until then. Nothing is served any more.
+    /// Says the same; a later question is answered by what viewers had done until then. Nothing is served any more.
     pub fn stop_serving(&mut self) {
         self.close();
     }
@@ -596,7 +596,7 @@ impl Shared {
         self.owner.arena().control().viewer_page(viewer).expect("a viewer's number is below VIEWERS_MAX")
     }
     fn process(&self, viewer: usize) -> u32 {
-        // Acquire, partner: the Release in `admit`: who sees a process sees its page in place.
+        // Acquire, partner: the Release in `admit`: a thread that sees a process sees its page in place.
         self.processes[viewer].load(Ordering::Acquire)
     }
     fn present(&self) -> impl Iterator<Item = usize> {
@@ -606,7 +606,7 @@ impl Shared {
         self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
     }
 
-    // ---- who joins ------------------------------------------------------------------------------
+    // ---- processes join ------------------------------------------------------------------------------
 
     /// Gives a process a seat and a page, if it is of our domain.
     fn admit(&self, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
@@ -696,8 +696,8 @@ impl Shared {
     fn answer_viewers(&self) {
         while !self.is_closed() {
             let (control, mut bells) = (self.control(), BellList::new());
-            // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. Whoever asks after we
-            // looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
+            // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. A viewer that asks after
+            // we looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
             bells.push(FutexWait::new(&control.bell, control.bell.load(Ordering::SeqCst)));
             for viewer in self.present() {

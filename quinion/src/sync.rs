@@ -390,13 +390,13 @@ mod ranked {
     pub enum Rank {
         /// The cache's table of pools.
         Pools = 0,
-        /// Whoever resizes a cache.
+        /// A cache's resize.
         Resize = 1,
         /// The cache's table of mappings.
         Mappings = 2,
         /// One file's read lease.
         Lease = 3,
-        /// One mapping: who writes to the file, and who changes how long it is.
+        /// One mapping: writes to the file, and changes of its length.
         Write = 4,
         /// One handle's readahead state.
         Readahead = 5,
@@ -420,7 +420,7 @@ mod ranked {
         Submit = 14,
         /// What the owner knows of one viewer.
         Viewer = 15,
-        /// Who may change one page's bytes in place, or wants to read them without racing.
+        /// A change of one page's bytes in place, or a read of them that must not race.
         Page = 16,
     }
 

@@ -25,7 +25,7 @@
 //!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
 //!     answer cannot look like the answer to a later question.
 //!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was
-//!     built with another bound. Whoever waited in vain reads by the kernel.
+//!     built with another bound. A viewer that waited in vain reads by the kernel.
 //!  4. An owner that did not answer in time is not waited for again before its heartbeat has risen.
 //!
 //! Not an invariant: that the owner exists, or moves. What is in the arena can be read without it, and is not to be
@@ -60,7 +60,7 @@ pub const LONG_MILLIS_MAX: u32 = 2000;
 const STILL_MILLIS_MAX: u64 = 300;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
-/// Slots that hints may take: who has to wait for bytes always finds one that no hint is in.
+/// Slots that hints may take: a viewer that has to wait for bytes always finds one that no hint is in.
 const HINT_SLOTS: usize = REQUEST_SLOTS / 2;
 /// How often a read asks for the same page and finds it gone again before it gives up.
 const FRUITLESS_MAX: u32 = 4;
@@ -113,8 +113,8 @@ pub struct ViewedFile<'a> {
     /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
     /// marker, so it remembers.
     pub marker_told: &'a AtomicU64,
-    /// Where the last read ended that was noted, in bytes; 0 at first. Who goes on there, in the middle of a folio,
-    /// reads that one still.
+    /// Where the last read ended that was noted, in bytes; 0 at first. A reader that goes on there, in the middle of a
+    /// folio, reads that one still.
     pub touched: &'a AtomicU64,
 }
 
@@ -151,7 +151,7 @@ pub struct ReadOutcome {
 pub enum ReadEnd {
     /// All that was asked for was copied.
     Full,
-    /// The file ends here, as far as the owner knew; its size in bytes then. Who wants to be sure asks the
+    /// The file ends here, as far as the owner knew; its size in bytes then. A caller that wants to be sure asks the
     /// kernel and, if it says otherwise, [`Operation::Revalidate`].
     EndOfFile(u64),
     /// The record belongs to another file by now: attach again, or let the kernel read.
@@ -269,7 +269,8 @@ impl Viewer {
         if self.arena.owner_has_ended() {
             return Validation::Kernel; // nobody sees to it any more that records say what is so
         }
-        // Before what is said: who sees a time sees what was said of files before that was promised. Acquire, partner:
+        // Before what is said: a viewer that sees a time sees what was said of files before that was promised. Acquire,
+        // partner:
         // `Shared::vouch`.
         let until = self.control.control().sure_until.load(Ordering::Acquire);
         let said = self.arena.record(file.cell).map_or(Validation::Kernel, |record| record.validation());
@@ -567,7 +568,7 @@ impl Viewer {
         self.wait(slot, millis)?;
         let error = slot.error.load(Ordering::Relaxed);
         let answers = [slot.answers[0].load(Ordering::Relaxed), slot.answers[1].load(Ordering::Relaxed)];
-        // Release, partner: the Acquire in `claim_slot`: who claims the slot next finds our reads done.
+        // Release, partner: the Acquire in `claim_slot`: a viewer that claims the slot next finds our reads done.
         slot.state.store(state::FREE, Ordering::Release);
         if error == 0 { Ok(answers) } else { Err(RequestError::Errno(error as i32)) }
     }

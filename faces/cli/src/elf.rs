@@ -1,13 +1,13 @@
 //! Elf: what a program or a library says of itself, read from its file and never by running it.
 //!
 //! ```text
-//!   file --Elf::open--> bytes ---> build id, interpreter, needed libraries     who it is, what it loads
+//!   file --Elf::open--> bytes ---> build id, interpreter, needed libraries     what it is, what it loads
 //!                             ---> dynamic symbols, with their versions        what it offers, what it asks for
 //!                             ---> loaded segments                             bytes by their address
 //! ```
 //!
 //! Two ask: [`run`](crate::run), which plans how to patch a C library's functions, and
-//! whoever tells a user what `run` will do with a program.
+//! the commands that tell a user what `run` will do with a program.
 //!
 //! Invariants:
 //!  1. Only 64-bit little-endian files for x86-64 are read; anything else is an error that says so.

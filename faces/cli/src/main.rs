@@ -23,7 +23,7 @@
 //! | 1 | a file could not be read, a cache not be built, or nothing be measured; standard error says why |
 //! | 2 | the command line was not understood |
 //! | 3 | `doctor`: nothing of the program can be served |
-//! | 141 | whoever read standard output went away (128 + the number of SIGPIPE, as a shell says it) |
+//! | 141 | the reader of standard output went away (128 + the number of SIGPIPE, as a shell says it) |
 //!
 //! `run` ends with its program's code instead: 127 if there is no such program,
 //! 126 if it cannot be run, 128 + n if signal n ended it.

@@ -3,7 +3,7 @@
 //! ```text
 //!   mapped   a file by mmap           raw   a file by io_uring, past the page cache
 //!   ram_disk   a block device in memory, and file systems that only one process sees
-//!   region   memory as a virtual machine has it     uffd   who brings its pages
+//!   region   memory as a virtual machine has it     uffd   what brings its pages
 //!   ending     a signal to end, as a descriptor      probes   what this kernel lets us do, by trying it
 //!   viewed     a file in the cache of another process
 //! ```

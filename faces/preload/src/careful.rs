@@ -16,7 +16,7 @@
 //! A look is `fstat` and `F_GETFL`: the same file, unchanged since it was
 //! attached, by a description that reads it plainly. A file that changed a moment ago is not attached, because one
 //! that changes again within a tick of the file system's clock looks unchanged. What is read after the look is
-//! what the descriptor was at the moment of the look; whoever closes it in
+//! what the descriptor was at the moment of the look; a thread that closes it in
 //! another thread meanwhile cannot tell that from a read that was a little earlier.
 //!
 //! `dlopen` looks at who called it (for the folders to search), so a wrapper
@@ -62,8 +62,8 @@ fn loads_under_way(state: u64) -> bool {
 /// Whether descriptors may be served at private offsets, and without looking at them again.
 #[inline]
 pub fn is_free() -> bool {
-    // SeqCst, partner: `begin_loading`, against `table::publish`: who has published a descriptor and is free here
-    // is seen by the load that begins later.
+    // SeqCst, partner: `begin_loading`, against `table::publish`: a thread that has published a descriptor and is free
+    // here is seen by the load that begins later.
     let state = STATE.load(Ordering::SeqCst);
     state & VERDICT == FREE && !loads_under_way(state)
 }
@@ -82,7 +82,7 @@ pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
             return Some(state & VERDICT == FREE && !loads_under_way(state));
         }
         let verdict = ask(viewer)?;
-        // Partner: `begin_loading`. Who began to load meanwhile has changed the state, and we ask again.
+        // Partner: `begin_loading`. A thread that began to load meanwhile has changed the state, and we ask again.
         let _ = STATE.compare_exchange(state, state | verdict, Ordering::SeqCst, Ordering::SeqCst);
     }
 }

@@ -10,7 +10,7 @@
 //! The kernel copies to a bad address and notices. Our copy cannot ask before without a system call for each hit, so
 //! it notices as the kernel does: by the fault. The blocks that copy have noted where they begin and end
 //! ([`resume_after_fault`]); a fault there is counted ([`seen`]) and the copy ends, and with it all of the read: as
-//! from the kernel, nothing is written behind the first bad byte. Whoever read compares the count
+//! from the kernel, nothing is written behind the first bad byte. The reader compares the count
 //! with what it was before, and if it has changed, leaves the call to the kernel. That another thread faulted
 //! meanwhile costs no more than that.
 //!
@@ -32,8 +32,8 @@
 //! gave its addresses back before it limited them. An instruction of ours that faults there finds zeros and goes on,
 //! and its read, too, is the kernel's to answer ([`process::mend`]).
 //!
-//! Who ignores one of the signals, has more handlers than there are entries, or sets one in ways that are not seen
-//! here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
+//! A program that ignores one of the signals, has more handlers than there are entries, or sets one in ways that are
+//! not seen here is served no more ([`process::stop`]); from then on, the kernel has the program's own actions again.
 //!
 //! Invariants:
 //!  1. An entry that was given away never means another action.

@@ -461,7 +461,7 @@ pub const READ_EXECUTE: usize = 5;
 
 /// Changes what may be done with whole pages of this process.
 pub fn protect(address: usize, bytes: usize, protection: usize) -> Result<(), Errno> {
-    // SAFETY: the bytes stay; whoever calls answers for nobody using them in another way meanwhile.
+    // SAFETY: the bytes stay; the caller answers for nobody using them in another way meanwhile.
     result(unsafe { call(number::MPROTECT, [address, bytes, protection, 0, 0, 0]) }).map(drop)
 }
 
@@ -502,7 +502,7 @@ pub fn holds_back(signal: i32) -> bool {
     mask >> (signal - 1) & 1 != 0
 }
 
-/// Who of a process's other threads blocks a signal.
+/// Which of a process's other threads block a signal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum BlockedBy {
     Nobody,
@@ -592,8 +592,8 @@ pub fn keep_from_cores(base: core::ptr::NonNull<u8>, bytes: usize) {
     let _ = unsafe { call(number::MADVISE, [base.as_ptr() as usize, bytes, MADV_DONTDUMP, 0, 0, 0]) };
 }
 
-/// Puts zeros that take no memory in the place of what is mapped there, in one step: whoever is about to read there
-/// reads zeros.
+/// Puts zeros that take no memory in the place of what is mapped there, in one step: a thread that is about to read
+/// there reads zeros.
 pub fn cover(base: core::ptr::NonNull<u8>, bytes: usize, access: Access) -> bool {
     let flags = PRIVATE | ANONYMOUS | FIXED | NORESERVE;
     map_at(Some(base.as_ptr() as usize), bytes, access as usize, flags, None).is_some()
@@ -747,7 +747,7 @@ pub fn greet(
     const SCM_RIGHTS: i32 = 1;
     const MSG_NOSIGNAL: usize = 0x4000;
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-    // 1 connect; who has no room for one more does not make us wait
+    // 1 connect; an owner that has no room for one more does not make us wait
     // SAFETY: numbers only.
     let end = result(unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | FLAGS, 0, 0, 0, 0]) }).ok()?;
     let end = OwnDescriptor(end as i32);

@@ -6,7 +6,7 @@
 //! exactly as it was made, and whatever that does with its frame, unwinding for
 //! a cancelled thread or never coming back, is not our business.
 //!
-//! The hooks do one thing: whoever is about to use or share the kernel's offset
+//! The hooks do one thing: a thread that is about to use or share the kernel's offset
 //! finds it right, because it went back to the kernel for good. Where only the
 //! offset is used, the descriptor is **shared**: reads that say where they
 //! begin are served still. Where the file itself is read another way from then

@@ -11,7 +11,7 @@
 //!     fixes      the places in `moved` that depend on where it comes to lie
 //! ```
 //!
-//! Nothing here knows instructions: who plans does, and who patches copies bytes and adds numbers.
+//! Nothing here knows instructions: the planner does, and the patcher copies bytes and adds numbers.
 
 /// The first eight bytes of a plan; the last is the form's version.
 pub const MAGIC: [u8; 8] = *b"QNPATCH\x01";

@@ -38,12 +38,13 @@
 //!
 //! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
 //! may be set for all threads by one of them. So whoever may make one is counted ([`enter`]), and looks at the switch
-//! after that; who is about to forbid them stops, and then waits until nobody is counted any more ([`confine`]). The
-//! count lies in the page of the switch, so a child begins with none. A hit makes no system call and is not counted.
+//! after that; a thread that is about to forbid them stops, and then waits until nobody is counted any more
+//! ([`confine`]). The count lies in the page of the switch, so a child begins with none. A hit makes no system call and
+//! is not counted.
 //!
 //! Invariants:
-//!  1. Whoever is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting for it
-//!     ends.
+//!  1. The thread that is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting
+//!     for it ends.
 //!  2. A child that shares our memory never settles, joins or changes the table.
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
@@ -394,7 +395,7 @@ fn hold(memory: ViewerMappings, process: u32) {
 
 /// What was given last. Only if [`MEMORY_OF`] has said that there is some.
 fn memory() -> [Mapped; 2] {
-    // SAFETY: whoever said that there is some has written it before.
+    // SAFETY: the thread that said that there is some has written it before.
     let ViewerMappings(memory) = unsafe { (*MEMORY.0.get()).assume_init() };
     memory
 }
@@ -621,8 +622,8 @@ fn mend_pages(page: usize, bytes: usize, is_arenas_first: bool) -> bool {
 }
 
 /// Everything went back. From here on no wrapper begins a system call of its own, in this process and in those that are
-/// forked from it: what it takes may be forbidden to them. Whoever still is in the middle of one finds all that it
-/// looks at where it was, and is waited for where that matters ([`confine`]).
+/// forked from it: what it takes may be forbidden to them. A thread that still is in the middle of one finds all that
+/// it looks at where it was, and is waited for where that matters ([`confine`]).
 fn leave(actions: Actions) {
     if actions == Actions::Back {
         faults::uninstall();
@@ -639,7 +640,7 @@ pub fn forks() -> u64 {
 /// Whether some thread forked, or is about to, since `before` was read: a descriptor opened meanwhile may be
 /// a child's too.
 pub fn forked_since(before: u64) -> bool {
-    // SeqCst, partner: `begin_fork`, which counts first and then looks at the descriptors. Who has
+    // SeqCst, partner: `begin_fork`, which counts first and then looks at the descriptors. A thread that has
     // published a descriptor and sees no fork here is seen by the fork that comes later.
     before as u32 != 0 || FORKS.load(Ordering::SeqCst) != before
 }

@@ -100,7 +100,8 @@ impl Real {
         self.0.load(Ordering::Relaxed) as usize // as in `get`
     }
 
-    /// Looks in what is loaded now, and does not remember it: who has the function may be gone by the next call.
+    /// Looks in what is loaded now, and does not remember it: the library that has the function may be gone by the next
+    /// call.
     #[cold]
     fn find(&self) -> *mut c_void {
         let Some(wrapped) = ALL.iter().find(|wrapped| core::ptr::eq(wrapped.real, self)) else {
@@ -133,7 +134,8 @@ extern "C" fn not_supported() -> isize {
     -ENOSYS
 }
 
-/// Stands for `closefrom`, which cannot fail: who finds our wrapper of that name closes by it and by nothing else.
+/// Stands for `closefrom`, which cannot fail: a caller that finds our wrapper of that name closes by it and by nothing
+/// else.
 extern "C" fn close_from(first: c_int) {
     let args = [first.max(0) as usize, u32::MAX as usize, 0, 0, 0, 0];
     // SAFETY: the call is the program's.
@@ -265,7 +267,8 @@ impl Wrapped {
     }
 }
 
-/// Who wraps the function at `address`, if somebody does. Several names may stand for it; their wrappers do the same.
+/// The wrapper of the function at `address`, if there is one. Several names may stand for it; their wrappers do the
+/// same.
 pub fn wrapped_at(address: usize) -> Option<&'static Wrapped> {
     ALL.iter().find(|wrapped| wrapped.real.known() == address && wrapped.wrapper as usize != address)
 }

@@ -76,7 +76,8 @@ fn may_attach() -> bool {
     is_known_by_number() && !kernel::are_addresses_limited()
 }
 
-/// Whether the name space of processes is the one that `/proc` shows: who names this process by its number means it.
+/// Whether the name space of processes is the one that `/proc` shows: one that names this process by its number means
+/// it.
 pub fn is_known_by_number() -> bool {
     let mut digits = [0; 16];
     let length = kernel::digits_in_proc(&mut digits);

@@ -5,19 +5,20 @@
 //! the system calls it needs and tells the owner, the counters and `written.rs` what came of it; it decides nothing
 //! about offsets itself.
 //!
-//! SHARED is a permission to look, no knowledge: whoever attaches looks at the
+//! SHARED is a permission to look, no knowledge: a thread that attaches looks at the
 //! descriptor that there is then. So it may be said of a number too often, and
 //! a forked child says it of all it inherited.
 //!
 //! Invariants:
-//!  1. The kernel's offset is right before any call that uses it runs: who wants one shares or detaches first.
+//!  1. The kernel's offset is right before any call that uses it runs: a thread that wants one shares or detaches
+//!     first.
 //!  2. A descriptor is SERVED only while its description is this process's alone, and never if it can write.
 //!  3. What `FILES` holds for a number changes only in [`publish`], while its state is MOVING.
 //!  4. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
 //!     read looks whether it did (`careful.rs`).
 //!
-//! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: who has stopped has given
-//! all back.
+//! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: a process that has stopped
+//! has given all back.
 //!
 //! Two threads that each publish something and then look for the other's do so in SeqCst steps: opening
 //! against forking, attaching against stopping. In their one order the second sees the first.
@@ -237,7 +238,7 @@ pub fn adopt(fd: i32, told: bool) {
     }
 }
 
-/// Whoever looks at all descriptors looks at this one too from now on.
+/// A thread that looks at all descriptors looks at this one too from now on.
 fn see(fd: i32) {
     if (fd as usize) < DESCRIPTORS {
         END.fetch_max(fd as u32 + 1, Ordering::SeqCst); // before the word; partners: the loads of END below

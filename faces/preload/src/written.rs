@@ -8,7 +8,7 @@
 //! |---|---|
 //! | an open for writing, `truncate` | gives its lease up, so that nobody waits, and nobody is told `EAGAIN` |
 //! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: the kernel tells no lease of it |
-//! | `F_SETLEASE` | closes the file: who wants a write lease has to be alone with it |
+//! | `F_SETLEASE` | closes the file: a process that wants a write lease has to be alone with it |
 //! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |
 //!
 //! A file on which this process has asked for a lease is left to the kernel here from then on; and so is, where files
@@ -135,7 +135,7 @@ impl Files {
     fn add(&self, device: u64, inode: u64) {
         let file = Self::digest(device, inode);
         for place in &self.places {
-            // SeqCst, partner: `has`: who is asked for a file after this is told.
+            // SeqCst, partner: `has`: a thread that is asked for a file after this is told.
             match place.compare_exchange(0, file, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(known) if known == file => return,
@@ -181,8 +181,8 @@ pub fn wants_lease(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let Some(stat) = kernel::fstat(fd).filter(Stat::is_regular) else { return };
     LEASED.add(stat.device, stat.inode);
-    // Who is about to attach it has not looked at the list; who comes later does. (As each look at the clock ends in
-    // the kernel, the thread we wait for runs, if it can.)
+    // A thread that is about to attach it has not looked at the list; one that comes later does. (As each look at the
+    // clock ends in the kernel, the thread we wait for runs, if it can.)
     let begun = kernel::now_nanos();
     let is_over =
         || kernel::now_nanos().zip(begun).is_none_or(|(now, begun)| now - begun > ATTACHING_NANOS_MAX);

@@ -24,7 +24,7 @@
 //!  3. An extent has a place among `with_room` exactly while a cell of it can be taken.
 //!
 //! Not an invariant: what a free cell holds beyond its link, or a fresh one at
-//! all. Whoever makes something of a cell makes it empty first.
+//! all. A user of a cell makes it empty first.
 //!
 //! Locks: the caller's. Cost: a few steps a cell; one search among the extents
 //! of cells, of which there are few.

@@ -89,7 +89,7 @@ pub const OPENINGS_PLACES: usize = 256;
 /// Places of [`Control::attached`].
 pub const ATTACHED_PLACES: usize = 2048;
 
-/// Which of `places` a file counts at. Two files may have one: who asks about the one may be told of the other.
+/// Which of `places` a file counts at. Two files may have one: a question about the one may be answered of the other.
 pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
     // One step of a well-known generator: a good enough mix of all bits.
     let x = (inode ^ device.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -225,7 +225,7 @@ impl Control {
         &self.openings[(hash >> 56) as usize % OPENINGS_PLACES]
     }
 
-    /// Says when viewers are to ask for files. Who attaches later, or looks later, does so by this.
+    /// Says when viewers are to ask for files. A viewer that attaches later, or looks later, does so by this.
     pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
         let looks_at_times = if attach_policy.looks_at_times { LOOKS_AT_TIMES } else { 0 };
         let any_file_system = if attach_policy.any_file_system { ANY_FILE_SYSTEM } else { 0 };
@@ -255,7 +255,7 @@ impl Control {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
         self.token.store(token, Ordering::Relaxed);
-        // Release, partner: the Acquire in `ControlView::attach`: who sees the magic sees the rest.
+        // Release, partner: the Acquire in `ControlView::attach`: a thread that sees the magic sees the rest.
         self.magic.store(CONTROL_MAGIC, Ordering::Release);
     }
 }

@@ -5,7 +5,7 @@
 //!          [   sequence    |  holds   | order |   flags     ]
 //! ```
 //!
-//! | part | who changes it | under what |
+//! | part | changed by | under what |
 //! |---|---|---|
 //! | sequence | `prepare` (odd to even), `retire`, `try_retire` (even to odd) | the tree lock of the folio's mapping; exclusive ownership while odd |
 //! | | `begin_writes` (even to the next even), once in a folio's life | a writer's hold |
@@ -37,7 +37,7 @@
 //! | odd | any | 0 | 1 | 0 | 0 | out of the index, and its last holder is about to free it |
 //! | 0 | 0 | 0 | 0 | 0 | 0 | memory that nobody has touched: a folio of mapping 0, for which no reader asks |
 //!
-//! `LOCKED` is the **folio lock**. Who has it is alone in putting first bytes into a folio that is not up to date, and
+//! `LOCKED` is the **folio lock**. Its holder is alone in putting first bytes into a folio that is not up to date, and
 //! keeps other grabbers, splits and spills away from one that is. It stops no reader of a folio that is up to date:
 //! these look at `UPTODATE` first. How it is waited for, and in which order several are taken, is told in
 //! `mapping/grab.rs`.
@@ -50,7 +50,7 @@
 //! is being evicted.
 //!
 //! `DROPBEHIND` stands from a folio's birth until somebody adopts it, or it leaves. It says that nobody but
-//! uncached reads wanted it so far; who drops it, and when, is told in `filemap/uncached.rs`.
+//! uncached reads wanted it so far; how it is dropped, and when, is told in `filemap/uncached.rs`.
 //!
 //! `DIRTY` and `WRITEBACK` sum up the bits of the folio's pages (`dirty.rs`):
 //!
@@ -264,7 +264,7 @@ pub enum LockRefused {
 pub enum ReadableState {
     /// The bytes are there, and stay while the hold is kept.
     Yes,
-    /// Who has it locked is about to bring them.
+    /// The holder of the lock is about to bring them.
     NotYet,
     /// Nobody has put bytes there yet: a folio of a memory file that was allocated and reads as zeros. What is in its
     /// frames is not to be looked at.
@@ -323,7 +323,7 @@ pub fn before_bytes() {
 #[inline]
 fn before_reuse(step: Mutant) {
     // Release fence, partner: the Acquire fence in `end_read`. The odd sequence that ended the frame's
-    // last use came before this call, through a lock or a queue. Who sees what this thread stores
+    // last use came before this call, through a lock or a queue. A thread that sees what this thread stores
     // from here on sees that sequence, or a later one.
     if !mutant(step) {
         fence(Ordering::Release);
@@ -439,7 +439,7 @@ impl Descriptor {
         landed: impl FnOnce(u32, u32) -> u32,
     ) -> Result<(Ticket, u32), NotReady> {
         // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
-        // hands on until the folio is freed: who sees the word and then looks at the bits sees none of
+        // hands on until the folio is freed: a thread that sees the word and then looks at the bits sees none of
         // the frames' use before. And the Release in `complete`, as in `begin_read`: the fill may have ended
         // since that look.
         let order = ordering(Mutant::ReaderWordAcquire, Ordering::Acquire, Ordering::Relaxed);
@@ -461,7 +461,7 @@ impl Descriptor {
     /// Whether this is a folio of `mapping` that covers `index`, filled or not.
     #[inline]
     pub fn identify(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, NotReady> {
-        // Acquire, partner: the Release in `prepare`: who sees the word sees its identity, or a later one.
+        // Acquire, partner: the Release in `prepare`: a thread that sees the word sees its identity, or a later one.
         self.check(DescriptorWord(self.word.load(Ordering::Acquire)), mapping, index)
     }
 
@@ -518,7 +518,7 @@ impl Descriptor {
         let step = if mutant(Mutant::PrepareStep) { u32::MAX } else { 1 };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let word = sequence | HOLD | (u64::from(order.0) << ORDER_SHIFT) | Flags::LOCKED | born_with;
-        // Release, partner: the Acquire in `hold`: who holds the folio while it is filled holds this one.
+        // Release, partner: the Acquire in `hold`: a thread that holds the folio while it is filled holds this one.
         // (A reader that does not hold is told "not up to date" whatever identity it sees; for it, the
         // Release in `complete` publishes identity and bytes together.)
         let order = ordering(Mutant::PrepareRelease, Ordering::Release, Ordering::Relaxed);
@@ -529,7 +529,7 @@ impl Descriptor {
     pub fn complete(&self, uptodate: bool) -> FillEnd {
         let set = if uptodate { Flags::UPTODATE | Flags::STEADY } else { 0 };
         let step = |word: u64| ((word & !Flags::LOCKED) | set) - HOLD;
-        // Release, partner: the Acquire in `begin_read` and `try_hold`: who sees UPTODATE sees the identity
+        // Release, partner: the Acquire in `begin_read` and `try_hold`: a thread that sees UPTODATE sees the identity
         // and the bytes. Acquire, partner: the Release in `retire`, if it falls to us to free the frames.
         let order = ordering(Mutant::CompleteRelease, Ordering::AcqRel, Ordering::Acquire);
         let (before, after) = self.update(order, |word| Some(step(word))).expect("the step is unconditional");
@@ -856,8 +856,8 @@ impl Descriptor {
     /// index is nothing to its holder.)
     #[inline]
     pub fn was_written(&self) -> bool {
-        // Acquire fence, partner: the fence in `written::enter`: who copied a byte of a writer's sees the step
-        // that its first writer made.
+        // Acquire fence, partner: the fence in `written::enter`: a thread that copied a byte of a writer's sees the
+        // step that its first writer made.
         if !mutant(Mutant::HolderFence) {
             fence(Ordering::Acquire);
         }

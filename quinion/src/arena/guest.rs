@@ -34,9 +34,9 @@
 //! **What a late reader costs** is a page of the arena's file, here or in a viewer, or of the guest's file. The former
 //! is given back by the next sweep; the latter counts already.
 //!
-//! **What others keep.** When a guest is given back its file is closed here. Who still maps it, a clone or a virtual
-//! machine, keeps its memory until he goes; that is his then, and does not count any more. (Emptying the file would
-//! hand him zeros.)
+//! **What others keep.** When a guest is given back its file is closed here. A process that still maps it, a clone or a
+//! virtual machine, keeps its memory until he goes; that is his then, and does not count any more. (Emptying the file
+//! would hand him zeros.)
 //!
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of a guest is in the buddy, none of its extents is data, cells or punched, and each counts as grown.
@@ -75,10 +75,10 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
 
 const WORD: u32 = u64::BITS;
 
-/// Who may write the memory of a guest, besides the cache.
+/// The processes that may write the memory of a guest, besides the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuestUse {
-    /// Whoever is given the descriptor: a virtual machine's own memory.
+    /// Any that is given the descriptor: a virtual machine's own memory.
     Shared,
     /// Nobody: others map it privately, or to read. Sealed, where the kernel knows that seal (5.1).
     Frozen,
@@ -275,7 +275,7 @@ impl GuestExtents {
         (done, None)
     }
 
-    /// The same, of frames of one extent. Who finds another at it waits for him.
+    /// The same, of frames of one extent. A thread that finds another at it waits for that.
     fn back_in_extent(&self, frame: Frame, pages: u32) -> std::io::Result<()> {
         let segment = &self.arena.arena_segment;
         let extent = frame.extent();
@@ -306,7 +306,7 @@ impl GuestExtents {
         let mut backing = self.backing[nth].lock().unwrap_or_else(PoisonError::into_inner);
         // Whatever the system says: a page that is said to have none is given some before it is used.
         *backing = match std::mem::replace(&mut *backing, ExtentBacking::Nothing) {
-            // None that we know of: who has the file open may have touched it.
+            // None that we know of: a process that has the file open may have touched it.
             ExtentBacking::Nothing => ExtentBacking::Nothing,
             some => {
                 let mut missing = match some {
@@ -481,7 +481,7 @@ impl Arena {
         let file = create_sized(name, bytes, sharing)?;
         let fresh = self.view.frames_grown()..(first + extents) * EXTENT_PAGES;
         self.make_entries(&mut growth.tables, fresh).map_err(no_memory)?;
-        // 3 over the extents. Who is past his first look there throws away what he sees (head of this file).
+        // 3 over the extents. A reader that is past its first look there throws away what it sees (head of this file).
         let offset = first as usize * EXTENT_SIZE;
         if let Err(source) = self.arena_segment.lay_over(offset, bytes, file.as_fd()) {
             self.lay_bare(first, extents);
@@ -496,7 +496,7 @@ impl Arena {
         let first = Frame(first * EXTENT_PAGES);
         let mut stock = self.stock.lock();
         stock.add_guest(first, extents);
-        // As in `grow`: who sees the new number finds memory, or a hole, and odd descriptors.
+        // As in `grow`: a thread that sees the new number finds memory, or a hole, and odd descriptors.
         self.view.publish_frames(stock.frames_reached());
         drop((stock, growth));
         let pages = u64::from(extents) * u64::from(EXTENT_PAGES);
@@ -522,10 +522,11 @@ impl Arena {
                 stock.guests.by_first.values().filter(|guest| guest.is_closing && guest.claimed_pages == 0);
             ended.map(|guest| (guest.first.extent(), guest.extents)).collect()
         };
-        // Partner: the Acquire fence in `end_read`. Who reads what is not the folio's sees that it was retired.
+        // Partner: the Acquire fence in `end_read`. A thread that reads what is not the folio's sees that it was
+        // retired.
         before_bytes();
         for (first, extents) in ended {
-            // Nobody has it but us: whoever takes or gives back has the growth lock, and nobody can claim there.
+            // Nobody has it but us: a thread that takes or gives back has the growth lock, and nobody can claim there.
             if self.lay_bare(first, extents) {
                 self.stock.lock().remove_guest(first);
                 growth.returned += u64::from(extents) * EXTENT_SIZE as u64;
@@ -866,7 +867,8 @@ mod tests {
         }
         assert_eq!(arena.stats().guest_bytes, 0);
         arena.check().unwrap();
-        // The arena's file lies there again, without memory; who looks late finds zeros, and the sweep his page.
+        // The arena's file lies there again, without memory; a reader that looks late finds zeros, and the sweep its
+        // page.
         let bare = taken(arena.arena_fd());
         // SAFETY: the address is mapped as long as the arena is.
         #[allow(unsafe_code)]

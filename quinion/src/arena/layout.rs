@@ -15,10 +15,10 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
-/// refused. Since 2 the pages of a folio may be written in place: who does not know that would read torn pages. Since 3
-/// there is a table of pages under write-back. Since 4 a viewer's page says for which run it is and what its process
-/// writes, and the control file when files are asked for, which are attached, and what came of patching; a record says
-/// how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
+/// refused. Since 2 the pages of a folio may be written in place: a reader that does not know that would read torn
+/// pages. Since 3 there is a table of pages under write-back. Since 4 a viewer's page says for which run it is and what
+/// its process writes, and the control file when files are asked for, which are attached, and what came of patching; a
+/// record says how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
 /// to when leases are believed in. Since 7 each viewer's page is a memory file of its own, and the rest is read-only;
 /// nobody says what it writes, and a record that says nothing is not believed.
 pub const LAYOUT_VERSION: u32 = 8;
@@ -163,7 +163,7 @@ impl Header {
         self.token.store(token, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
         self.frames_grown.store(layout.frames_meta, Ordering::Relaxed);
-        // Release, partner: the Acquire in `read`: who sees the magic sees all the rest.
+        // Release, partner: the Acquire in `read`: a thread that sees the magic sees all the rest.
         self.magic.store(MAGIC, Ordering::Release);
     }
 

@@ -28,7 +28,7 @@
 //!                                             -> shrink    extents out of use, and back to the machine
 //!                                             -> guest     extents with files of their own
 //!                                             -> limits    how much a process may hope for
-//!                                             -> page_locks   who changes a page's bytes in place
+//!                                             -> page_locks   changes of a page's bytes in place
 //! ```
 //!
 //! Invariants:

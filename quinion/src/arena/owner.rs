@@ -867,10 +867,10 @@ impl Arena {
 
     // ---- growing --------------------------------------------------------------------------------
 
-    /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. Who must not
+    /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. A thread that must not
     /// wait does not grow while another does.
     fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
-        // 1 one at a time; who waited here may find it done
+        // 1 one at a time; a thread that waited here may find it done
         let Some(mut growth) = self.growth.lock_as(locks) else { return GrowOutcome::No };
         let extent = {
             let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };

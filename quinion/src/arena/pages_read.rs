@@ -16,9 +16,9 @@
 //! | who | does what | when |
 //! |---|---|---|
 //! | the fill | `note_landed` on the folio, then sets bits | a part has ended and another has not, or failed |
-//! | who holds the folio | looks at the bit of its page | the folio is not up to date as a whole |
-//! | who holds nothing | looks at bits between its two looks at the descriptor | its first look found a fill at work |
-//! | who frees the frames | clears all bits of a folio that was noted | before the arena has them back |
+//! | a holder of the folio | looks at the bit of its page | the folio is not up to date as a whole |
+//! | a reader without a hold | looks at bits between two looks at the descriptor | its first look found a fill at work |
+//! | the thread that frees the frames | clears all bits of a folio that was noted | before the arena has them back |
 //!
 //! A fill that ends well in one piece never sets a bit, and the bits of one that does are not wanted any more
 //! when it has ended; they stay until the frames are freed, because clearing them earlier would take
@@ -56,7 +56,7 @@ pub const FRAMES_PER_WORD: u32 = 64;
 /// Says that the pages of the frames in `mask` have come.
 #[inline]
 pub fn set(word: &AtomicU64, mask: u64) {
-    // Release, partner: the Acquire in `load`: who sees the bit sees the bytes.
+    // Release, partner: the Acquire in `load`: a thread that sees the bit sees the bytes.
     word.fetch_or(mask, ordering(Mutant::LandedRelease, Ordering::Release, Ordering::Relaxed));
 }
 

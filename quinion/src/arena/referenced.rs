@@ -5,7 +5,7 @@
 //!   [unread] [fresh] [   0   ] [ reads ]      reads beyond the first, 3 at most
 //! ```
 //!
-//! | byte | what is known | who leaves it so | a read makes it | a judgement |
+//! | byte | what is known | left so by | a read makes it | a judgement |
 //! |---|---|---|---|---|
 //! | fresh | it was asked for, and who asked is about to read it | insertion | 0 | spares it, once: 0 |
 //! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | 0 | spares it, once: unread |

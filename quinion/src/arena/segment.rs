@@ -50,7 +50,7 @@ pub enum PageSize {
     Small,
 }
 
-/// Who may open the file behind a segment.
+/// Which processes may open the file behind a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// Viewers read it: mode 0400, memory in pages of 2 MiB where there are any.
@@ -196,8 +196,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes the memory of `extent` away again, in every process that maps it; who reads there afterwards finds
-    /// zeros, and takes a page for each page he reads.
+    /// Takes the memory of `extent` away again, in every process that maps it; a thread that reads there afterwards
+    /// finds zeros, and takes a page for each page he reads.
     pub fn punch(&self, extent: u32) -> io::Result<()> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
@@ -287,7 +287,7 @@ impl Drop for Segment {
             return; // invariant 3
         }
         let (start, bytes) = self.reserved;
-        // SAFETY: the reservation is ours; who has a view of it promised not to use it any more.
+        // SAFETY: the reservation is ours; every holder of a view of it promised not to use it any more.
         let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
         debug_assert!(unmapped.is_ok(), "our own reservation can be unmapped");
     }

@@ -22,7 +22,7 @@
 //! of his copy when the hole is made, and copies zeros. That is no fault: all of
 //! the file stays mapped, in every process. And it is no wrong data: the sequence
 //! became odd before the hole was made (a fence and a system call lie between), so
-//! who has seen a zero sees that at his second look and throws the copy away. The
+//! a reader that has seen a zero sees that at its second look and throws the copy away. The
 //! same holds for who walks a node that is none any more: what he reads there is a
 //! hint, as ever.
 //!
@@ -31,7 +31,7 @@
 //! some milliseconds later, asks the file for data where there should be none, and
 //! punches again. A reader may sleep longer than that between two steps: there is
 //! a sweep with each later resize, and the background thread makes one as long as a sweep
-//! has found something. Until then such pages stand beside the account. Who maps
+//! has found something. Until then such pages stand beside the account. A thread that maps
 //! the file and reads all of it on purpose can take memory up to the largest bound; that is a
 //! process of the same user, which has simpler ways to do so.
 //!
@@ -198,11 +198,11 @@ impl Arena {
                 .map(|(extent, _)| *extent)
                 .collect()
         };
-        // Partner: the Acquire fence in `end_read`. Who reads a zero sees that its folio was retired.
+        // Partner: the Acquire fence in `end_read`. A thread that reads a zero sees that its folio was retired.
         before_bytes();
         let mut punched = 0;
         for extent in empty {
-            // Nobody has it but us: whoever grows, reopens or punches has the growth lock.
+            // Nobody has it but us: a thread that grows, reopens or punches has the growth lock.
             if self.arena_segment.punch(extent).is_ok() {
                 self.stock.lock().note_punched(extent);
                 growth.returned += EXTENT_SIZE as u64;

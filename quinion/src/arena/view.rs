@@ -129,8 +129,8 @@ impl Record {
     /// How far what is cached of the file may be believed.
     #[inline]
     pub fn validation(&self) -> Validation {
-        // SeqCst, partner: `set_validation`. Who reads after a writer was let go on has this load after that store, by
-        // the system calls of the two.
+        // SeqCst, partner: `set_validation`. A thread that reads after a writer was let go on has this load after that
+        // store, by the system calls of the two.
         Validation::of(self.trust.load(Ordering::SeqCst))
     }
     /// Says how far.
@@ -192,8 +192,8 @@ impl View {
     /// Frames that may be looked at now.
     #[inline]
     pub fn frames_grown(&self) -> u32 {
-        // Acquire, partner: the Release in `publish_frames`: who sees a frame sees its descriptor odd, or as it became
-        // since. A frame number that is read before its extent is seen as grown is refused, which
+        // Acquire, partner: the Release in `publish_frames`: a thread that sees a frame sees its descriptor odd, or as
+        // it became since. A frame number that is read before its extent is seen as grown is refused, which
         // costs a miss and nothing else. The lesser of the two keeps a bad header from harm.
         self.header().frames_grown.load(Ordering::Acquire).min(self.layout.frames_max)
     }
@@ -351,7 +351,7 @@ impl View {
 /// A [`View`] and how many of its frames may be looked at: numbers into references.
 ///
 /// Frames only ever come to be. Those of a punched extent have odd descriptors and no memory until they are grown
-/// again: who reads them nevertheless, because he is late, finds zeros (`shrink.rs`).
+/// again: a reader that comes late finds zeros (`shrink.rs`).
 #[derive(Clone, Copy, Debug)]
 pub struct GrownView<'a> {
     view: &'a View,

@@ -41,7 +41,7 @@
 //!
 //! Not an invariant: that the pages of one read, or of one write, are of one moment. Each page is read whole, before
 //! or after any write to it; a write over two pages may be seen in one of them only. (As with a kernel's page cache.)
-//! And not: that a written folio is still in the index. Who writes on behalf of a file sees to that.
+//! And not: that a written folio is still in the index. The write path of a file sees to that.
 //!
 //! A reader that sleeps in q3 while the page is written 2^31 times, and wakes at that very number, is not noticed.
 //!
@@ -57,7 +57,7 @@ pub struct SequenceSnapshot(u32);
 /// The reader's first look at a page (q2); `None` if a writer is in it.
 #[inline]
 pub fn look(sequence: &AtomicU32) -> Option<SequenceSnapshot> {
-    // Acquire, partner: the Release in `leave`: who sees the number sees all bytes written under it.
+    // Acquire, partner: the Release in `leave`: a thread that sees the number sees all bytes written under it.
     let number = sequence.load(ordering(Mutant::PageAcquire, Ordering::Acquire, Ordering::Relaxed));
     (number & 1 == 0 || mutant(Mutant::PageOdd)).then_some(SequenceSnapshot(number))
 }
@@ -65,7 +65,7 @@ pub fn look(sequence: &AtomicU32) -> Option<SequenceSnapshot> {
 /// The reader's second look at a page (q4, q5): whether no writer came since the first.
 #[inline]
 pub fn is_still(sequence: &AtomicU32, seen: SequenceSnapshot) -> bool {
-    // Acquire fence, partner: the fence in `enter`: who copied a byte written since sees the odd number that
+    // Acquire fence, partner: the fence in `enter`: a thread that copied a byte written since sees the odd number that
     // came before it, or a later one.
     if !mutant(Mutant::PageFence) {
         fence(Ordering::Acquire);

@@ -258,7 +258,7 @@ struct Replay {
     journal: BTreeSet<usize>,
 }
 
-/// Who changes bytes.
+/// The kind of code that changes bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Write,

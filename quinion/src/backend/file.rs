@@ -318,7 +318,7 @@ pub(super) struct OpenFile {
     writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
     mount: Option<u64>,
-    /// Dropped last: who finds nobody holding it knows that the descriptors are closed.
+    /// Dropped last: a thread that finds nobody holding it knows that the descriptors are closed.
     open: Arc<()>,
 }
 
@@ -761,7 +761,7 @@ impl Source for BufferedFile {
 /// How long the holder of a lease on a file is given: longer than the kernel gives him, if nobody told it otherwise.
 const LEASE_ENDS: Duration = Duration::from_secs(60);
 
-/// Opens `path`, whose `flags` say that nobody is waited for, but for one: who has a lease on it, this process
+/// Opens `path`, whose `flags` say that nobody is waited for, but for one: the holder of a lease on it, this process
 /// perhaps, is told by the attempt to give it up, and so the next one may do.
 fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));

@@ -15,7 +15,7 @@
 //!  1. A flush ends once, by [`Flush::complete`] or, if it is dropped, as failed: the type sees to it.
 //!  2. [`FlushError::written`] is a lower bound. What lies behind it may be on the device, or not, or in part.
 //!
-//! Not an invariant: that the frames hold still. Who stores to them while they are written has to flush
+//! Not an invariant: that the frames hold still. A thread that stores to them while they are written has to flush
 //! them again; until then the device may hold a mixture of both. A file system that checks sums of its own (Btrfs)
 //! may refuse to read such a mixture, so who can keep the frames still does.
 //!
@@ -79,7 +79,7 @@ impl From<FlushError> for io::Error {
     }
 }
 
-/// Who is told that a flush has ended. Handed down by the write-back path.
+/// Is told that a flush has ended. Handed down by the write-back path.
 pub trait FlushSink: Send + Sync {
     /// The run was written, or a part of it. Called once for each flush, on any thread, with no lock held.
     fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>);

@@ -26,8 +26,8 @@
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
 //! | [`SimulatedBackend`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
 //!
-//! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. Who waits
-//! for one of these is woken; all of them stay readable if the rest fails.
+//! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. A thread
+//! that waits for one of these is woken; all of them stay readable if the rest fails.
 //!
 //! A `Fill` or a `Flush` that is dropped completes with an error: no path through a backend
 //! can leave a folio locked, or under write-back, for good.
@@ -39,7 +39,7 @@
 //! sync that succeeds says nothing about it, because Linux forgets what it could not write: it has to be
 //! flushed again.
 //!
-//! Flushes and fills in flight have no order among themselves: who wants one waits for the first. The caller
+//! Flushes and fills in flight have no order among themselves: a caller that wants one waits for the first. The caller
 //! sees to it that [`Backend::set_size`] and [`Backend::punch`] meet no flush or fill of the bytes they take away.
 //!
 //! Invariants:
@@ -150,7 +150,7 @@ pub struct Leasable<'a> {
 /// What the times of a file tell of how its bytes changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileTimes {
-    /// Whoever opens the file and changes it, by whatever way, changes them.
+    /// Any program that opens the file and changes it, by whatever way, changes them.
     TellOfStores,
     /// They may not tell of stores to the file's mapped memory.
     TellOfWrites,
@@ -276,7 +276,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Starts writing each of `flushes`. Each is completed once, now or later, by [`Flush::complete`], as fills
-    /// are: whoever waits reaps. A flush that lies behind the end makes the file longer, by no more than its
+    /// are: the thread that waits reaps. A flush that lies behind the end makes the file longer, by no more than its
     /// bytes. Two flushes of one page at a time leave either's bytes, so callers have one under way.
     fn flush(&self, flushes: Vec<Flush>) {
         for flush in flushes {

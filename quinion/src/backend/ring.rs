@@ -20,7 +20,7 @@
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is told of it without the lock, because
 //! that takes long, the device's driver included, and the leader, whom a completion has woken, would stand
 //! at the lock meanwhile. So whoever pushed takes a [`SubmitClaim`] to what is in the queue, and enters
-//! the kernel with it. Who submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
+//! the kernel with it. A thread that submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
 //! unclaimed: it claims them when it leads, and one system call is both. Somebody else who comes to lead claims them
 //! as well; it does not matter who does.
 //!
@@ -41,7 +41,7 @@
 //!  * `done()` becomes true when a fill completes: the sink wakes the room.
 //!  * The seat becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
-//!  * Something comes in flight while the seat is free: who has entered and does not lead raises the count,
+//!  * Something comes in flight while the seat is free: a thread that has entered and does not lead raises the count,
 //!    passes a full fence and looks at the seat. If it sees it free it wakes the room. If it sees it taken, then
 //!    the leader's leaving comes later in the order of fences than the count, so those whom the leader's own
 //!    `wake` rouses see the count.
@@ -50,7 +50,7 @@
 //! And no leader waits for nothing: parts are counted in flight only when the
 //! kernel has them, and only the leader takes completions out, so a count above
 //! zero means that a completion is there or will come. (It may come before it is counted. Then the count is
-//! too small for a moment, and a leader may leave too early; who counts looks at the seat afterwards.)
+//! too small for a moment, and a leader may leave too early; a thread that counts looks at the seat afterwards.)
 //!
 //! Invariants:
 //!  1. The completion queue is touched only by who sits in the seat, the submission queue only under the
@@ -432,7 +432,7 @@ impl SubmitClaim {
     }
 }
 
-/// The leader's place: who has it has the completion half.
+/// The leader's place: the thread that has it has the completion half.
 #[derive(Debug)]
 struct LeaderLock<K: Kernel> {
     is_taken: AtomicBool,

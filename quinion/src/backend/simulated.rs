@@ -279,7 +279,7 @@ impl SimulatedBackend {
         state.syncs_to_fail.clear();
     }
 
-    /// Completes nothing until [`SimulatedBackend::resume`]; whoever waits sleeps.
+    /// Completes nothing until [`SimulatedBackend::resume`]; a thread that waits sleeps.
     pub fn pause(&self) {
         self.is_paused.store(true, Ordering::Relaxed);
     }

@@ -234,7 +234,7 @@ fn a_file_written_just_now_is_not_settled() {
     assert!(!file.attributes().unwrap().version.settled);
 }
 
-/// Who has looked at a file whose times step sees every change after that, however soon it comes.
+/// One that has looked at a file whose times step sees every change after that, however soon it comes.
 #[test]
 fn what_changes_after_a_look_at_times_that_step_has_another_time() {
     for folder in &folders() {
@@ -399,7 +399,7 @@ fn draining_an_engine_ends_all_and_leaves_it_usable() {
     }
 }
 
-/// Fills whose submitter said that it would reap, and does not: whoever comes next has them done.
+/// Fills whose submitter said that it would reap, and does not: the next that comes has them done.
 #[test]
 fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
     for mechanism in MECHANISMS {
@@ -550,7 +550,7 @@ fn a_sink_that_panics_takes_no_other_fill_with_it() {
     }
 }
 
-/// Who leads for others dies: another leads.
+/// A thread that leads for others dies: another leads.
 #[test]
 fn a_leader_that_panics_leaves_its_seat() {
     for mechanism in MECHANISMS {
@@ -950,7 +950,7 @@ proptest! {
     }
 }
 
-/// Who appends a little again and again finds the last page in the kernel's cache, and nothing stays of it.
+/// A writer that appends a little again and again finds the last page in the kernel's cache, and nothing stays of it.
 #[test]
 fn of_a_file_that_is_written_one_page_stays_in_the_kernels_cache_while_it_is_open() {
     let folder = &folders()[0];

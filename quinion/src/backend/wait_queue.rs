@@ -18,7 +18,7 @@
 //!     locked, before it is rung for; its sleeper returns after that. So what they point to, on the
 //!     sleeper's stack, is there.
 //!  2. Between a sleeper's look and its lying down the door stays locked.
-//!  3. Who was roused to lead and does not, because it is done, looks whether another should.
+//!  3. A thread that was roused to lead and does not, because it is done, looks whether another should.
 //!
 //! Not an invariant: that a roused sleeper finds true what it was roused for. It looks again.
 

@@ -7,7 +7,7 @@
 //!                                              runs errands, which may block
 //! ```
 //!
-//! A **word** is a page, a wish and a waker: whoever ends a fill of the page asks
+//! A **word** is a page, a wish and a waker: a thread that ends a fill of the page asks
 //! the wish, and if it has come true takes the word away and calls the waker,
 //! once. A future may go before that; dropping the word takes it away. Words lie
 //! in the order of their pages, so a fill asks those whom it concerns and passes

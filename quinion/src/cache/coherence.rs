@@ -31,8 +31,8 @@
 //!  - *A hit in the middle of its copy* at end.2: its folio is retired, the sequence is odd, the copy is thrown away,
 //!    and the page is sought anew. A copy that ended before has begun before the writer's open returned.
 //!  - *A fill in flight* at end.2, or at begin.2: its folio is taken out of the tree while its fill holds it, so it
-//!    lands where nobody finds it; who waits for it sees that, and asks the device again. The invalidate lock sees to
-//!    it that none is between tree and device.
+//!    lands where nobody finds it; a thread that waits for it sees that, and asks the device again. The invalidate lock
+//!    sees to it that none is between tree and device.
 //!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may land when the writer is long at
 //!    work. From end.1 on nobody reads by this policy without a look; and begin.2 forgets it, arrived or not.
 //!  - *A pin* keeps its bytes; they are off the tree, and no read finds them.

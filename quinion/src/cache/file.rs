@@ -269,7 +269,7 @@ impl File {
         Ok(bytes)
     }
 
-    /// Who reads through this handle.
+    /// The reader that this handle is.
     pub(super) fn reader<'r>(&'r self, passing: Option<&'r UncachedRead<'r>>) -> Reader<'r> {
         let reader = Reader::new(&self.readahead, self.handle.pool_number(), passing);
         if self.is_sure_of_size() { reader.sure_of_size() } else { reader }

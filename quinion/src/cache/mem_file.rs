@@ -493,7 +493,7 @@ impl MemFile {
         self.handle.pool.as_ref().map_or(PoolNumber::DEFAULT, |share| share.number)
     }
 
-    /// Who writes by this handle.
+    /// The writer that this handle is.
     pub(super) fn write_context(&self) -> (PoolNumber, &StreamPositions, OnPinned) {
         (self.pool_number(), &self.touched, self.handle.on_pinned)
     }

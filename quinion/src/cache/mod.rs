@@ -1077,8 +1077,8 @@ impl Table {
         let known = self.files.get_mut(&identity).expect("an idle mapping is known");
         known.idle_since = Some(now);
         known.mapping.give_back_nodes(LockWait::Wait);
-        // Of a folio that has left, a page may be on its way to the file still: who opens that anew must not overtake
-        // it.
+        // Of a folio that has left, a page may be on its way to the file still: an open that comes anew must not
+        // overtake it.
         if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
             self.forget_into(now, gone);
         }

@@ -407,7 +407,7 @@ impl File {
         }
     }
 
-    /// Who writes by this handle.
+    /// The writer that this handle is.
     fn write_context<'a>(&'a self, passing: Option<&'a UncachedRead<'a>>) -> WriteContext<'a> {
         WriteContext::new(self.reader(passing), &self.touched, self.handle.access.on_pinned)
     }

@@ -296,7 +296,7 @@ impl Filemap {
         self
     }
 
-    /// Who makes room.
+    /// The part that makes room.
     pub fn reclaim(&self) -> &Reclaim {
         &self.reclaim
     }
@@ -1099,7 +1099,7 @@ impl<'m> SubmitBatch<'m> {
 
     /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached
     /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
-    /// who flushed such a page has raised that end before the page could leave its place to ours.
+    /// a flush of such a page has raised that end before the page could leave its place to ours.
     fn end_behind_device(&mut self) {
         if self.mapping.writes_by().is_some() {
             let end = self.mapping.size_on_device();

@@ -4,7 +4,7 @@
 //!   mapping/grab.rs          here                                                    below
 //!   round: gaps      -->     charge the pool, frames for them, promise places  -->   reclaim, arena, lists
 //!          inserted  -->     list them, count them; what was left goes back
-//!          a spill   -->     whoever brings it back, handed down by the paths of memory files
+//!          a spill   -->     the part that brings it back, handed down by the paths of memory files
 //! ```
 //!
 //! How a range is grabbed is told in `mapping/grab.rs`; this is where its frames come from, which is where those of any

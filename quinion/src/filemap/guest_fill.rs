@@ -42,7 +42,7 @@ use super::uncached::Reader;
 
 /// How long a place is waited for at most.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Looks at it without sleeping: who has claimed a page inserts it some steps later.
+/// Looks at it without sleeping: the thread that has claimed a page inserts it some steps later.
 const LOOKS: u32 = 64;
 /// Between two looks from then on.
 const LOOK: Duration = Duration::from_micros(200);

@@ -14,7 +14,7 @@
 //!  2. A will-need fetches at most half of what the cache, and its pool, can hold, so that it does not evict its own
 //!     pages.
 //!  3. A don't-need drops no page outside its range, and none that is pinned, held or being filled.
-//!  4. After a don't-need nothing is remembered of an eviction in its range: who comes back there is a stranger.
+//!  4. After a don't-need nothing is remembered of an eviction in its range: a page that comes back there is new.
 
 use std::sync::Arc;
 

@@ -63,7 +63,7 @@ pub enum HitStop {
     Absent,
     /// The next page is in the cache, on its way, and has not arrived.
     Filling,
-    /// The next page is in the cache, and had a writer in it each time it was looked at. Whoever has its lock can
+    /// The next page is in the cache, and had a writer in it each time it was looked at. The holder of its lock can
     /// read it.
     Writing,
     /// The record is not this mapping's any more: the handle is stale.
@@ -225,7 +225,7 @@ pub(super) fn is_still(
 /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
 #[inline(always)]
 fn reaches(record: &Record, end: u64) -> bool {
-    // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. Who cuts the file stores
+    // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file stores
     // the size before he lets go of a page, or changes one in place.
     fence(Ordering::Acquire);
     // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from before:
@@ -259,7 +259,7 @@ unsafe fn read_folios(
         return Hits::none(HitStop::Stale);
     }
     // 1: Acquire, partner: the Release by which a file's growth stores its size. The old last page, zeroes
-    // beyond its end, is retired before that: who sees the new size does not take that page for it.
+    // beyond its end, is retired before that: a thread that sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
     let mut reader = Reader { id, record, finder: finder(&grown, record) };

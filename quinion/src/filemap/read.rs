@@ -14,11 +14,11 @@
 //!                           +-- and again, until it is held, an error is its own, or the file ends
 //! ```
 //!
-//! A caller that has tried the hit already says why that ended, and it is not tried again; who was told that nothing
-//! is there goes straight to the judge, who looks once more with his lock held.
+//! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
+//! nothing is there goes straight to the judge, who looks once more with his lock held.
 //!
-//! Who reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped behind it
-//! at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
+//! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
+//! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
 //! wait asks it first.
 //!
 //! A window that failed says little about the page that was asked for: the bad

@@ -22,7 +22,7 @@ use super::fill::Filemap;
 
 /// From one look to the next.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The same where there is a limit and less than a quarter of it is left: who takes the rest takes it fast.
+/// The same where there is a limit and less than a quarter of it is left: programs that take the rest take it fast.
 const LOOK_SOON: Duration = Duration::from_millis(100);
 /// Looks that follow each other more closely than that say nothing of the time between them.
 const APART_MIN: Duration = Duration::from_millis(50);

@@ -18,14 +18,15 @@
 //!
 //! The order is for readers, who take no lock:
 //!
-//! * *Cut*: the size before any page is let go or zeroed. Who sees a page of somebody else's, or zeros where there were
+//! * *Cut*: the size before any page is let go or zeroed. A reader that sees a page of somebody else's, or zeros where
+//! there were
 //!   bytes, sees the new size when he looks at it after his copy, and shows nothing behind it. (T01)
-//! * *Extend*: zeros before the size. Who sees the new size sees them. (T07)
+//! * *Extend*: zeros before the size. A thread that sees the new size sees them. (T07)
 //! * *Punch*: the device before the pages are let go, so that who reads them anew reads zeros.
 //!
 //! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets
 //! nothing begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05,
-//! T09) Whoever takes pages for write-back holds the invalidate lock shared until the backend has them.
+//! T09) A thread that takes pages for write-back holds the invalidate lock shared until the backend has them.
 //!
 //! **Edges.** What lies on the other side of an edge stays in the cache, dirty or not. A folio that is held for a
 //! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index

@@ -34,7 +34,7 @@
 //! | cached before | is used, and neither dropped nor flagged | the same |
 //! | not supported | an error, and nothing is read | the same |
 //!
-//! Who wants a folio to stay says so by reading it: a plain read sets the referenced
+//! A reader that wants a folio to stay says so by reading it: a plain read sets the referenced
 //! byte as always, an uncached one sets none, of any folio. What was flagged and is found touched
 //! when it would go, is adopted. The test is `mapping/drop_behind.rs`'s, under the
 //! tree lock.
@@ -48,7 +48,7 @@
 //!  4. When a handle is closed its trails are gone.
 //!
 //! Not an invariant: that what is dropped is gone for good, or that trails do not overlap those of other handles.
-//! Whoever passes a flagged folio first drops it; another reader finishes from its hold.
+//! The reader that passes a flagged folio first drops it; another reader finishes from its hold.
 //!
 //! A folio that is dirty, or being written, is not dropped by those who read past it; it keeps its flag, and whoever
 //! ends its write-back drops it then (`mapping/dirty.rs`).
@@ -90,7 +90,7 @@ const FOLIO_BYTES_MAX: u64 = Order::MAX.bytes() as u64;
 
 type Pages = Range<PageIndex>;
 
-/// Who reads: one handle's readahead state, and where an uncached read leaves its traces.
+/// A reader: one handle's readahead state, and where an uncached read leaves its traces.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'r> {
     readahead: &'r RankedMutex<Readahead>,

@@ -23,8 +23,8 @@
 //! because they may be at it for as long as a user's call takes.
 //!
 //! **Who waits for whom.** Writers inside the file go on side by side, under the page's lock for one copy at a time.
-//! Who makes the file longer, appends, cuts or punches, has the Write lock alone. It may be held while a page is read
-//! or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
+//! A caller that makes the file longer, appends, cuts or punches has the Write lock alone. It may be held while a page
+//! is read or memory is waited for; what ends a fill or a flush takes neither it nor Invalidate.
 //!
 //! **The size** is published (Release) under the tree's lock, after the bytes are in their pages and in the same hold
 //! in which these become dirty. So a reader who sees it finds the bytes; and write-back, which looks at the size in the
@@ -81,10 +81,10 @@ const TRIES: u32 = 1000;
 /// Between two looks whether a pin is gone.
 const PIN_LOOK: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Who writes: one handle.
+/// A writer: one handle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteContext<'a> {
-    /// Who reads what is overwritten in part; of a memory file nobody.
+    /// The reader of what is overwritten in part; of a memory file none.
     reader: Option<Reader<'a>>,
     /// The pool that is charged for what it brings.
     pool: PoolNumber,
@@ -93,11 +93,11 @@ pub(crate) struct WriteContext<'a> {
 }
 
 impl<'a> WriteContext<'a> {
-    /// Who reads as `reader` and counts what it touches in `touched`.
+    /// A writer that reads as `reader` and counts what it touches in `touched`.
     pub fn new(reader: Reader<'a>, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: Some(reader), pool: reader.pool(), touched, on_pinned }
     }
-    /// Who writes to a memory file, on behalf of `pool`.
+    /// A writer to a memory file, on behalf of `pool`.
     pub fn of_memory(pool: PoolNumber, touched: &'a StreamPositions, on_pinned: OnPinned) -> Self {
         Self { reader: None, pool, touched, on_pinned }
     }
@@ -492,7 +492,7 @@ impl Filemap {
 
     /// The first write to a folio of a memory file that has memory and no bytes: those of `piece`, and zeros around
     /// them. As [`Filemap::write_held`]. No optimistic reader looks at its frames before it is up to date, and those
-    /// who hold it wait until it is unlocked.
+    /// threads that hold it wait until it is unlocked.
     #[inline(never)]
     fn fill_allocated(
         &self,

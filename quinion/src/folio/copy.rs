@@ -34,7 +34,7 @@ static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::ne
 /// How many copies of this process have ended early because one of their ends was not there.
 ///
 /// A copy of several parts looks after each, and ends: as from the kernel, nothing may be written behind the
-/// first byte that could not be. It may say then that it has copied all. Whoever began it compares what this says
+/// first byte that could not be. It may say then that it has copied all. The caller compares what this says
 /// with what it said before, and if that has changed, knows nothing of the buffer. That another thread's copy faulted
 /// meanwhile costs no more than that.
 #[inline]

@@ -14,7 +14,7 @@
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
 //!  2. Bytes are copied out only of pages that were seen readable, and each page is copied whole: before or after
 //!     any write to it.
-//!  3. Whoever puts the last hold of a detached folio frees its frames, and nobody else does.
+//!  3. The thread that puts the last hold of a detached folio frees its frames, and nobody else does.
 //!
 //! Not an invariant: that a held folio is in the index, or will ever be
 //! readable. A fill may fail, and a change of the file detaches it.

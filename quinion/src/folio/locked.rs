@@ -1,4 +1,4 @@
-//! Locked: a folio that is held and locked, as a value: who has it may bring its first bytes.
+//! Locked: a folio that is held and locked, as a value: its owner may bring its first bytes.
 //!
 //! ```text
 //!   inserted by us --of_new--.                         .--finish: bytes came      zeros around them; up to date
@@ -16,7 +16,7 @@
 //!
 //! Of a folio that is not up to date one range of bytes is known to be written. A write that does not touch that range
 //! has the bytes between set to zero, so that the range stays one; what is left around it is set to zero in the end.
-//! Who writes a folio from its first byte to its last, in any number of calls, has nothing set to zero.
+//! A caller that writes a folio from its first byte to its last, in any number of calls, has nothing set to zero.
 //!
 //! Invariants:
 //!  1. One value is one hold and one lock; both are given back once, on whatever way out.
@@ -26,7 +26,7 @@
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
 //! they let it go, and [`FinishOutcome::Left`] says so.
 //!
-//! It wakes nobody: rooms are above. Who waits for what is unlocked here is woken by `mapping/grab.rs`.
+//! It wakes nobody: rooms are above. A thread that waits for what is unlocked here is woken by `mapping/grab.rs`.
 
 use std::ops::Range;
 
@@ -212,7 +212,7 @@ impl<'a> LockedFolio<'a> {
     }
 
     /// Ends the work on it: if bytes were put into one that had none, it is filled up with zeros and is up to date. It
-    /// is unlocked in any case, and the hold given back. Who may wait for it is the caller's to wake.
+    /// is unlocked in any case, and the hold given back. The caller wakes those that may wait for it.
     pub fn finish(mut self) -> FinishOutcome {
         if self.state == LockedState::Data || !self.is_touched() {
             return if self.is_live() { FinishOutcome::Kept } else { FinishOutcome::Left };

@@ -27,7 +27,7 @@ struct Pins {
     /// Pages of folios that were pinned by this value first, and are not counted yet.
     uncounted_pages: u64,
     process: ForkGuard,
-    /// Who is told when the pins are gone.
+    /// Is told when the pins are gone.
     after: Option<(Arc<dyn UnpinObserver>, Range<PageIndex>)>,
     /// The bytes in one piece, if they were asked for so and do not lie so.
     copied: OnceLock<Box<[u8]>>,
@@ -40,7 +40,7 @@ static ZEROS: Zeros = Zeros([0; 64 << 10]);
 #[repr(align(4096))]
 struct Zeros([u8; 64 << 10]);
 
-/// Who waits for pins to be given back. Handed down by the paths.
+/// Waits for pins to be given back. Handed down by the paths.
 pub(crate) trait UnpinObserver: Send + Sync + fmt::Debug {
     /// Folios in `pages` were pinned, and this pin of them is gone. Called with no lock held.
     fn unpinned(&self, pages: Range<PageIndex>);
@@ -245,7 +245,7 @@ impl<'a> IntoIterator for &'a Pinned {
 /// Whole folios of a memory file, pinned: memory of this process with an address, which nobody takes away or moves as
 /// long as this lives.
 ///
-/// They are the file's: who reads it sees what is in them. A write to the file finds them pinned, and does what its
+/// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
 /// handle says ([`OnPinned`](crate::OnPinned)); if it puts a copy in their place, they are the file's no longer.
 pub struct PinnedFolios {
     pinned: Pinned,
@@ -268,9 +268,9 @@ impl PinnedFolio {
     pub fn position(&self) -> u64 {
         self.position
     }
-    /// The address of its first byte, a multiple of its length. It may be read. Who stores there, or has a device store
-    /// there, answers for it that nobody has the bytes lent by [`MemFile::pin`](crate::MemFile::pin) at that time, and
-    /// that others who read them see them change.
+    /// The address of its first byte, a multiple of its length. It may be read. A caller that stores there, or has a
+    /// device store there, answers for it that nobody has the bytes lent by [`MemFile::pin`](crate::MemFile::pin) at
+    /// that time, and that others who read them see them change.
     pub fn address(&self) -> *mut u8 {
         self.address
     }

@@ -16,7 +16,7 @@
 //! the page.
 //!
 //! Invariants:
-//!  1. Who has a [`PageWriter`] is alone in the page, and found it unpinned when it was alone.
+//!  1. The owner of a [`PageWriter`] is alone in the page, and found it unpinned when it was alone.
 //!  2. No `&mut [u8]` of a page exists: bytes go in by `copy::copy_in`.
 //!
 //! Not an invariant: that a write of several pages is done whole or not at all. A pin may come between two of them; the

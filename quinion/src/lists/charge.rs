@@ -5,14 +5,14 @@
 //!
 //!   charge     + pages  + pages     before a folio is there; refused above the limit
 //!   list                - pages     the folio stands in a ring of the pool: its weight carries the charge
-//!   pop                 + pages     whoever popped carries it, until it is listed again or known to be gone
+//!   pop                 + pages     the thread that popped carries it, until it is listed again or known to be gone
 //!   refund     - pages  - pages     what of a charge was not used
 //!   remove     - pages              a folio that leaves its ring by another door
 //! ```
 //!
-//! A pool is charged for what its rings list and for what somebody is about to list there. Who is about to has a
-//! [`Charge`], which gives back what was not used when it is dropped; so each page is refunded once, by the ring or
-//! by the charge, and never by both.
+//! A pool is charged for what its rings list and for what somebody is about to list there. A thread that is about to
+//! has a [`Charge`], which gives back what was not used when it is dropped; so each page is refunded once, by the ring
+//! or by the charge, and never by both.
 //!
 //! Invariants (asserted by [`Lists::check`](super::Lists::check)):
 //!  1. Under the lock of the rings, what a pool is charged for and is not outstanding is what its rings list.

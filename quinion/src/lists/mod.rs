@@ -13,7 +13,7 @@
 //! that leaves by another door than the head of its ring is taken off before its
 //! frames are given back.
 //!
-//! **One lock** guards all rings. Under it nothing is allocated: whoever will list
+//! **One lock** guards all rings. Under it nothing is allocated: a thread that will list
 //! something has a [`ListReservation`] of the room for it first, for which chunks are
 //! taken from the arena if they are missing. A frame that is popped keeps the room that
 //! it had, as a promise, until it is listed again or known to be gone. So there is room
@@ -23,7 +23,7 @@
 //!   folios of the trees that are not listed  <=  entries promised
 //! ```
 //!
-//! Who lists and who removes may meet: a folio can be retired between its insertion
+//! A thread that lists and one that removes may meet: a folio can be retired between its insertion
 //! (or its relisting) and the list. Only what is live is listed, and what is to be retired
 //! is retired under the lock, or removed after it: so it is either seen dead, or listed, and then found.
 //!
@@ -337,7 +337,7 @@ impl ListsGuard<'_> {
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
     /// the promise then, and of its charge the folio's pages. What that does not cover is charged now, whatever
-    /// the limit: who has a limit to keep brings a charge.
+    /// the limit: a caller that has a limit to keep brings a charge.
     pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut ListReservation<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && !self.holds(frame) {

@@ -14,15 +14,15 @@
 //! The rules are those of the paths above, in `writeback`; here is only the account.
 //!
 //! Invariants:
-//!  1. A page is in one flush at a time: who begins one asks [`Device::first_clear`] under the same hold of the tree
-//!     lock.
+//!  1. A page is in one flush at a time: a thread that begins one asks [`Device::first_clear`] under the same hold of
+//!     the tree lock.
 //!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
 //!     has covered it. (Some others may be, too; see [`PageRanges`].)
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
 //!     system tells once, and the other that all is well.
 //!
 //! Not an invariant: that a page that is not under way here is not under write-back. Pages are taken, and their end is
-//! noted, under the tree lock; who does not hold it may see the one before the other.
+//! noted, under the tree lock; a thread that does not hold it may see the one before the other.
 //!
 //! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by who wakes and is woken.
 

@@ -15,7 +15,7 @@
 //! marks for who looks for folios. There is a third mark, **to write**: an integrity sync puts it on every entry that
 //! is dirty when it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others, so that whoever goes on
 //! writing does not keep it from ending. The mark goes when the folio's last dirty page is taken or forgotten, by
-//! whoever does that, and in no other way: a sync that does not find it finds the page under write-back.
+//! the thread that does that, and in no other way: a sync that does not find it finds the page under write-back.
 //!
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
@@ -74,7 +74,7 @@ const ENTRIES_BATCH: usize = 64;
 const NEVER: u64 = u64::MAX;
 
 /// How many pages are dirty, and how many under write-back: of one mapping, or of all those of a cache. They change
-/// under tree locks; who has none reads what was so a moment ago.
+/// under tree locks; a thread that has none reads what was so a moment ago.
 #[derive(Debug, Default)]
 pub struct DirtyPages {
     dirty: AtomicU64,
@@ -319,8 +319,8 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// Marks `pages`, which lie in the held folio, dirty at the moment `now`. Who has changed bytes calls this unless
-    /// [`Mapping::is_dirty`] says that there is no need.
+    /// Marks `pages`, which lie in the held folio, dirty at the moment `now`. A writer that has changed bytes calls
+    /// this unless [`Mapping::is_dirty`] says that there is no need.
     ///
     /// # Panics
     /// As [`Mapping::is_dirty`].
@@ -503,7 +503,7 @@ impl MappingGuard<'_> {
 
     /// Write-back of `run`, or of whole pages of it, has ended, at the moment `now`. The pages are not under write-back
     /// any more, and dirty again if that failed, unless their folio has left the index; the last of a folio gives
-    /// write-back's hold back. Whoever waits for them is the caller's to wake, when it has let go of the lock.
+    /// write-back's hold back. The caller wakes those that wait for them, when it has let go of the lock.
     pub fn end_writeback(
         &mut self,
         run: WritebackRun,

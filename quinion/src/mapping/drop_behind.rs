@@ -72,7 +72,8 @@ enum FolioVerdict {
     Adopt,
     /// Later.
     Keep,
-    /// When its pins are gone, or its bytes are in the file; who gives them back, or ends its write-back, sees to it.
+    /// When its pins are gone, or its bytes are in the file; the thread that gives them back, or ends its write-back,
+    /// sees to it.
     Leave,
 }
 

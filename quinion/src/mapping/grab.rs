@@ -139,7 +139,7 @@ pub enum GrabStep {
     Inserted,
 }
 
-/// Who is called between the steps.
+/// Is called between the steps.
 pub type GrabObserver<'w> = &'w mut dyn FnMut(GrabStep);
 
 /// Whether a source may wait for memory.
@@ -248,7 +248,7 @@ impl<'a> Grabbed<'a> {
     pub fn commit(mut self) -> Committed {
         self.release(self.folios.len(), Untouched::TakenOut)
     }
-    /// Ends the work on the first `folios` of them; who waits for these is woken now.
+    /// Ends the work on the first `folios` of them; threads that wait for these are woken now.
     pub fn commit_first(&mut self, folios: usize) -> Committed {
         self.release(folios, Untouched::TakenOut)
     }

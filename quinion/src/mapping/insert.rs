@@ -23,7 +23,7 @@
 //! **Shadows** that a folio takes the place of are reported once for each folio,
 //! with the value at its highest index, under the lock; the caller judges them
 //! when it has let the lock go. An insertion for a [`InsertPurpose::Write`] consumes
-//! them in silence: who overwrites a page has not shown that it is read again.
+//! them in silence: an overwrite of a page has not shown that it is read again.
 //!
 //! Invariants:
 //!  1. Nothing is allocated from the arena while the tree lock is held, nor waited for.
@@ -185,7 +185,7 @@ pub struct AddedRuns {
     pub stop: RangeStop,
 }
 
-/// Who hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
+/// Hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
 /// under the tree lock, once for each folio that took the place of any.
 pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 

@@ -13,7 +13,7 @@
 //! | hole | nothing, ever: no eviction leaves a shadow here | | zeros |
 //! | data | a folio | `UPTODATE`, `DIRTY` with the dirty bits of all its pages | its bytes |
 //! | allocated | a folio | not `UPTODATE`, not `LOCKED`, `DIRTY` likewise | zeros |
-//! | on its way | a folio | `LOCKED`, not `UPTODATE`, `DIRTY` when its insertion is done | whoever has it locked is waited for |
+//! | on its way | a folio | `LOCKED`, not `UPTODATE`, `DIRTY` when its insertion is done | its lock's holder is waited for |
 //! | leaving | a folio | `WRITEBACK`, and dirty only where it was written since | its bytes |
 //! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!

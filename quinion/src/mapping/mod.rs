@@ -27,11 +27,11 @@
 //! wanted any more: `dirty.rs`. A **memory file** has no file behind it, so that all its pages are dirty, and what is
 //! not in its tree is zeros: `memory.rs`.
 //!
-//! The **invalidate lock** is another one: whoever adds folios holds it shared
+//! The **invalidate lock** is another one: a thread that adds folios holds it shared
 //! from the insertion until the fills are submitted, whoever empties a range
 //! holds it alone. So no folio appears in a range that is being emptied.
 //!
-//! The **write lock** comes before it: who writes inside the file's size holds it shared, who changes the size, or
+//! The **write lock** comes before it: a writer inside the file's size holds it shared, one that changes the size, or
 //! takes pages out on behalf of this file's own writers, holds it alone.
 //!
 //! Invariants (asserted by `Mapping::check`):

@@ -13,7 +13,7 @@
 //! In between a reader may find the one without the other; it looks at the
 //! descriptor, and the descriptor alone decides.
 //!
-//! Who retires what others hold loses its frames at that moment, for the last
+//! A thread that retires what others hold loses its frames at that moment, for the last
 //! holder may be quick. So it is taken off its ring before, and under the same hold of the lists' lock,
 //! so that nobody lists it in between.
 //!
@@ -143,7 +143,7 @@ impl Mapping {
         record.size.store(attributes.size, Ordering::Relaxed);
         record.device.store(attributes.identity.device, Ordering::Relaxed);
         record.inode.store(attributes.identity.inode, Ordering::Relaxed);
-        // Release, partner: the Acquire in `read_hits`: who sees the number sees the rest.
+        // Release, partner: the Acquire in `read_hits`: a thread that sees the number sees the rest.
         record.set_validation(Validation::Kernel);
         record.id.store(id.0, Ordering::Release);
         Some(Self {
@@ -271,8 +271,9 @@ impl Mapping {
         self
     }
 
-    /// The same mapping, each page of which has its place in `places`: who wants a frame for it claims that one, and no
-    /// other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further than
+    /// The same mapping, each page of which has its place in `places`: a thread that wants a frame for it claims that
+    /// one, and no other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further
+    /// than
     /// `places`.
     #[must_use]
     pub fn with_places(mut self, places: Arc<GuestExtents>) -> Self {
@@ -343,15 +344,15 @@ impl Mapping {
     /// The file's size in bytes, as last known.
     #[inline]
     pub fn size(&self) -> u64 {
-        // Acquire, partner: the Release in `invalidate`: who sees a longer size finds no folio from before.
+        // Acquire, partner: the Release in `invalidate`: a thread that sees a longer size finds no folio from before.
         self.record().size.load(Ordering::Acquire)
     }
-    /// How often the file was taken for another and its folios forgotten. Who holds folios for their bytes asks before
-    /// it looks at the size and holds the first; and then, once the bytes cannot change any more,
+    /// How often the file was taken for another and its folios forgotten. A holder of folios for their bytes asks
+    /// before it looks at the size and holds the first; and then, once the bytes cannot change any more,
     /// [`Mapping::left_since`].
     #[inline]
     pub fn renewals(&self) -> u64 {
-        // Acquire, partner: the Release in `invalidate`: who sees this one holds no folio from before.
+        // Acquire, partner: the Release in `invalidate`: a thread that sees this one holds no folio from before.
         self.renewals.load(Ordering::Acquire)
     }
     /// How many bytes the file has behind byte `position`, now; `None` if it was taken for another since there were so
@@ -359,7 +360,8 @@ impl Mapping {
     /// zeroes that lay behind another's end. `hit.rs` tells more of that.
     #[inline]
     pub fn left_since(&self, renewals: u64, position: u64) -> Option<u64> {
-        // The Acquire in `size`, partner: the Release in `invalidate`: who sees the size of a renewal sees its number.
+        // The Acquire in `size`, partner: the Release in `invalidate`: a thread that sees the size of a renewal sees
+        // its number.
         let left = self.size().saturating_sub(position);
         (self.renewals.load(Ordering::Relaxed) == renewals).then_some(left)
     }
@@ -374,13 +376,13 @@ impl Mapping {
     /// The file ends at `bytes` from now on, by our own doing. If it becomes longer, what lies between is zero in the
     /// cache or not there; if it becomes shorter, what lies behind is taken out next. The caller is alone to change it.
     pub fn set_size(&self, bytes: u64) {
-        // Release, partner: the Acquire in `read_hits`: who sees a longer file finds no page from before. For a shorter
-        // one the fences before the frames' next use, and before bytes are written in place, do as much.
+        // Release, partner: the Acquire in `read_hits`: a thread that sees a longer file finds no page from before. For
+        // a shorter one the fences before the frames' next use, and before bytes are written in place, do as much.
         self.record().size.store(bytes, Ordering::Release);
     }
     /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
     pub fn size_on_device(&self) -> u64 {
-        // Acquire, partner: the Release in the two below: who sees a longer file finds its bytes there.
+        // Acquire, partner: the Release in the two below: a thread that sees a longer file finds its bytes there.
         self.size_on_device.load(Ordering::Acquire)
     }
     /// A flush that ends at byte `end` of the file has completed.
@@ -654,7 +656,7 @@ impl Drop for Mapping {
         let forgotten = self.lock().remove_all();
         self.count(Count::Forgotten, forgotten);
         self.record().id.store(MappingId::NONE.0, Ordering::Relaxed);
-        // Partner: the Acquire fence before a reader's second look at the number. Who sees anything that
+        // Partner: the Acquire fence before a reader's second look at the number. A thread that sees anything that
         // the cell is used for next sees that it is no mapping's record any more.
         fence(Ordering::Release);
         self.arena.free_cell(self.cell);
@@ -942,7 +944,7 @@ impl<'a> MappingGuard<'a> {
     /// The file reaches at least to byte `bytes`: what was written to its pages up to there is marked dirty under this
     /// hold of the lock, or was before. The caller has the write lock alone, or knows that it did reach there.
     pub fn grow_size(&mut self, bytes: u64) {
-        // Release, partner: the Acquire in `read_hits`: who sees the new size finds the bytes.
+        // Release, partner: the Acquire in `read_hits`: a thread that sees the new size finds the bytes.
         self.mapping.record().size.fetch_max(bytes, Ordering::Release);
     }
 }

@@ -7,7 +7,7 @@
 //!   one range too many    [first            last)   all that lies between them belongs to it now
 //! ```
 //!
-//! It may say of a page that it belongs to it though nobody said so, once there are too many ranges: who asks does
+//! It may say of a page that it belongs to it though nobody said so, once there are too many ranges: the caller does
 //! something for a page too many then, and for none too few. So what is kept here must be of that kind.
 //!
 //! Invariants:

@@ -6,7 +6,7 @@
 //!                    |----------------------------|          stay; G and the shadow go
 //! ```
 //!
-//! Whoever comes here has the invalidate lock alone, so nothing comes into the range meanwhile, and has split at its
+//! The caller has the invalidate lock alone, so nothing comes into the range meanwhile, and has split at its
 //! edges, if that matters (`split.rs`). Nothing waits here.
 //!
 //! | the folio is | [`RemoveFilter::All`] | [`RemoveFilter::Clean`] |

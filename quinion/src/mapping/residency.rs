@@ -32,7 +32,7 @@ const ENTRIES_MAX: usize = 256;
 pub enum PageState {
     /// It is there to be read.
     Cached,
-    /// It is on its way: whoever wants it waits for the read that was begun. (Of a large folio some pages may
+    /// It is on its way: a reader that wants it waits for the read that was begun. (Of a large folio some pages may
     /// have arrived and be read already.)
     Filling,
     /// It is not there, but that it was evicted is remembered.

@@ -13,7 +13,7 @@
 //!
 //! A tree tells when a node of its comes and goes, under its own lock
 //! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is
-//! taken under that one and held for a few steps. Whoever wants to forget the
+//! taken under that one and held for a few steps. A thread that wants to forget the
 //! oldest needs the two in the other order. So it asks the list whose nodes the
 //! oldest are ([`ShadowNodes::owners`]), lets go, locks one of these trees and asks again
 //! for a node of just that tree ([`ShadowNodes::oldest_of`]). As long as it has

@@ -3,7 +3,7 @@
 //! ```text
 //!   index    0   1   2   3   4   5   6   7
 //!            [------ F, dirty, order 3 ---------]
-//!   begin    [------ F, under write-back -------]      its pages are not dirty; who writes to one makes it dirty again
+//!   begin    [------ F, under write-back -------]      its pages are not dirty; a write to one makes it dirty again
 //!   end      [s ------ order 3, slot 40 --------]      nobody held it, nobody wrote: a value stands there, the frames
 //!                                                      are free. Else it is dirty as before, and its slots are free
 //!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
@@ -49,7 +49,7 @@ use super::owner::{Mapping, MappingGuard};
 #[derive(Clone, Debug)]
 pub(super) struct SpillsTo {
     spill: Arc<Spill>,
-    /// Who is charged when they come back.
+    /// The pool that is charged when they come back.
     pool: PoolNumber,
 }
 

@@ -14,7 +14,7 @@
 //! |---|---|
 //! | those known, or those after our last flush | nobody but us |
 //! | others, or others were seen before a flush of ours | others: what is clean may be old |
-//! | anything, while a flush of ours is under way | not to be told, and taken for ours; who looks later sees it |
+//! | anything, while a flush of ours is under way | not to be told, and taken for ours; a later look sees it |
 //!
 //! A flush is under way in this sense until the look after it is over: between the two the times are ours, and not
 //! known yet. And a look by others tells nothing if a flush of ours fell into it ([`VersionProbe`]).

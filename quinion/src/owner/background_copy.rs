@@ -20,8 +20,8 @@
 //! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
 //!
-//! This is the rule of the ski hirer: who does not know how long the season is, hires until the hire has cost what
-//! the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
+//! This is the rule of the ski hirer: a skier who does not know how long the season is hires until the hire has cost
+//! what the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
 //! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
 //! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
 //!
@@ -341,7 +341,8 @@ impl BackgroundCopies {
         }
     }
 
-    /// The next file to be copied, unless another is being copied: who does that takes it when he is through.
+    /// The next file to be copied, unless another is being copied: the thread that does that takes it when it is
+    /// through.
     pub(super) fn next_wish(&self) -> Option<CopyRequest> {
         let mut state = self.state.lock();
         if state.copying.is_some() {

@@ -32,7 +32,7 @@
 //!  1. `next` names a ring that holds something, and `None` only if none does.
 //!  2. A folio that nobody reads is evicted after it was judged [`JUDGED_MAX`] times at most.
 //!
-//! Not an invariant: that a judgement evicts. Whoever makes room asks again, and bounds his turns.
+//! Not an invariant: that a judgement evicts. The thread that makes room asks again, and bounds its turns.
 
 use core::fmt::Debug;
 

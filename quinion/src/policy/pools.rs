@@ -93,7 +93,7 @@ impl PoolTurns {
             self.passes[pool] = self.now.saturating_add((step as u64).max(1));
             return Some(PoolTurn { pool, pages: share.excess(), of_excess: true });
         }
-        // 3 Who asks pays; or who has most of what is his.
+        // 3 The pool that asks pays; or the one that has most of its share.
         let part =
             |share: &PoolPages| u128::from(share.pages) * (1 << 40) / u128::from(share.protected.max(1));
         let asking = asking?;

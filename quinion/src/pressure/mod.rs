@@ -23,7 +23,8 @@
 //!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
 //!  3. What cannot be read is no pressure, and is not calm either: with no numbers at all nothing changes.
 //!
-//! Not an invariant: that the kernel never kills. Who takes a gigabyte within a tenth of a second is not seen in time.
+//! Not an invariant: that the kernel never kills. A program that takes a gigabyte within a tenth of a second is not
+//! seen in time.
 
 mod source;
 pub use source::{Group, PressureSource, SourceReading};

@@ -9,7 +9,7 @@
 //! that one judgement gives at a time, the one that was asked for first: a
 //! stream that goes backward or in steps wants pages that do not follow the
 //! missed one. A judgement may look at what is cached through [`Cached`], which
-//! whoever asks implements by the lookups it has.
+//! the caller implements by the lookups it has.
 
 use std::ops::Range;
 

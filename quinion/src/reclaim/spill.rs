@@ -3,7 +3,8 @@
 //! ```text
 //!   judge   clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
 //!   evict   victims leave           those others: under write-back, back in their ring, then handed to the device
-//!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; who waits looks again
+//!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; a thread that waits looks
+//!   again
 //! ```
 //!
 //! Such a folio frees nothing now, so who reclaims does not count it among what he has freed; what is under way
@@ -11,10 +12,10 @@
 //! under way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than
 //! memory is wanted for.
 //!
-//! The invalidate lock is not taken: who has it alone may be waiting for this very memory. Who cuts the file meets
-//! folios on their way as he meets others that are written, and takes them out; their slots are given back at the end.
-//! Who zeroes a part of one, or populates it, marks it dirty, as writers do, and who wants its address marks all of it:
-//! it stays.
+//! The invalidate lock is not taken: the thread that has it alone may be waiting for this very memory. A cut of the
+//! file meets folios on their way as he meets others that are written, and takes them out; their slots are given back
+//! at the end. A caller that zeroes a part of one, or populates it, marks it dirty, as writers do, and one that wants
+//! its address marks all of it: it stays.
 //!
 //! Invariants:
 //!  1. Nothing is waited for here, and nothing is allocated from the arena.

@@ -124,8 +124,8 @@ pub struct RestoreOptions {
     /// Threads that answer; 1 to 64. If not set, one for each processor, and four at most.
     pub workers: usize,
     /// Connections at a time, those included whose message has not come yet, and VMs that were given up and whose
-    /// processes are dying; 1 to 65536. If not set, 64. Who comes when there are so many waits until one ends, as long
-    /// as they are not all VMs, and is refused if they are; of those who were, up to four more may be dying.
+    /// processes are dying; 1 to 65536. If not set, 64. A VM that comes when there are so many waits until one ends, as
+    /// long as they are not all VMs, and is refused if they are; of those who were, up to four more may be dying.
     pub vms_max: usize,
     /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB.
     pub run_bytes: u64,
@@ -138,13 +138,13 @@ pub struct RestoreOptions {
     /// What VMs get before they ask, when nothing that was asked for waits.
     pub replay: Option<Trace>,
     /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
-    /// cache's memory at once; who sends regions of memory of its own is served as ever beside it.
+    /// cache's memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
-    /// Who is told what happens. It is called by workers, which wait for it.
+    /// Is told what happens. It is called by workers, which wait for it.
     pub observer: Option<Observer>,
 }
 
-/// Who is told what happens.
+/// Is told what happens.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// The least and the most of [`RestoreOptions::greeting`]: a clock that is asked for that long from now has an answer.

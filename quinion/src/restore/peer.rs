@@ -1,4 +1,4 @@
-//! Peer: who is at the other end of a connection: its process, what it sends, and its end.
+//! Peer: what is at the other end of a connection: its process, what it sends, and its end.
 //!
 //! ```text
 //!   connect            the kernel says which process that was; a process descriptor of it tells when it is no more
@@ -47,7 +47,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Who connected `socket`.
+    /// The process that connected `socket`.
     pub(super) fn of(socket: BorrowedFd<'_>) -> Self {
         let pid = sys::process(socket).and_then(Pid::from_raw);
         let by_number = || {
@@ -167,8 +167,8 @@ impl Handshake {
         }
     }
 
-    /// Takes the descriptors that have come and were not read, and lets nothing more come: whoever is told that he is
-    /// not served either has handed over what is found here, or finds that he cannot.
+    /// Takes the descriptors that have come and were not read, and lets nothing more come: a peer that is told that it
+    /// is not served either has handed over what is found here, or finds that he cannot.
     pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
         // One that is gone has nothing more to say.
         let _ = rustix::net::shutdown(socket, Shutdown::Read);

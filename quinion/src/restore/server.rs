@@ -1,7 +1,7 @@
 //! Server: many VMs, few workers: connections, whose turn it is, and the end of things.
 //!
 //! ```text
-//!   epoll   listener --------> a thread for who comes               each of them one-shot: whoever is told of it
+//!   epoll   listener --------> a thread for those that come         each of them one-shot: the thread that is told
 //!           userfaultfd -----> a turn of that VM                    has it, and arms it again when he is done
 //!           process ended ---> gone, or, if it was killed, let go at last
 //!           bell     --------> look around
@@ -16,7 +16,7 @@
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
 //! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
-//! meanwhile. Who finds it taken leaves word (`is_wanted`), and who puts it back looks for that.
+//! meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
 //!
 //! **No worker touches what a stranger sent.** The close of a stranger's descriptor may wait for ever; so may a receive
 //! (the kernel drops, in the thread that receives, what finds no room), and the close of a socket in which one lies
@@ -34,8 +34,8 @@
 //! behind all that was ready before: so who had hung up has left his place when the next is met, and a crowd that
 //! comes and goes at once keeps nobody out who behaves.
 //!
-//! Who is refused may be killed, so that is done only if there is no other way. Who comes when all places are taken
-//! finds one of these:
+//! A VMM that is refused may be killed, so that is done only if there is no other way. One that comes when all places
+//! are taken finds one of these:
 //!  1. One of them is not a VM's: its message is to come, and is late before long. He waits at the door (the backlog).
 //!  2. One was a VM's that has ended, and another worker is about to let it go. He waits.
 //!  3. All are VMs'. He is met, and refused. Those who were, and are dying, have no place, and take nobody's; if there
@@ -715,7 +715,7 @@ impl Shared {
     fn identify_peer(&self, socket: OwnedFd) -> Option<(Arc<Connection>, Option<PeerError>)> {
         let (peer, vms_max) = (Peer::of(socket.as_fd()), self.options.vms_max);
         let mut table = self.table();
-        // Under the table's lock: who ends the server sees to all that are in it.
+        // Under the table's lock: the thread that ends the server sees to all that are in it.
         if self.is_ending.load(Ordering::Relaxed) {
             return None;
         }
@@ -1222,7 +1222,7 @@ impl Connection {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Who tells of its end.
+    /// What tells of its end.
     fn end(&self) -> (&Peer, BorrowedFd<'_>) {
         (&self.peer, self.socket.as_fd())
     }

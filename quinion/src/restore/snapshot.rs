@@ -10,11 +10,11 @@
 //! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any
 //! more, to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
 //!
-//! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: who is served goes
-//! on, and new VMs get the old one until the server is started anew.
+//! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: a VM that is served
+//! goes on, and new VMs get the old one until the server is started anew.
 //!
-//! Not an invariant: that each change is seen. Who writes to the file and sets its time back is not found out,
-//! nor, at once, who stores to a mapping of it (the time of these is set when the kernel likes).
+//! Not an invariant: that each change is seen. A program that writes to the file and sets its time back is not found
+//! out, nor, at once, who stores to a mapping of it (the time of these is set when the kernel likes).
 
 use std::fs;
 use std::os::fd::AsRawFd;

@@ -16,7 +16,8 @@
 //! of the image has the same, on another machine too. A trace of another image is refused. It could do no harm but
 //! waste: what is read by it is the image's.
 //!
-//! Written to a file beside the target and moved over it, durable before that: who reads it finds a whole one or none.
+//! Written to a file beside the target and moved over it, durable before that: a reader of it finds a whole one or
+//! none.
 //!
 //! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages.
 //!

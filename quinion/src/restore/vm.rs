@@ -15,7 +15,7 @@
 //!
 //! A VM that has mapped the **image** needs no bytes: its pages are made resident in the image, and mapped where it has
 //! none. What is resident around them anyway is mapped with them. Memory that it gives back shows the image again, as
-//! any private mapping of a file does; who wants zeros there maps something else over it.
+//! any private mapping of a file does; a VMM that wants zeros there maps something else over it.
 //!
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together.
@@ -25,8 +25,8 @@
 //!
 //! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
 //!
-//! Not an invariant: that a fault's address is in a region still. It may have been unmapped since; who waits there is
-//! woken, and finds that out. Only if he comes back again and again, something is wrong.
+//! Not an invariant: that a fault's address is in a region still. It may have been unmapped since; a thread that waits
+//! there is woken, and finds that out. Only if he comes back again and again, something is wrong.
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
@@ -396,7 +396,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Who waits looks again. That nobody does is no error.
+    /// A thread that waits looks again. That nobody does is no error.
     fn wake(&self, at: usize, address: u64, bytes: u64) {
         let _ = self.spaces[at].uffd.wake(address..address + bytes);
     }
@@ -520,8 +520,8 @@ impl Vm {
         self.give(at, address, bytes, page, |uffd, range| uffd.copy(range.start, &zeros))
     }
 
-    /// Supplies `bytes` bytes at `address` by `call`, from page to page that is there already; who waits for `page` is
-    /// woken in any case.
+    /// Supplies `bytes` bytes at `address` by `call`, from page to page that is there already; a thread that waits for
+    /// `page` is woken in any case.
     fn give(
         &mut self,
         at: usize,
@@ -664,7 +664,7 @@ impl Vm {
             let mut ahead = self.ahead;
             let Some((offset, bytes)) = ahead.take(trace.runs(), left) else { break };
             match self.supply_part(offset, bytes, common)? {
-                // What could not be supplied is absent still; who wants it will hear why.
+                // What could not be supplied is absent still; a thread that wants it will hear why.
                 FaultAnswer::Given | FaultAnswer::Stray => self.ahead = ahead,
                 FaultAnswer::Over => return Ok(NextWait::Over),
                 FaultAnswer::Again | FaultAnswer::Short => return Ok(NextWait::Soon),

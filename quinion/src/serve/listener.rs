@@ -5,10 +5,10 @@
 //!                              no: closed    no: closed        no: said
 //! ```
 //!
-//! The socket lies where nobody but our user can come; who comes all the same is turned away by what the kernel says of
-//! him. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5), which is what its
-//! end is noticed by; on older kernels one is made of its number while it is connected, and counts only if it is
-//! connected still.
+//! The socket lies where nobody but our user can come; a process that comes all the same is turned away by what the
+//! kernel says of him. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5),
+//! which is what its end is noticed by; on older kernels one is made of its number while it is connected, and counts
+//! only if it is connected still.
 //!
 //! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is one more than
 //! [`GREETINGS_MAX`].
@@ -144,17 +144,17 @@ impl Listener {
         if is_woken {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
-        // 3 who has ended
+        // 3 viewers that have ended
         for ((viewer, _), _) in viewers.iter().zip(ended).filter(|(_, ended)| *ended) {
             shared.free_if_over(*viewer);
         }
-        // 4 who has said something, or nothing for too long
+        // 4 connections that have said something, or nothing for too long
         let now = Instant::now();
         for (theirs, has_spoken) in std::mem::take(&mut greetings).into_iter().zip(spoken) {
             let silent = if has_spoken { self.read_message(theirs, shared) } else { Some(theirs) };
             greetings.extend(silent.filter(|theirs| now < theirs.since + HELLO_MAX));
         }
-        // 5 who is new
+        // 5 new connections
         if is_called {
             self.accept(&mut greetings, shared);
         }

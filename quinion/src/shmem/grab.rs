@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A grab begins under the file's Write lock, shared, so that nobody cuts or punches it while folios are found and
-//! created; with these locked, the lock is let go. Who cuts or punches then waits for the folios it meets, whatever
-//! is done with them. So no ranked lock is held while a user's closure puts bytes into folios.
+//! created; with these locked, the lock is let go. A caller that cuts or punches then waits for the folios it meets,
+//! whatever is done with them. So no ranked lock is held while a user's closure puts bytes into folios.
 //!
 //! Invariants:
 //!  1. Pages are grabbed a few at a time ([`GRABBED_PAGES_MAX`]); each few are let go before the next are wanted.

@@ -25,7 +25,7 @@
 //!  1. What was not found without the tree's lock is no hole.
 //!  2. A read takes no memory, of a hole of whatever size.
 //!  3. No lock is held while anybody waits, and no hold of a folio is kept behind the batch that it belongs to.
-//!  4. A byte behind the end of a file is zero in memory, or not there: who makes the file longer shows zeros.
+//!  4. A byte behind the end of a file is zero in memory, or not there: a file that becomes longer shows zeros.
 //!
 //! Not an invariant: that a read of several pages is of one moment. Each page is.
 //!

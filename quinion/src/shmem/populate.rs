@@ -17,7 +17,8 @@
 //! the answer, and the error only if there was none.
 //!
 //! Invariants:
-//!  1. No ranked lock is held while the source is asked. Folios are: who wants their bytes waits for the source.
+//!  1. No ranked lock is held while the source is asked. Folios are: a reader that wants their bytes waits for the
+//!     source.
 //!  2. A byte that was put is in the file when the call returns, or somebody has cut or punched it since.
 //!
 //! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: where its
@@ -118,7 +119,7 @@ impl Write for PopulateSlice<'_> {
     }
 }
 
-/// Who populates, and what becomes of pins in the way.
+/// The owner of the call, and what becomes of pins in the way.
 pub(crate) type PopulateContext<'p> = (PoolNumber, &'p StreamPositions, OnPinned);
 
 impl Shmem {

@@ -12,7 +12,7 @@
 //!
 //! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before
 //! it is copied: up to date, allocated, or on its way. That a folio which has no bytes reads as zeros is right
-//! however it is raced: whoever fills it does so under its lock, and then it is waited for; a moment before it was
+//! however it is raced: a fill of it is done under its lock, and then it is waited for; a moment before it was
 //! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
 //!
 //! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who

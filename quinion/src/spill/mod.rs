@@ -11,8 +11,9 @@
 //! else. So there may be one file of the cache's own to which such folios go when memory is short: made when the cache
 //! is, without a name, readable by nobody else, and gone with it. It is no store: nothing of it is synced.
 //!
-//! This room knows slots, frames and bytes. It knows no mapping and no tree: who puts a folio here keeps the number of
-//! its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps it in the tree, as a value;
+//! This room knows slots, frames and bytes. It knows no mapping and no tree: the caller that puts a folio here keeps
+//! the number of its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps it in the tree, as a
+//! value;
 //! `reclaim/spill.rs` decides who goes, and `filemap/spill_in.rs` fetches.
 //!
 //! A **wrong read is an error** and never other bytes: a read that is short, a page whose checksum differs, a packed
@@ -350,7 +351,7 @@ impl Spill {
         self.brought_back.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// What `value` stands for is not needed any more, and no tree names it. Who reads it may go on.
+    /// What `value` stands for is not needed any more, and no tree names it. A reader of it may go on.
     pub fn free(&self, value: Value) {
         let mut store = self.store();
         let slots = store.slots_of(value);

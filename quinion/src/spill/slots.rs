@@ -124,7 +124,7 @@ impl Slots {
         free
     }
 
-    /// Who began to read `slots` is done.
+    /// The reader of `slots` is done.
     ///
     /// # Panics
     /// If nobody reads one of them.

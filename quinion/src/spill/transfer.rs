@@ -7,9 +7,9 @@
 //!         a Fill into the heap --> is it? --> unpack --copy--> frames
 //! ```
 //!
-//! Who sends a folio out keeps its frames until he is told of the end, and may let others write to them: then he will
-//! not want what is in the slots. Who fetches waits here, fetching completions meanwhile; his frames are nobody
-//! else's yet, so what comes late or wrong is seen by nobody.
+//! A caller that sends a folio out keeps its frames until it is told of the end, and may let others write to them: then
+//! it will not want what is in the slots. A thread that fetches waits here, fetching completions meanwhile; its frames
+//! are nobody else's yet, so what comes late or wrong is seen by nobody.
 //!
 //! Invariants:
 //!  1. The slots of a folio are taken before its Flush is made, and given back here if that fails.
@@ -31,7 +31,7 @@ use crate::xarray::Value;
 use super::pack::{SLOT_BYTES, checksum, pack, unpack};
 use super::{SlotRecord, Spill, Store};
 
-/// Who is told what became of a folio that was sent out.
+/// Is told what became of a folio that was sent out.
 pub trait SpillSink: Send + Sync {
     /// It is there, and `value` says where; or it is not, and has no slots. Called once for each folio, on any thread,
     /// with no lock held. (Pages that are in flight count until this has returned.)
@@ -91,7 +91,7 @@ impl Spill {
     /// there is no run of free slots for it, and `sink` has been told.
     ///
     /// # Safety
-    /// The frames are a folio's that is held, and not freed, until `sink` is told; who writes to them meanwhile does so
+    /// The frames are a folio's that is held, and not freed, until `sink` is told; a writer to them meanwhile does so
     /// as [`copy_in`](copy::copy_in) does.
     pub unsafe fn flush_of(&self, frame: Frame, order: Order, sink: Arc<dyn SpillSink>) -> Option<Flush> {
         self.in_flight.fetch_add(u64::from(order.pages()), Ordering::Relaxed);
@@ -210,7 +210,8 @@ impl FillSink for FetchBatch {
             Ok(bytes) => self.fail(short(run, bytes)),
             Err(error) => self.fail(error),
         }
-        // Release, partner: the Acquire in `fetch`: who sees that all have ended sees their errors, and the bytes.
+        // Release, partner: the Acquire in `fetch`: a thread that sees that all have ended sees their errors, and the
+        // bytes.
         self.left.fetch_sub(1, Ordering::Release);
         self.room.wake();
     }

@@ -110,7 +110,8 @@ impl LeaseSignal {
             let (set, told, at_most) = (&raw const set, &raw mut told, &raw const at_most);
             libc::syscall(libc::SYS_rt_sigtimedwait, set, told, at_most, size_of::<Signals>())
         };
-        // What a lease sends is said to be from a descriptor; whoever sends something else does not mean a lease.
+        // What a lease sends is said to be from a descriptor; a process that sends something else does not mean a
+        // lease.
         let is_of_a_lease = signal == c_long::from(SIGNAL) && told.code > 0 && told.code != SI_KERNEL;
         if is_of_a_lease { WaitEnd::For(told.descriptor) } else { WaitEnd::ForNothing }
     }
@@ -164,7 +165,7 @@ pub fn take(file: BorrowedFd<'_>, thread: ThreadNumber) -> io::Result<()> {
     set(file, libc::F_RDLCK)
 }
 
-/// Gives a lease up, if there is one. Whoever waited for that goes on.
+/// Gives a lease up, if there is one. The program that waited for that goes on.
 ///
 /// # Errors
 /// There was none.

@@ -14,7 +14,7 @@
 //! | [`lease`] | read leases on files, and hearing that one is to be given up |
 //! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
-//! | [`peer`] | who connected a socket |
+//! | [`peer`] | the process that connected a socket |
 //! | [`serial_queues`] | threads for what may wait as long as somebody else likes |
 //! | [`signal`] | keeping a program's signals away from our threads |
 //! | `uffd` | page faults of another process: with the feature `restore` |

@@ -274,9 +274,9 @@ impl Uffd {
     /// Nothing that has minor faults is mapped there, or it is registered with another descriptor; `ENOMEM`: the
     /// process is no more.
     pub fn watch(&self, range: Range<u64>) -> io::Result<()> {
-        // SAFETY: the descriptor acts on the memory of the process that made it, whoever uses it: who waits there, and
-        // for what, is that process's own affair, and it asked for this. If it is ours, then who made it here and
-        // registered, or named, the range with it has promised what `register` wants.
+        // SAFETY: the descriptor acts on the memory of the process that made it, whichever process uses it: a thread
+        // that waits there, and for what, is that process's own affair, and it asked for this. If it is ours, then who
+        // made it here and registered, or named, the range with it has promised what `register` wants.
         unsafe { self.register(range, Modes::MissingAndMinor) }
     }
 

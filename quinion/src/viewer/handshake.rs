@@ -3,7 +3,7 @@
 //! ```text
 //!   process                                      owner, at a Unix socket (SOCK_SEQPACKET)
 //!     connects
-//!     Hello { version, token, run, plan }  --->  who is it, by the kernel's word? of the owner's domain?
+//!     Hello { version, token, run, plan }  --->  which process, by the kernel's word? of the owner's domain?
 //!                                          <---  Welcome, with descriptors: arena, control, its page, a plan or none
 //!     maps all, closes all                       or a refusal, without
 //! ```

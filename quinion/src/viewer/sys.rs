@@ -165,7 +165,7 @@ pub fn futex_wait_any(words: &[FutexWait<'_>], millis: u32) -> bool {
     !matches!(result(answer), Err(Errno::NOSYS | Errno::PERM))
 }
 
-/// Wakes up to `sleepers` who sleep on `word`, in any process.
+/// Wakes up to `sleepers` threads that sleep on `word`, in any process.
 pub fn futex_wake(word: &AtomicU32, sleepers: u32) {
     let address = core::ptr::from_ref(word) as usize;
     // SAFETY: the kernel only uses the address as a name.

@@ -6,7 +6,7 @@
 //!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
 //!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
 //!     a throttled writer         | his own file                        (throttle.rs)
-//!     who needs memory           | anything                            (round.rs)
+//!     a need of memory           | anything                            (round.rs)
 //!                                v
 //!     run.rs   tree lock: take runs of dirty pages, give each a number --> Flush --> backend
 //!              the end: bits, the account, the error --> room.wake()
@@ -22,7 +22,7 @@
 //!
 //! Nothing else is promised, and no order: pages reach the device in any order, before and after a crash; a
 //! page that is written while it is flushed may be there in a mixture of both, until the flush that follows has
-//! ended. Who needs an order syncs in between.
+//! ended. A caller that needs an order syncs in between.
 //!
 //! **Errors.** A flush that failed makes its pages dirty again, so nothing is lost that memory can keep, and no page is
 //! clean because it failed. The background tries again with pauses that grow; a sync tries at once. Each handle is told
@@ -40,12 +40,12 @@
 //! handle hears of it once; and later syncs speak of the rest.
 //!
 //! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before he
-//! takes a lock. Both follow the bound in force. Who finds no memory because all of it is dirty starts write-back,
-//! whichever thread he is on, and waits for it as for fills.
+//! takes a lock. Both follow the bound in force. A thread that finds no memory because all of it is dirty starts
+//! write-back, whichever thread he is on, and waits for it as for fills.
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and who needs memory do it themselves, and
-//! who waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks nothing
-//! else. It never waits for a device either, so a device that is stuck does not keep it from others.
+//! the thread that waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks
+//! nothing else. It never waits for a device either, so a device that is stuck does not keep it from others.
 //!
 //! Invariants:
 //!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size:
@@ -56,10 +56,11 @@
 //!  5. No lock is held while somebody waits; and when a backend is called, the invalidate lock alone, shared, which
 //!     keeps the file from being cut or punched between the taking of pages and their flush.
 //!
-//! Not an invariant: that what is dirty stays below the limits. Who goes on after his share may exceed them by it.
+//! Not an invariant: that what is dirty stays below the limits. A writer that goes on after its share may exceed them
+//! by it.
 //!
 //! Kernel cousins: `mm/page-writeback.c`, `fs/fs-writeback.c`. We differ: errors keep pages dirty, waits are bounded,
-//! and nobody estimates bandwidths: who waits is let go by what has been written.
+//! and nobody estimates bandwidths: a writer that waits is let go by what has been written.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -4,13 +4,13 @@
 //! ```text
 //!   pages not in the files   0 ---- calm ---- background ------- throttle ------- ceiling ---- all of memory
 //!                                 |   (3/4)      |                   |                |
-//!                              the background    begins             who dirties       a file that takes nothing
+//!                              the background    begins             the writer        a file that takes nothing
 //!                              stops                                more waits        for so long is given up
 //! ```
 //!
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
 //! since he came as he and those who came with him are about to dirty: so each of them goes on after his share,
-//! whoever else comes. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
+//! all other writers. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
 //! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then he goes on,
 //! or, above the ceiling, hears that the device does not take what it is given.
 //!

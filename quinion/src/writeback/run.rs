@@ -148,7 +148,8 @@ impl Writeback {
         let writeback = self.me.upgrade().expect("it is being used");
         let sink = Arc::new(FlushInFlight { writeback, mapping: Arc::clone(mapping), run, number });
         // SAFETY: write-back holds the run's folios until `end_writeback`, which the sink calls, so its frames are not
-        // freed before; the sink keeps the arena mapped; whoever changes the bytes meanwhile does so by `copy_in`.
+        // freed before; the sink keeps the arena mapped; a writer that changes the bytes meanwhile does so by
+        // `copy_in`.
         unsafe { Flush::new(flush, buffer, sink as Arc<dyn FlushSink>) }
     }
 }

@@ -1,8 +1,8 @@
-//! Throttle: who dirties more than can be written waits, before he takes a lock.
+//! Throttle: a writer that dirties more than can be written waits, before it takes a lock.
 //!
 //! He writes his own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. He does not
 //! sleep in the room of those who wait for a device, because that wait has no end if the device has none; he naps, for
-//! a millisecond at a time, and looks how things are. Who goes on and when is `plan::judge`.
+//! a millisecond at a time, and looks how things are. Which writers go on, and when, is `plan::judge`.
 //!
 //! Cost, where nothing is to be waited for: some loads.
 

@@ -8,7 +8,7 @@
 //!   node     [*][=][ ][ ]       the first slot of a larger entry carries the mark for all of it
 //! ```
 //!
-//! A mark belongs to the entry, not to its place: whoever stores another entry
+//! A mark belongs to the entry, not to its place: a thread that stores another entry
 //! there begins without marks. Only a split hands them on, to every piece.
 
 use super::entry::Entry;

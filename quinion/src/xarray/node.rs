@@ -74,7 +74,7 @@ impl<'a> Node<'a> {
     /// Stores `entry` where readers may be looking.
     #[inline]
     pub fn put(&self, slot: u32, entry: Entry) {
-        // Release, partner: the Acquire in `RacySlots::read_slot`: whoever finds a node here finds its slots as
+        // Release, partner: the Acquire in `RacySlots::read_slot`: a thread that finds a node here finds its slots as
         // they were prepared, whoever finds a folio finds its descriptor as it was set up.
         let order = ordering(Mutant::SlotRelease, Ordering::Release, Ordering::Relaxed);
         self.slots[slot as usize].store(entry.bits(), order);

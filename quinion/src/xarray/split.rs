@@ -22,7 +22,7 @@
 //! the piece that covers the index. Never a hole, and never another piece. The whole's number means nothing any more
 //! when its descriptor has become a piece's; that tells the reader so, as ever.
 //!
-//! Marks stand at every piece as they stood at the whole. Who knows better of a piece takes them off.
+//! Marks stand at every piece as they stood at the whole. A caller that knows better of a piece takes them off.
 //!
 //! Invariant: the count of no node that was there changes.
 //!

@@ -1,4 +1,4 @@
-//! Tree: who keeps the nodes, and finding the way among them under the lock.
+//! Tree: the owner of the nodes, and finding the way among them under the lock.
 //!
 //! A **position** ([`SlotRef`]) is one slot: of a node, or the root's word, which is
 //! the slot above the topmost node. Everything that a writer does is moving a
@@ -150,7 +150,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
         (self.root.load(Ordering::Relaxed) >> ROOT_MARKS_SHIFT) as u8
     }
     pub(super) fn set_root(&self, root: Root, marks: u8) {
-        // Release, partner: the Acquire in `load_root`: whoever finds a node there finds its slots as they
+        // Release, partner: the Acquire in `load_root`: a thread that finds a node there finds its slots as they
         // were prepared.
         let order = ordering(Mutant::RootRelease, Ordering::Release, Ordering::Relaxed);
         self.root.store(root.bits() | u64::from(marks) << ROOT_MARKS_SHIFT, order);

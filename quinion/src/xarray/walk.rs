@@ -11,7 +11,7 @@
 //! The tree may change under a walk, and a node may be recycled for another
 //! tree. So a walk promises little, and always keeps it: it ends after at most
 //! `levels` steps, every number it follows was checked by the slab, and what it
-//! returns is a **hint**. Whoever asked holds the hint against the descriptor
+//! returns is a **hint**. A thread that asked holds the hint against the descriptor
 //! it names; an empty or foreign hint means "ask under the lock", never "hole".
 //!
 //! A [`Finder`] remembers the leaf it is in, and nothing else of the tree; the
@@ -22,7 +22,7 @@
 //!  1. A look into the leaf of the last one reads one slot; any other reads one slot of each level.
 //!  2. A step reads nothing and always moves the index, whether the walker was ever in the tree or not.
 //!
-//! Not an invariant: that the leaf is still the tree's. It may be another's by now; who finds that the
+//! Not an invariant: that the leaf is still the tree's. It may be another's by now; a thread that finds that the
 //! descriptor does not fit resets the reader and looks again.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -35,11 +35,11 @@ pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
 
-    /// The bits of a slot, as they are now. Every slot that a walk reads, it reads by this: who counts
+    /// The bits of a slot, as they are now. Every slot that a walk reads, it reads by this: a thread that counts
     /// steps, or wants to change the tree between two of them, has a keeper of his own.
     #[inline(always)]
     fn read_slot(&self, slot: &AtomicU32) -> u32 {
-        // Acquire, partner: the Release by which the tree's writer stores a slot: who sees a new node
+        // Acquire, partner: the Release by which the tree's writer stores a slot: a thread that sees a new node
         // sees its slots as they were prepared.
         slot.load(ordering(Mutant::SlotAcquire, Ordering::Acquire, Ordering::Relaxed))
     }
@@ -48,7 +48,7 @@ pub trait RacySlots {
 /// A tree's root, as a reader finds it.
 #[inline]
 pub fn load_root(root: &AtomicU64) -> Root {
-    // Acquire, partner: the Release by which the tree's writer stores its root: who sees a new top node
+    // Acquire, partner: the Release by which the tree's writer stores its root: a thread that sees a new top node
     // sees its slots as they were prepared.
     Root::from_bits(root.load(ordering(Mutant::RootAcquire, Ordering::Acquire, Ordering::Relaxed)))
 }
@@ -129,7 +129,7 @@ impl<'a, S: RacySlots + ?Sized, const BITS: u32> Finder<'a, S, BITS> {
         Self { slab, root, leaf: None }
     }
 
-    /// Who keeps the nodes.
+    /// The owner of the nodes.
     #[inline]
     pub fn slab(&self) -> &'a S {
         self.slab

@@ -1,7 +1,7 @@
 //! Folder: a scratch folder with a name, which is gone when we are.
 //!
 //! Programs that we measure want folders and names. What has a name outlives
-//! whoever is killed, so somebody else has to clear up:
+//! a benchmark that is killed, so another has to clear up:
 //!
 //! ```text
 //!   this process                       the sweeper: this command again, in a process group of its own

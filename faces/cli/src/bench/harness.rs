@@ -8,7 +8,7 @@
 //!       comparison    two alternatives and a metric: a row of the result
 //!
 //!   repetition 0 (not counted)   A B C
-//!   repetition 1                 B A C            whoever is first changes, and who runs before whom:
+//!   repetition 1                 B A C            the first changes, and what runs before what:
 //!   repetition 2                 C A B            nobody always finds a cold cache, or what the same
 //!   repetition 3                 A C B            other one left behind
 //! ```

@@ -70,7 +70,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     ROWS.into_iter().map(case).collect()
 }
 
-/// Who inserts how much.
+/// How many threads insert how much.
 #[derive(Clone, Copy)]
 struct Load {
     order: u8,

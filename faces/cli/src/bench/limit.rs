@@ -101,7 +101,7 @@ struct Inside {
     peak: PathBuf,
     /// What to write to, to be back where we were.
     home: PathBuf,
-    /// Goes after we have left: whoever is in it then is killed.
+    /// Goes after we have left: a process that is in it then is killed.
     _folder: ScratchFolder,
 }
 

@@ -65,7 +65,7 @@ pub struct Row {
     pub peer: Option<f64>,
     /// Its quartiles, as above.
     pub peer_spread: Option<[f64; 2]>,
-    /// Who the other is.
+    /// What the other is.
     pub peer_name: Option<&'static str>,
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
     pub standing: PeerKind,

@@ -1,7 +1,7 @@
 //! Stage: a mapping by itself, with an arena and without a cache around it.
 //!
 //! Folios are put in with real frames and real descriptors. Nothing fills them:
-//! whoever inserted them says that they are filled, and only what leads to
+//! the thread that inserted them says that they are filled, and only what leads to
 //! the bytes is measured.
 
 use std::sync::Arc;

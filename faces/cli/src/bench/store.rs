@@ -1,7 +1,8 @@
 //! Store: where a peer's file in memory lies: the kernel's own, in pages of either size.
 //!
 //! ```text
-//!   4K        tmpfs, huge=never       2M   tmpfs, huge=always      neither is mounted in any folder: who has the
+//!   4K        tmpfs, huge=never       2M   tmpfs, huge=always      neither is mounted in any folder: the process that
+//!   has the
 //!                                                                  mount's descriptor makes files in it
 //!   hugetlb   2 MiB pages that somebody has reserved
 //! ```

@@ -235,7 +235,7 @@ fn mount(device: &Path, at: &Path, is_read_only: bool) -> Result<(), Unmeasured>
     }
 }
 
-/// Whoever started us holds the other end, and may be killed.
+/// The process that started us holds the other end, and may be killed.
 fn end_with_the_pipe() {
     let mut nothing = Vec::new();
     // An error is an end as well.

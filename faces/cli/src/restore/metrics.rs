@@ -1,12 +1,12 @@
 //! Metrics: the server's numbers for Prometheus, in a file or by HTTP.
 //!
 //! ```text
-//!   a file      written anew every second, beside itself and moved over: who reads it finds a whole one
+//!   a file      written anew every second, beside itself and moved over: a process that reads it finds a whole one
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! One asker at a time is answered, by the thread that waits for signals; who takes more than a second to ask, or one
-//! to hear, or says more than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
+//! One asker at a time is answered, by the thread that waits for signals; one that takes more than a second to ask, or
+//! one to hear, or says more than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -17,9 +17,9 @@
 //!
 //! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
 //! is not larger than a quarter of the cache's bound, nor than 256 MiB; one on a file system whose reads may never end
-//! is taken for the worst, unread: see [`super::syscall_scan`]. Who finds another object being read waits for some
-//! time; a read that does not end keeps nobody waiting for longer. What is known is kept from one run to the next: see
-//! [`super::plan_cache`].
+//! is taken for the worst, unread: see [`super::syscall_scan`]. A process that finds another object being read waits
+//! for some time; a read that does not end keeps nobody waiting for longer. What is known is kept from one run to the
+//! next: see [`super::plan_cache`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -179,7 +179,7 @@ struct Turn {
     given_back: Condvar,
 }
 
-/// Who holds this has the turn.
+/// The holder of this has the turn.
 struct TurnTaken<'a>(&'a Turn);
 
 impl Turn {

@@ -22,15 +22,15 @@
 //!
 //! What a crash leaves, and why nobody trips over it:
 //!
-//! | killed | what is left | who comes next |
+//! | killed | what is left | the next that comes |
 //! |---|---|---|
 //! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes it, starts another |
 //! | the runner, starting an owner | an owner that has the lock, or one that ends by itself | joins that; or starts one |
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
-//! Nothing about caches is read from what lies in the folder, no number of a process above all: who has the lock is
-//! what counts, and who is at the other end of the socket.
+//! Nothing about caches is read from what lies in the folder, no number of a process above all: the holder of the lock
+//! is what counts, and who is at the other end of the socket.
 //!
 //! Invariants:
 //!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.

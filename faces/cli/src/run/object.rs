@@ -5,16 +5,16 @@
 //! ```
 //!
 //! Programs hand on `LD_PRELOAD`, also when the owner has ended, so what it names must mean the same for ever, and be
-//! nobody else's to change. A number of a process does not: who gets it next decides what it leads to. A file in the
-//! user's folder ([`super::user_folder`]) does, and it stays there.
+//! nobody else's to change. A number of a process does not: the process that gets it next decides what it leads to. A
+//! file in the user's folder ([`super::user_folder`]) does, and it stays there.
 //!
 //! Its name has a hash of its bytes, so different objects do not replace each other, and programs of two commands may
 //! run side by side. The hash protects nothing: all bytes are compared before each use. A file is never written under
 //! its name; it is written under another, and renamed.
 //!
-//! Who has it loaded keeps it if it is replaced or removed; a program that is started later looks for it by name, and
-//! one that is not there is taken out of the environment by the object itself (`faces/preload/src/gone.rs`). Objects
-//! that no run has used for a month are removed when another is written.
+//! A program that has it loaded keeps it if it is replaced or removed; a program that is started later looks for it by
+//! name, and one that is not there is taken out of the environment by the object itself (`faces/preload/src/gone.rs`).
+//! Objects that no run has used for a month are removed when another is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

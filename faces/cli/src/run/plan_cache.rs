@@ -92,7 +92,7 @@ impl PlanCache {
         read().ok().filter(|bytes: &Vec<u8>| bytes.len() as u64 <= BYTES_MAX).unwrap_or_default()
     }
 
-    /// Puts `bytes` there as a whole: who reads meanwhile finds what was there before.
+    /// Puts `bytes` there as a whole: a process that reads meanwhile finds what was there before.
     pub fn replace(&self, what: &str, key: impl Hash, bytes: &[u8]) -> io::Result<()> {
         self.folder.remove_old(is_of_us);
         let name = self.name(what, key);

@@ -2,8 +2,8 @@
 //!
 //! To make a plan takes longer than all else at the start of `run`, and it is the same until the C library is another
 //! file. A sum says whether what is remembered is whole, and the object in the program compares the library's build-id
-//! and the bytes that are to be replaced. What they are replaced by is believed: who can write to the user's folder
-//! decides that, as who can write there decides what programs read.
+//! and the bytes that are to be replaced. What they are replaced by is believed: a process that can write to the user's
+//! folder decides that, as who can write there decides what programs read.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -74,7 +74,7 @@ pub struct Signal {
     pub number: i32,
     /// Above 0 if the kernel sent it by itself: for a terminal, to the whole group.
     code: i32,
-    /// Who sent it, if a process did.
+    /// Its sender, if a process sent it.
     sender: u32,
 }
 
@@ -305,7 +305,7 @@ pub fn block(number: i32) {
     set_blocked(number, libc::SIG_BLOCK);
 }
 
-/// Unblocks a signal in this thread; whoever started us may have blocked it.
+/// Unblocks a signal in this thread; the process that started us may have blocked it.
 fn let_through(number: i32) {
     set_blocked(number, libc::SIG_UNBLOCK);
 }
@@ -338,7 +338,8 @@ extern "C" fn note_inherited() {
 }
 
 /// Lets the program of `command`, which has our standard streams, get what the runtime changed as we got it. Where
-/// nothing was changed nothing is done: who asks for this is started by fork, which takes longer than a spawn.
+/// nothing was changed nothing is done: a program that asks for this is started by fork, which takes longer than a
+/// spawn.
 pub fn pass_on_inherited(command: &mut Command) {
     let closed = [0, 1, 2].map(|stream: usize| CLOSED[stream].load(Ordering::Relaxed));
     let is_pipe_ignored = PIPE_IGNORED.load(Ordering::Relaxed);

@@ -15,8 +15,9 @@
 //! **Usable**: the dynamic linker can load from it, and a socket in it has an address. So it is not mounted `noexec`,
 //! has no letter that separates or replaces names in `LD_PRELOAD`, and its path is short.
 //!
-//! Whoever looks for the folder looks in the same order and by the same rules, and so finds the same one: `run` makes
-//! it, `keeps` and `stop` do not. One that another user has made, in `/tmp` before the user came, is passed over.
+//! Each command that looks for the folder looks in the same order and by the same rules, and so finds the same one:
+//! `run` makes it, `keeps` and `stop` do not. One that another user has made, in `/tmp` before the user came, is passed
+//! over.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Uffd: who touches an absent page of a region waits until we have brought it.
+//! Uffd: a thread that touches an absent page of a region waits until we have brought it.
 //!
 //! ```text
 //!   a thread touches a page --fault--> waits         MISSING   nothing is there: COPY brings bytes
@@ -140,7 +140,7 @@ impl Uffd {
         (self.start + at) as u64
     }
 
-    /// `bytes` are what stands at `at`, of which nothing was there; who waits for that goes on.
+    /// `bytes` are what stands at `at`, of which nothing was there; a process that waits for that goes on.
     pub fn copy(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         let (to, len) = (self.address(at, bytes.len()), bytes.len() as u64);
         let mut copy = Copy { to, from: bytes.as_ptr() as u64, len, mode: 0, copied: 0 };
@@ -148,7 +148,7 @@ impl Uffd {
         whole(copy.copied, bytes.len())
     }
 
-    /// What the file has at `at` is mapped; who waits for that goes on.
+    /// What the file has at `at` is mapped; a process that waits for that goes on.
     pub fn map(&self, at: usize, len: usize) -> io::Result<()> {
         let start = self.address(at, len);
         let mut map = Continue { start, len: len as u64, mode: 0, mapped: 0 };

@@ -11,7 +11,7 @@
 //! the buffer is a program's, who may say anything. So each block of a build
 //! without the standard library, which is a viewer's, notes in a section of its own
 //! where its accesses begin and end, and where to go on if one of them faults:
-//! at its end, with what was copied until then. Whoever handles the signal asks
+//! at its end, with what was copied until then. The handler of the signal asks
 //! [`resume_after_fault`]. The blocks take no instruction more for that.
 
 use core::arch::asm;

@@ -22,7 +22,7 @@
 //!
 //! What the device read is told three times over:
 //!
-//! | metric | who counts | what disturbs it |
+//! | metric | counted by | what disturbs it |
 //! |---|---|---|
 //! | device (disk) | the block device | what others read from it at the same time |
 //! | device (process) | the kernel, for this process (`read_bytes` of `/proc/self/io`) | what describes the file |

@@ -1,7 +1,7 @@
 //! Sequential: the file from its first byte to its last.
 //!
-//! Whoever copies does so into memory that is its own and warm after the first
-//! read. Whoever does not copy (pin, mmap, raw reads into buffers of their own) has
+//! A way that copies does so into memory that is its own and warm after the first
+//! read. A way that does not copy (pin, mmap, raw reads into buffers of their own) has
 //! nothing to do but to look, as everybody else does too; that is what these ways
 //! are for, and it shows in the CPU time.
 

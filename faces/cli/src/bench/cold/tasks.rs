@@ -1,7 +1,7 @@
 //! Tasks: futures on this thread, until all of them are done.
 //!
 //! The least that a runtime can be: what was woken is polled, and when nothing
-//! was, the thread sleeps. Who wakes a task puts its number into a list and
+//! was, the thread sleeps. A thread that wakes a task puts its number into a list and
 //! wakes the thread.
 
 use std::future::Future;

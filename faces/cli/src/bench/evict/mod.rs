@@ -17,7 +17,7 @@
 //! those in sequence by windows that readahead judges, in large folios. To a peer the order of numbers is
 //! nothing. The 64 bytes that we copy out as well are ours to pay.
 //!
-//! CPU time is that of the whole process: who works in the background works for somebody.
+//! CPU time is that of the whole process: threads in the background work for the others.
 //!
 //! Not an invariant: that an insertion of a peer evicts at once. Some collect what is to
 //! leave; over a run it evens out.
@@ -50,7 +50,7 @@ enum Order {
     Sequential,
 }
 
-/// Who inserts how many pages into how large a cache.
+/// How many threads insert how many pages into how large a cache.
 #[derive(Clone, Copy)]
 struct Load {
     order: Order,

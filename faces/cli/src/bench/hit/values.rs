@@ -8,8 +8,8 @@
 //! ```
 //!
 //! All hold as many bytes, every read is a hit, is copied out and tells its place. Pages are asked for all alike,
-//! or by Zipf's law (s = 0.99), the popular ones scattered over the file. Who reads what is drawn before the clock
-//! runs: a draw by that law costs as much as a hit.
+//! or by Zipf's law (s = 0.99), the popular ones scattered over the file. Which thread reads what is drawn before the
+//! clock runs: a draw by that law costs as much as a hit.
 //!
 //! The peers have twice the memory that their values take, so that none of them evicts: how they share it among
 //! their parts is not what is asked here.
@@ -40,7 +40,7 @@ const GOALS: [f64; 3] = [1.7, 3.0, 3.5];
 const COPY_GOAL: f64 = 1.0 / 1.3;
 const EXPONENT: f64 = 0.99;
 
-/// Who asks for which pages.
+/// Which thread asks for which pages.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,

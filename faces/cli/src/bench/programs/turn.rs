@@ -175,8 +175,8 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     Ok(ProgramRun { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
 }
 
-/// People do not run a program again within a millisecond: who copies while nobody waits has time for it, until
-/// nothing more is computed.
+/// People do not run a program again within a millisecond: an owner that copies while nobody waits has time for it,
+/// until nothing more is computed.
 fn wait_until_idle(owner_ns: impl Fn() -> f64) {
     const PAUSE: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(5);

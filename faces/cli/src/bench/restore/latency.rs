@@ -43,7 +43,7 @@ const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
 const SHARED_READ: &str = "kernel: MAP_SHARED read";
 const ZERO_WRITE: &str = "kernel: anon zero page write";
 
-/// Who serves, and from what.
+/// What serves, and from what.
 struct Stage {
     host: Host,
     /// The snapshot, in memory.

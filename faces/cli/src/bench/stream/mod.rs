@@ -15,7 +15,7 @@
 //! our cache is smaller than the limit by what the process itself needs. The hot file is read
 //! into the same cache as the stream; where there is none, by the kernel's.
 //!
-//! The sizes of reads are the program's; whoever has no cache reads in its own. What
+//! The sizes of reads are the program's; a way that has no cache reads in its own. What
 //! the device read is told by the kernel for the process (`read_bytes` of `/proc/self/io`), and by our cache.
 //! `cpu` is that of the process and of the kernel's threads, of the whole machine, which
 //! is not to be had more exactly; `cpu (process)` is exact, and `kswapd` is that thread alone.

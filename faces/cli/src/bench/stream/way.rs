@@ -61,7 +61,7 @@ impl Way {
     }
 }
 
-/// Who streams, with what they share.
+/// The threads that stream, with what they share.
 pub struct Streams {
     way: Way,
     /// Ours, if it is we.

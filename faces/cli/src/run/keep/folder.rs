@@ -11,11 +11,11 @@
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
 //! left by somebody who was killed, and whoever comes next takes it; nothing else that lies here is believed of caches.
-//! Who starts an owner hands the locked description over to it, so there is no moment in which two could start one, and
-//! none in which it is free while one is being started.
+//! The run that starts an owner hands the locked description over to it, so there is no moment in which two could start
+//! one, and none in which it is free while one is being started.
 //!
-//! Who has the lock may remove its file, as the last thing he does. So who gets a lock looks whether the file is still
-//! the one of that name, and begins again if not.
+//! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
+//! the file is still the one of that name, and begins again if not.
 
 use std::fs::Permissions;
 use std::io;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// 1. One opens the file of the lock.
-    /// 2. Who has the lock removes the file and ends.
+    /// 2. The holder of the lock removes the file and ends.
     /// 3. The first gets a lock that nobody else would look at: he must begin again.
     #[test]
     fn a_lock_on_a_file_that_was_removed_is_none() {

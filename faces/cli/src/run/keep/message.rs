@@ -5,8 +5,8 @@
 //!                                     {"answer":"joined","process":77,"run":3,...}
 //! ```
 //!
-//! Flat: names, each with a whole number or a text. Who does not know a name passes over it; a name that is missing
-//! is missed by who needs it. So later versions can say more, and can still be told to stop by earlier ones.
+//! Flat: names, each with a whole number or a text. A reader that does not know a name passes over it; a name that is
+//! missing is missed by who needs it. So later versions can say more, and can still be told to stop by earlier ones.
 //!
 //! Invariant: what [`Message::line`] writes, [`Message::parse`] reads as it was; anything else it refuses, or reads
 //! as some message, and never more.

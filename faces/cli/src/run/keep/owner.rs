@@ -13,19 +13,19 @@
 //! ```
 //!
 //! One thread does all that; the cache and its viewers have their own. It logs nowhere: what it has to say it says to
-//! who asks.
+//! those that ask.
 //!
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left
 //! behind views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its
-//! first run had time to join, whatever `--idle` says; who has connected by then is served first, and who connects
-//! after the socket was removed hears the connection end, waits for the lock, and starts another. One whose lock was
-//! removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
+//! first run had time to join, whatever `--idle` says; a run that has connected by then is served first, and one that
+//! connects after the socket was removed hears the connection end, waits for the lock, and starts another. One whose
+//! lock was removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
 //!
 //! Invariants:
-//!  1. Who connects is the same user, or hears nothing.
+//!  1. A process that connects is the same user's, or hears nothing.
 //!  2. Nobody who connects makes us wait: what is not read in time, is longer than a line, or has a descriptor with it,
 //!     ends that connection, and it is closed elsewhere (`keep/client.rs`). Nor does who says much: one read in a turn.
-//!     Who says nothing makes room for who comes, if there are too many.
+//!     One that says nothing makes room for one that comes, if there are too many.
 //!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
 
 use std::io::{self, Write};
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Cache {
 /// Is the owner of a kept cache, from the first moment of this process to its end. `build` builds the cache.
 ///
 /// # Errors
-/// What is wrong, in words; whoever started us was told.
+/// What is wrong, in words; the process that started us was told.
 pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>) -> Result<(), String> {
     sys::leave_starter().map_err(|error| error.to_string())?;
     let lock = take_lock().map_err(|error| open_files::said(&error, error.raw_os_error()))?;
@@ -280,15 +280,15 @@ impl ControlSocket {
             }
         }
         self.part();
-        // 4 whoever is new
+        // 4 new connections
         if connected {
             self.accept();
         }
-        // 5 who uses the cache tidies up by that; the space of a removed file is not free before
+        // 5 a run that uses the cache tidies up by that; the space of a removed file is not free before
         if self.runs() == 0 {
             (self.tidy)();
         }
-        // 6 nobody for long; who has connected by now is somebody
+        // 6 nobody for long; a process that has connected by now counts
         if (self.has_been_unused() || self.is_lost()) && !self.accept() {
             return Ok(Next::End);
         }
@@ -338,8 +338,8 @@ impl ControlSocket {
         }
     }
 
-    /// How long it stays unused if `--idle` says `time`. Who has started it waits so long for it to answer, and would
-    /// start one after the other if each ended before he can join.
+    /// How long it stays unused if `--idle` says `time`. The run that has started it waits so long for it to answer,
+    /// and would start one after the other if each ended before he can join.
     fn stays(&self, time: Duration) -> Duration {
         if self.use_.runs == 0 { time.max(PATIENCE) } else { time }
     }
@@ -360,7 +360,7 @@ impl ControlSocket {
         !is_used && matches!(self.idle, Idle::For(time) if self.use_.last.elapsed() >= self.stays(time))
     }
 
-    // ---- who connects ---------------------------------------------------------------------------
+    // ---- processes connect ---------------------------------------------------------------------------
 
     /// Whether somebody was there.
     fn accept(&mut self) -> bool {
@@ -397,7 +397,7 @@ impl ControlSocket {
         silent.map(|talk| self.talks.remove(talk)).is_some()
     }
 
-    /// Hears what is said in one talk, once, and answers. Who says more waits for the next turn.
+    /// Hears what is said in one talk, once, and answers. A run that says more waits for the next turn.
     fn hear(&mut self, talk: usize) -> Next {
         let mut bytes = [0; HEARD_MAX];
         match self.talks[talk].stream.hear(&mut bytes) {
@@ -436,7 +436,7 @@ impl ControlSocket {
         Next::Turn
     }
 
-    /// Says something. Who does not listen has left.
+    /// Says something. A run that does not listen has left.
     fn say(&mut self, talk: usize, message: &Message) {
         let line = message.line();
         let said = self.talks[talk].stream.say(line.as_bytes());
@@ -495,7 +495,7 @@ impl ControlSocket {
         self.session.place().put(Message::answer("joined")).number("run", run)
     }
 
-    /// Who joins twice has left once.
+    /// A run that joins twice has left once.
     fn leave_run(&mut self, talk: usize) {
         if let Some(joined) = self.talks[talk].joined.take() {
             self.session.service.end_run(joined.run);

@@ -68,7 +68,7 @@ fn hear_again() {
     }
 }
 
-/// Who made, or listens on, the other end of a connected socket.
+/// The process that made, or listens on, the other end of a connected socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// Its process; 0 if that has no number here: it lives in another name space of processes.

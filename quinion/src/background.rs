@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A **task** is work that can be done late or not at all: the thread that needs it
-//! done now does it himself, on his own thread. So nothing depends on this
+//! done now does it itself, on its own thread. So nothing depends on this
 //! thread being there: a cache that the system gives no thread is as right as
 //! any, and a little slower. It starts with the first poke and ends with the
 //! cache.

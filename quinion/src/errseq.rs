@@ -23,7 +23,7 @@
 //! Invariants:
 //!  1. A handle is told at most once of each error that was recorded, however many threads ask for it.
 //!  2. After an error was recorded, each handle opened before is told of it or of a later one at its next check.
-//!  3. An error that nobody was told of is told to who opens the file next.
+//!  3. An error that nobody was told of is told to a caller that opens the file next.
 //!
 //! Not an invariant: that the errors told are all that were recorded. Of those that nobody has seen, the last is.
 //!

@@ -438,7 +438,7 @@ impl<'a, P: Process> Fd<'a, P> {
         if was_forked {
             self.share();
         } else if word.state() == State::Shared && word.0 & FdWord::OPENING != 0 {
-            // Whoever shared or attached it meanwhile has taken the mark away, and was right.
+            // A thread that shared or attached it meanwhile has taken the mark away, and was right.
             let candidate = FdWord(word.with_state(State::Candidate).0 & !FdWord::OPENING);
             self.cell.settle(word, candidate);
         }
@@ -446,7 +446,8 @@ impl<'a, P: Process> Fd<'a, P> {
     }
 
     /// The descriptor is about to be closed. The kernel's offset is right afterwards: another thread's read that comes
-    /// before the kernel's close, and whoever else has the description unseen, uses it. The handle to give back.
+    /// before the kernel's close, and before another holder of the description, unseen, uses it. The handle to give
+    /// back.
     pub fn forget(&self) -> Option<u64> {
         loop {
             let word = self.settled();

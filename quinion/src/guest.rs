@@ -18,16 +18,16 @@
 //! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in
 //! place or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each
 //! fill the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the
-//! image is **broken**: what is ready is right and stays, and whoever wants more is told. A file whose last change is
-//! so recent that another one could carry the same time is waited for when it is opened. That its inode changes, by a
-//! new name or a removal, says nothing of its bytes, and breaks nothing.
+//! image is **broken**: what is ready is right and stays, and a thread that wants more is told. A file whose last
+//! change is so recent that another one could carry the same time is waited for when it is opened. That its inode
+//! changes, by a new name or a removal, says nothing of its bytes, and breaks nothing.
 //!
 //! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
 //! seen whom an ordinary file of the cache may see: a program that writes in place and then sets the time of
-//! modification back; and who stores through a mapping of the snapshot, until the kernel notes the time, which may be
-//! after his bytes can be read. A device's content has no times at all, and that of a [`Backend`] of the user's as many
-//! as he gives it. In all of these what was ready stays what it was, and what is brought later is what the file has
-//! then.
+//! modification back; and a thread that stores through a mapping of the snapshot, until the kernel notes the time,
+//! which may be after its bytes can be read. A device's content has no times at all, and that of a [`Backend`] of the
+//! user's as many as it gives it. In all of these what was ready stays what it was, and what is brought later is what
+//! the file has then.
 //!
 //! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
 //! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
@@ -413,7 +413,7 @@ pub struct MachineMemory {
     extents: Arc<GuestExtents>,
     /// In bytes.
     size: u64,
-    /// Shared by who touches its pages, alone while some are taken away.
+    /// Shared by a thread that touches its pages, alone while some are taken away.
     touching: RankedRwLock<()>,
 }
 

@@ -28,7 +28,7 @@
 //!
 //! ```text
 //!   seen to stand at t:  no break had begun before t  =>  nobody goes on before t + break time
-//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a reader who comes later looks himself
+//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a reader who comes later looks itself
 //! ```
 //!
 //! The same look finds breaks of which the signal was lost.

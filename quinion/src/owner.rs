@@ -130,7 +130,7 @@ impl ShortageState {
 #[derive(Clone, Copy, Debug)]
 struct RefusedFile {
     bytes: u64,
-    /// Whether it is refused to who attaches it.
+    /// Whether it is refused to a viewer that attaches it.
     is_refused: bool,
 }
 
@@ -333,7 +333,7 @@ impl CacheOwner {
         let mut files: Vec<_> = self.candidates().into_values().collect();
         files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
         for chosen in thrash::choose(files, room) {
-            // First, so that who attaches it from here on is refused; see `open`.
+            // First, so that a viewer that attaches it from here on is refused; see `open`.
             self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
             if let Some(file) = self.of_inode(chosen.inode) {
                 file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
@@ -532,7 +532,7 @@ impl Owner for CacheOwner {
     }
 
     fn watched(&self, device: u64, inode: u64) {
-        // First, so that who attaches it from here on is refused; see `open`.
+        // First, so that a viewer that attaches it from here on is refused; see `open`.
         self.watched.lock().add((device, inode));
         if (device, inode) != ALL_FILES {
             return self.let_go_for((device, inode), WATCHED);

@@ -338,8 +338,8 @@ impl Reclaim {
         all.into_iter().find(|backend| backend.wants_leader())
     }
 
-    /// The backend of some file, if there is one: for who has none of his own, and may have to fetch what others wait
-    /// for.
+    /// The backend of some file, if there is one: for a caller that has none of its own, and may have to fetch what
+    /// others wait for.
     pub fn some_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
         mappings.values().find(|mapping| !mapping.is_memory()).map(|mapping| mapping.backend())
@@ -442,7 +442,7 @@ impl Reclaim {
     fn reclaim_from(&self, from: ReclaimTarget, pages: u32, locks: LockWait) -> u32 {
         let (mut went, mut search) = (EvictedPages::default(), ReclaimScan::default());
         while went.freed + went.sent < pages && !search.over {
-            // What is protected is for who would have nothing else.
+            // What is protected is for a caller that would have nothing else.
             let from = if went.freed > 0 && matches!(from, ReclaimTarget::Any(_)) {
                 ReclaimTarget::Unprotected
             } else {

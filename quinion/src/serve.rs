@@ -17,7 +17,7 @@
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
 //! spaces. The kernel says who is at the other end of the socket (`listener.rs`); and before each file is attached the
 //! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
-//! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what he could not read.
+//! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what it could not read.
 //! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a
 //! connection of its own (`Offer`), and asks with the ticket it gets for it.
 //!
@@ -368,7 +368,7 @@ struct Shared {
     /// Whose processes may view the cache.
     domain: Domain,
     seats: Vec<RankedMutex<ViewerSlot>>,
-    /// The process that has which seat, 0 for nobody: for who looks at all of them.
+    /// The process that has which seat, 0 for nobody: for a process that looks at all of them.
     processes: Vec<AtomicU32>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
@@ -911,7 +911,7 @@ impl Shared {
         let spent = descriptor & CREDIT_SPENT != 0;
         let was_sent = descriptor & SENT != 0;
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
-        // Whoever has become somebody else has no part in what is ours.
+        // A process that has become somebody else has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
@@ -926,12 +926,12 @@ impl Shared {
         if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), name, spent) {
             return Ok([0, credit]);
         }
-        // Nobody believes us before it is seen to that he hears of our end.
+        // Nobody believes us before it is seen to that it hears of our end.
         // Acquire, partner: the store in `DeathNotice::new`.
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
         }
-        // First, so that who opens it for writing from here on tells us before; see `SaturatingCount`.
+        // First, so that a process that opens it for writing from here on tells us before; see `SaturatingCount`.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(file, name) {
             Ok(attached) => attached,

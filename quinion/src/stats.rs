@@ -216,7 +216,7 @@ struct ShardGuard(Cell<usize>);
 
 impl Drop for ShardGuard {
     fn drop(&mut self) {
-        // Whoever counts in this thread after this point shares the last shard.
+        // A thread that counts in this thread after this point shares the last shard.
         MY_SHARD.set(SHARED);
         let shard = self.0.get();
         if shard < SHARED {

@@ -80,7 +80,7 @@ pub enum Mutant {
     PutAcquire,
     /// The release ordering of giving a hold back.
     PutRelease,
-    /// The look whether another hold is left, by who gives one back.
+    /// The look whether another hold is left, by a thread that gives one back.
     PutHolds,
     /// The acquire ordering of a holder's look whether its folio is filled.
     ReadableAcquire,
@@ -501,7 +501,7 @@ mod ranked {
                 super::LockWait::Try => self.try_lock(),
             }
         }
-        /// What is guarded, for who has the mutex alone.
+        /// What is guarded, for a caller that has the mutex alone.
         pub fn get_mut(&mut self) -> &mut T {
             self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }

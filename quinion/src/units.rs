@@ -6,7 +6,7 @@
 //!   frame   Frame        a 4 KiB page of the arena         frame * 4096 = offset in the arena
 //!   order   Order        log2 of a number of pages         order 9 = 512 pages = 2 MiB
 //!   count   u32, u64     a number of pages, named `pages`
-//!   time    Millis       a moment, by whoever has a clock; those who decide are handed it
+//!   time    Millis       a moment, by a thread that has a clock; those who decide are handed it
 //! ```
 //!
 //! An index is not a frame and a frame is not an offset; confusing two of them

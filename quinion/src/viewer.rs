@@ -21,7 +21,7 @@
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
-//!  2. A slot belongs to whoever moved it from FREE to CLAIMED, until that thread frees it, or gives it up
+//!  2. A slot belongs to a viewer that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
 //!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
 //!     answer cannot look like the answer to a later question.
 //!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was
@@ -586,7 +586,7 @@ impl Viewer {
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
             while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_gone() {
-                // Nobody wakes who waits for what he does not ask.
+                // Nobody wakes who waits for what it does not ask.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
         }
@@ -687,8 +687,8 @@ impl Viewer {
     /// Nobody waits for that answer any more, unless it stands by now.
     fn give_up(&self, slot: &Request, error: RequestError) -> Result<(), RequestError> {
         let to = |from, to| {
-            // Release, partner: the Acquire of who claims the slot next, or of the owner that takes its answer back.
-            // Acquire on failure, partner: the owner's store of DONE.
+            // Release, partner: the Acquire of a viewer that claims the slot next, or of the owner that takes its
+            // answer back. Acquire on failure, partner: the owner's store of DONE.
             slot.state.compare_exchange(from, to, Ordering::Release, Ordering::Acquire)
         };
         let given_up = to(state::PENDING, state::FREE).or_else(|_| to(state::TAKEN, state::GIVEN_UP));

@@ -125,7 +125,7 @@ struct RunArguments {
     /// group may use, and a quarter of the machine's if not given. It uses less while programs are short of memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// How the cache works inside, for who asks what that is worth: insertion=batched or one-by-one,
+    /// How the cache works inside, for a caller that asks what that is worth: insertion=batched or one-by-one,
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,
@@ -335,7 +335,7 @@ fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> Result<RunEnd, Strin
     quinion_cli::run::run_kept(options, wanted).map_err(|error| error.to_string())
 }
 
-/// The process that stays. What is wrong was said to who started it.
+/// The process that stays. What is wrong was said to the run that started it.
 fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let KeepArguments { folder, name, memory, idle, attach, rules } = arguments;
     let (attach_word, rule_words) = (attach.word().to_owned(), rules.words());

@@ -116,7 +116,7 @@ impl Intercept {
     }
 }
 
-/// What a run can ask of whoever made the owner.
+/// What a run can ask of a process that made the owner.
 pub trait Numbers {
     /// What the owner did so far.
     fn numbers(&self) -> OwnerNumbers;
@@ -233,7 +233,7 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
         let keep::Numbers { totals, stats, owner, hottest, .. } = numbers(files).unwrap_or_default();
         RunSample { totals, stats, owner, hottest }
     };
-    // Who has the cache is not stopped with us.
+    // A process that has the cache is not stopped with us.
     let (ended, kind) = match run_program(options, |command| lock(&kept).point_to(command), look, || ())? {
         ProgramEnd::ToItsEnd(ended, kind) => (ended, kind),
         ProgramEnd::Not(ended) => return Ok(ended),
@@ -291,7 +291,7 @@ impl Planning {
         }))
     }
 
-    /// Waits for the plan, and `hand`s it to who shows it to programs. The error says why there is none.
+    /// Waits for the plan, and `hand`s it to a process that shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&[u8]) -> io::Result<()>) -> Option<Result<Planned, String>> {
         let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
         Some(plan.and_then(|plan| hand(&plan.bytes).map(|()| plan).map_err(|error| error.to_string())))
@@ -558,7 +558,7 @@ fn wait(
             return Ok(status);
         }
         if signals::has_stopped(process) {
-            // Whoever started us sees us stop with the program, and continues both.
+            // A process that started us sees us stop with the program, and continues both.
             live.inspect(|live| live.hide());
             before_stop();
             signals::stop_here();

@@ -91,7 +91,7 @@ fn note_access(fd: c_int, size: u64) {
     let _ = unsafe { kernel::pread(fd, &raw mut byte, 1, size) };
 }
 
-/// What the owner answers to who would attach a file.
+/// What the owner answers to a viewer that would attach a file.
 enum Answer {
     /// Here it is, of so many bytes.
     Attached(Attachment, u64),

@@ -257,8 +257,8 @@ fn transfer_slowly(
     Ok(read.map_or(0, |read| read.bytes))
 }
 
-/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that who tries
-/// again gets on. A thread that tries again and again says so once.
+/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that a thread that
+/// tries again gets on. A thread that tries again and again says so once.
 fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     if table::is_first_refusal(fd, position / 4096) {
         viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);

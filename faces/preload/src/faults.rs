@@ -289,7 +289,7 @@ fn real_action(signal: c_int, action: *const Action, old: *mut Action) -> c_int 
 }
 
 /// Takes the two signals over. Where one is ignored, or they cannot be, nothing may be served. For the constructor, and
-/// for who has stopped and needs them again.
+/// for a thread that has stopped and needs them again.
 #[must_use]
 pub fn install() -> bool {
     IS_ON.store(true, Ordering::Relaxed); // before any other thread, or before we look
@@ -306,7 +306,7 @@ pub fn install() -> bool {
             else {
                 return false;
             };
-            // Who set an action between our look and our change had his thrown out: it goes in again.
+            // A thread that set an action between our look and our change had its thrown out: it goes in again.
             let mut out = old;
             if real_action(signal, &raw const new, &raw mut out) != 0 {
                 return false;
@@ -352,7 +352,7 @@ fn put_back_all() {
             continue;
         };
         let mut next = own_action(there);
-        // Who set an action between our look and our change had his thrown out: it goes in again.
+        // A thread that set an action between our look and our change had its thrown out: it goes in again.
         while let Some(out) = kernel::set_signal_action(signal, &next) {
             if out.handler == there.handler {
                 break;

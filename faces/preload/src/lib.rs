@@ -10,7 +10,7 @@
 //!                                        |   `--it is time--> attach.rs: ask the owner for the file
 //!                                        `--not served--> real.rs --> the C library --> the kernel
 //!   program --dup, fork, mmap, ...--> passed.rs, opened.rs, exec.rs: give descriptors back first, then the real call
-//!   the C library itself, and whoever names do not lead to us --> patch.rs --> the same wrappers
+//!   the C library itself, and code that names do not lead to us from --> patch.rs --> the same wrappers
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's

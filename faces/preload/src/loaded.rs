@@ -17,7 +17,7 @@
 //!  1. Nothing is written. An object whose tables are not all there has no names.
 //!  2. Of several versions of a name the default one is meant, as by `dlsym`.
 //!
-//! Not an invariant: that what is found stays loaded. It does for who asks at the start and has no `dlopen`.
+//! Not an invariant: that what is found stays loaded. It does for a thread that asks at the start and has no `dlopen`.
 //!
 //! Cost: one walk for all names, under the dynamic linker's lock; a few loads a name and object.
 

@@ -240,7 +240,7 @@ fn fill(slot: &mut [u8; SLOT_BYTES], entry: &Entry, library: &Library, wrapped: 
     distance(library.base + entry.offset as usize, slot.as_ptr() as usize).map(drop)
 }
 
-/// How far it is, if four bytes can say it. A little is kept back, so that who asks need not be exact.
+/// How far it is, if four bytes can say it. A little is kept back, so that a thread that asks need not be exact.
 fn distance(from: usize, to: usize) -> Option<i32> {
     const KEPT_BACK: i64 = 4096;
     let distance = to as i64 - from as i64;

@@ -49,13 +49,14 @@
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
-//!  5. Our system calls are made by who is counted, in a wrapper, or before the constructor has ended.
+//!  5. Our system calls are made by a thread that is counted, in a wrapper, or before the constructor has ended.
 //!  6. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
 //!     its descriptor is not what it was then.
 //!
-//! Not an invariant: that a fault is [mended](mend) by who is counted: a hit may fault long after the addresses went
-//! back and the ban came. Nor that whoever is counted comes back: a handler may jump out of our code, and the wait for
-//! it ends by the clock; so does that for a read of the kernel's own that takes longer than any answer of the owner's.
+//! Not an invariant: that a fault is [mended](mend) by a thread that is counted: a hit may fault long after the
+//! addresses went back and the ban came. Nor that a thread that is counted comes back: a handler may jump out of our
+//! code, and the wait for it ends by the clock; so does that for a read of the kernel's own that takes longer than any
+//! answer of the owner's.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -260,7 +261,7 @@ fn settle(page: &AtomicU32) {
 #[inline]
 pub fn viewer() -> Option<&'static Viewer> {
     match mode() {
-        // SAFETY: the switch is on, so whoever turned it on has written the viewer before, with Release; the
+        // SAFETY: the switch is on, so a thread that turned it on has written the viewer before, with Release; the
         // Acquire is in the load of `mode` or in `switch`.
         SERVING | STOPPING => Some(unsafe { (*VIEWER.0.get()).assume_init_ref() }),
         _ => None,
@@ -509,7 +510,7 @@ pub fn confine() {
     }
     let millis = viewer().map_or(LONG_MILLIS_MAX, Viewer::waits_at_most) + MARGIN_MILLIS;
     stop(Reason::Passed);
-    // Who asks again may not even look at the clock any more.
+    // A thread that asks again may not even look at the clock any more.
     if !HAS_WAITED.swap(true, Ordering::Relaxed) {
         wait_for_others(millis);
         // As `leave_domain` would later, when that may be forbidden. If it cannot be done now, it is tried then.

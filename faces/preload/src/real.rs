@@ -109,7 +109,7 @@ impl Real {
         };
         let found = match dlsym() {
             Some(dlsym) => Some(next(dlsym, wrapped.name)).filter(|found| !found.is_null()),
-            // Who has no `dlsym` has no `dlopen`: what was not there at the start does not come.
+            // A thread that has no `dlsym` has no `dlopen`: what was not there at the start does not come.
             None if IS_RESOLVED.load(Ordering::Relaxed) => None,
             None => first(wrapped),
         };

@@ -121,7 +121,7 @@ impl Process for KernelProcess {
         let _ = kernel::lseek(self.0, offset as i64, kernel::SEEK_SET);
     }
     fn wait(&self, turn: u32) {
-        // Whoever is moving it is counted, so it ends also if we may not sleep any more.
+        // A thread that is moving it is counted, so it ends also if we may not sleep any more.
         match process::enter() {
             Some(_inside) => kernel::wait(turn),
             None => core::hint::spin_loop(),

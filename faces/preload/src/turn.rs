@@ -137,7 +137,7 @@ fn whose_turn(fd: c_int, word: FdWord) -> Reader {
 }
 
 /// The first read of a candidate: how much of it is the kernel to read before we ask? What is no file with content is
-/// looked at by who asks.
+/// looked at by a thread that asks.
 fn look_at(fd: c_int, word: FdWord) -> Reader {
     let attach_policy = process::attach_policy();
     if attach_policy.large_bytes == 0 || attach_policy.credit_bytes == 0 {

@@ -77,7 +77,7 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     }
 }
 
-/// After an open: again, for who attached the file meanwhile.
+/// After an open: again, for a thread that attached the file meanwhile.
 pub fn after_open(fd: c_int, flags: c_int) {
     if cuts_unheard(flags)
         && let Some(_inside) = process::enter()

@@ -426,7 +426,8 @@ pub mod state {
     pub const GIVEN_UP: u32 = 6;
 }
 
-/// Added to the descriptor of an [`Operation::Attach`] by who has spent the credit that the owner gave for it.
+/// Added to the descriptor of an [`Operation::Attach`] by a viewer that has spent the credit that the owner gave for
+/// it.
 pub const CREDIT_SPENT: u64 = 1 << 32;
 /// Added to the ticket that an [`Operation::Attach`] has in the place of a descriptor: it was sent, see
 /// [`Offer`](crate::viewer::handshake::DescriptorOffer).
@@ -434,8 +435,8 @@ pub const SENT: u64 = 1 << 33;
 /// The error number (`ENOTCONN`) of an [`Operation::Attach`] whose descriptor the owner may not duplicate by itself:
 /// it is to be sent.
 pub const TO_BE_SENT: i32 = 107;
-/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by who wants the pages no
-/// longer than it reads them, and says so with [`Advice::Passed`] when it has.
+/// Added to the length of an [`Operation::Fill`] and the page of an [`Operation::Advance`] by a viewer that wants the
+/// pages no longer than it reads them, and says so with [`Advice::Passed`] when it has.
 pub const UNCACHED: u64 = 1 << 63;
 
 /// What an [`Operation::Hint`] says of a handle, or of a range of its file. The numbers are part of the layout; all but
@@ -509,10 +510,10 @@ pub enum Operation {
     /// opening it to read only. Once that is answered nobody is shown what was cached. Arguments: the device, the
     /// inode, 1 if it is that way.
     WriterOpened = 6,
-    /// The viewer wants a lease of its own on a file, which the kernel gives to who alone has it open. Once this is
-    /// answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to hear of
-    /// all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched; the first
-    /// two are 0 then for all files.
+    /// The viewer wants a lease of its own on a file, which the kernel gives to a viewer that alone has it open. Once
+    /// this is answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to
+    /// hear of all reads: then it is never opened again. Arguments: the device, the inode, 1 if it is to be watched;
+    /// the first two are 0 then for all files.
     LetGo = 8,
     /// Close all files that no viewer has open: one is about to unmount something.
     Release = 11,

@@ -12,7 +12,7 @@
 //! | | `try_begin_split` (even to odd), then `prepare_piece` (odd to even) | the tree lock, and nobody's hold |
 //! | holds | `prepare` (to 1), `try_hold`, `put`, `complete`; with `WRITEBACK` | nothing: one atomic step on the word |
 //! | order | `prepare`; the arena, for free runs | exclusive ownership while the sequence is odd |
-//! | `UPTODATE` | set by `complete` | the hold of who has it locked; cleared only with the sequence, by `prepare` |
+//! | `UPTODATE` | set by `complete` | the hold of the lock's holder; cleared only with the sequence, by `prepare` |
 //! | `STEADY` | set by `complete` with `UPTODATE`, cleared by `begin_writes` with a step of the sequence by two | the fill's hold; a writer's hold |
 //! | `LOCKED` | set by `prepare`, cleared by `complete` | the fill's hold |
 //! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
@@ -62,7 +62,7 @@
 //! | yes | 1 | 1 | some pages are being written, and some, of these or others, are to be written; as above |
 //! | no | 0 | 0 or 1 | what was taken out is not dirty any more; what was being written is held until that has ended |
 //!
-//! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it himself, it is dirty before it is
+//! Where bytes are put into a folio that is still `LOCKED`, by a writer who fills it itself, it is dirty before it is
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
 //! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves
@@ -307,7 +307,7 @@ pub enum PutOutcome {
 pub enum FillEnd {
     /// The folio is still in the index.
     Attached,
-    /// The folio left the index meanwhile; see [`PutOutcome`] for who frees it.
+    /// The folio left the index meanwhile; see [`PutOutcome`] for what frees it.
     Detached(PutOutcome),
 }
 
@@ -341,7 +341,7 @@ pub struct Descriptor {
     mapping: AtomicU32,
     /// Users' pins, a part of the holds.
     pins: AtomicU32,
-    /// Two numbers of whoever owns the frame: while it is free, the arena's list links; while it heads a folio
+    /// Two numbers of a caller that owns the frame: while it is free, the arena's list links; while it heads a folio
     /// of the index, its place in a ring ([`NO_PLACE`] in the first: none).
     links: [AtomicU32; 2],
 }
@@ -548,7 +548,7 @@ impl Descriptor {
         let allocated = |word: DescriptorWord| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
         let fit = |word: DescriptorWord| allocated(word) && word.holds() < HOLDS_MAX;
         let step = |word: u64| fit(DescriptorWord(word)).then(|| (word | Flags::LOCKED) + HOLD);
-        // Acquire, partner: the Release in `complete`, by who allocated it, or had the lock before.
+        // Acquire, partner: the Release in `complete`, by a thread that allocated it, or had the lock before.
         self.update(Ordering::Acquire, step).is_some()
     }
 
@@ -624,8 +624,8 @@ impl Descriptor {
         self.index.store(index.0, Ordering::Relaxed);
         self.pins.store(0, Ordering::Relaxed);
         self.links[0].store(NO_PLACE, Ordering::Relaxed);
-        // Two more than to the next even number: a piece may be born written, and who knew what this frame headed
-        // before must not take it for that, written since. See `DescriptorWord::is_still`.
+        // Two more than to the next even number: a piece may be born written, and a reader that knew what this frame
+        // headed before must not take it for that, written since. See `DescriptorWord::is_still`.
         let step = if word.is_live() { 0 } else { 1 + WRITTEN_STEP };
         let sequence = u64::from(word.sequence().wrapping_add(step)) << 32;
         let flags = whole.0 & Self::INHERITED | more;
@@ -898,8 +898,8 @@ impl Descriptor {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
 
-    /// As [`Descriptor::adopt`], by who holds the lock of the rings in which the folio stands instead; whether it did.
-    /// A dirty one is left as it is, because its pages are counted under the tree lock.
+    /// As [`Descriptor::adopt`], by a thread that holds the lock of the rings in which the folio stands instead;
+    /// whether it did. A dirty one is left as it is, because its pages are counted under the tree lock.
     pub fn adopt_clean(&self) -> bool {
         let step = |word: u64| (word & Flags::DIRTY == 0).then_some(word & !Flags::DROPBEHIND);
         self.update(Ordering::Relaxed, step).is_some()

@@ -71,8 +71,8 @@ pub fn clear(word: &AtomicU64, mask: u64) -> u64 {
     mask & word.fetch_and(!mask, Ordering::Relaxed)
 }
 
-/// The bits of a word. They hold still for who has the tree lock of the folios they are of; a writer looks at them
-/// after [`after_bytes`].
+/// The bits of a word. They hold still for a caller that has the tree lock of the folios they are of; a writer looks at
+/// them after [`after_bytes`].
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Relaxed)

@@ -14,19 +14,19 @@
 //! Guest memory has to lie in one piece: a virtual machine maps it with one call, by one descriptor, from its first
 //! byte on. So it is not made of frames as they come, but of whole extents that follow each other, behind which a
 //! memory file of its own lies. Their frames are frames like others, with descriptors, so a folio, a hold, a fill and a
-//! copy are there what they are elsewhere. What is different is who gives them out: the buddy never has them. Each has
-//! its one **place**, and whoever wants a page of the guest **claims** the frame at its place. Two may want one absent
-//! page; one of them gets it, and the other looks again.
+//! copy are there what they are elsewhere. What is different is what gives them out: the buddy never has them. Each has
+//! its one **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one
+//! absent page; one of them gets it, and the other looks again.
 //!
 //! **What counts.** All n extents count as grown from the moment they are taken until they are given back, whether
 //! their pages have memory yet or not. So the bound holds whatever those do who map the file.
 //!
 //! **Why the change of mapping harms no reader.** Before a guest is taken, its extents were never grown, or are
-//! punched: nobody is led there but who is past his first look (`shrink.rs`), and he throws away what he copies, be
-//! that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so every folio
-//! there was retired, and a fence lies between that and the change; again the second look tells. The kernel puts the
-//! one mapping in the other's place under its own lock, so that who touches the range meanwhile finds either and never
-//! none. A device writes there only for a fill or a hold, which keeps its frames claimed.
+//! punched: no reader is led there but one that is past its first look (`shrink.rs`), and that throws away what it
+//! copies, be that zeros of the arena's file or the guest's. When it is given back every frame has been unclaimed, so
+//! every folio there was retired, and a fence lies between that and the change; again the second look tells. The kernel
+//! puts the one mapping in the other's place under its own lock, so that a thread that touches the range meanwhile
+//! finds either and never none. A device writes there only for a fill or a hold, which keeps its frames claimed.
 //!
 //! **Viewers** map the arena's file alone and find holes where guests are. Nothing leads them there: a guest's mapping
 //! is told to no viewer, and a stale number ends at a descriptor of another mapping.
@@ -35,8 +35,8 @@
 //! is given back by the next sweep; the latter counts already.
 //!
 //! **What others keep.** When a guest is given back its file is closed here. A process that still maps it, a clone or a
-//! virtual machine, keeps its memory until he goes; that is his then, and does not count any more. (Emptying the file
-//! would hand him zeros.)
+//! virtual machine, keeps its memory until it goes; that is its then, and does not count any more. (Emptying the file
+//! would hand it zeros.)
 //!
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of a guest is in the buddy, none of its extents is data, cells or punched, and each counts as grown.
@@ -102,7 +102,7 @@ impl From<ArenaError> for GuestRefused {
 /// What became of a wish for frames at their places.
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// The first so many of the pages, at least one, are the caller's now, and have memory. He frees them as any
+    /// The first so many of the pages, at least one, are the caller's now, and have memory. It frees them as any
     /// frames.
     Pages(u32),
     /// Somebody has the first of them: a folio that is there or about to be, or one that has left and is still held.
@@ -241,8 +241,8 @@ impl GuestExtents {
         })
     }
 
-    /// Sees to it that `pages` pages from `index` on have memory, whoever has them: for who uses the guest's memory
-    /// without claiming it. As [`GuestExtents::claim`].
+    /// Sees to it that `pages` pages from `index` on have memory, whichever has them: for a caller that uses the
+    /// guest's memory without claiming it. As [`GuestExtents::claim`].
     ///
     /// # Errors
     /// The machine has no memory; some of them may have some.
@@ -255,7 +255,7 @@ impl GuestExtents {
         if let (_, Some(why)) = self.back(first, pages) {
             return Err(why);
         }
-        // Who has the file open for writing may have made holes in it since.
+        // A thread that has the file open for writing may have made holes in it since.
         let (bytes, at) = (pages as usize * PAGE_SIZE, index.first_byte());
         self.arena.arena_segment.populate_pages(first.offset(), bytes, (self.file.as_fd(), at))
     }
@@ -537,8 +537,8 @@ impl Arena {
 
     /// Chooses where a guest of `extents` extents could be, where no room is now: the extents in the way are emptied
     /// from now on, and as many others as the bound needs; see [`Arena::choose_emptying`]. Nothing grows meanwhile into
-    /// what it will take. `false`: nowhere, whatever is emptied. One demand at a time, by who has the lock of resizing;
-    /// he takes it back with [`Arena::end_demand`].
+    /// what it will take. `false`: nowhere, whatever is emptied. One demand at a time, by a thread that has the lock of
+    /// resizing; it takes it back with [`Arena::end_demand`].
     /// Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
     pub fn demand_guest(&self, extents: u32) -> bool {
         let meta = self.extents_meta();
@@ -1018,7 +1018,7 @@ mod tests {
         assert_eq!(status, 0, "the child's exit status");
     }
 
-    /// Memory that whoever has the file open took away is given again before it is touched here.
+    /// Memory that a thread that has the file open took away is given again before it is touched here.
     #[test]
     fn holes_that_others_make_are_filled_before_we_touch_them() {
         let arena = arena(SMALL);

@@ -38,7 +38,7 @@
 //!
 //! Locks: `Rank::Growth` around growing, which may take milliseconds, and
 //! `Rank::Arena` around the lists, for a few steps. Populating happens under
-//! the first only, so who finds something free never waits for the kernel.
+//! the first only, so a thread that finds something free never waits for the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -1081,7 +1081,7 @@ impl FrameStock {
 
 impl GrowthParams {
     /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
-    /// expensive where memory is short, and whoever was told "none" is about to ask again.
+    /// expensive where memory is short, and a thread that was told "none" is about to ask again.
     fn ask(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>) -> Option<PageSize> {
         if self.refuse > 0 {
             self.refuse -= 1;

@@ -2,7 +2,7 @@
 //!
 //! A fill of many pages is several requests, and they end one by one. A bit for
 //! each frame, in a table beside the descriptors, says that the frame's page has
-//! come, so that whoever waits for that page need not wait for the others, and a
+//! come, so that a thread that waits for that page need not wait for the others, and a
 //! request that fails takes with it what it was for and nothing else.
 //!
 //! ```text

@@ -7,7 +7,7 @@
 //!
 //! | byte | what is known | left so by | a read makes it | a judgement |
 //! |---|---|---|---|---|
-//! | fresh | it was asked for, and who asked is about to read it | insertion | 0 | spares it, once: 0 |
+//! | fresh | it was asked for, and a thread that asked is about to read it | insertion | 0 | spares it, once: 0 |
 //! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | 0 | spares it, once: unread |
 //! | unread | the same, and it was spared | a judgement | 0 | counts no reads |
 //! | 0 | it was read as expected and not since | a reader | 1 | counts no reads |
@@ -87,7 +87,7 @@ pub fn after_read(byte: u8) -> u8 {
     if is_first(byte) { 0 } else { (byte & READS).saturating_add(1).min(READS_MAX) }
 }
 
-/// Somebody is about to read what was fetched ahead: it is spared for him.
+/// Somebody is about to read what was fetched ahead: it is spared for it.
 pub fn expect_reader(byte: &AtomicU8) {
     if is_unread(byte.load(Ordering::Relaxed)) {
         byte.store(AHEAD, Ordering::Relaxed);

@@ -197,7 +197,7 @@ impl Segment {
     }
 
     /// Takes the memory of `extent` away again, in every process that maps it; a thread that reads there afterwards
-    /// finds zeros, and takes a page for each page he reads.
+    /// finds zeros, and takes a page for each page it reads.
     pub fn punch(&self, extent: u32) -> io::Result<()> {
         let offset = extent as usize * EXTENT_SIZE;
         assert!(offset + EXTENT_SIZE <= self.bytes, "extent {extent} is beyond the segment");
@@ -249,7 +249,7 @@ impl Segment {
     fn map(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
         // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or frames that nobody owns: no
-        // reference to them exists, and who copies from one optimistically throws the copy away (`guest.rs`).
+        // reference to them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`).
         let mapped = unsafe {
             rustix::mm::mmap(
                 self.base.as_ptr().add(offset).cast(),

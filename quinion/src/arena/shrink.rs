@@ -12,18 +12,18 @@
 //! Raising the bound is the number alone: extents grow when somebody wants them,
 //! the punched ones first.
 //!
-//! **Why a reader never starts into a punched extent.** He comes to a page by its
+//! **Why a reader never starts into a punched extent.** It comes to a page by its
 //! folio's descriptor, and the descriptors of a punched extent are odd: all its
 //! folios were retired before its frames came back, and nobody prepares a frame
-//! that nobody can be given. He comes to a node by a tree, and an extent of cells
+//! that nobody can be given. It comes to a node by a tree, and an extent of cells
 //! is never punched. So no table of holes is asked on the way of a hit.
 //!
-//! **Why one that is past his first look does no harm.** He may be in the middle
-//! of his copy when the hole is made, and copies zeros. That is no fault: all of
+//! **Why one that is past its first look does no harm.** It may be in the middle
+//! of its copy when the hole is made, and copies zeros. That is no fault: all of
 //! the file stays mapped, in every process. And it is no wrong data: the sequence
 //! became odd before the hole was made (a fence and a system call lie between), so
 //! a reader that has seen a zero sees that at its second look and throws the copy away. The
-//! same holds for who walks a node that is none any more: what he reads there is a
+//! same holds for a caller that walks a node that is none any more: what it reads there is a
 //! hint, as ever.
 //!
 //! **What they cost.** A read in a hole of shared memory takes a page again. It is

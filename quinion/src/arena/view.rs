@@ -430,7 +430,7 @@ impl<'a> GrownView<'a> {
     }
 
     /// The slots of a node; `None` if the number is beyond all cells. A stale number gives some other
-    /// cell's or even a page's bytes, and whoever walks on them ends at a descriptor that tells. One
+    /// cell's or even a page's bytes, and a thread that walks on them ends at a descriptor that tells. One
     /// comparison, because every level of every walk is here.
     #[inline]
     pub fn slots(self, cell: CellNumber) -> Option<&'a [AtomicU32; 64]> {

@@ -708,7 +708,7 @@ mod tests {
     }
 
     /// 1. Somebody syncs, and the file looks as if others had changed it.
-    /// 2. Its reader forgets what he has, which is not durable yet, and a later sync that fails takes it away.
+    /// 2. Its reader forgets what it has, which is not durable yet, and a later sync that fails takes it away.
     #[test]
     fn a_sync_does_not_change_the_files_times() {
         let disk = CrashDisk::new(vec![0; SECTOR]);

@@ -14,10 +14,10 @@
 //! I/O is of whole sectors, and nothing may be written behind the end, not even for a moment, because a crash would
 //! leave it there. So a second descriptor goes through the kernel's cache: the page is written by it, and written back
 //! to the device at once. Then the flush that brought it means what the others mean, and its failure is its own and not
-//! the next sync's. Its calls block: a thread of the pool makes them, or who waits for that page alone, on his own.
-//! Clean, the page stays in the kernel's cache, since who appends a little comes again soon, and the kernel would read
-//! it from the device before it took a part of it. The next direct write there drops it, and so does the end of this
-//! backend: it is one page for a file.
+//! the next sync's. Its calls block: a thread of the pool makes them, or a thread that waits for that page alone, on
+//! its own. Clean, the page stays in the kernel's cache, since who appends a little comes again soon, and the kernel
+//! would read it from the device before it took a part of it. The next direct write there drops it, and so does the end
+//! of this backend: it is one page for a file.
 //! It is a whole page and not only its last sectors, because a sector that is written directly while the kernel's
 //! cache holds the block around it as it was before would be undone by that. Where no second
 //! descriptor can be had, all of the file goes through the cache.
@@ -263,7 +263,7 @@ impl Backend for LocalFile {
             flush.complete(Err(FlushError { written: 0, error: read_only(self.name()) }));
         }
     }
-    /// A last partial page by itself: it goes by calls that block, and who waits for it may make them.
+    /// A last partial page by itself: it goes by calls that block, and a thread that waits for it may make them.
     fn flushes_here(&self, flush: &Flush) -> bool {
         self.can_write() && self.file.tail_of(flush) == Some(0)
     }
@@ -758,7 +758,7 @@ impl Source for BufferedFile {
     }
 }
 
-/// How long the holder of a lease on a file is given: longer than the kernel gives him, if nobody told it otherwise.
+/// How long the holder of a lease on a file is given: longer than the kernel gives it, if nobody told it otherwise.
 const LEASE_ENDS: Duration = Duration::from_secs(60);
 
 /// Opens `path`, whose `flags` say that nobody is waited for, but for one: the holder of a lease on it, this process

@@ -17,7 +17,7 @@
 //!
 //! Not an invariant: that the frames hold still. A thread that stores to them while they are written has to flush
 //! them again; until then the device may hold a mixture of both. A file system that checks sums of its own (Btrfs)
-//! may refuse to read such a mixture, so who can keep the frames still does.
+//! may refuse to read such a mixture, so a thread that can keep the frames still does.
 //!
 //! A flush that has ended well is not yet durable: see [`Backend::sync`](super::Backend::sync).
 

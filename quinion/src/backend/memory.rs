@@ -1,6 +1,6 @@
 //! Memory: a file that is bytes in this process.
 //!
-//! For tests, and for whoever wants the cache's folios over bytes that come
+//! For tests, and for a caller that wants the cache's folios over bytes that come
 //! from nowhere near a device. Fills complete inside `submit`, flushes inside `flush`.
 //! There is nothing to make durable: a sync has nothing to do.
 //!

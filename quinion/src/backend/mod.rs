@@ -34,9 +34,9 @@
 //!
 //! **What is durable.** A flush that ended well is in the device's hands or the kernel's, and no more: power that
 //! fails may take it away, in whole or in part, in any order. [`Backend::sync`] ends that: what had *completed*
-//! before it was called is durable when it returns `Ok`. It says nothing of flushes in flight, so who wants to be
-//! sure of a write waits for its flush first. If it fails, whatever was not durable before may be lost, and a later
-//! sync that succeeds says nothing about it, because Linux forgets what it could not write: it has to be
+//! before it was called is durable when it returns `Ok`. It says nothing of flushes in flight, so a thread that wants
+//! to be sure of a write waits for its flush first. If it fails, whatever was not durable before may be lost, and a
+//! later sync that succeeds says nothing about it, because Linux forgets what it could not write: it has to be
 //! flushed again.
 //!
 //! Flushes and fills in flight have no order among themselves: a caller that wants one waits for the first. The caller
@@ -284,7 +284,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Whether `flush`, which the caller waits for next, is better made on his own thread.
+    /// Whether `flush`, which the caller waits for next, is better made on its own thread.
     fn flushes_here(&self, flush: &Flush) -> bool {
         let _ = flush;
         false
@@ -500,7 +500,7 @@ impl Fill {
             news.tell();
         }
     }
-    /// As [`Fill::pages_were_read`], but whoever waits has yet to be told. May be called under a lock.
+    /// As [`Fill::pages_were_read`], but a thread that waits has yet to be told. May be called under a lock.
     fn note_pages_read(&mut self, bytes: Range<usize>) -> Option<PagesRead> {
         assert!(bytes.end <= self.len(), "what lands is part of the fill");
         let pages = bytes.start.div_ceil(PAGE_SIZE) as u32..(bytes.end / PAGE_SIZE) as u32;

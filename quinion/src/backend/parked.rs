@@ -1,7 +1,7 @@
 //! Parked: what stands in a backend's place while nobody has the file open.
 //!
 //! Its descriptor is closed then, so that the file keeps no mount busy, no space taken and no lease refused; its pages
-//! stay. Nobody reads or writes them, because nobody has a handle; the next open of the file brings a backend of his
+//! stay. Nobody reads or writes them, because nobody has a handle; the next open of the file brings a backend of its
 //! own, which takes this one's place if the file is what it was. What was in flight when the descriptor was let go of
 //! keeps it until it has ended: [`ParkedBackend::is_closed`] says when, and [`Backend::reap`] of this sees to it as the
 //! file's would.

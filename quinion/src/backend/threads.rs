@@ -276,8 +276,8 @@ impl ThreadPool {
     }
 }
 
-/// A way to submit to a pool, for who is called by what the pool or the ring beside it completes: it does not keep
-/// the pool, so whoever drops that waits for what comes by this way, too.
+/// A way to submit to a pool, for a caller that is called by what the pool or the ring beside it completes: it does not
+/// keep the pool, so a thread that drops that waits for what comes by this way, too.
 pub(super) struct PoolSender(Arc<Shared>);
 
 impl PoolSender {

@@ -10,7 +10,7 @@
 //! it rouses those who are done and, for each backend that wants a leader, one
 //! more. So with many sleepers a completion wakes the one whom it concerns, not
 //! all of them; measured with 32 threads on one file that is a fifth of the context switches.
-//! It rings when it has unlocked the door, and takes the bed out itself, so that who is rung for does not
+//! It rings when it has unlocked the door, and takes the bed out itself, so that a thread that is rung for does not
 //! meet a locked door.
 //!
 //! Invariants:
@@ -31,7 +31,7 @@ use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use super::waker_registry::{PageKey, WakerRegistry};
 use super::{Backend, ReapMode, ReapOutcome};
 
-/// What a sleeper waits for: asked by itself and, while it sleeps, by whoever wakes the room. So it must
+/// What a sleeper waits for: asked by itself and, while it sleeps, by a thread that wakes the room. So it must
 /// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`].
 pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 

@@ -193,7 +193,7 @@ impl WaitQueue {
 }
 
 impl WakerRegistry {
-    /// Whether somebody left word. Asked after a full fence by whoever made a change.
+    /// Whether somebody left word. Asked after a full fence by a thread that made a change.
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
         self.words.load(Ordering::Relaxed) > 0

@@ -19,7 +19,7 @@
 //! it, unless that byte is still the file's. The order that makes it so:
 //!
 //! ```text
-//!   begin     1 the kernel gives the lease: nobody has the file open for writing, and whoever opens it waits
+//!   begin     1 the kernel gives the lease: nobody has the file open for writing, and a thread that opens it waits
 //!             2 what is cached is forgotten, unless the file is known to be as it was when the last lease ended
 //!             3 the lease is believed
 //!   end       1 it is believed no more
@@ -62,7 +62,7 @@
 //! `Looked` is said only if the owner was asked to serve files by a look at their times.
 //!
 //! After a lease was given up it is not asked for again for a second, so that one who was told `EAGAIN` finds it open
-//! when he comes back; and while somebody writes, at each open, and fifty times a second at most besides.
+//! when it comes back; and while somebody writes, at each open, and fifty times a second at most besides.
 //!
 //! Invariants:
 //!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
@@ -319,7 +319,7 @@ impl CoherenceState {
     /// Whether nobody has changed the file since what is cached of it was read, nor can: without a system call.
     #[inline]
     pub(super) fn is_sure(&self) -> bool {
-        // Acquire, partner: the Release in `begin`: what was forgotten there is not found by who sees this.
+        // Acquire, partner: the Release in `begin`: what was forgotten there is not found by a thread that sees this.
         self.is_leased.load(Ordering::Acquire) && self.leases.are_seen_at(now())
     }
 
@@ -448,8 +448,8 @@ impl CoherenceState {
 
     /// The lease is to be given up, or is gone.
     fn end(&self, state: &mut RankedGuard<'_, State>) {
-        // 1: SeqCst, so that who reads after the writer's open has returned sees it; the system call of step 3, and
-        // that by which he learns of it, partner with it.
+        // 1: SeqCst, so that a thread that reads after the writer's open has returned sees it; the system call of step
+        // 3, and that by which it learns of it, partner with it.
         self.is_leased.store(false, Ordering::SeqCst);
         self.mapping.record().set_validation(Validation::Kernel);
         state.doubtful = true;
@@ -471,7 +471,7 @@ impl LeaseHolder for CoherenceState {
     fn give_up(&self) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            // Who writes meanwhile is nobody we know, and times tell of him too late.
+            // A thread that writes meanwhile is nobody we know, and times tell of it too late.
             self.part(&mut state, Validation::Kernel);
             // Not before we have been stopped.
             state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);

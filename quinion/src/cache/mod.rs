@@ -801,7 +801,8 @@ impl CacheInner {
             known.handles += 1;
             let (mapping, watch) = (Arc::clone(&known.mapping), Arc::clone(&known.watch));
             if known.parked_on.take().is_some() {
-                // Before anybody else can find it: the pages are this file's, and who asks it asks this backend.
+                // Before anybody else can find it: the pages are this file's, and a thread that asks it asks this
+                // backend.
                 drop(mapping.replace_backend(Arc::clone(&backend)));
             }
             if let Some(since) = known.idle_since.take() {
@@ -913,7 +914,7 @@ impl CacheInner {
         while let Some(place) = self.closing()
             && begun.elapsed() < RELEASE_MAX
         {
-            // What is in flight keeps a descriptor, and completions come to who fetches them.
+            // What is in flight keeps a descriptor, and completions come to a caller that fetches them.
             place.reap(ReapMode::Ready, &mut || false);
             std::thread::sleep(Duration::from_micros(200));
         }

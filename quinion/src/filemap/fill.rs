@@ -35,8 +35,8 @@
 //! file, and its rest is zeros.
 //!
 //! The end of a fill comes by [`FillSink`], on whatever thread reaped it, and before it the news that pages have
-//! arrived: these are read by whoever waits for them, while the rest of their folio is on its way. Folios that the
-//! device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
+//! arrived: these are read by a thread that waits for them, while the rest of their folio is on its way. Folios that
+//! the device did not deliver whole leave the tree before they are unlocked, so a failed page is absent, never empty.
 //!
 //! A failed page takes with it the folio that it is a page of, and no other folio of its request. The folio could
 //! stay, with a hole to be filled on demand; but then a folio that is neither filled nor being
@@ -89,7 +89,7 @@ const STALLS_MAX: u32 = 100;
 const WINDOW_SHARE: u64 = 4;
 /// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
 const UNCACHED_SHARE: u64 = 8;
-/// Pages that an uncached reader gets of what he asks for, whosever they were.
+/// Pages that an uncached reader gets of what it asks for, whosever they were.
 const UNCACHED_LEAST: u32 = 16;
 /// How long, where there is nothing in flight to wait for.
 const STALL: Duration = Duration::from_millis(1);
@@ -109,7 +109,7 @@ pub struct Filemap {
     pub(super) makes_room: bool,
     /// Where folios of memory files go when memory is short, if there is such a place.
     pub(crate) spill: Option<Arc<Spill>>,
-    /// Held by who resizes.
+    /// Held by a thread that resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
     pub(super) memory_told: AtomicU64,
@@ -830,16 +830,16 @@ impl Filemap {
         (fills + flushes + spills, filled + flushed + spilled)
     }
 
-    /// Whether folios on their way to the spill file are still waited for, by who began at that moment: others may have
-    /// been quicker to take what the last of them left.
+    /// Whether folios on their way to the spill file are still waited for, by a thread that began at that moment:
+    /// others may have been quicker to take what the last of them left.
     fn spill_brings_room(&self, began: Instant) -> bool {
         let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
     }
 
-    /// Whether what is in flight is still waited for on behalf of a pool, by who began at that moment. A file that
-    /// takes nothing always has flushes under way for him, because he asks for them: they are waited for so long and
-    /// no longer.
+    /// Whether what is in flight is still waited for on behalf of a pool, by a thread that began at that moment. A file
+    /// that takes nothing always has flushes under way for it, because it asks for them: they are waited for so long
+    /// and no longer.
     fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
         let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
@@ -859,8 +859,8 @@ impl Filemap {
         // For what is meant may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // One that is led now may be left the next moment, so who has no device waits at another's: nobody would ask
-        // him to lead nothing.
+        // One that is led now may be left the next moment, so a thread that has no device waits at another's: nobody
+        // would ask it to lead nothing.
         let own = || match mapping.spill() {
             Some(spill) => Arc::clone(spill.backend()),
             None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),

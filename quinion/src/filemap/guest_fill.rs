@@ -3,7 +3,7 @@
 //! ```text
 //!   gaps      [---)      [---------)       what is not cached
 //!   claim     [---)      [----) x          each page's frame, as far as nobody has it
-//!                               `- somebody has it: he is about to put it into the tree, or it has left and is held
+//!                               `- somebody has it: it is about to put it into the tree, or it has left and is held
 //! ```
 //!
 //! The mapping of a guest (`arena/guest.rs`) takes no frame that the buddy has, and none of its pages is charged: its

@@ -226,7 +226,7 @@ pub(super) fn is_still(
 #[inline(always)]
 fn reaches(record: &Record, end: u64) -> bool {
     // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file stores
-    // the size before he lets go of a page, or changes one in place.
+    // the size before it lets go of a page, or changes one in place.
     fence(Ordering::Acquire);
     // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from before:
     // the second look, which comes next, sees that.

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
-//! nothing is there goes straight to the judge, who looks once more with his lock held.
+//! nothing is there goes straight to the judge, who looks once more with its lock held.
 //!
 //! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
 //! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
@@ -453,8 +453,8 @@ impl Filemap {
         }
     }
 
-    /// Starts filling the first window. It is inserted with the judge still held, so that who misses the same page sees
-    /// it on its way, and does not judge once more. Memory is waited for without the judge.
+    /// Starts filling the first window. It is inserted with the judge still held, so that a thread that misses the same
+    /// page sees it on its way, and does not judge once more. Memory is waited for without the judge.
     fn begin_miss(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -758,7 +758,7 @@ enum MissOutcome<'m> {
     Again(ReadExtent),
 }
 
-/// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for his turn
+/// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
 /// to ask. Returns the judge that said so, if one was asked.
 fn judge_miss<'r>(
     mapping: &Mapping,

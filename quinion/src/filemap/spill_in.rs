@@ -1,4 +1,4 @@
-//! Bring back: pages of a memory file that went to the spill file, for whoever wants one of them.
+//! Bring back: pages of a memory file that went to the spill file, for a caller that wants one of them.
 //!
 //! ```text
 //!   tree     ... F  [s0 ---------- order 5 ----------][s1][s2][s3]  G ...      page 7 of s0 is wanted
@@ -22,9 +22,9 @@
 //!
 //! Invariants:
 //!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and
-//!     Invalidate alone, as when he waits for a device.)
+//!     Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
-//!  3. Nothing is put into a range that somebody is cutting or punching but by himself.
+//!  3. Nothing is put into a range that somebody is cutting or punching but by itself.
 //!  4. Who reads slots waits for the device and for locks from the tree's on: never for one who may wait for slots.
 
 use std::ops::Range;
@@ -62,7 +62,7 @@ const TRIES: u32 = 1000;
 /// Whether the caller keeps the file from being cut and punched while pages come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TruncateExclusion {
-    /// By the write lock, or because it is he who cuts.
+    /// By the write lock, or because it is it who cuts.
     ByCaller,
     /// Not.
     No,
@@ -286,7 +286,8 @@ impl Filemap {
             TruncateExclusion::ByCaller => None,
             TruncateExclusion::No => match mapping.try_hold_off_invalidation() {
                 Some(held_off) => Some(held_off),
-                // Who cuts the file may want these very slots, and memory: he is not waited for with either in hand.
+                // A thread that cuts the file may want these very slots, and memory: it is not waited for with either
+                // in hand.
                 None => return Ok(RestoreOutcome::Changed),
             },
         };

@@ -20,9 +20,9 @@
 //!
 //! * *Cut*: the size before any page is let go or zeroed. A reader that sees a page of somebody else's, or zeros where
 //! there were
-//!   bytes, sees the new size when he looks at it after his copy, and shows nothing behind it. (T01)
+//!   bytes, sees the new size when it looks at it after its copy, and shows nothing behind it. (T01)
 //! * *Extend*: zeros before the size. A thread that sees the new size sees them. (T07)
-//! * *Punch*: the device before the pages are let go, so that who reads them anew reads zeros.
+//! * *Punch*: the device before the pages are let go, so that a thread that reads them anew reads zeros.
 //!
 //! And for the device: nothing is in flight to or from the range when it is cut, because 3 has waited and 2 lets
 //! nothing begin. So no late flush writes to space that was given back, and none makes the file longer again. (T05,
@@ -36,7 +36,7 @@
 //! brought back, if a page of it is to be zeroed in part or it is packed.
 //!
 //! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
-//! between the edges is taken out also if somebody is just filling it, and stays with him until he is done. A folio
+//! between the edges is taken out also if somebody is just filling it, and stays with it until it is done. A folio
 //! that reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is
 //! split, and is zeros as it is.
 //!
@@ -226,8 +226,8 @@ impl Filemap {
 
     /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
     /// whole; how many pages went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
-    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with who pinned them. Waits for those who write, and
-    /// for what is in flight.
+    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with a caller that pinned them. Waits for those who
+    /// write, and for what is in flight.
     ///
     /// # Errors
     /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,

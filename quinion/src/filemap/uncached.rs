@@ -41,7 +41,7 @@
 //!
 //! Invariants:
 //!  1. A flagged folio lies in a trail, or is pinned, or is being filled while somebody waits for it, or a drop of it
-//!     is under way. (One that a race left behind is met by who reads it next, and ages as any other.)
+//!     is under way. (One that a race left behind is met by a thread that reads it next, and ages as any other.)
 //!  2. A page in front of a forward stream is not dropped: only what its run covers, what it began in, and what
 //!     lies far behind.
 //!  3. The lock of the trails is held for a few steps, and nothing is taken under it.
@@ -154,7 +154,8 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// What the read has met so far, if it is to be dropped some time: for who keeps it longer than the read lasts.
+    /// What the read has met so far, if it is to be dropped some time: for a caller that keeps it longer than the read
+    /// lasts.
     pub(super) fn met(self) -> Option<(Arc<DropBehindState>, Pages)> {
         let passing = self.passing?;
         let (first, end) = passing.met.get()?;
@@ -360,7 +361,7 @@ struct StreamTrail {
 #[derive(Debug)]
 struct StreamTrails {
     list: Vec<StreamTrail>,
-    /// What is to be dropped by whoever comes by.
+    /// What is to be dropped by a thread that comes by.
     leaving: Vec<Pages>,
     lag: u64,
     /// Whether the background thread looks after them.
@@ -518,7 +519,7 @@ impl StreamTrail {
         Some(from..end)
     }
 
-    /// Cuts off what lies far behind a reader of the pages `at`: below him; or above, if what he made last is below,
+    /// Cuts off what lies far behind a reader of the pages `at`: below it; or above, if what it made last is below,
     /// where a stream that goes down has its pages in front.
     fn cut_far_behind(
         &mut self,

@@ -424,7 +424,7 @@ impl Filemap {
         }
     }
 
-    /// Waits until who fills the folio at `index` has done so, if anybody does.
+    /// Waits until a thread that fills the folio at `index` has done so, if anybody does.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
             self.room.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
@@ -452,8 +452,8 @@ impl Filemap {
         self.mark_slowly(mapping, held, start..end, piece.position + bytes as u64, wants)
     }
 
-    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for who is alone, or
-    /// if others have cut the file since the write began.)
+    /// As [`Filemap::mark`], under the tree's lock. (That `end` lies behind the size is so only for a caller that is
+    /// alone, or if others have cut the file since the write began.)
     #[inline(never)]
     fn mark_slowly(
         &self,

@@ -34,7 +34,8 @@ struct Pins {
 }
 
 /// What is lent where a memory file has no bytes: it lies with the program's constants, which the system shares. It
-/// begins with a page, as the bytes of files do, so that who hands chunks to a device finds them aligned alike.
+/// begins with a page, as the bytes of files do, so that a thread that hands chunks to a device finds them aligned
+/// alike.
 static ZEROS: Zeros = Zeros([0; 64 << 10]);
 
 #[repr(align(4096))]
@@ -291,7 +292,7 @@ impl fmt::Debug for PinnedFolios {
 }
 
 impl PinnedFolios {
-    /// None yet, for who asked for what begins at byte `position`.
+    /// None yet, for a caller that asked for what begins at byte `position`.
     pub(crate) fn new(pinned: Pinned, position: u64) -> Self {
         Self { pinned, folios: Vec::new(), position }
     }

@@ -147,7 +147,7 @@ impl Lists {
     pub fn add_pool(&self, pool: PoolNumber) {
         let mut guard = self.lock();
         // What the rings need is room no more; the guard says so when it goes. That there may be less than none
-        // is made up for by who wants some next.
+        // is made up for by a thread that wants some next.
         guard.rings.grow_to((usize::from(pool.0) + 1) * self.pool_rings);
     }
 

@@ -24,7 +24,7 @@
 //! Not an invariant: that a page that is not under way here is not under write-back. Pages are taken, and their end is
 //! noted, under the tree lock; a thread that does not hold it may see the one before the other.
 //!
-//! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by who wakes and is woken.
+//! Locks: one mutex, a leaf, for a few steps; it is taken under the tree lock, and by a thread that wakes and is woken.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -214,7 +214,7 @@ impl Device {
 
     /// The flush has ended, at `now`: `written` pages of it are in the file, as judged; the others are dirty again, if
     /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
-    /// tree lock since it judged, and whoever waits is to be woken when it has let that go.
+    /// tree lock since it judged, and a thread that waits is to be woken when it has let that go.
     pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.end(number.0);

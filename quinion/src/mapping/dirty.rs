@@ -11,11 +11,12 @@
 //!   end_writeback of a run:  w -> clean, or -> d if it failed              the last of a folio gives its hold back
 //! ```
 //!
-//! The bits say what is so, page by page (`arena/dirty.rs`). The flags sum them up for who looks at one folio, and the
-//! marks for who looks for folios. There is a third mark, **to write**: an integrity sync puts it on every entry that
-//! is dirty when it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others, so that whoever goes on
-//! writing does not keep it from ending. The mark goes when the folio's last dirty page is taken or forgotten, by
-//! the thread that does that, and in no other way: a sync that does not find it finds the page under write-back.
+//! The bits say what is so, page by page (`arena/dirty.rs`). The flags sum them up for a caller that looks at one
+//! folio, and the marks for a caller that looks for folios. There is a third mark, **to write**: an integrity sync puts
+//! it on every entry that is dirty when it begins ([`MappingGuard::tag_to_write`]) and then takes those and no others,
+//! so that a thread that goes on writing does not keep it from ending. The mark goes when the folio's last dirty page
+//! is taken or forgotten, by the thread that does that, and in no other way: a sync that does not find it finds the
+//! page under write-back.
 //!
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
@@ -260,7 +261,7 @@ impl Mapping {
         self.view().count_bits(BitTable::Dirty, frame, pages) == pages
     }
 
-    /// Whether a page of a held folio is dirty, by a look that orders nothing; for who looks again, by
+    /// Whether a page of a held folio is dirty, by a look that orders nothing; for a caller that looks again, by
     /// [`Mapping::is_page_dirty`], when it has changed the page.
     #[inline]
     pub fn seems_dirty(&self, held: &HeldFolio<'_>, page: PageIndex) -> bool {
@@ -558,7 +559,7 @@ impl MappingGuard<'_> {
     }
 
     /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
-    /// how many were. Folios that leave the index as a whole are forgotten by whoever takes them out.
+    /// how many were. Folios that leave the index as a whole are forgotten by a thread that takes them out.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {

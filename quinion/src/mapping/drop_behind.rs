@@ -20,7 +20,7 @@
 //! | being filled, and all of it has arrived, nobody holds it but its fill | goes; the fill frees it | goes; the fill frees it |
 //! | being filled otherwise | kept, flagged | goes if nobody holds it but its fill, else kept, flagged |
 //! | held by readers | goes; the last of them frees it | the same |
-//! | dirty, or being written back | left to who ends its write-back, flagged | the same |
+//! | dirty, or being written back | left to the end of its write-back, flagged | the same |
 //!
 //! All of this is looked at under the tree lock. A hold that is taken between the look and
 //! the retirement finds a folio that is detached, and its holder seeks the page anew.

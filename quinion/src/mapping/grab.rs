@@ -22,7 +22,7 @@
 //! the mapping's locks but Write. Memory is waited for, and what is spilled brought back, only while nothing is
 //! locked yet; later rounds take what there is. Reclaim waits for no folio lock. (Who has a [`Grabbed`] and
 //! grabs once more must keep
-//! the order himself, or use [`OnLocked::Again`].)
+//! the order itself, or use [`OnLocked::Again`].)
 //!
 //! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
 //! nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
@@ -120,7 +120,7 @@ pub enum GrabEnd<E> {
     NoFrames,
     /// Where nodes of the tree ended.
     NoNode,
-    /// Before a page that is spilled: it is brought back for who has nothing locked.
+    /// Before a page that is spilled: it is brought back for a caller that has nothing locked.
     Spilled,
     /// Others were always there first.
     Contended,
@@ -404,7 +404,8 @@ impl Mapping {
                 return (grabbed, GrabEnd::Contended);
             }
             if fruitless > 0 {
-                // Who is changing the page has the lock until he is done, however long he is kept from the processor.
+                // A thread that is changing the page has the lock until it is done, however long it is kept from the
+                // processor.
                 drop(self.lock());
             }
             at = now;
@@ -542,7 +543,8 @@ impl Mapping {
     ) -> Result<LockedFolio<'a>, LockRefused> {
         loop {
             match LockedFolio::lock(held) {
-                // If it has left since it is not kept; but who waits for it is woken by those who end the round.
+                // If it has left since it is not kept; but a thread that waits for it is woken by those who end the
+                // round.
                 Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());

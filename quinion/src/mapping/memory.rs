@@ -18,9 +18,9 @@
 //! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!
 //! **Dirty** says of a page that it differs from what is behind the file, which is here: always. So eviction,
-//! drop-behind and invalidation leave these folios alone without having heard of memory files, and who overwrites one
-//! finds it dirty already and takes no lock. Write-back does not know the mapping: nothing of it counts among the
-//! cache's dirty pages.
+//! drop-behind and invalidation leave these folios alone without having heard of memory files, and a thread that
+//! overwrites one finds it dirty already and takes no lock. Write-back does not know the mapping: nothing of it counts
+//! among the cache's dirty pages.
 //!
 //! The folios of a mapping that is **kept** stand in a ring of their pool that nobody judges, so that they are charged
 //! to it and found as any other, and reclaim does not walk over them. Those of one that **spills** stand in the judged

@@ -586,8 +586,8 @@ impl Mapping {
         })
     }
 
-    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for who knows
-    /// that it is about to change. Waits for no file system.
+    /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for a caller
+    /// that knows that it is about to change. Waits for no file system.
     pub fn distrust(&self) -> u64 {
         let mut version = self.invalidate.write();
         version.settled = false;

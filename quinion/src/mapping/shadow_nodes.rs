@@ -62,7 +62,7 @@ pub enum AgeLimit {
 pub struct ShadowNodes {
     arena: Arc<Arena>,
     list: RankedMutex<List>,
-    /// As in the list, for whoever looks without its lock.
+    /// As in the list, for a caller that looks without its lock.
     count: AtomicU64,
 }
 

@@ -14,8 +14,8 @@
 //! or with its file. Then its slots are given back, here and at once.
 //!
 //! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so
-//! it is not evicted, split or sent twice, and whoever cuts the file waits for it. A writer finds its page not
-//! dirty, takes the tree's lock and marks it; or he is still in his copy when the flush ends, and then he holds the
+//! it is not evicted, split or sent twice, and a thread that cuts the file waits for it. A writer finds its page not
+//! dirty, takes the tree's lock and marks it; or it is still in its copy when the flush ends, and then it holds the
 //! folio. Either shows at the end, under the lock, and the folio stays.
 //!
 //! Back come frames that nobody has seen, filled and looked at. Under one hold of the tree's lock each value is there

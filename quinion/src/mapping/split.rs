@@ -14,16 +14,16 @@
 //!
 //! Between 2 and 4 a reader without the lock finds an odd descriptor or a smaller folio, and goes the way of a miss;
 //! that one looks under the tree's lock, when all is done. A reader who has found F before finds its sequence changed
-//! at his second look. So no byte is moved, no page is hidden for good, and no reader takes one page for another.
+//! at its second look. So no byte is moved, no page is hidden for good, and no reader takes one page for another.
 //! (The kernel had that bug for years: its pieces became findable before all of their slots said so.)
 //!
 //! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
 //! uncached reader has passed. The marker stays with the first.
 //!
 //! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is
-//! held stays as it is. Holds of readers are short, and who wants the split tries again. A user's pin is not, nor is
-//! a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of it
-//! is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
+//! held stays as it is. Holds of readers are short, and a thread that wants the split tries again. A user's pin is not,
+//! nor is a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of
+//! it is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
 //! wants it.
 //!
 //! Invariants:
@@ -302,7 +302,7 @@ mod tests {
 
     /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
     /// 2 The flush fails: page 1 is dirty again.
-    /// 3 W puts his copies in the folio's place: page 1 is nowhere any more, and nobody is told.
+    /// 3 W puts its copies in the folio's place: page 1 is nowhere any more, and nobody is told.
     #[test]
     fn a_page_that_gets_dirty_again_while_the_others_are_copied_is_not_lost() {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());

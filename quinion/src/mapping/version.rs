@@ -60,13 +60,13 @@ impl Mapping {
     /// Flushes are about to be handed to the writing backend, and take pages from the tree after this. Looks at the
     /// file if none is under way.
     pub fn look_before_flush(&self) {
-        // Who forgets the file's pages looks at it himself, and is not waited for.
+        // A thread that forgets the file's pages looks at it itself, and is not waited for.
         let Some(known) = self.try_hold_off_invalidation().map(|version| *version) else { return };
         let look = self.begin_look();
         if look.quiet.is_none() {
             return;
         }
-        // Who cannot say what the file is will be asked again.
+        // A thread that cannot say what the file is will be asked again.
         let Some(Ok(before)) = self.writes_by().map(|writer| writer.attributes()) else { return };
         if !self.is_as_known(known, look, &before) {
             self.ours().is_strange = true;
@@ -99,7 +99,7 @@ impl Mapping {
         self.is_as_known(self.version(), look, now)
     }
 
-    /// As [`Mapping::is_as_in`], for who has the invalidate lock: `known` is the version under it.
+    /// As [`Mapping::is_as_in`], for a caller that has the invalidate lock: `known` is the version under it.
     pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
         if self.writes_by().is_none() {
             return times(known) == times(now.version) && self.size() == now.size;

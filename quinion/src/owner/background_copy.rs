@@ -25,8 +25,8 @@
 //! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
 //! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
 //!
-//! A file that waits to be copied, or is being copied, is held open, and whoever reads it may have closed it by then:
-//! so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until somebody wants to unmount
+//! A file that waits to be copied, or is being copied, is held open, and a viewer that reads it may have closed it by
+//! then: so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until somebody wants to unmount
 //! something, or to be alone with it. What of it was copied stays cached, and the rest is copied when the file is
 //! asked for again.
 //!
@@ -75,7 +75,7 @@ const KNOWN_MAX: usize = 4096;
 const STEP: u64 = 1 << 20;
 /// How much longer a copy rests after a step than that took, while a program runs.
 const RESTS: u32 = 3;
-/// The longest rest, so that who ends us does not wait.
+/// The longest rest, so that a viewer that ends us does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
 /// How long a file is held open to be copied, at most: from when that was wished.
 const HELD_MAX: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Guarantee: which files may be served, and who says that they stay as they are.
+//! Guarantee: which files may be served, and what says that they stay as they are.
 //!
 //! ```text
 //!   a viewer's descriptor, by a handle that opens nothing (O_PATH)

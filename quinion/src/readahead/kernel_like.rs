@@ -65,7 +65,7 @@ impl KernelLike {
         }
         let (index, max) = (asked.index, max_for(limits, asked.pages));
         let follows = index.0.wrapping_sub(self.previous) <= 1;
-        // Whoever does not say where reads end is taken at what they asked for.
+        // A thread that does not say where reads end is taken at what they asked for.
         self.previous = asked.end().0;
         if index.0 == 0 || asked.pages > max || follows {
             let size = first_size(asked.pages, max);

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A stream gets a window, then another before it has used up the first: the
-//! **marker** sits on a page some way ahead, and whoever reads that page starts
+//! **marker** sits on a page some way ahead, and a thread that reads that page starts
 //! the next window without waiting for it. Windows grow from a few pages to the
 //! largest. A miss that belongs to no stream reads exactly what was asked.
 //!

@@ -83,7 +83,8 @@ impl Streams {
         self.wanted_end = asked.end();
         match self.windows_of_stream(limits, asked, cached) {
             Some(found) => *windows = found,
-            // 6 What was asked for: so it is for who reads at random, and one window is all that is written then.
+            // 6 What was asked for: so it is for a caller that reads at random, and one window is all that is written
+            // then.
             None => windows.push(self.exact(limits, asked)),
         }
     }

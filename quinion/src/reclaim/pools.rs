@@ -8,8 +8,9 @@
 //! A pool's pages and limit are kept by the rings (`lists/charge.rs`), its turns by the policy (`policy/pools.rs`).
 //! Here are the rest of its numbers, and the choice that brings them together.
 //!
-//! Each pool ages by itself: its shadows say when they were left by **its own clock**, and whoever comes back is judged
-//! by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks old.
+//! Each pool ages by itself: its shadows say when they were left by **its own clock**, and a thread that comes back is
+//! judged by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks
+//! old.
 //!
 //! Dirty pages are charged to the pool whose reader or writer brought them, like all others, and stay charged until
 //! they have been written and evicted: a pool at its limit whose pages are all dirty has nothing to give.

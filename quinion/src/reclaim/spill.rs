@@ -7,13 +7,13 @@
 //!   again
 //! ```
 //!
-//! Such a folio frees nothing now, so who reclaims does not count it among what he has freed; what is under way
-//! shows in [`Spill::under_way`], and who needs memory waits for that as he waits for fills and flushes. How much is
-//! under way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no more goes than
-//! memory is wanted for.
+//! Such a folio frees nothing now, so a thread that reclaims does not count it among what it has freed; what is under
+//! way shows in [`Spill::under_way`], and a thread that needs memory waits for that as it waits for fills and flushes.
+//! How much is under way is bounded, and what does not fit is stuck like any other dirty folio: so of what is hot no
+//! more goes than memory is wanted for.
 //!
 //! The invalidate lock is not taken: the thread that has it alone may be waiting for this very memory. A cut of the
-//! file meets folios on their way as he meets others that are written, and takes them out; their slots are given back
+//! file meets folios on their way as it meets others that are written, and takes them out; their slots are given back
 //! at the end. A caller that zeroes a part of one, or populates it, marks it dirty, as writers do, and one that wants
 //! its address marks all of it: it stays.
 //!

@@ -27,12 +27,12 @@
 //!   us -> VMM    {"quinion_restore":1,"ready":true}
 //! ```
 //!
-//! What the image has no memory for yet would be zeros to who maps it, and what is on its way whatever has come of it,
-//! without a fault, unless both missing **and** minor faults are told. So that is not left to the VMM: we register the
-//! regions for both, with the descriptor that it sent, and say so. A VMM that registered them itself for both need not
-//! wait for that word; any other must, before it touches its memory. (One that has write protection told besides
-//! registers for all three itself: what is registered for both is left as it is.) Regions that cannot be registered,
-//! since nothing of the kind is mapped there, are the VM's end.
+//! What the image has no memory for yet would be zeros to a thread that maps it, and what is on its way whatever has
+//! come of it, without a fault, unless both missing **and** minor faults are told. So that is not left to the VMM: we
+//! register the regions for both, with the descriptor that it sent, and say so. A VMM that registered them itself for
+//! both need not wait for that word; any other must, before it touches its memory. (One that has write protection told
+//! besides registers for all three itself: what is registered for both is left as it is.) Regions that cannot be
+//! registered, since nothing of the kind is mapped there, are the VM's end.
 //!
 //! All VMs of the image share its pages until they write to them. An error is answered by {"error":"..."} and the end
 //! of the connection, in this dialect and in the other.

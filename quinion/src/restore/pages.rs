@@ -16,8 +16,8 @@
 //!
 //! **Removed for good.** What was given back never becomes absent again, whatever else happens to it: the image's bytes
 //! must not come back from the dead. A page that is present and faults is treated so too. Two processors that touch one
-//! page make two faults, of which the second finds it there; and who gives memory back and has not asked to have that
-//! told (`UFFD_FEATURE_EVENT_REMOVE`) expects zeros as well.
+//! page make two faults, of which the second finds it there; and a thread that gives memory back and has not asked to
+//! have that told (`UFFD_FEATURE_EVENT_REMOVE`) expects zeros as well.
 //!
 //! **Out of order.** The kernel hands out faults before the events that came earlier. So all events that can be read
 //! are noted before any fault is answered, and an answer that the kernel refuses because there are events again is
@@ -268,7 +268,7 @@ impl Pages {
         self.set(range, State::Removed);
     }
 
-    /// Notes that pages were given back and that who touches them wants the image's bytes again.
+    /// Notes that pages were given back and that a thread that touches them wants the image's bytes again.
     pub fn forgotten(&mut self, range: Range<u64>) {
         self.set(range, State::Absent);
     }

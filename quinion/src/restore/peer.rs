@@ -168,7 +168,7 @@ impl Handshake {
     }
 
     /// Takes the descriptors that have come and were not read, and lets nothing more come: a peer that is told that it
-    /// is not served either has handed over what is found here, or finds that he cannot.
+    /// is not served either has handed over what is found here, or finds that it cannot.
     pub(super) fn receive_rest(&mut self, socket: BorrowedFd<'_>) {
         // One that is gone has nothing more to say.
         let _ = rustix::net::shutdown(socket, Shutdown::Read);

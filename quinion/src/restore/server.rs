@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   epoll   listener --------> a thread for those that come         each of them one-shot: the thread that is told
-//!           userfaultfd -----> a turn of that VM                    has it, and arms it again when he is done
+//!           userfaultfd -----> a turn of that VM                    has it, and arms it again when it is done
 //!           process ended ---> gone, or, if it was killed, let go at last
 //!           bell     --------> look around
 //!           clock    --------> somebody of `soon` is due
@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
-//! connection is, its **stage**, is taken out of its place by who works on it, and put back: no lock is held
+//! connection is, its **stage**, is taken out of its place by a thread that works on it, and put back: no lock is held
 //! meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
 //!
 //! **No worker touches what a stranger sent.** The close of a stranger's descriptor may wait for ever; so may a receive
@@ -31,15 +31,15 @@
 //! next peer waits at the door, which is told. (Nothing better is left: the kernel has no close that does not wait.)
 //!
 //! Peers are met one at a time. Epoll tells what happened in its order, and a listener that is armed again stands
-//! behind all that was ready before: so who had hung up has left his place when the next is met, and a crowd that
-//! comes and goes at once keeps nobody out who behaves.
+//! behind all that was ready before: so a thread that had hung up has left its place when the next is met, and a crowd
+//! that comes and goes at once keeps nobody out who behaves.
 //!
 //! A VMM that is refused may be killed, so that is done only if there is no other way. One that comes when all places
 //! are taken finds one of these:
-//!  1. One of them is not a VM's: its message is to come, and is late before long. He waits at the door (the backlog).
-//!  2. One was a VM's that has ended, and another worker is about to let it go. He waits.
-//!  3. All are VMs'. He is met, and refused. Those who were, and are dying, have no place, and take nobody's; if there
-//!     are [`REFUSED_MAX`] of them he waits, and that is told once.
+//!  1. One of them is not a VM's: its message is to come, and is late before long. It waits at the door (the backlog).
+//!  2. One was a VM's that has ended, and another worker is about to let it go. It waits.
+//!  3. All are VMs'. It is met, and refused. Those who were, and are dying, have no place, and take nobody's; if there
+//!     are [`REFUSED_MAX`] of them it waits, and that is told once.
 //!
 //! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; and one
 //! that has done so is a VM that cannot be served, and no peer that was refused.
@@ -54,7 +54,7 @@
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
 //!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
 //!     [`REFUSED_MAX`] that were refused for want of a place, and are dying.
-//!  3. When somebody of `soon` is due, a worker that waits hears of it, however busy the one is who put him there.
+//!  3. When somebody of `soon` is due, a worker that waits hears of it, however busy the one is that put it there.
 //!  4. The socket's file is ours when we remove it.
 //!
 //! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
@@ -130,7 +130,7 @@ const ENDING: Duration = Duration::from_secs(2);
 const SOCKET_PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Those for whom there was no room, and who are killed because their memory came with them: so many at a time.
+/// Those for whom there was no room, and which are killed because their memory came with them: so many at a time.
 const REFUSED_MAX: usize = 4;
 const _: () = assert!(REFUSED_MAX * DESCRIPTORS_REFUSED + DESCRIPTORS_OTHERS <= DESCRIPTORS_SPARE);
 /// The listener's number in `soon`: no connection has it.
@@ -236,13 +236,13 @@ impl Table {
     }
 }
 
-/// What is done with who waits at the door; see the head of this file.
+/// What is done with a VM that waits at the door; see the head of this file.
 enum AcceptState {
-    /// He is met: there is a place, or he is to be told that there is none.
+    /// It is met: there is a place, or it is to be told that there is none.
     Open,
-    /// He waits: a place becomes free by itself.
+    /// It waits: a place becomes free by itself.
     Soon,
-    /// He waits: there is no room, not even for one more who is refused; why.
+    /// It waits: there is no room, not even for one more who is refused; why.
     Crowded(&'static str),
 }
 
@@ -567,7 +567,7 @@ impl Shared {
             match events.first().map(|event| of_token(event.data)) {
                 Some((_, Kind::Bell)) => self.drain_bell(),
                 Some((_, Kind::Listener)) => self.accept(),
-                // Who is due has his turn below.
+                // A thread that is due has its turn below.
                 Some((_, Kind::Clock)) => {}
                 Some((number, kind)) => self.attend(number, kind),
                 None => self.take_turn(),
@@ -575,7 +575,7 @@ impl Shared {
             self.take_due();
             self.sweep();
         }
-        // Who heard an earlier ring may have silenced this one, while others slept on.
+        // A thread that heard an earlier ring may have silenced this one, while others slept on.
         self.ring();
     }
 
@@ -586,7 +586,8 @@ impl Shared {
         timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
     }
 
-    /// Has the clock strike when the first is due: a worker that waits hears it, and not only who comes by again.
+    /// Has the clock strike when the first is due: a worker that waits hears it, and not only a thread that comes by
+    /// again.
     fn set_clock(&self, table: &Table) {
         let Some(first) = table.soon.iter().map(|(when, _)| *when).min() else { return };
         // Zero would stop it.
@@ -638,7 +639,7 @@ impl Shared {
 
     // Connections.
 
-    /// Lets one in who waits, on a thread of his own; see the head of this file.
+    /// Lets one in who waits, on a thread of its own; see the head of this file.
     fn accept(self: &Arc<Self>) {
         match self.door() {
             AcceptState::Open => {}
@@ -764,7 +765,7 @@ impl Shared {
                 let stage = self.refuse(connection, greeting, why);
                 self.settle(connection, stage);
             }
-            // Who ends the server tells of it.
+            // A thread that ends the server tells of it.
             Ok(vm) => self.settle(connection, ConnectionState::Unserved(HeldUffds::Vm { _vm: vm })),
             Err(_) => match memory_of(greeting) {
                 Some(kept) => self.settle(connection, ConnectionState::Unserved(kept)),
@@ -885,7 +886,7 @@ impl Shared {
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
         if vm.guard_image()? {
-            // Who does not listen did not have to wait.
+            // A thread that does not listen did not have to wait.
             let _ = say(connection.socket.as_fd(), &ready(), None);
         }
         self.watch(connection, vm.spaces())?;
@@ -962,7 +963,7 @@ impl Shared {
 
     /// Its process is no more, or its connection if there is no process.
     fn end_connection(&self, connection: &Connection) {
-        // Whoever has it finds out that it is over, and lets it go.
+        // A thread that has it finds out that it is over, and lets it go.
         let (stage, is_given_up) = {
             let mut place = connection.place();
             (std::mem::replace(&mut place.stage, ConnectionState::Over), place.is_given_up)
@@ -1227,7 +1228,7 @@ impl Connection {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// What it is, for who works on it; `None`, and word is left, if somebody has it.
+    /// What it is, for a thread that works on it; `None`, and word is left, if somebody has it.
     fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {

@@ -20,13 +20,13 @@
 //! A VM may be forked: the child has the same regions, what was supplied so far, and a userfaultfd of its own, a
 //! **space**. All of a VM's spaces are served together.
 //!
-//! When the process that connected is no more, its forks are served no more either: nobody is there who answers for
+//! When the process that connected is no more, its forks are served no more either: nothing is there that answers for
 //! them.
 //!
 //! One worker at a time has a VM, so nothing here is locked but the record, for a moment.
 //!
 //! Not an invariant: that a fault's address is in a region still. It may have been unmapped since; a thread that waits
-//! there is woken, and finds that out. Only if he comes back again and again, something is wrong.
+//! there is woken, and finds that out. Only if it comes back again and again, something is wrong.
 
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
@@ -50,7 +50,7 @@ use super::trace::{ImageRun, Recorder, Trace};
 const ROUNDS_MAX: usize = 16;
 /// How often the descriptor is read in one round, so that a round ends.
 const READS_MAX: usize = 16;
-/// Faults that wait at a time: each is a thread's, but who wakes his threads himself could go on without end.
+/// Faults that wait at a time: each is a thread's, but a thread that wakes its threads itself could go on without end.
 const WAITING_MAX: usize = 1 << 16;
 /// A VM's address spaces: its own, and those of its forks that live.
 pub(super) const SPACES_MAX: usize = 8;
@@ -239,7 +239,7 @@ impl Vm {
             match (messages, self.waits()) {
                 (0, false) => break,
                 _ if self.is_short => break,
-                // The event has been read, and who waits for that has not run yet.
+                // The event has been read, and a thread that waits for that has not run yet.
                 (0, true) => std::thread::yield_now(),
                 _ => {}
             }
@@ -721,9 +721,9 @@ impl Vm {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct ReplayCursor {
     run: usize,
-    /// Bytes of that run that he has passed.
+    /// Bytes of that run that it has passed.
     inside: u64,
-    /// Bytes of all runs that he has passed.
+    /// Bytes of all runs that it has passed.
     passed: u64,
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The socket lies where nobody but our user can come; a process that comes all the same is turned away by what the
-//! kernel says of him. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5),
+//! kernel says of it. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5),
 //! which is what its end is noticed by; on older kernels one is made of its number while it is connected, and counts
 //! only if it is connected still.
 //!
@@ -200,7 +200,7 @@ impl Listener {
         None
     }
 
-    /// A viewer sends a descriptor: it is kept for who attaches the file. It gets a ticket for it.
+    /// A viewer sends a descriptor: it is kept for a process that attaches the file. It gets a ticket for it.
     fn accept_offer(&self, theirs: PeerConnection, offer: DescriptorOffer, shared: &Shared) {
         let is_ours = offer.version == LAYOUT_VERSION && offer.token == self.token;
         let sender = if is_ours { caller(&theirs) } else { Err(Errno::PROTO) };
@@ -209,7 +209,7 @@ impl Listener {
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
         let answer = |ticket: Result<u32, Errno>, theirs: &PeerConnection| {
             let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
-            // One who does not hear it does not ask for what he has sent; see `Shared::drop_offers`.
+            // One who does not hear it does not ask for what it has sent; see `Shared::drop_offers`.
             let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {
@@ -243,7 +243,7 @@ impl Listener {
             with.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
         let bytes = welcome.bytes();
-        // Who has gone meanwhile is noticed by his process.
+        // A process that has gone meanwhile is noticed by its process.
         let _ = sendmsg(
             socket,
             &[io::IoSlice::new(&bytes)],
@@ -255,7 +255,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Who has connected and was not let in is in it, with what was sent.
+        // A process that has connected and was not let in is in it, with what was sent.
         if let Some(listener) = self.listener.take() {
             self.queues.close(QueueKey::Sender(0), listener);
         }

@@ -1,9 +1,9 @@
-//! Grab: folios of a memory file, found or created, for whoever wants them all at once.
+//! Grab: folios of a memory file, found or created, for a caller that wants them all at once.
 //!
 //! ```text
-//!   preallocate    grab --> nothing put in --> left allocated        memory, and no bytes: zeros to whoever reads
-//!   pin_folios     grab --> zeros put in ----> pinned                memory with an address, for a device or a peer
-//!   populate       grab --> bytes put in ---> up to date             populate.rs
+//!   preallocate    grab --> nothing put in --> left allocated        memory, and no bytes: zeros to a caller that
+//!   reads pin_folios     grab --> zeros put in ----> pinned                memory with an address, for a device or a
+//!   peer populate       grab --> bytes put in ---> up to date             populate.rs
 //! ```
 //!
 //! A grab begins under the file's Write lock, shared, so that nobody cuts or punches it while folios are found and
@@ -36,7 +36,7 @@ pub(super) const GRABBED_PAGES_MAX: u64 = GRAB_PAGES_MAX;
 
 impl Shmem {
     /// Folios for the pages that `range` has in bytes, a few of them from its beginning on; none if the file ends
-    /// before. Waits for who has folios of it locked, for memory, and for what is spilled.
+    /// before. Waits for a caller that has folios of it locked, for memory, and for what is spilled.
     ///
     /// # Errors
     /// There is no memory for the first of them, or it cannot be brought back.

@@ -18,8 +18,8 @@
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
 //! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
-//! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for whoever wants it
-//! (`filemap/spill_in.rs`).
+//! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for a caller that
+//! wants it (`filemap/spill_in.rs`).
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.

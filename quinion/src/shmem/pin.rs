@@ -21,7 +21,8 @@ use crate::units::PageIndex;
 use super::Shmem;
 
 impl Shmem {
-    /// Pins `len` bytes at `position`, or as many as the file has there. Waits for who is just filling a page.
+    /// Pins `len` bytes at `position`, or as many as the file has there. Waits for a caller that is just filling a
+    /// page.
     ///
     /// # Errors
     /// Pins would keep more than they may, or a folio has all the holds that it can have; nothing is pinned then.

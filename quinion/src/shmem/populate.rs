@@ -22,7 +22,8 @@
 //!  2. A byte that was put is in the file when the call returns, or somebody has cut or punched it since.
 //!
 //! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: where its
-//! own pages are locked it would wait for itself, and elsewhere for who cuts the file and waits for these pages.
+//! own pages are locked it would wait for itself, and elsewhere for a caller that cuts the file and waits for these
+//! pages.
 //!
 //! Cost: a copy, and for 2 MiB one hold each of the locks above. The device's or the reader's bytes go through a buffer
 //! that stays in the processor's cache where they cannot be put in place at once: a slice of a frame is not lent,

@@ -16,8 +16,8 @@
 //! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
 //!
 //! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who
-//! extends a file zeroes first what was behind its end; behind, because who cuts it stores the size before he lets go
-//! of a page.
+//! extends a file zeroes first what was behind its end; behind, because a thread that cuts it stores the size before it
+//! lets go of a page.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.
@@ -44,7 +44,7 @@ enum ReadStep {
 
 impl Shmem {
     /// Reads what there is of the file from `position` on, as far as `target` takes it; how many bytes. `stopped` is
-    /// why the hits before it ended, if there were any. Waits for who is just filling a page.
+    /// why the hits before it ended, if there were any. Waits for a caller that is just filling a page.
     ///
     /// # Errors
     /// A folio has all the holds that it can have. Nothing was read then.
@@ -84,7 +84,8 @@ impl Shmem {
         }
     }
 
-    /// What one folio has of `want` bytes from `at` on, for who wants no more than a page or so: no batch is set up.
+    /// What one folio has of `want` bytes from `at` on, for a caller that wants no more than a page or so: no batch is
+    /// set up.
     fn read_single(
         &self,
         mapping: &Arc<Mapping>,
@@ -172,13 +173,13 @@ impl Shmem {
         }
     }
 
-    /// Waits until who fills a held folio has done so, if anybody does.
+    /// Waits until a thread that fills a held folio has done so, if anybody does.
     pub(super) fn wait_filled(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let is_done = || held.is_readable() != ReadableState::NotYet;
         self.filemap.room.wait(&*mapping.backend(), &mut || is_done());
     }
 
-    /// A folio was read; for who judges it.
+    /// A folio was read; for a caller that judges it.
     pub(super) fn touch(&self, held: &HeldFolio<'_>) {
         crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
     }

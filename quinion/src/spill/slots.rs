@@ -10,8 +10,8 @@
 //! begins where the last one ended, goes on to the end, and then once more from the start: the next fit. Runs are of
 //! one slot to as many as the largest folio has pages, and need no alignment.
 //!
-//! A slot that is given back while somebody reads it must not become another folio's before he is done. So who reads
-//! says so ([`Slots::begin_read`]), and what is freed meanwhile is free when he has ended.
+//! A slot that is given back while somebody reads it must not become another folio's before it is done. So who reads
+//! says so ([`Slots::begin_read`]), and what is freed meanwhile is free when it has ended.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.

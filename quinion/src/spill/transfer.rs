@@ -119,7 +119,7 @@ impl Spill {
         Some(flush)
     }
 
-    /// Hands flushes of [`Spill::flush_of`] to the device. The caller holds no lock but what he may hold who hands
+    /// Hands flushes of [`Spill::flush_of`] to the device. The caller holds no lock but what it may hold who hands
     /// flushes to a backend; completions may come inside.
     pub fn send(&self, flushes: Vec<Flush>) {
         if !flushes.is_empty() {

@@ -3,10 +3,10 @@
 //! ```text
 //!   thread of ours                 Summons::here        blocks the signal, on this thread alone
 //!   anybody                        take                 F_SETOWN_EX thread, F_SETSIG signal, F_SETLEASE F_RDLCK
-//!   somebody opens for writing,    kernel --signal, descriptor--> that thread; he sleeps meanwhile
+//!   somebody opens for writing,    kernel --signal, descriptor--> that thread; it sleeps meanwhile
 //!      or cuts the file
 //!   thread of ours                 Summons::wait        rt_sigtimedwait: which descriptor
-//!   anybody                        give_up              F_SETLEASE F_UNLCK: he goes on
+//!   anybody                        give_up              F_SETLEASE F_UNLCK: it goes on
 //! ```
 //!
 //! **Which signal.** A signal that is sent to the process, and not to one of its threads, is fetched by whichever

@@ -8,7 +8,7 @@
 //! split so that the submission queue is touched through [`SubmitHalf`] only and
 //! the completion queue through [`ReapHalf`] only. Each method takes its half by
 //! `&mut`, so the types keep two threads from touching one queue at a time.
-//! A [`Gate`] touches no queue, so who goes through it needs no lock: a
+//! A [`Gate`] touches no queue, so a thread that goes through it needs no lock: a
 //! submission takes the kernel as long as the device's driver wants, and one that
 //! also waits for a completion takes as long as the device.
 //!
@@ -38,7 +38,7 @@ pub struct ReapHalf {
     ring: Arc<IoUring>,
 }
 
-/// The way into the kernel, for who holds neither half.
+/// The way into the kernel, for a caller that holds neither half.
 pub struct Gate {
     ring: Arc<IoUring>,
 }

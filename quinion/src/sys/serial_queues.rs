@@ -31,11 +31,11 @@ const TASKS_MAX: usize = 4096;
 /// Whom a queue waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueueKey {
-    /// What the process of this number has sent. 0 is whoever it was.
+    /// What the process of this number has sent. 0 if that is not known.
     Sender(u32),
     /// Files of the file system on this device.
     Device(u64),
-    /// What is looked at from time to time, by the number of who looks.
+    /// What is looked at from time to time, by the number of a caller that looks.
     Background(u32),
 }
 

@@ -267,8 +267,8 @@ impl Uffd {
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 
-    /// Has missing and minor faults told in a range of whoever made the descriptor and handed it over for that range.
-    /// What is registered for both already, and perhaps for more, stays as it is.
+    /// Has missing and minor faults told in a range of a caller that made the descriptor and handed it over for that
+    /// range. What is registered for both already, and perhaps for more, stays as it is.
     ///
     /// # Errors
     /// Nothing that has minor faults is mapped there, or it is registered with another descriptor; `ENOMEM`: the

@@ -30,7 +30,7 @@ impl Viewer {
     /// ends. Waits ten seconds at most.
     ///
     /// # Errors
-    /// Nobody of our user listens there, or he refuses; the message says why.
+    /// Nobody of our user listens there, or it refuses; the message says why.
     pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
         let end = reach(socket)?;
         send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;

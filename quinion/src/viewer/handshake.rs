@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The owner knows who asks by the socket alone (`SO_PEERCRED`, `SO_PEERPIDFD`), and nothing in the message is
-//! believed. The process makes sure in the same way that who listens there is its own user. Both close the connection
-//! after that.
+//! believed. The process makes sure in the same way that a viewer that listens there is its own user. Both close the
+//! connection after that.
 //!
 //! By the same socket, and a connection of its own, a viewer **sends** a descriptor that the owner may not duplicate by
 //! itself, as the system forbids it (Yama, a seccomp filter): `Offer { version, token }`, with the descriptor. The

@@ -5,7 +5,7 @@
 //!                                |
 //!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
 //!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
-//!     a throttled writer         | his own file                        (throttle.rs)
+//!     a throttled writer         | its own file                        (throttle.rs)
 //!     a need of memory           | anything                            (round.rs)
 //!                                v
 //!     run.rs   tree lock: take runs of dirty pages, give each a number --> Flush --> backend
@@ -39,13 +39,14 @@
 //! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
 //! handle hears of it once; and later syncs speak of the rest.
 //!
-//! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before he
+//! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before it
 //! takes a lock. Both follow the bound in force. A thread that finds no memory because all of it is dirty starts
-//! write-back, whichever thread he is on, and waits for it as for fills.
+//! write-back, whichever thread it is on, and waits for it as for fills.
 //!
-//! Nothing depends on the background's thread: a sync, a throttled writer and who needs memory do it themselves, and
-//! the thread that waits reaps. That thread is not the one that makes room: a file system that blocks in a write blocks
-//! nothing else. It never waits for a device either, so a device that is stuck does not keep it from others.
+//! Nothing depends on the background's thread: a sync, a throttled writer and a thread that needs memory do it
+//! themselves, and the thread that waits reaps. That thread is not the one that makes room: a file system that blocks
+//! in a write blocks nothing else. It never waits for a device either, so a device that is stuck does not keep it from
+//! others.
 //!
 //! Invariants:
 //!  1. A run is pages that follow each other in the file and in memory, of 1 MiB at most, and ends at the file's size:
@@ -97,7 +98,7 @@ pub struct WritebackOptions {
     pub expire: Duration,
     /// How often it is looked for those.
     pub interval: Duration,
-    /// How long a writer is held up at most, each time that he dirties something.
+    /// How long a writer is held up at most, each time that it dirties something.
     pub wait_max: Duration,
 }
 
@@ -217,7 +218,7 @@ impl Writeback {
         &self.totals
     }
 
-    /// The moment, for whoever marks pages dirty.
+    /// The moment, for a caller that marks pages dirty.
     pub fn now(&self) -> Millis {
         Millis(self.clock.elapsed().as_millis() as u64)
     }
@@ -264,8 +265,8 @@ impl Writeback {
 
     /// Forgets a file of which nothing is dirty or under write-back, if that is so.
     fn unlist_clean(&self, mapping: &Arc<Mapping>) {
-        // Who marks a page has the tree lock: before us, and then the page is seen here; or after us, and then he finds
-        // that the file is not listed.
+        // A thread that marks a page has the tree lock: before us, and then the page is seen here; or after us, and
+        // then it finds that the file is not listed.
         let _tree = mapping.lock();
         if mapping.dirty_pages().total() == 0 {
             let mut files = self.files();

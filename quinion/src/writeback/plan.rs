@@ -9,9 +9,9 @@
 //! ```
 //!
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
-//! since he came as he and those who came with him are about to dirty: so each of them goes on after his share,
+//! since it came as it and those who came with it are about to dirty: so each of them goes on after its share,
 //! all other writers. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
-//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then he goes on,
+//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then it goes on,
 //! or, above the ceiling, hears that the device does not take what it is given.
 //!
 //! Invariants:
@@ -83,30 +83,30 @@ pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -
 pub struct WriterState {
     /// Pages that are not in the files.
     pub unwritten: u64,
-    /// Those of his own file.
+    /// Those of its own file.
     pub own: u64,
     /// Files that have some.
     pub files: u64,
-    /// Pages that were written since he came.
+    /// Pages that were written since it came.
     pub written: u64,
-    /// How many have to be, so that he has done his share.
+    /// How many have to be, so that it has done its share.
     pub share: u64,
-    /// How long he has waited.
+    /// How long it has waited.
     pub waited: Duration,
-    /// Whether his file failed since he came.
+    /// Whether its file failed since it came.
     pub failed: bool,
 }
 
-/// What he does.
+/// What it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ThrottleVerdict {
-    /// He goes on.
+    /// It goes on.
     Go,
-    /// He waits, and looks again soon.
+    /// It waits, and looks again soon.
     Nap,
-    /// He hears his file's error.
+    /// It hears its file's error.
     Fail,
-    /// He hears that his device takes nothing.
+    /// It hears that its device takes nothing.
     Stuck,
 }
 
@@ -219,7 +219,7 @@ mod tests {
         limits: DirtyLimits,
         unwritten: u64,
         written: u64,
-        /// What each has dirtied; what he asks for, since which count of written pages, with which share, how long.
+        /// What each has dirtied; what it asks for, since which count of written pages, with which share, how long.
         writers: Vec<(u64, u64, u64, u64, Duration)>,
     }
 
@@ -266,7 +266,7 @@ mod tests {
             }
             let least = all.writers.iter().map(|writer| writer.0).min().unwrap();
             let most = all.writers.iter().map(|writer| writer.0).max().unwrap();
-            // He who is asked first each time has a little more.
+            // It who is asked first each time has a little more.
             assert!(most - least <= least / 5 && least > 1000 * speed, "{least} to {most} at {speed}");
         }
     }

@@ -1,4 +1,4 @@
-//! Round: the background's turn, and write-back for who needs memory.
+//! Round: the background's turn, and write-back for a caller that needs memory.
 //!
 //! ```text
 //!   a round      fetch completions that nobody fetches
@@ -18,7 +18,7 @@
 //!
 //! Invariants:
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
-//!  2. A file that failed is left alone until its pause is over, but by who needs memory.
+//!  2. A file that failed is left alone until its pause is over, but by a thread that needs memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -145,7 +145,7 @@ impl Writeback {
         let device = mapping.device();
         let place = device.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
-        // Who cuts the file may be waiting for a device, and this is not the thread to wait with him.
+        // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
         match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
             TakeEnd::More(at) | TakeEnd::Busy(at) => device.pause_pass(place, at),
             TakeEnd::Done => {

@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //!  1. Every run that was taken is handed to the backend; what the backend drops ends as failed.
-//!  2. The end of a flush takes the tree lock and no other lock that anybody holds while he waits.
+//!  2. The end of a flush takes the tree lock and no other lock that anybody holds while it waits.
 //!  3. Of a flush that failed, the pages that were written count, and the others are dirty again.
 
 use std::io;
@@ -166,7 +166,7 @@ impl FlushSink for FlushInFlight {
         let mut guard = mapping.lock();
         let device = mapping.device();
         let written = device.judge_flush(self.number, whole);
-        // First the length, so that who finds a page clean finds it on the device.
+        // First the length, so that a thread that finds a page clean finds it on the device.
         if bytes > 0 {
             mapping.raise_size_on_device(self.run.index.first_byte() + bytes as u64);
         }

@@ -165,9 +165,9 @@ impl Writeback {
         }
     }
 
-    /// Waits until no flush of `pages` is under way, also of folios that have left the index: for who takes their
-    /// place in the file away. The caller may hold the locks of a write, and none of the index. None begins meanwhile
-    /// if the pages are gone from the index.
+    /// Waits until no flush of `pages` is under way, also of folios that have left the index: for a caller that takes
+    /// their place in the file away. The caller may hold the locks of a write, and none of the index. None begins
+    /// meanwhile if the pages are gone from the index.
     pub fn wait_for(&self, mapping: &Mapping, pages: Range<PageIndex>) {
         if let Some(writer) = mapping.writes_by() {
             let device = mapping.device();

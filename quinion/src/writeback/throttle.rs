@@ -1,7 +1,7 @@
 //! Throttle: a writer that dirties more than can be written waits, before it takes a lock.
 //!
-//! He writes his own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. He does not
-//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; he naps, for
+//! It writes its own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. It does not
+//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; it naps, for
 //! a millisecond at a time, and looks how things are. Which writers go on, and when, is `plan::judge`.
 //!
 //! Cost, where nothing is to be waited for: some loads.
@@ -86,7 +86,7 @@ impl Writeback {
     }
 }
 
-/// Pages that somebody wants to dirty who waits; he does no longer when this goes, also if a backend panics that he
+/// Pages that somebody wants to dirty who waits; it does no longer when this goes, also if a backend panics that it
 /// calls.
 struct AwaitedPages<'a> {
     all: &'a AtomicU64,

@@ -265,7 +265,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     }
 
     /// Splits the shadow that covers `index` until the piece there is of `order` or smaller. An insertion does
-    /// that on its own way down; this is for who wants pieces without one. Cost: one descent.
+    /// that on its own way down; this is for a caller that wants pieces without one. Cost: one descent.
     ///
     /// # Panics
     /// If the index is not below 2^52.

@@ -25,7 +25,7 @@ use super::mark::Mark;
 /// three ([`KEEPER_WORD`] and on) as it likes.
 pub type Head = [AtomicU64; 8];
 
-/// The first word of a [`Head`] that belongs to whoever keeps the nodes. The tree neither reads nor
+/// The first word of a [`Head`] that belongs to a caller that keeps the nodes. The tree neither reads nor
 /// writes it, from the node's allocation to its end.
 pub const KEEPER_WORD: usize = 5;
 
@@ -66,7 +66,7 @@ impl<'a> Node<'a> {
     pub fn get(&self, slot: u32) -> Entry {
         Self::entry(self.slots, slot)
     }
-    /// The same, for who has the slots alone.
+    /// The same, for a caller that has the slots alone.
     #[inline]
     pub fn entry(slots: &[AtomicU32], slot: u32) -> Entry {
         Entry::from_bits(slots[slot as usize].load(Ordering::Relaxed))

@@ -30,13 +30,13 @@ use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::{Entry, Kind, Root};
 
-/// What a walk needs of whoever keeps the nodes: the slots of a node whose number may be stale.
+/// What a walk needs of a caller that keeps the nodes: the slots of a node whose number may be stale.
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;
 
     /// The bits of a slot, as they are now. Every slot that a walk reads, it reads by this: a thread that counts
-    /// steps, or wants to change the tree between two of them, has a keeper of his own.
+    /// steps, or wants to change the tree between two of them, has a keeper of its own.
     #[inline(always)]
     fn read_slot(&self, slot: &AtomicU32) -> u32 {
         // Acquire, partner: the Release by which the tree's writer stores a slot: a thread that sees a new node

@@ -1,4 +1,4 @@
-//! Bar: how far a run is and how long it takes yet, for who watches standard error.
+//! Bar: how far a run is and how long it takes yet, for a caller that watches standard error.
 //!
 //! ```text
 //!   expected   a number of seconds for each repetition of each case, by what it took on another machine

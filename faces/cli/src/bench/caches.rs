@@ -61,7 +61,7 @@ impl Drops {
         let kept = loop {
             self.drop_once(files)?;
             let kept = kept_bytes(files)?;
-            // Who keeps all of it probably has nowhere to put it: a file system in memory.
+            // A thread that keeps all of it probably has nowhere to put it: a file system in memory.
             let wait_policy = if kept < bytes { PATIENCE } else { PATIENCE / 10 };
             if kept <= bytes / 1000 || start.elapsed() >= wait_policy {
                 break kept;

@@ -9,7 +9,7 @@
 //! would not do: they *are* the cache.
 //!
 //! What a loop device computes (it copies, in threads of the kernel) is the same
-//! for whoever has the same bytes read, and is told with what threads of the kernel compute.
+//! for a caller that has the same bytes read, and is told with what threads of the kernel compute.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ impl Disk {
         WorkerTask::new(job).on(self.ram.path(), &self.at)
     }
 
-    /// What the files are called, for whoever sees them.
+    /// What the files are called, for a caller that sees them.
     pub fn paths(&self) -> impl Iterator<Item = PathBuf> {
         (0..self.files).map(|file| path(&self.at, file))
     }

@@ -131,7 +131,7 @@ pub struct Experiment {
 }
 
 /// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and one repetition of all its
-/// cases together. Rough: it is for who waits. That a case takes as long as another is as rough.
+/// cases together. Rough: it is for a caller that waits. That a case takes as long as another is as rough.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimate {
     /// Of a quick run.

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! They are written when all is measured, each under another name first: a run that is interrupted leaves what was
-//! there before, and whoever reads a file meanwhile reads a whole one. That the folder can be made, and that there is
-//! room in it, is found out before anything is measured, by a file. Folders that were made for a run that leaves
-//! nothing in them go with it: by the sweeper of `folder.rs`, which removes what is empty and nothing else.
+//! there before, and a caller that reads a file meanwhile reads a whole one. That the folder can be made, and that
+//! there is room in it, is found out before anything is measured, by a file. Folders that were made for a run that
+//! leaves nothing in them go with it: by the sweeper of `folder.rs`, which removes what is empty and nothing else.
 //!
 //! Not an invariant: that there is still room when all is measured.
 

@@ -16,7 +16,7 @@
 //!   kept         what --out keeps: lines, and           page      one page that shows them
 //!   places       numbers that look random           store     files in memory, as the kernel has them
 //!   values       caches of values, our peers
-//!   bar          how far it is, for who watches
+//!   bar          how far it is, for a caller that watches
 //!   hit  insert  split  readbatch  cold  readseq                                             the experiments
 //!   programs  evict  thrash  stream  write  memfile  populate  restore  ratio
 //! ```

@@ -80,8 +80,8 @@ pub fn main(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// What is wrong with a folder that was named, if nothing can be tried there whoever tries; that its file system or
-/// its rights refuse a trial is a finding.
+/// What is wrong with a folder that was named, if nothing can be tried there whichever user tries; that its file system
+/// or its rights refuse a trial is a finding.
 fn wrong_folder(folder: &Path) -> Option<String> {
     match folder.metadata() {
         Ok(found) if found.is_dir() => None,

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! One asker at a time is answered, by the thread that waits for signals; one that takes more than a second to ask, or
-//! one to hear, or says more than 8 KiB is closed. Nobody but who waits for the command's end has to wait for that.
+//! one to hear, or says more than 8 KiB is closed. Nobody but a caller that waits for the command's end has to wait for
+//! that.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -90,7 +91,7 @@ impl Metrics {
     /// Answers who asks, if they are asked for.
     pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
         let Self::Asked(listener) = self else { return };
-        // Only one: a signal may have come meanwhile, and who else asks is found by the next look.
+        // Only one: a signal may have come meanwhile, and a caller that else asks is found by the next look.
         if let Ok((asker, _)) = listener.accept() {
             // What goes wrong here is the asker's business.
             let _ = answer(asker, &stats);

@@ -153,7 +153,7 @@ impl ProcessAuditor {
         drop(reading);
         self.keep(identity, object)?;
         if let Some(remembered) = self.remembered.as_ref().filter(|_| is_settled) {
-            // Who cannot write there looks at it anew in the next run.
+            // A process that cannot write there looks at it anew in the next run.
             let _ = remembered.add(OBJECTS, (), &line_of(&identity, object));
         }
         Some(object)
@@ -186,7 +186,7 @@ impl Turn {
     /// How long a turn is waited for, counted from when it was taken. A large object is read and scanned in less.
     const MAX: Duration = Duration::from_secs(2);
 
-    /// Takes the turn; `None` if whoever has it seems to wait for a file system that does not answer.
+    /// Takes the turn; `None` if a process that has it seems to wait for a file system that does not answer.
     fn take(&self) -> Option<TurnTaken<'_>> {
         let mut taken = self.taken.lock().ok()?;
         while let Some(since) = *taken {
@@ -218,7 +218,7 @@ fn open_object(process: u32, path: &str) -> Option<File> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::CACHED;
     let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
     mounts::of_own(found.as_fd(), process, None).ok().filter(Mount::answers)?;
-    // One that is a pipe would make us wait for who writes to it.
+    // One that is a pipe would make us wait for a process that writes to it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let again = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;
     Some(File::from(again))

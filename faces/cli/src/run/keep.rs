@@ -30,7 +30,7 @@
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
 //!
 //! Nothing about caches is read from what lies in the folder, no number of a process above all: the holder of the lock
-//! is what counts, and who is at the other end of the socket.
+//! is what counts, and which process is at the other end of the socket.
 //!
 //! Invariants:
 //!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.
@@ -86,7 +86,7 @@ impl Name {
 }
 
 impl Default for Name {
-    /// The cache of who gives no name.
+    /// The cache of a process that gives no name.
     fn default() -> Self {
         Self("default".to_owned())
     }

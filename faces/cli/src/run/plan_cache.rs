@@ -187,7 +187,7 @@ mod tests {
     }
 
     /// 1. Under the name of what is remembered lies a pipe, or a link to another file.
-    /// 2. The pipe is opened, and waits for who is at its other end; the other file is written to.
+    /// 2. The pipe is opened, and waits for a process that is at its other end; the other file is written to.
     #[test]
     fn what_is_no_file_there_is_not_waited_for_nor_followed() {
         let parent = tempfile::tempdir().expect("a folder");

@@ -3,7 +3,7 @@
 //! To make a plan takes longer than all else at the start of `run`, and it is the same until the C library is another
 //! file. A sum says whether what is remembered is whole, and the object in the program compares the library's build-id
 //! and the bytes that are to be replaced. What they are replaced by is believed: a process that can write to the user's
-//! folder decides that, as who can write there decides what programs read.
+//! folder decides that, as a process that can write there decides what programs read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -50,7 +50,7 @@ impl Planned {
         }
         let planned = Self::from(&plan_for(linker)?);
         if let Some((library, remembered)) = remembered.filter(|(library, _)| look() == Some(*library)) {
-            // Who cannot write there makes it anew.
+            // A process that cannot write there makes it anew.
             let _ = remembered.replace(PLAN, library, &planned.written());
         }
         Ok(planned)

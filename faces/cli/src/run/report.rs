@@ -198,7 +198,7 @@ fn write_over(path: &Path, text: &str) -> io::Result<()> {
         Some(libc::EAGAIN) => options.open(path),
         _ => Err(error),
     })?;
-    // Somebody reads; for him it may take a while.
+    // Somebody reads; for a reader it may take a while.
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     file.write_all(text.as_bytes())

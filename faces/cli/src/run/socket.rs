@@ -3,8 +3,8 @@
 //! ```text
 //!   new-RANDOM.socket   bind, listen  --RENAME_NOREPLACE-->  view-RANDOM.socket   connect   removed by its owner
 //!        |                                                        |
-//!        | old, and nobody listens there: removed by              | nobody listens there: removed by whoever comes
-//!        v whoever comes; its maker begins anew                   v
+//!        | old, and nobody listens there: removed by              | nobody listens there: removed by a process that
+//!        comes v whoever comes; its maker begins anew                   v
 //! ```
 //!
 //! It lies in the user's folder (`user_folder.rs`), which nobody else can enter or change, under a name of its own, and

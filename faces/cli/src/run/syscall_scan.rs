@@ -59,7 +59,7 @@ pub fn conduct(sites: &[Site]) -> SyscallAudit {
     }
 }
 
-/// Names of calls, for who reads a report: all that are harmless, and those that are met most.
+/// Names of calls, for the reader of a report: all that are harmless, and those that are met most.
 const NAMES: &[(u32, &str)] = &[
     (0, "read"),
     (1, "write"),

@@ -1,7 +1,7 @@
 //! Mapped: a file in our address space, as the kernel's mmap gives it.
 //!
 //! It is the peer at its best: the kernel is told that the mapping will be read from its first byte to its
-//! last, or anywhere, as it cannot be told by who only touches pages.
+//! last, or anywhere, as it cannot be told by touching pages.
 
 use std::fs::File;
 use std::io;

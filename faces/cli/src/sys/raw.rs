@@ -1,4 +1,4 @@
-//! Raw: reads past the kernel's page cache by io_uring, as who has no cache at all would make them.
+//! Raw: reads past the kernel's page cache by io_uring, as a caller that has no cache at all would make them.
 //!
 //! ```text
 //!   slot 0  [ buffer ] -- a read --> device        as many slots as reads in flight;
@@ -14,8 +14,9 @@
 //!  1. Buffers are registered with the ring, which pins their pages. So a read that is in flight when all of this is
 //!     dropped still has memory to land in, which nobody else has.
 //!  2. When all is read, nothing is pinned any more. A ring that is merely closed lets go of its buffers when a thread
-//!     of the kernel finds the time; until then they count as ours, and who reads many files, with a ring for each,
-//!     has the memory of several at once: 64 MiB for 16 files, which is enough to be killed in a group of as much.
+//!     of the kernel finds the time; until then they count as ours, and a caller that reads many files, with a ring for
+//!     each, has the memory of several at once: 64 MiB for 16 files, which is enough to be killed in a group of as
+//!     much.
 
 use std::fs::File;
 use std::io;

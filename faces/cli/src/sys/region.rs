@@ -5,7 +5,7 @@
 //!                     ^ anonymous, or a file's: shared, or private and copied where it is written
 //! ```
 //!
-//! No slice of it is ever lent: a page that is absent is brought by whoever answers for it (`uffd`), and what a
+//! No slice of it is ever lent: a page that is absent is brought by the one that answers for it (`uffd`), and what a
 //! file holds may be changed through another mapping. So each access is a copy, or one word that is read or written
 //! for what it says and not for what the compiler would make of it.
 //!
@@ -98,7 +98,7 @@ impl Region {
         self.len
     }
 
-    /// Where it begins, for whoever answers for its pages.
+    /// Where it begins, for a caller that answers for its pages.
     pub fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }

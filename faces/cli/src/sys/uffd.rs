@@ -29,7 +29,7 @@ pub enum Absent {
     Either,
 }
 
-/// A region's faults, for who answers them.
+/// A region's faults, for a caller that answers them.
 pub struct Uffd {
     file: File,
     start: usize,

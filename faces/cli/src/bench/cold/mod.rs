@@ -18,7 +18,7 @@
 //! other. CPU is that of the whole process: the cache's threads, its making and
 //! its end count. Beside it stands the same with what the kernel's threads compute,
 //! of the whole machine. Of what was read, everybody looks at the first word of each
-//! page, so that each page has been touched once by whoever does not copy.
+//! page, so that each page has been touched once by a way that does not copy.
 //!
 //! What the device read is told three times over:
 //!

@@ -41,7 +41,7 @@ const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 
 /// What is wanted of us at least: the kernel's throughput, for three quarters of its CPU time, and most of what
-/// the device gives to who has no cache.
+/// the device gives to a caller that has no cache.
 const THROUGHPUT_GOAL: f64 = 1.0;
 const CPU_GOAL: f64 = 1.0 / 0.75;
 const RAW_GOAL: f64 = 0.85;

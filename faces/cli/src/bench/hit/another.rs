@@ -97,7 +97,7 @@ impl Ground {
         let own = warm(cache.open(&path)?)?;
         let owner = Arc::new(CacheOwner::new(cache).with_rules(by_times()));
         let (service, cache) = sys::serve(owner, folder.path())?;
-        // Who is served with care is not served files that changed a moment ago.
+        // A thread that is served with care is not served files that changed a moment ago.
         std::thread::sleep(Duration::from_millis(2500));
         let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };
         Ok(Self { bytes, reads, path, own, _service: service, cache, folder })

@@ -168,7 +168,7 @@ struct PageSequence {
 }
 
 impl PageSequence {
-    /// So many of them, the same for whoever begins with the same.
+    /// So many of them, the same for each seed.
     fn draw(&self, places: &mut Places, reads: usize) -> Vec<u64> {
         let bits = self.pages.ilog2();
         let one = |_| match &self.zipf {

@@ -48,7 +48,7 @@ pub enum Way {
     Copy,
     /// From the file.
     CopyOfSnap,
-    /// By the kernel, for whoever would have waited: so many bytes at a time.
+    /// By the kernel, for a caller that would have waited: so many bytes at a time.
     Uffd(usize),
     UffdOfSnap(usize),
     /// What is filled already is mapped, so many bytes at a time.

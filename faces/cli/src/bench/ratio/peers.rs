@@ -383,7 +383,7 @@ impl TinyLfu {
         }
     }
 
-    /// The window has one too many: he goes on, or somebody goes.
+    /// The window has one too many: it goes on, or somebody goes.
     fn settle(&mut self) {
         while self.chains.len(WINDOW) > self.window_max {
             let candidate = self.chains.pop_oldest(WINDOW).expect("it holds more than none");

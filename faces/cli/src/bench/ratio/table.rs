@@ -5,7 +5,7 @@
 //!   OLTP at 1 %                46.5     43.5      46.5   ..      59.8   S3-FIFO 46.5
 //! ```
 //!
-//! It has what the rows have. The star is ours, and the last column is whoever comes
+//! It has what the rows have. The star is ours, and the last column is what comes
 //! nearest to the optimum without knowing what will be asked.
 
 use std::fmt::Write;

@@ -104,7 +104,7 @@ pub fn handled<T: Send>(
                 let faults = uffd.faults(waiting).expect("the region is there as long as its guest");
                 for at in faults {
                     if let Err(error) = answer(uffd, at / PAGE * PAGE) {
-                        // Who waits for the page waits for ever, and we for him.
+                        // A thread that waits for the page waits for ever, and we for it.
                         eprintln!("quinion: the page at byte {at} of a guest cannot be brought: {error}");
                         std::process::exit(1);
                     }

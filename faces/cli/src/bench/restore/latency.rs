@@ -7,7 +7,7 @@
 //!   MAP_PRIVATE, ..     the kernel answers, alone
 //! ```
 //!
-//! Each page is touched once, in an order that looks random, and each touch is timed by who makes it.
+//! Each page is touched once, in an order that looks random, and each touch is timed by a caller that makes it.
 
 use std::fs::File;
 use std::rc::Rc;

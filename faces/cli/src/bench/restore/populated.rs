@@ -69,7 +69,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
             Ok(WAYS.map(|way| alternative(&snapshot, way, order, before)).into())
         });
         let case = case.compare("time", BATCHED, SINGLE, None).compare("cpu", BATCHED, SINGLE, None);
-        // Who begins with all of it has to have had it.
+        // A thread that begins with all of it has to have had it.
         if before == Before::Cold { case.without_warm_up() } else { case }.usually(REPEAT)
     };
     CASES.into_iter().map(case).collect()

@@ -7,7 +7,7 @@
 //!   MAP_PRIVATE        the kernel's own faults, of a file that it has cached
 //! ```
 //!
-//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest, who then touches all of it; that is timed too, for he finds
+//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest, who then touches all of it; that is timed too, for it finds
 //! it all there.
 
 use std::fs::File;
@@ -28,7 +28,7 @@ use crate::sys::{Absent, Mapped, PageKind, Region};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("touch", "ms")];
 
-/// A unit, and who fills in it: ours, the peer, and what bounds both.
+/// A unit, and what fills it: ours, the peer, and what bounds both.
 struct Unit {
     bytes: usize,
     ours: &'static str,

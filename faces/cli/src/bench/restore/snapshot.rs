@@ -14,9 +14,9 @@
 //! ```
 //!
 //! What the device reads is counted where all is cold, for the process: a page that is wanted twice, or read ahead and
-//! never touched, shows there. CPU time is the whole process's, who touches and who answers together. The server and
-//! its cache begin and end with each restore; where all is warm, the cache is older than the server, and the image's
-//! server than the guest.
+//! never touched, shows there. CPU time is the whole process's, those of the faulting threads and the server together.
+//! The server and its cache begin and end with each restore; where all is warm, the cache is older than the server, and
+//! the image's server than the guest.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -54,7 +54,7 @@ const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 const UNIT: usize = 2 << 20;
 
-/// The file, and who has it open.
+/// The file, and its descriptor.
 struct Snapshot {
     host: Host,
     file: File,

@@ -193,7 +193,7 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
         .fold(case, |case, way| case.told(THROUGHPUT, way.name()).told(KSWAPD_TIME, way.name()))
 }
 
-/// The rows of who does not copy.
+/// The rows of a caller that does not copy.
 fn pinned_rows(case: Case) -> Case {
     let (pinned, buffered, direct) = (Way::Pinned.name(), Way::Buffered.name(), Way::Direct.name());
     case.compare(THROUGHPUT, pinned, buffered, None)

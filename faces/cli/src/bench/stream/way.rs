@@ -30,7 +30,7 @@ pub enum Way {
 
 /// `RWF_DONTCACHE`, from Linux 6.14 on.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
-/// Bytes of a read of who has no cache.
+/// Bytes of a read of a caller that has no cache.
 const DIRECT_BYTES: usize = 512 << 10;
 
 impl Way {
@@ -131,7 +131,7 @@ impl Streams {
         look.expect(end - start)
     }
 
-    /// The file as one of ours reads or pins it: uncached, but for who says nothing.
+    /// The file as one of ours reads or pins it: uncached, but for a caller that says nothing.
     fn opened(&self, path: &Path) -> Result<File, Unmeasured> {
         let file = self.cache.as_ref().expect("we have one").open(path)?;
         file.set_uncached(self.way != Way::Plain)?;

@@ -1,6 +1,6 @@
 //! Values: the caches of values that we stand beside, each as its documents say, with pages for values.
 //!
-//! A value is a page on the heap that the cache and whoever looks it up share, as
+//! A value is a page on the heap that the cache and a caller that looks it up share, as
 //! a program would have it that reads pages through such a cache. A read is a look by number and a copy.
 //!
 //! They come with the feature `peers`, so that the ordinary build is light; without it their rows say so.

@@ -79,7 +79,7 @@ impl Target {
         }
     }
 
-    /// Nothing of it is cached by who writes it.
+    /// Nothing of it is cached by a caller that writes it.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.sync()?;
         match self {
@@ -94,7 +94,7 @@ impl Target {
         }
     }
 
-    /// All `bytes` bytes of it are cached by who writes it.
+    /// All `bytes` bytes of it are cached by a caller that writes it.
     fn make_warm(&self, bytes: u64) -> Result<(), Unmeasured> {
         let mut buffer = vec![0; 1 << 20];
         for position in (0..bytes).step_by(buffer.len()) {

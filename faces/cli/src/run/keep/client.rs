@@ -13,7 +13,7 @@
 //! A byte that was sent out of band is read where it stands (`SO_OOBINLINE`): the look would pass over it, and the
 //! taking of what is behind it would drop it, and the descriptor with it.
 //!
-//! Invariant: nothing here waits for who has connected.
+//! Invariant: nothing here waits for a process that has connected.
 
 use std::io::{self, IoSliceMut, Write};
 use std::net::Shutdown;

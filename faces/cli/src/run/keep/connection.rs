@@ -45,7 +45,7 @@ impl Connection {
     /// Somebody listens who is another user, or who has not looked at anybody for long.
     pub fn to(folder: &Folder, name: &Name) -> io::Result<Option<Self>> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // Whoever connects to one that does not look waits, when there are many of them.
+        // A process that connects to one that does not look waits, when there are many of them.
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         match connect(&socket, &SocketAddrUnix::new(folder.socket(name))?) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   the user's folder/        where that is: see `user_folder`      0700
-//!     NAME.lock      locked by the owner for as long as it lives, and by who starts it before that
+//!     NAME.lock      locked by the owner for as long as it lives, and by a process that starts it before that
 //!     NAME.socket    where it listens
 //!     view-RANDOM.socket       where an owner waits for programs: see `socket`
 //!     libquinion-HASH.so       what programs load: see `object`
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by somebody who was killed, and whoever comes next takes it; nothing else that lies here is believed of caches.
-//! The run that starts an owner hands the locked description over to it, so there is no moment in which two could start
-//! one, and none in which it is free while one is being started.
+//! left by somebody who was killed, and a process that comes next takes it; nothing else that lies here is believed of
+//! caches. The run that starts an owner hands the locked description over to it, so there is no moment in which two
+//! could start one, and none in which it is free while one is being started.
 //!
 //! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
 //! the file is still the one of that name, and begins again if not.
@@ -49,7 +49,7 @@ impl Folder {
         user_folder::find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The user's folder, if it is there: for who only looks.
+    /// The user's folder, if it is there: for a process that only looks.
     ///
     /// # Errors
     /// There is no place for it.
@@ -117,7 +117,7 @@ impl Folder {
         }
     }
 
-    /// Whether `lock` is the lock of `name`: for who was handed one.
+    /// Whether `lock` is the lock of `name`: for a process that was handed one.
     pub fn is_lock_of(&self, lock: &Lock, name: &Name) -> io::Result<bool> {
         self.is_named(&lock.0, &format!("{name}{LOCK}"))
     }
@@ -143,7 +143,7 @@ impl Folder {
     }
 
     /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
-    /// more, and of who was killed.
+    /// more, and of a process that was killed.
     pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
         const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
         let Ok(entries) = std::fs::read_dir(self.within("")) else { return };
@@ -221,7 +221,7 @@ mod tests {
 
     /// 1. One opens the file of the lock.
     /// 2. The holder of the lock removes the file and ends.
-    /// 3. The first gets a lock that nobody else would look at: he must begin again.
+    /// 3. The first gets a lock that nobody else would look at: it must begin again.
     #[test]
     fn a_lock_on_a_file_that_was_removed_is_none() {
         let (outer, folder) = folder();

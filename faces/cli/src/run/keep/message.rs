@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Flat: names, each with a whole number or a text. A reader that does not know a name passes over it; a name that is
-//! missing is missed by who needs it. So later versions can say more, and can still be told to stop by earlier ones.
+//! missing is missed by a process that needs it. So later versions can say more, and can still be told to stop by
+//! earlier ones.
 //!
 //! Invariant: what [`Message::line`] writes, [`Message::parse`] reads as it was; anything else it refuses, or reads
 //! as some message, and never more.

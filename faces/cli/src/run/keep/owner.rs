@@ -19,7 +19,8 @@
 //! behind views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its
 //! first run had time to join, whatever `--idle` says; a run that has connected by then is served first, and one that
 //! connects after the socket was removed hears the connection end, waits for the lock, and starts another. One whose
-//! lock was removed from the folder, by who cleans up there, can be found by nobody: it ends when it has no run.
+//! lock was removed from the folder, by a process that cleans up there, can be found by nobody: it ends when it has no
+//! run.
 //!
 //! Invariants:
 //!  1. A process that connects is the same user's, or hears nothing.
@@ -112,7 +113,7 @@ pub fn keep(keeping: &KeepOptions, build: impl FnOnce() -> Result<Cache, String>
         Ok(_) => READY,
         Err(wrong) => wrong,
     };
-    // Who has started us may be no more; the next will find us.
+    // A process that has started us may be no more; the next will find us.
     let _ = writeln!(io::stdout(), "{said}");
     let _ = leave_pipe();
     begun?.serve().map_err(|error| error.to_string())
@@ -339,7 +340,7 @@ impl ControlSocket {
     }
 
     /// How long it stays unused if `--idle` says `time`. The run that has started it waits so long for it to answer,
-    /// and would start one after the other if each ended before he can join.
+    /// and would start one after the other if each ended before it can join.
     fn stays(&self, time: Duration) -> Duration {
         if self.use_.runs == 0 { time.max(PATIENCE) } else { time }
     }
@@ -445,7 +446,7 @@ impl ControlSocket {
         }
     }
 
-    /// One has left, or is to go: nothing is heard of him any more, and his run has ended.
+    /// One has left, or is to go: nothing is heard of it any more, and its run has ended.
     fn leave(&mut self, talk: usize) {
         let talk = &mut self.talks[talk];
         talk.stream.end();
@@ -620,7 +621,7 @@ impl ControlSocket {
         }
         // 4 the memory goes
         let Self { folder, name, lock, session, numbers, tidy, talks, listener, queues, .. } = self;
-        // Who has connected and was not let in is in it, with what he sent.
+        // A process that has connected and was not let in is in it, with what it sent.
         queues.close(QueueKey::Sender(0), listener.into());
         drop((talks, session, numbers, tidy));
         // 5 and the next may come

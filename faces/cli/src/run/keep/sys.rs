@@ -1,4 +1,4 @@
-//! Sys: what a process has of the one that started it, and who is at the other end of a socket.
+//! Sys: what a process has of the one that started it, and which process is at the other end of a socket.
 //!
 //! ```text
 //!   the runner                    the owner that stays

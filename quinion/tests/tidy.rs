@@ -12,7 +12,8 @@
 //!   orderings   each one stronger than Relaxed names the site it works with
 //!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
 //!   ratchet     long functions do not become more
-//!   names       a lettered test name is given once
+//!   names       a lettered test name is given once; a type has a name of the field
+//!   prose       a comment names the one that acts: no sentence begins with "who"
 //!   readme      its example is the example that is compiled
 //!   tables      ARCHITECTURE.md lists the rooms and the lock order there are
 //!   orphans     every file of the library is some module's
@@ -464,6 +465,36 @@ fn check_type_names(source: &Source) -> Vec<Complaint> {
     private.map(complain).collect()
 }
 
+/// A relative clause without the noun that it is of: "Who reads it waits", "for who asks".
+fn check_headless_who(source: &Source) -> Vec<Complaint> {
+    const AFTER: &[&str] = &[
+        "but", "so", "for", "than", "by", "to", "from", "with", "of", "as", "and", "or", "if", "until",
+        "because",
+    ];
+    let is_headless = |line: &&str| {
+        let Some(comment) = line.trim_start().strip_prefix("//") else { return false };
+        let comment = comment.trim_start_matches(['/', '!']).trim_start();
+        let text = comment.trim_start_matches(|c: char| c.is_ascii_digit()).trim_start_matches(['.', ' ']);
+        let words: Vec<&str> = text.split(' ').collect();
+        words.iter().enumerate().any(|(at, word)| {
+            let begins = match at.checked_sub(1).map(|before| words[before]) {
+                None => word.starts_with('W') || comment != text,
+                Some(before) => before.ends_with(['.', ':', ';']) || AFTER.contains(&before),
+            };
+            // Followed by a verb, and not in a table's or a drawing's column.
+            let verb =
+                words.get(at + 1).is_some_and(|next| next.starts_with(|c: char| c.is_ascii_lowercase()));
+            matches!(*word, "Who" | "Whoever" | "who" | "whoever") && begins && verb
+        })
+    };
+    let lines = source.text.lines().enumerate().filter(|(_, line)| is_headless(line));
+    let complain = |(at, line): (usize, &str)| {
+        let wrong = format!("nobody acts in `{}`", line.trim());
+        complaint(source, at + 1, wrong, "name the thread, process, caller or part that does")
+    };
+    lines.map(complain).collect()
+}
+
 fn is_word_character(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
@@ -678,6 +709,13 @@ fn types_have_names_of_the_field() {
 }
 
 #[test]
+fn comments_name_the_one_that_acts() {
+    let sources = rust_files();
+    let of_product = sources.iter().filter(|source| source.path.contains("/src/"));
+    expect_tidy(of_product.flat_map(check_headless_who).collect());
+}
+
+#[test]
 fn the_table_of_words_is_short() {
     let architecture = read(&repository().join("ARCHITECTURE.md"));
     let (_, section) = architecture.text.split_once("\n## Words\n").expect("the table is there");
@@ -786,6 +824,17 @@ mod a_rule_can_fail {
         let check = |text| check_type_names(&Source::new("quinion/src/arena/view.rs", text));
         expect(check("struct WaitQueue;\nlet tour = Bed; // struct Bed"), &[]);
         expect(check("\nstruct Bed;\npub enum Weather {}"), &[(2, "`Bed`"), (3, "`Weather`")]);
+    }
+
+    #[test]
+    fn comments_without_one_that_acts_are_seen() {
+        let check = |text| check_headless_who(&Source::new("quinion/src/arena/view.rs", text));
+        let right = "// A thread who waits is woken.\n//! | who | what |\n\
+                     /// **Who waits for whom.** Writers.\nlet who = 1;";
+        expect(check(right), &[]);
+        let wrong = "\n// Who waits is woken.\n//! 1. It is freed: who holds it waits.\n\
+                     /// It is for whoever asks.\n/// 3 who ends";
+        expect(check(wrong), &[(2, "nobody"), (3, "nobody"), (4, "nobody"), (5, "nobody")]);
     }
 
     #[test]

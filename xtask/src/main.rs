@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A plan is plain data, so that what continuous integration does can be read
-//! in one place. There are no dependencies: whoever clones the repository waits
+//! in one place. There are no dependencies: a new clone of the repository waits
 //! for the project to compile and for nothing else.
 
 mod instructions;

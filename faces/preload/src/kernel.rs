@@ -730,9 +730,9 @@ impl Control {
     const EMPTY: Self = Self { len: 0, level: 0, kind: 0, descriptors: [-1; DESCRIPTORS_MAX] };
 }
 
-/// Says `hello` to the process that listens at `socket`, a path that ends with a zero, if that is this process's own user,
-/// and sends a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that come with
-/// it. Waits
+/// Says `hello` to the process that listens at `socket`, a path that ends with a zero, if that is this process's own
+/// user, and sends a descriptor with it, or none; what is answered, if that is no refusal, and the descriptors that
+/// come with it. Waits
 /// `millis` milliseconds at most, and no system call of it longer.
 pub fn greet(
     socket: &[u8; 108],

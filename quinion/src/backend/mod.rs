@@ -12,7 +12,7 @@
 //!                                                          waiters woken)
 //! ```
 //!
-//! **Whoever waits may reap.** A backend whose completions must be fetched (a
+//! **Waiting threads may reap.** A backend whose completions must be fetched (a
 //! ring) is driven by the threads that wait for it: one of them, the leader,
 //! waits for the device; the others sleep in the [`WaitQueue`] until their folio
 //! is ready or there is no leader. So no completion depends on some other
@@ -382,7 +382,7 @@ pub enum ReapOutcome {
     Elsewhere,
 }
 
-/// Who is told that a fill has ended. Handed down by the fill path. It wakes those who wait for the fill.
+/// Is told that a fill has ended. Handed down by the fill path. It wakes those who wait for the fill.
 pub trait FillSink: Send + Sync {
     /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
     /// was an error. Called once for each fill, on any thread, with no lock held.

@@ -25,7 +25,8 @@
 //!     Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
 //!  3. Nothing is put into a range that somebody is cutting or punching but by itself.
-//!  4. Who reads slots waits for the device and for locks from the tree's on: never for one who may wait for slots.
+//!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for one who may wait for
+//!     slots.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -24,8 +24,8 @@
 //! grabs once more must keep
 //! the order itself, or use [`OnLocked::Again`].)
 //!
-//! **Who takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is then
-//! nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
+//! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
+//! then nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
 //! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who
 //! cuts it waits for locked folios.
 //!

@@ -6,7 +6,7 @@
 //!   given up           SIGKILL by the process descriptor, so that no other process is ever meant
 //! ```
 //!
-//! **Whoever receives may wait.** A descriptor that comes may be of anything: a file of a file system that hangs, a
+//! **A receipt may wait.** A descriptor that comes may be of anything: a file of a file system that hangs, a
 //! socket that lingers. Its close may wait for as long as its maker likes; so may `recvmsg`, which drops in the calling
 //! thread what finds no room, and so may the close of a socket in which one lies unread. Therefore only the thread of
 //! that connection receives, drains and closes here; see [`server`](super::server). What a descriptor is, `/proc` says,

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A process that is killed takes its read leases along, and a thread that waited for one goes on and writes. Others
-//! who read by our word that nobody does must hear of that first. There is one thing that the kernel does for a process
-//! that ends by `SIGKILL`: it walks the list of futexes that each of its threads said it holds (`get_robust_list(2)`),
-//! and marks each as one whose owner died. We say that we hold one.
+//! that read by our word that nobody does must hear of that first. There is one thing that the kernel does for a
+//! process that ends by `SIGKILL`: it walks the list of futexes that each of its threads said it holds
+//! (`get_robust_list(2)`), and marks each as one whose owner died. We say that we hold one.
 //!
 //! The kernel walks the list when a thread lets go of its memory, and closes the process's files when its last thread
 //! lets go of them, which each does after its memory. So the word is marked before any lease is gone.

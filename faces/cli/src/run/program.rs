@@ -306,7 +306,7 @@ fn look_at_elf(path: PathBuf, file: &File, start: &[u8]) -> Kind {
     }
 }
 
-/// Whether set-id bits of a file make a difference to who we are.
+/// Whether set-id bits of a file make a difference to our rights.
 fn changes_rights(data: &std::fs::Metadata) -> bool {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let bits = data.mode();

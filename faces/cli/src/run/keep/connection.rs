@@ -42,7 +42,7 @@ impl Connection {
     /// Connects to the owner of `name`; `None` if nobody listens there.
     ///
     /// # Errors
-    /// Somebody listens who is another user, or who has not looked at anybody for long.
+    /// The process that listens is another user's, or has not looked at anybody for long.
     pub fn to(folder: &Folder, name: &Name) -> io::Result<Option<Self>> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // A process that connects to one that does not look waits, when there are many of them.

@@ -225,6 +225,26 @@ fn a_script_run_by_env_is_told_by_what_env_runs() {
     assert!(said.contains("\"interpreters\":[\"/usr/bin/env\",\"/") && said.contains("/cat\"]"), "{said}");
 }
 
+/// A shim reads nothing by itself: what it becomes does.
+#[test]
+fn a_script_that_becomes_a_program_is_told_by_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let [inner, outer] = ["inner", "outer"].map(|name| folder.path().join(name));
+    executable(&inner, format!("#!/bin/sh\nexec {} \"$@\"\n", cat().display()).as_bytes());
+    executable(&outer, format!("#!/bin/sh\nset -e\nexec {} \"$@\"\n", inner.display()).as_bytes());
+    let (said, code) = asked(&outer);
+    assert_eq!(code, 0);
+    let cat = cat().canonicalize().unwrap();
+    assert!(said.contains(&format!("/{}\"]", cat.file_name().unwrap().to_str().unwrap())), "{said}");
+    executable(&outer, b"#!/bin/sh\nprogram=cat\nexec \"$program\" \"$@\"\n");
+    assert!(asked(&outer).0.contains("name that program"));
+    let output = quinion(&["doctor", outer.to_str().unwrap()]);
+    assert!(
+        text(&output.stdout).starts_with("what run does with it\n"),
+        "the verdict comes first: {output:?}"
+    );
+}
+
 #[test]
 fn what_cannot_be_run_is_an_error_that_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();

@@ -523,6 +523,13 @@ pub fn confine() {
     IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
 }
 
+/// Whether somebody is counted besides the caller, who is.
+fn others_are_inside() -> bool {
+    // SAFETY: as in `Inside::count`, and the partner.
+    let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
+    place.load(Ordering::SeqCst) > 1 // partner: `Inside`
+}
+
 /// Waits until nobody is counted, for so long at most.
 fn wait_for_others(millis: u32) {
     // SAFETY: as in `Inside::count`, and the partner.
@@ -578,6 +585,8 @@ pub fn give_addresses_back() {
         match kernel::other_threads_that_block(faults::SIGSEGV) {
             BlockedBy::Nobody => break,
             BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
+            // One that is in our code is done soon, unless it waits for a processor.
+            BlockedBy::Sleepers if others_are_inside() && now < begun + RUNNERS_MILLIS_MAX => {}
             BlockedBy::Runner if now < begun + RUNNERS_MILLIS_MAX => asleep_since = now,
             _ => return,
         }

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   quinion doctor                 machine    the kernel, its limits, folders and their file systems
-//!   quinion doctor PROGRAM         program    found where, run by what, linked to what, with which code of its own
-//!                                  verdict    what `run` will serve, what it will not, and what can be done
+//!   quinion doctor PROGRAM         verdict    what `run` will serve, what it will not, and what can be done
+//!                                  program    found where, run by what, linked to what, with which code of its own
+//!                                  machine    as above
 //! ```
 //!
 //! In JSON the parts come behind `"schema":1`, as in the reports of `run` and `keeps`. Keys stay; new ones may be
@@ -22,6 +23,7 @@
 mod libraries;
 mod machine;
 mod program;
+mod shim;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -61,18 +63,30 @@ pub fn main(arguments: Arguments) -> ExitCode {
     if form == Form::Json {
         report.add("schema", "schema", Value::Number(1));
     }
-    report.add("machine", "machine", Value::Group(machine::report(&folders)));
     let mut code = ExitCode::SUCCESS;
-    if let Some(name) = &arguments.program {
-        let looked = match program::look(name) {
-            Ok(looked) => looked,
-            Err(wrong) => return complain(&wrong),
-        };
-        if looked.is_served() == Some(false) {
-            code = ExitCode::from(EXIT_NOT_SERVED);
+    let machine = Value::Group(machine::report(&folders));
+    match &arguments.program {
+        None => drop(report.add("machine", "machine", machine)),
+        Some(name) => {
+            let looked = match program::look(name) {
+                Ok(looked) => looked,
+                Err(wrong) => return complain(&wrong),
+            };
+            if looked.is_served() == Some(false) {
+                code = ExitCode::from(EXIT_NOT_SERVED);
+            }
+            let mut parts = [
+                ("machine", "machine", machine),
+                ("program", "program", Value::Group(looked.report())),
+                ("verdict", "what run does with it", Value::Group(looked.verdict())),
+            ];
+            if form == Form::Text {
+                parts.reverse(); // what was asked comes first for people
+            }
+            for (key, label, part) in parts {
+                report.add(key, label, part);
+            }
         }
-        report.add("program", "program", Value::Group(looked.report()));
-        report.add("verdict", "what run does with it", Value::Group(looked.verdict()));
     }
     match crate::print(&report.printed(form)) {
         Ok(()) => code,

@@ -1,15 +1,16 @@
 //! Program: what `run` would do with it, told from its file and those of its libraries.
 //!
 //! ```text
-//!   name --> file --> (script: its interpreter) --> linked how? --> libraries --> code of their own,
-//!                                                      |                          names they ask for
-//!                                                      `--- nothing is served         `--- verdict
+//!   name --> file --> script: its interpreter, or the program that it becomes (shim.rs)
+//!              |
+//!              `----> linked how? --> libraries --> code of their own, names they ask for --> verdict
+//!                         `--- nothing is served
 //! ```
 //!
 //! The verdict is made of the same parts as `run` itself: [`run::look_at`] and the
 //! scan for system calls, so the two cannot disagree about a file.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -21,13 +22,19 @@ use quinion_cli::run::syscall_scan::{self, Site};
 use quinion_cli::run::{self, Kind};
 
 use super::libraries::{self, Libraries};
+use super::shim::{self, Becomes};
 use crate::report::{Report, Value};
 
 /// What was found out about a program.
 pub struct Looked {
     name: String,
-    /// The file that was named, and the interpreters that lead to what is run.
+    /// The name of what it becomes.
+    is_of: OsString,
+    /// The file that was named, and the interpreters that lead to what is run; for a script that becomes another
+    /// program, what leads to that, too.
     chain: Vec<PathBuf>,
+    /// Whether it is a script that becomes a program whose name is not in it.
+    becomes_unknown: bool,
     kind: Kind,
     linked: Option<Linked>,
 }
@@ -46,6 +53,27 @@ struct Linked {
 /// # Errors
 /// If there is none, or it cannot be read; in words.
 pub fn look(name: &OsStr) -> Result<Looked, String> {
+    /// Scripts that become scripts.
+    const SHIMS_MAX: usize = 4;
+    let mut looked = look_at(name)?;
+    for _ in 0..SHIMS_MAX {
+        match shim::becomes(&run::chain_of(looked.is_of.as_os_str())) {
+            Some(Becomes::Program(next)) => {
+                let Ok(next) = look_at(&next) else { break };
+                let Looked { name, mut chain, .. } = looked;
+                chain.extend(next.chain.iter().cloned());
+                looked = Looked { name, chain, ..next };
+            }
+            becomes => {
+                looked.becomes_unknown = becomes == Some(Becomes::Unknown);
+                break;
+            }
+        }
+    }
+    Ok(looked)
+}
+
+fn look_at(name: &OsStr) -> Result<Looked, String> {
     let shown = name.display().to_string();
     let named = run::quoted(name);
     if let Some(found) = run::obstacle(&[name.to_owned()]) {
@@ -64,7 +92,7 @@ pub fn look(name: &OsStr) -> Result<Looked, String> {
         ));
     }
     let linked = (kind == Kind::Served).then(|| look_at_linked(path)).flatten();
-    Ok(Looked { name: shown, chain, kind, linked })
+    Ok(Looked { name: shown, is_of: name.to_owned(), chain, becomes_unknown: false, kind, linked })
 }
 
 /// Whether it may be run, which was looked at before, and not be read.
@@ -158,7 +186,7 @@ impl Looked {
         report.add("path", "file", self.chain.first().map_or(Value::Unknown, |first| path(first)));
         if self.chain.len() > 1 {
             let rest = self.chain[1..].iter().map(|p| path(p)).collect();
-            report.add("interpreters", "a script, run by", Value::List(rest));
+            report.add("interpreters", "a script, run by or as", Value::List(rest));
         }
         report.add("linked", "linked", Value::Text(self.linked_words()));
         if let Some(linked) = &self.linked {
@@ -189,6 +217,11 @@ impl Looked {
                 will_not.push("anything: it runs as it would without us".into());
                 advice.push(self.remedy().to_owned());
             }
+        }
+        if self.becomes_unknown {
+            let what = "it is a script that becomes a program which it finds out while it runs, and this is of its \
+                        shell: name that program";
+            advice = vec![what.into()];
         }
         let mut report = Report::new();
         report.add("served", "something is served", self.is_served().map_or(Value::Unknown, Value::Truth));

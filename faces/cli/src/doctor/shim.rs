@@ -1,0 +1,86 @@
+//! Shim: a script of a shell that becomes another program, and which one that is.
+//!
+//! ```text
+//!   #!/bin/sh
+//!   PYTHONPATH=/opt/lib
+//!   exec /usr/bin/python3 -m tool "$@"      -->  /usr/bin/python3
+//! ```
+//!
+//! What reads files is then that program, and not the shell. The script is not run: the last command of it that begins
+//! with `exec` is read, and believed only if it names a program in plain letters. A name that the script finds out
+//! while it runs (`exec "$program"`) is not known here, and the shell is told of instead, with a hint.
+//!
+//! Not an invariant: that the script gets there. It may end, or become another program, before.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+/// Shells whose `exec` means what is told above.
+const SHELLS: &[&str] = &["sh", "bash", "dash", "zsh", "ksh", "busybox"];
+/// A longer script is a program of its own.
+const SCRIPT_BYTES_MAX: u64 = 64 << 10;
+
+/// What a script that a shell runs becomes at its end.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Becomes {
+    /// This program.
+    Program(OsString),
+    /// One that it finds out while it runs.
+    Unknown,
+}
+
+/// What the first of a [chain](quinion_cli::run::chain_of) becomes; `None` if it stays what it is.
+pub fn becomes(chain: &[PathBuf]) -> Option<Becomes> {
+    let (script, shell) = (chain.first()?, chain.last()?.file_name()?.to_str()?);
+    if chain.len() < 2 || !SHELLS.contains(&shell) {
+        return None;
+    }
+    let mut text = String::new();
+    File::open(script).ok()?.take(SCRIPT_BYTES_MAX).read_to_string(&mut text).ok()?;
+    text.lines().rev().find_map(|line| exec_of(line.trim()))
+}
+
+/// What `exec` names in that line, if it begins with it.
+fn exec_of(line: &str) -> Option<Becomes> {
+    let mut words = line.strip_prefix("exec ")?.split_ascii_whitespace();
+    let mut word = words.next()?;
+    while word.starts_with('-') {
+        // `-a` gives the program another name.
+        word = if word == "-a" { words.nth(1)? } else { words.next()? };
+    }
+    if word.starts_with(['<', '>', '&', '|', ';']) || word.starts_with(|c: char| c.is_ascii_digit()) {
+        return None; // it moves descriptors, and becomes nothing
+    }
+    let word = word.trim_matches(['"', '\'']);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
+    let is_named = !word.is_empty() && word.chars().all(is_plain);
+    Some(if is_named { Becomes::Program(word.into()) } else { Becomes::Unknown })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_exec_of_a_script_is_what_it_becomes() {
+        let program = |name: &str| Some(Becomes::Program(name.into()));
+        assert_eq!(exec_of("exec /usr/bin/python3 -m tool \"$@\""), program("/usr/bin/python3"));
+        assert_eq!(exec_of("exec -a name -c /bin/cat x"), program("/bin/cat"));
+        assert_eq!(exec_of("exec 'cat' x"), program("cat"));
+        assert_eq!(exec_of("exec \"$program\" \"$@\""), Some(Becomes::Unknown));
+        assert_eq!(exec_of("exec $(which cat)"), Some(Becomes::Unknown));
+        for line in ["exec 2>/dev/null", "exec >log", "exec <&3", "execute it", "# exec cat", "exec "] {
+            assert_eq!(exec_of(line), None, "{line}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        std::fs::write(&script, "#!/bin/sh\nif false; then\n  exec true\nfi\nexec cat \"$@\"\n# end\n")
+            .unwrap();
+        let chain = |last: &str| [script.clone(), PathBuf::from(last)];
+        assert_eq!(becomes(&chain("/bin/sh")), program("cat"));
+        assert_eq!(becomes(&chain("/usr/bin/python3")), None, "it is no shell's");
+        assert_eq!(becomes(&chain("/bin/sh")[..1]), None, "it is no script");
+    }
+}

@@ -19,8 +19,7 @@
 //! The order is for readers, who take no lock:
 //!
 //! * *Cut*: the size before any page is let go or zeroed. A reader that sees a page of somebody else's, or zeros where
-//! there were
-//!   bytes, sees the new size when it looks at it after its copy, and shows nothing behind it. (T01)
+//!   there were bytes, sees the new size when it looks at it after its copy, and shows nothing behind it. (T01)
 //! * *Extend*: zeros before the size. A thread that sees the new size sees them. (T07)
 //! * *Punch*: the device before the pages are let go, so that a thread that reads them anew reads zeros.
 //!

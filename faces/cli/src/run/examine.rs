@@ -16,7 +16,8 @@
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
 //! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
-//! is not larger than a quarter of the cache's bound, nor than 256 MiB; one on a file system whose reads may never end
+//! is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so beside
+//! the bound. One on a file system whose reads may never end
 //! is taken for the worst, unread: see [`super::syscall_scan`]. A process that finds another object being read waits
 //! for some time; a read that does not end keeps nobody waiting for longer. What is known is kept from one run to the
 //! next: see [`super::plan_cache`].
@@ -60,7 +61,7 @@ enum Object {
 pub struct ProcessAuditor {
     known: Mutex<HashMap<Identity, Object>>,
     reading: Turn,
-    /// How large an object is read.
+    /// How large an object is read at most, in bytes.
     object_bytes_max: u64,
     /// Where that is kept for the next run.
     remembered: Option<PlanCache>,
@@ -77,12 +78,14 @@ impl ProcessAuditor {
     /// One that passes the file `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
     /// `remembered` of earlier runs. The cache it works for has `memory` bytes.
     pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<PlanCache>, memory: u64) -> Self {
+        /// Programs with everything in one object are no larger, and are to be served by a small cache, too.
+        const OBJECT_BYTES_LEAST: u64 = 128 << 20;
         /// Larger ones take too long.
         const OBJECT_BYTES_MAX: u64 = 256 << 20;
         let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
         let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
         let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
-        let object_bytes_max = (memory / 4).min(OBJECT_BYTES_MAX);
+        let object_bytes_max = (memory / 4).clamp(OBJECT_BYTES_LEAST, OBJECT_BYTES_MAX);
         let reading = Turn::default();
         Self { known: Mutex::new(known), reading, object_bytes_max, remembered, ours, ours_bytes }
     }

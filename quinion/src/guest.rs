@@ -413,7 +413,7 @@ pub struct MachineMemory {
     extents: Arc<GuestExtents>,
     /// In bytes.
     size: u64,
-    /// Shared by a thread that touches its pages, alone while some are taken away.
+    /// Shared by threads that touch its pages, alone while some are taken away.
     touching: RankedRwLock<()>,
 }
 

@@ -19,7 +19,7 @@
 //! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
 //! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what it could not read.
 //! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a
-//! connection of its own (`Offer`), and asks with the ticket it gets for it.
+//! connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
 //!
 //! **What is trusted**: nothing a viewer writes. A number is checked before it is used, a
 //! handle must have been given to the viewer that names it, and what a viewer
@@ -27,7 +27,9 @@
 //! owner's own notes about viewers, the **seats**, lie in the owner's memory.
 //!
 //! **Who may keep us waiting** (`workers.rs`): a file system that hangs, or a viewer that asks without end, has some
-//! of the workers at most; the others get more workers, and viewers wait for a bounded time anyway.
+//! of the workers at most; the others get more workers, and viewers wait for a bounded time anyway. The keeper closes
+//! nothing that may hang: that is done in a queue of the file system, or of the process that sent it
+//! (`sys/serial_queues.rs`).
 //!
 //! A viewer that dies is noticed by its process descriptor, so a new process
 //! with the same number is not mistaken for it. Its seat is free
@@ -368,7 +370,7 @@ struct Shared {
     /// Whose processes may view the cache.
     domain: Domain,
     seats: Vec<RankedMutex<ViewerSlot>>,
-    /// The process that has which seat, 0 for nobody: for a process that looks at all of them.
+    /// The process that has which seat, 0 for nobody: for a look at all of them.
     processes: Vec<AtomicU32>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
@@ -926,7 +928,7 @@ impl Shared {
         if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), name, spent) {
             return Ok([0, credit]);
         }
-        // Nobody believes us before it is seen to that it hears of our end.
+        // No viewer believes us before it is seen to that it hears of our end.
         // Acquire, partner: the store in `DeathNotice::new`.
         while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
             std::thread::yield_now(); // the keeper, which was started, is about to say so
@@ -1084,11 +1086,10 @@ impl Shared {
         for viewer in self.present() {
             self.free_if_over(viewer);
         }
-        const WINDOWS: QueueKey = QueueKey::Background(0);
         // It may close files; while the last one is at that there is no other.
-        if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(WINDOWS) == 0 {
+        if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(QueueKey::Background) == 0 {
             let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));
-            self.queues.spawn(WINDOWS, move || owner.window_ended(&totals));
+            self.queues.spawn(QueueKey::Background, move || owner.window_ended(&totals));
         }
         // All of them wait for somebody: perhaps for one who never answers.
         if self.workers.are_all_busy() {

@@ -21,7 +21,7 @@
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
-//!  2. A slot belongs to a viewer that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
+//!  2. A slot belongs to the thread that moved it from FREE to CLAIMED, until that thread frees it, or gives it up
 //!     while the owner is at work. One that was given up is freed by the owner, which never answers into it: a late
 //!     answer cannot look like the answer to a later question.
 //!  3. Each wait for the owner ends after a bounded time, by the clock: [`ANSWER_MILLIS_MAX`], unless the viewer was

@@ -11,7 +11,7 @@
 //!
 //! Invariants:
 //!  1. Only 64-bit little-endian files for x86-64 are read; anything else is an error that says so.
-//!  2. A file may be damaged or hostile: every number in it is checked by a caller that parses, and what cannot be read
+//!  2. A file may be damaged or hostile: every number in it is checked by the parser, and what cannot be read
 //!     is absent, never a panic.
 //!
 //! The whole file is read into memory, and nothing is kept of it on the way: a C library has 2 MB.

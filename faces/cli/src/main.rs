@@ -125,7 +125,7 @@ struct RunArguments {
     /// group may use, and a quarter of the machine's if not given. It uses less while programs are short of memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// How the cache works inside, for a caller that asks what that is worth: insertion=batched or one-by-one,
+    /// How the cache works inside, for a user that asks what that is worth: insertion=batched or one-by-one,
     /// descent=single or naive; with commas between them.
     #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
     tuning: quinion::Tuning,

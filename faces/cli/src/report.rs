@@ -7,7 +7,7 @@
 //!     resident    50.0 % (192 of 384)          "kernel":{"resident":0.5000,..}}
 //! ```
 //!
-//! A report is data; what is in it is decided by a caller that fills it. The names in
+//! A report is data; what is in it is decided by the part that fills it. The names in
 //! JSON are a promise: they carry their unit and do not change their meaning.
 //! All JSON that the command writes is written here.
 //!

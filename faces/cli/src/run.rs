@@ -116,7 +116,7 @@ impl Intercept {
     }
 }
 
-/// What a run can ask of a process that made the owner.
+/// What a run can ask of the part that made the owner.
 pub trait Numbers {
     /// What the owner did so far.
     fn numbers(&self) -> OwnerNumbers;
@@ -291,7 +291,7 @@ impl Planning {
         }))
     }
 
-    /// Waits for the plan, and `hand`s it to a process that shows it to programs. The error says why there is none.
+    /// Waits for the plan, and `hand`s it to the part that shows it to programs. The error says why there is none.
     fn end(self, hand: impl FnOnce(&[u8]) -> io::Result<()>) -> Option<Result<Planned, String>> {
         let plan = self.0?.join().unwrap_or_else(|_| Err("the plan failed; that is a defect of ours".into()));
         Some(plan.and_then(|plan| hand(&plan.bytes).map(|()| plan).map_err(|error| error.to_string())))

@@ -49,7 +49,7 @@
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
 //!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
-//!  5. Our system calls are made by a thread that is counted, in a wrapper, or before the constructor has ended.
+//!  5. Our system calls are made by threads that are counted, in a wrapper, or before the constructor has ended.
 //!  6. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
 //!     its descriptor is not what it was then.
 //!
@@ -523,20 +523,17 @@ pub fn confine() {
     IS_CONFINED.store(true, Ordering::Relaxed); // read by this thread, or by one that may be confined or not
 }
 
-/// Whether somebody is counted besides the caller, who is.
-fn others_are_inside() -> bool {
+/// How many are counted in this process; a thread twice that is in a handler of its own.
+fn counted_inside() -> u32 {
     // SAFETY: as in `Inside::count`, and the partner.
     let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
-    place.load(Ordering::SeqCst) > 1 // partner: `Inside`
+    place.load(Ordering::SeqCst) // partner: `Inside`
 }
 
 /// Waits until nobody is counted, for so long at most.
 fn wait_for_others(millis: u32) {
-    // SAFETY: as in `Inside::count`, and the partner.
-    let place = unsafe { &*INSIDE.load(Ordering::Acquire) };
     let (mut until, mut turn) = (None, 0);
-    // SeqCst, partner: `Inside`.
-    while place.load(Ordering::SeqCst) != 0 {
+    while counted_inside() != 0 {
         let now = clock_millis();
         if now > *until.get_or_insert(now + u64::from(millis)) {
             return;
@@ -586,7 +583,7 @@ pub fn give_addresses_back() {
             BlockedBy::Nobody => break,
             BlockedBy::Sleepers if now < asleep_since + SLEEPERS_MILLIS_MAX => {}
             // One that is in our code is done soon, unless it waits for a processor.
-            BlockedBy::Sleepers if others_are_inside() && now < begun + RUNNERS_MILLIS_MAX => {}
+            BlockedBy::Sleepers if counted_inside() > 1 && now < begun + RUNNERS_MILLIS_MAX => {}
             BlockedBy::Runner if now < begun + RUNNERS_MILLIS_MAX => asleep_since = now,
             _ => return,
         }

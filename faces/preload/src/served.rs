@@ -364,7 +364,7 @@ names! {
 
 /// What the flags of a read ask for; `None` if only the kernel knows.
 fn manner_of(flags: c_int) -> Option<ServeMode> {
-    /// Poll for the answer of a device; nothing to a thread that finds its bytes in memory.
+    /// Poll for the answer of a device; nothing if the thread finds its bytes in memory.
     const RWF_HIPRI: c_int = 1;
     const RWF_NOWAIT: c_int = 8;
     const RWF_DONTCACHE: c_int = 0x80;

@@ -341,7 +341,7 @@ pub struct Descriptor {
     mapping: AtomicU32,
     /// Users' pins, a part of the holds.
     pins: AtomicU32,
-    /// Two numbers of a caller that owns the frame: while it is free, the arena's list links; while it heads a folio
+    /// Two numbers of the frame's owner: while it is free, the arena's list links; while it heads a folio
     /// of the index, its place in a ring ([`NO_PLACE`] in the first: none).
     links: [AtomicU32; 2],
 }

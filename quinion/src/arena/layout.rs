@@ -135,7 +135,7 @@ pub struct Header {
     pub owner_lives: AtomicU32,
 }
 
-/// The bit that says so, which the kernel sets for a caller that could not (`FUTEX_OWNER_DIED`).
+/// The bit that says so, which the kernel sets for a process that could not (`FUTEX_OWNER_DIED`).
 pub const OWNER_ENDED: u32 = 1 << 30;
 
 /// Words between a header's beginning and what every hit looks at: `frames_grown` lies at byte 3072.

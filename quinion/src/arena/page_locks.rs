@@ -34,7 +34,7 @@ impl PageLocks {
         Self((0..LOCKS).map(|_| RankedMutex::new(Rank::Page, ())).collect())
     }
 
-    /// Locks the page in `frame`. Waits for a caller that has it, which is in a copy of at most a page.
+    /// Locks the page in `frame`. Waits for the thread that has it, which is in a copy of at most a page.
     #[inline]
     pub fn lock(&self, frame: Frame) -> PageLock<'_> {
         self.0[frame.0 as usize % LOCKS].lock()

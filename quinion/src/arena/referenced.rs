@@ -32,7 +32,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 /// It was asked for, and its first reader is still to come.
 pub const ASKED: u8 = FRESH;
-/// It was fetched ahead: nobody asked for it, and it is spared once for whom it was fetched for.
+/// It was fetched ahead: nobody asked for it, and it is spared once for the reader that it was fetched for.
 pub const AHEAD: u8 = UNREAD | FRESH;
 /// The most reads that are counted.
 pub const READS_MAX: u8 = 3;

@@ -35,7 +35,7 @@
 //! fences of this kind stand in one order (Dekker's argument).
 //!
 //! Invariants:
-//!  1. A page's sequence is stepped by a thread that has the page's lock (`page_locks.rs`), and is odd only meanwhile.
+//!  1. A page's sequence is stepped by the holder of the page's lock (`page_locks.rs`), and is odd only meanwhile.
 //!  2. Bytes of an up-to-date folio change only between p3 and p6, and not if p4 saw a pin.
 //!  3. A page's sequence never falls, whatever its frame is used for.
 //!

@@ -3,7 +3,7 @@
 //! ```text
 //!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
 //!                   ^                                                                        |
-//!                   | refilled by a thread that reaps                                              v
+//!                   | refilled by the thread that reaps                                            v
 //!   Work::complete <-- job, when its last part has ended <-------- leader <------------ completions
 //! ```
 //!
@@ -37,7 +37,7 @@
 //! something is in flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
-//! is followed by a look at the room by a thread that made it:
+//! is followed by a look at the room by the thread that made it:
 //!  * `done()` becomes true when a fill completes: the sink wakes the room.
 //!  * The seat becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
@@ -53,14 +53,14 @@
 //! too small for a moment, and a leader may leave too early; a thread that counts looks at the seat afterwards.)
 //!
 //! Invariants:
-//!  1. The completion queue is touched only by a thread that sits in the seat, the submission queue only under the
+//!  1. The completion queue is touched only by the thread that sits in the seat, the submission queue only under the
 //!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds, and half of what
 //!     the submission queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
 //!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so a thread that waits makes
 //!     it move.
-//!  5. A claim is carried to the kernel by a thread that took it, whatever else it does.
+//!  5. A claim is carried to the kernel by the thread that took it, whatever else it does.
 //!
 //! Neither buffers nor files are registered with the kernel. Measured with parts of 1 MiB, that would save 3 ms of
 //! processor time for each GiB, of which the copy to the reader alone takes 95, and it would lock the arena in memory.

@@ -914,7 +914,7 @@ impl CacheInner {
         while let Some(place) = self.closing()
             && begun.elapsed() < RELEASE_MAX
         {
-            // What is in flight keeps a descriptor, and completions come to a caller that fetches them.
+            // What is in flight keeps a descriptor, and completions come to the thread that fetches them.
             place.reap(ReapMode::Ready, &mut || false);
             std::thread::sleep(Duration::from_micros(200));
         }

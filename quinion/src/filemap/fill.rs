@@ -109,7 +109,7 @@ pub struct Filemap {
     pub(super) makes_room: bool,
     /// Where folios of memory files go when memory is short, if there is such a place.
     pub(crate) spill: Option<Arc<Spill>>,
-    /// Held by a thread that resizes.
+    /// Held by the thread that resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
     pub(super) memory_told: AtomicU64,

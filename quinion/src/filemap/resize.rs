@@ -81,7 +81,7 @@ impl Filemap {
     /// # Errors
     /// The bound is below the least or above the most that the arena was built for; nothing was changed.
     pub fn resize(&self, memory: u64, in_force: impl FnOnce()) -> Result<ResizeOutcome, ArenaError> {
-        // Completions are fetched below, under the lock of a caller that resizes; their wakers are called after it.
+        // Completions are fetched below, under the lock of resizing; their wakers are called after it.
         let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
@@ -136,7 +136,7 @@ impl Filemap {
         }
     }
 
-    /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of a caller that resizes.
+    /// As [`Filemap::resize`], and waits for `wait_max` at most. The caller has the lock of resizing.
     fn resize_within(
         &self,
         memory: u64,

@@ -225,8 +225,8 @@ impl Filemap {
 
     /// Forgets what is cached of the pages that lie wholly in the bytes of `range`, the file's last one counting as
     /// whole; how many pages went. With [`RemoveFilter::Clean`] dirty pages stay, and folios are split around them;
-    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with a caller that pinned them. Waits for those who
-    /// write, and for what is in flight.
+    /// with [`RemoveFilter::All`] they are lost. Pinned bytes stay with the caller that pinned them. Waits for those
+    /// who write, and for what is in flight.
     ///
     /// # Errors
     /// There is no memory for the copy of what stays of a folio that is held; or the file had to be made longer,

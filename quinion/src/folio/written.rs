@@ -8,8 +8,8 @@
 //!
 //! The steps and why they suffice are told in [`arena::written`](crate::arena::written). Here is how often they are
 //! tried: a copy of a page takes less time than a reader waits in one try, so a thread that does not get through in
-//! three has met a writer that is stopped, or a page that is written without a pause. It goes to a caller that has
-//! locks.
+//! three has met a writer that is stopped, or a page that is written without a pause. It goes to the reader's slow
+//! path, which has locks.
 //!
 //! Invariant: what a copy that succeeded put into its buffer is the page's content of one moment, as far as the
 //! folio was the same before and after.

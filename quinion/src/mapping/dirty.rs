@@ -559,7 +559,7 @@ impl MappingGuard<'_> {
     }
 
     /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
-    /// how many were. Folios that leave the index as a whole are forgotten by a thread that takes them out.
+    /// how many were. Folios that leave the index as a whole are forgotten by the thread that takes them out.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {

@@ -1,4 +1,4 @@
-//! Remove: what is cached of a range of a file goes, on behalf of a caller that takes it out of the file.
+//! Remove: what is cached of a range of a file goes, on behalf of the caller that takes it out of the file.
 //!
 //! ```text
 //!   index    0   1   2   3   4   5   6   7   8   9

@@ -75,7 +75,7 @@ const KNOWN_MAX: usize = 4096;
 const STEP: u64 = 1 << 20;
 /// How much longer a copy rests after a step than that took, while a program runs.
 const RESTS: u32 = 3;
-/// The longest rest, so that a viewer that ends us does not wait.
+/// The longest rest, so that the end of the service does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
 /// How long a file is held open to be copied, at most: from when that was wished.
 const HELD_MAX: Duration = Duration::from_secs(3);

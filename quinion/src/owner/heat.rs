@@ -1,4 +1,4 @@
-//! Heat: which files viewers read, for a viewer that watches.
+//! Heat: which files viewers read, for a person that watches.
 //!
 //! ```text
 //!   attach   (mapping, name) --> names: the last so many files that were attached

@@ -128,13 +128,13 @@ pub fn parse(bytes: &[u8]) -> Result<ParseStep, BadMessage> {
     }
 }
 
-/// What is answered to a thread that wants the image, whose memory comes with it.
+/// What is answered to a VMM that wants the image, whose memory comes with it.
 pub fn offer(image_bytes: u64) -> String {
     let (version, page) = (VERSION, PAGE_SIZE);
     format!("{{\"quinion_restore\":{version},\"size\":{image_bytes},\"page_size\":{page}}}\n")
 }
 
-/// What is said to a thread that has mapped the image when all of its faults are told.
+/// What is said to a VMM that has mapped the image when all of its faults are told.
 pub fn ready() -> String {
     format!("{{\"quinion_restore\":{VERSION},\"ready\":true}}\n")
 }

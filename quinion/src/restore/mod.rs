@@ -27,7 +27,7 @@
 //!   us -> VMM    {"quinion_restore":1,"ready":true}
 //! ```
 //!
-//! What the image has no memory for yet would be zeros to a thread that maps it, and what is on its way whatever has
+//! What the image has no memory for yet would be zeros to a VMM that maps it, and what is on its way whatever has
 //! come of it, without a fault, unless both missing **and** minor faults are told. So that is not left to the VMM: we
 //! register the regions for both, with the descriptor that it sent, and say so. A VMM that registered them itself for
 //! both need not wait for that word; any other must, before it touches its memory. (One that has write protection told

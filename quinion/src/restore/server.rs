@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Each worker waits for all of it by itself, so between a fault and its answer there is one wake-up. What a
-//! connection is, its **stage**, is taken out of its place by a thread that works on it, and put back: no lock is held
-//! meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
+//! connection is, its **stage**, is taken out of its place by the worker that works on it, and put back: no lock is
+//! held meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
 //!
 //! **No worker touches what a stranger sent.** The close of a stranger's descriptor may wait for ever; so may a receive
 //! (the kernel drops, in the thread that receives, what finds no room), and the close of a socket in which one lies
@@ -1228,7 +1228,7 @@ impl Connection {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// What it is, for a thread that works on it; `None`, and word is left, if somebody has it.
+    /// What it is, for the worker that works on it; `None`, and word is left, if somebody has it.
     fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {

@@ -15,7 +15,7 @@
 //!
 //! A viewer of ours may also **send** a descriptor ([`DescriptorOffer`]), because this process may not duplicate it.
 //! The connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper
-//! touches no descriptor that comes ([`theirs`](super::theirs)).
+//! touches no descriptor that comes ([`peer_connection`](super::peer_connection)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -200,7 +200,7 @@ impl Listener {
         None
     }
 
-    /// A viewer sends a descriptor: it is kept for a process that attaches the file. It gets a ticket for it.
+    /// A viewer sends a descriptor: it is kept for the worker that attaches the file. It gets a ticket for it.
     fn accept_offer(&self, theirs: PeerConnection, offer: DescriptorOffer, shared: &Shared) {
         let is_ours = offer.version == LAYOUT_VERSION && offer.token == self.token;
         let sender = if is_ours { caller(&theirs) } else { Err(Errno::PROTO) };

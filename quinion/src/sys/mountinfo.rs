@@ -1,7 +1,7 @@
 //! Mountinfo: the kernel's table of mounts, line by line.
 //!
 //! `/proc/PID/mountinfo` says what is mounted where, as the process sees it; see proc_pid_mountinfo(5). Reading it asks
-//! no file system. A line that cannot be understood is left out by a thread that reads the table.
+//! no file system. A line that cannot be understood is left out.
 
 /// A line: `id parent major:minor root point options [fields] - kind source superblock-options`.
 #[derive(Clone, PartialEq, Eq, Debug)]

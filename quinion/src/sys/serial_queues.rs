@@ -35,8 +35,8 @@ pub enum QueueKey {
     Sender(u32),
     /// Files of the file system on this device.
     Device(u64),
-    /// What is looked at from time to time, by the number of a caller that looks.
-    Background(u32),
+    /// What is looked at from time to time, and may close files of several file systems.
+    Background,
 }
 
 type Task = Box<dyn FnOnce() + Send>;

@@ -267,7 +267,7 @@ impl Uffd {
         unsafe { self.control(UFFDIO_REGISTER, &mut words) }
     }
 
-    /// Has missing and minor faults told in a range of a caller that made the descriptor and handed it over for that
+    /// Has missing and minor faults told in a range of the process that made the descriptor and handed it over for that
     /// range. What is registered for both already, and perhaps for more, stays as it is.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use core::time::Duration;
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// "Bad file descriptor": a handle that was not given to a viewer that uses it.
+    /// "Bad file descriptor": a handle that was not given to the viewer that uses it.
     pub const BADF: Errno = Errno(9);
     /// Somebody writes the file.
     pub const TXTBSY: Errno = Errno(26);

@@ -25,7 +25,7 @@ use super::mark::Mark;
 /// three ([`KEEPER_WORD`] and on) as it likes.
 pub type Head = [AtomicU64; 8];
 
-/// The first word of a [`Head`] that belongs to a caller that keeps the nodes. The tree neither reads nor
+/// The first word of a [`Head`] that belongs to the keeper of the nodes. The tree neither reads nor
 /// writes it, from the node's allocation to its end.
 pub const KEEPER_WORD: usize = 5;
 

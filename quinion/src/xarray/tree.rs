@@ -57,7 +57,7 @@ pub enum ShadowOnly {
     Ceased,
 }
 
-/// A tree, as seen by a thread that holds its lock: made on the fly from the nodes' keeper and the root's word.
+/// A tree, as seen by the holder of its lock: made on the fly from the nodes' keeper and the root's word.
 ///
 /// Locks: the caller holds the one lock that guards this root for as long as this value exists. Readers
 /// without the lock use [`walk()`](super::walk()).

@@ -30,7 +30,7 @@ use crate::sync::{Mutant, mutant, ordering};
 
 use super::entry::{Entry, Kind, Root};
 
-/// What a walk needs of a caller that keeps the nodes: the slots of a node whose number may be stale.
+/// What a walk needs of the keeper of the nodes: the slots of a node whose number may be stale.
 pub trait RacySlots {
     /// The slots of `node`, 2^BITS of them, or `None` if the number is out of bounds.
     fn racy_slots(&self, node: u32) -> Option<&[AtomicU32]>;

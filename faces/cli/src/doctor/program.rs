@@ -10,7 +10,7 @@
 //! The verdict is made of the same parts as `run` itself: [`run::look_at`] and the
 //! scan for system calls, so the two cannot disagree about a file.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -28,8 +28,6 @@ use crate::report::{Report, Value};
 /// What was found out about a program.
 pub struct Looked {
     name: String,
-    /// The name of what it becomes.
-    is_of: OsString,
     /// The file that was named, and the interpreters that lead to what is run; for a script that becomes another
     /// program, what leads to that, too.
     chain: Vec<PathBuf>,
@@ -56,11 +54,13 @@ pub fn look(name: &OsStr) -> Result<Looked, String> {
     /// Scripts that become scripts.
     const SHIMS_MAX: usize = 4;
     let mut looked = look_at(name)?;
+    let mut last = 0; // where the chain of the last program begins
     for _ in 0..SHIMS_MAX {
-        match shim::becomes(&run::chain_of(looked.is_of.as_os_str())) {
+        match shim::becomes(&looked.chain[last..]) {
             Some(Becomes::Program(next)) => {
                 let Ok(next) = look_at(&next) else { break };
                 let Looked { name, mut chain, .. } = looked;
+                last = chain.len();
                 chain.extend(next.chain.iter().cloned());
                 looked = Looked { name, chain, ..next };
             }
@@ -92,7 +92,7 @@ fn look_at(name: &OsStr) -> Result<Looked, String> {
         ));
     }
     let linked = (kind == Kind::Served).then(|| look_at_linked(path)).flatten();
-    Ok(Looked { name: shown, is_of: name.to_owned(), chain, becomes_unknown: false, kind, linked })
+    Ok(Looked { name: shown, chain, becomes_unknown: false, kind, linked })
 }
 
 /// Whether it may be run, which was looked at before, and not be read.

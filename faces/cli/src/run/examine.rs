@@ -189,7 +189,7 @@ impl Turn {
     /// How long a turn is waited for, counted from when it was taken. A large object is read and scanned in less.
     const MAX: Duration = Duration::from_secs(2);
 
-    /// Takes the turn; `None` if a process that has it seems to wait for a file system that does not answer.
+    /// Takes the turn; `None` if the thread that has it seems to wait for a file system that does not answer.
     fn take(&self) -> Option<TurnTaken<'_>> {
         let mut taken = self.taken.lock().ok()?;
         while let Some(since) = *taken {

@@ -86,7 +86,7 @@ impl Name {
 }
 
 impl Default for Name {
-    /// The cache of a process that gives no name.
+    /// The cache of a run that gives no name.
     fn default() -> Self {
         Self("default".to_owned())
     }

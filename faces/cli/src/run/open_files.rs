@@ -1,7 +1,7 @@
 //! Open files: what is said when this process may not open as many as a run needs.
 //!
 //! The kernel says "Too many open files", and neither what for nor what to do. A run needs some dozen besides those
-//! that its cache opens; the limit is inherited, so a process that starts us can raise it.
+//! that its cache opens; the limit is inherited, so the process that starts us can raise it.
 
 use std::fmt::Display;
 use std::io;

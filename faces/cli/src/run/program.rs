@@ -80,7 +80,7 @@ fn linker_of_file(path: &Path) -> Option<PathBuf> {
 /// Why a program cannot be started.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Obstacle {
-    /// The status of a process that was to start it.
+    /// The status of the process that was to start it.
     pub status: i32,
     /// What is wrong.
     pub wrong: String,
@@ -112,7 +112,7 @@ impl Obstacle {
 }
 
 /// What keeps `program`, a name and its arguments, from being started, as far as that is seen before. What is not seen
-/// is said by a process that tries.
+/// is said by the process that tries.
 pub fn obstacle(program: &[OsString]) -> Option<Obstacle> {
     let name = program.first()?;
     let Some(path) = find(name) else {

@@ -134,7 +134,7 @@ impl Candidate {
 }
 
 /// The path of the folder at `path` with all links above it resolved, if nobody else can change what that leads to, and
-/// it can be used. The folder itself is looked at by a process that opens it.
+/// it can be used. The folder itself is looked at when it is opened.
 ///
 /// # Errors
 /// It is not such a path: the error says why.

@@ -1,4 +1,4 @@
-//! RAM disk: a block device whose bytes are memory, for a caller that asks what a cache costs and not what a disk does.
+//! RAM disk: a block device whose bytes are memory, for a user that asks what a cache costs and not what a disk does.
 //!
 //! ```text
 //!   memory file <-- loop device, which goes when nobody has it open any more

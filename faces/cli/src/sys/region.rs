@@ -98,7 +98,7 @@ impl Region {
         self.len
     }
 
-    /// Where it begins, for a caller that answers for its pages.
+    /// Where it begins, for the one that answers for its pages.
     pub fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   the user's folder/        where that is: see `user_folder`      0700
-//!     NAME.lock      locked by the owner for as long as it lives, and by a process that starts it before that
+//!     NAME.lock      locked by the owner for as long as it lives, and by the run that starts it before that
 //!     NAME.socket    where it listens
 //!     view-RANDOM.socket       where an owner waits for programs: see `socket`
 //!     libquinion-HASH.so       what programs load: see `object`
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by somebody who was killed, and a process that comes next takes it; nothing else that lies here is believed of
-//! caches. The run that starts an owner hands the locked description over to it, so there is no moment in which two
+//! left by somebody who was killed, and the next process that comes takes it; nothing else that lies here is believed
+//! of caches. The run that starts an owner hands the locked description over to it, so there is no moment in which two
 //! could start one, and none in which it is free while one is being started.
 //!
 //! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
@@ -49,7 +49,7 @@ impl Folder {
         user_folder::find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The user's folder, if it is there: for a process that only looks.
+    /// The user's folder, if it is there: for a command that only looks.
     ///
     /// # Errors
     /// There is no place for it.
@@ -143,7 +143,7 @@ impl Folder {
     }
 
     /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
-    /// more, and of a process that was killed.
+    /// more, and of an owner that was killed.
     pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
         const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
         let Ok(entries) = std::fs::read_dir(self.within("")) else { return };

@@ -63,6 +63,8 @@ const UNSAFE_ROOMS: &[&str] = &[
     "faces/preload/",
     "faces/cli/src/sys.rs",
     "faces/cli/src/sys/",
+    "bench/src/sys/",
+    "bench/tests/",
     "faces/cli/src/run/keep/sys.rs",
     "faces/cli/src/run/signals.rs",
     "faces/cli/tests/",

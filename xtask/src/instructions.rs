@@ -5,7 +5,7 @@
 //!   cargo xtask record              counts, and writes that file anew
 //! ```
 //!
-//! `quinion bench --count` counts them under callgrind, which does not depend on
+//! `quinion-bench --count` counts them under callgrind, which does not depend on
 //! how busy the machine is, so that the smallest runner of continuous integration is as good as
 //! any. It does depend on the compiler: another version makes other code, so
 //! with another than the recorded one the step is skipped and says so.
@@ -45,7 +45,7 @@ struct Record {
 }
 
 impl Record {
-    /// What `quinion bench --count` prints, or the file: the compiler, then a line for each count.
+    /// What `quinion-bench --count` prints, or the file: the compiler, then a line for each count.
     fn parse(text: &str) -> Result<Self, Failure> {
         let mut lines = text.lines().filter(|line| !line.starts_with('#'));
         let compiler = lines.next().map(|line| first_words(line, 2)).unwrap_or_default();
@@ -159,11 +159,11 @@ fn recorded() -> Result<Record, Failure> {
 
 /// Builds the command as users do, and lets it count.
 fn counted() -> Result<Record, Failure> {
-    let mut command: Command = cargo("run --quiet --release -p quinion-cli -- bench --count");
+    let mut command: Command = cargo("run --quiet --release -p quinion-bench -- --count");
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| Failure::new(format!("it cannot be started: {error}")))?;
     if !output.status.success() {
-        return Err(Failure::new(format!("`quinion bench --count` ended with {}", output.status)));
+        return Err(Failure::new(format!("`quinion-bench --count` ended with {}", output.status)));
     }
     Record::parse(&String::from_utf8_lossy(&output.stdout))
 }

@@ -1,4 +1,4 @@
-//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `suites`, `record`, `package` and `setup`.
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `suites`, `bench`, `record`, `package` and `setup`.
 //!
 //! ```text
 //!   main           what was asked for
@@ -6,6 +6,7 @@
 //!   step           runs steps, counts, prints the summary
 //!   instructions   what the hot paths take, beside what is recorded
 //!   suites         other people's tests, with the cache and without
+//!   bench          the benchmark, with the command that it measures beside it
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
 //! ```
 //!
@@ -13,6 +14,7 @@
 //! in one place. There are no dependencies: a new clone of the repository waits
 //! for the project to compile and for nothing else.
 
+mod bench;
 mod instructions;
 mod package;
 mod page;
@@ -29,6 +31,7 @@ cargo xtask test [--keep-going] [STEP...]      all that must pass before a chang
 cargo xtask nightly [--keep-going] [STEP...]   the longer runs
 cargo xtask suites [--json] [--quick] [SUITE...]
                                                other people's tests, with the cache and without
+cargo xtask bench [ARGUMENT...]                builds and runs the benchmark; --help says what it takes
 cargo xtask record                             counts the hot paths' instructions anew, and records them
 cargo xtask package                            builds target/package/quinion.deb, and tries it
 cargo xtask setup                              installs the system packages the tests use
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         }
         Ok(Request::Setup) => exit_code(plan::setup()),
         Ok(Request::Suites(words)) => exit_code(suites::run(&words)),
+        Ok(Request::Bench(words)) => exit_code(bench::run(&words)),
         Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
@@ -96,6 +100,7 @@ enum Request {
     Record,
     Package,
     Suites(Vec<String>),
+    Bench(Vec<String>),
     Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
 }
 
@@ -108,6 +113,7 @@ impl Request {
             "record" => return Ok(Self::Record),
             "package" => return Ok(Self::Package),
             "suites" => return Ok(Self::Suites(rest.to_vec())),
+            "bench" => return Ok(Self::Bench(rest.to_vec())),
             "test" => Plan::Test,
             "nightly" => Plan::Nightly,
             other => return Err(format!("`{other}` is not a task of this project")),
@@ -140,6 +146,7 @@ mod tests {
         assert_eq!(parse("record"), Ok(Request::Record));
         assert_eq!(parse("package"), Ok(Request::Package));
         assert_eq!(parse("suites git"), Ok(Request::Suites(vec!["git".to_owned()])));
+        assert_eq!(parse("bench --quick"), Ok(Request::Bench(vec!["--quick".to_owned()])));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));

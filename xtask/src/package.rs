@@ -21,7 +21,7 @@ const WANTED: [&str; 9] = [
     "usr/bin/quinion",
     "usr/share/man/man1/quinion.1.gz",
     "usr/share/man/man1/quinion-run.1.gz",
-    "usr/share/man/man1/quinion-bench.1.gz",
+    "usr/share/man/man1/quinion-restore.1.gz",
     "usr/share/bash-completion/completions/quinion",
     "usr/share/zsh/vendor-completions/_quinion",
     "usr/share/fish/vendor_completions.d/quinion.fish",

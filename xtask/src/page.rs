@@ -1,4 +1,4 @@
-//! Page: what a browser makes of the page that `quinion bench --out` writes.
+//! Page: what a browser makes of the page that `quinion-bench --out` writes.
 //!
 //! ```text
 //!   target/page/index.html     a quick run
@@ -13,7 +13,8 @@
 use std::fs;
 use std::process::Command;
 
-use crate::plan::{cargo, is_installed, repository};
+use crate::bench;
+use crate::plan::{is_installed, repository};
 use crate::step::{Action, Failure, Step};
 
 const FOLDER: &str = "target/page";
@@ -42,11 +43,8 @@ pub fn step() -> Step {
 }
 
 fn check() -> Result<(), Failure> {
-    let command = format!("run --release -- bench --quick --repeat 1 --out {FOLDER} {EXPERIMENTS}");
-    let status = cargo(&command).status().map_err(|error| Failure::new(format!("cargo: {error}")))?;
-    if !status.success() {
-        return Err(Failure::new(format!("`cargo {command}` ended with {status}")));
-    }
+    let words = format!("--quick --repeat 1 --out {FOLDER} {EXPERIMENTS}");
+    bench::run(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())?;
     let look = repository().join(FOLDER).join("look.html");
     fs::write(&look, look_page()).map_err(|error| Failure::new(format!("{}: {error}", look.display())))?;
     // 1 is light and 0 is dark.

@@ -47,11 +47,11 @@ pub fn test() -> Vec<Step> {
         Step::new("clippy", Action::Run(cargo("clippy --workspace --all-targets -- -D warnings"))),
         Step::new(
             "peers",
-            Action::Run(cargo("clippy -p quinion-cli --features peers --all-targets -- -D warnings")),
+            Action::Run(cargo("clippy -p quinion-bench --features peers --all-targets -- -D warnings")),
         ),
         Step::new(
             "peers-tests",
-            Action::Run(cargo("test -p quinion-cli --features peers --bin quinion bench::")),
+            Action::Run(cargo("test -p quinion-bench --features peers --bin quinion-bench")),
         ),
         apart("preload-fmt", "faces/preload", "fmt --check"),
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
@@ -162,7 +162,7 @@ pub fn repository() -> PathBuf {
 }
 
 /// Where cargo builds, as scripts/setup has it.
-fn target_folder() -> PathBuf {
+pub fn target_folder() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
 }
 

@@ -22,7 +22,8 @@ use quinion::Cache;
 
 use crate::progress::{Progress, Watched};
 use crate::size::Size;
-use crate::{EXIT_FAILED, EXIT_READER_GONE, build_cache, complain};
+use crate::{EXIT_FAILED, build_cache, complain};
+use quinion_cli::output::EXIT_READER_GONE;
 
 /// Bytes that are pinned and written at a time.
 const PIECE_BYTES: usize = 1 << 20;

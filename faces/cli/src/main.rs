@@ -1,11 +1,10 @@
-//! The command `quinion`: cat, stat, bench, run and restore through a page cache you own.
+//! The command `quinion`: cat, stat, run and restore through a page cache you own.
 //!
 //! ```text
 //!   quinion cat  [--memory SIZE] FILE...
 //!   quinion stat [--json] FILE...
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
-//!   quinion bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--out DIR] [--scratch DIR]
-//!   quinion run  [--memory SIZE] [--tuning CHOICES] [--intercept auto|plt|off] [--attach auto|at-once]
+//!   quinion run  [--memory SIZE] [--intercept auto|plt|off] [--attach auto|at-once]
 //!                [--coherence leases|times] [--immutable FOLDER]... [--file-systems local|all]
 //!                [--report text|json|none] [--report-file FILE] [--live] [--keep[=NAME] [--idle TIME]]
 //!                -- PROGRAM [ARGUMENTS]
@@ -20,7 +19,7 @@
 //! | exit code | means |
 //! |---|---|
 //! | 0 | all went well |
-//! | 1 | a file could not be read, a cache not be built, or nothing be measured; standard error says why |
+//! | 1 | a file could not be read, or a cache not be built; standard error says why |
 //! | 2 | the command line was not understood |
 //! | 3 | `doctor`: nothing of the program can be served |
 //! | 141 | the reader of standard output went away (128 + the number of SIGPIPE, as a shell says it) |
@@ -28,7 +27,6 @@
 //! `run` ends with its program's code instead: 127 if there is no such program,
 //! 126 if it cannot be run, 128 + n if signal n ended it.
 
-mod bench;
 mod cat;
 mod doctor;
 mod keeps;
@@ -38,31 +36,19 @@ mod restore;
 mod rules;
 mod stat;
 mod stop;
-mod sys;
-mod tuning;
 
 use std::ffi::OsString;
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use quinion::Pressure;
+use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_SERVED, complain, complain_only, print};
 use quinion_cli::report::{self, Form};
 use quinion_cli::run::keep::{self, CacheRequest, Idle, KeepOptions, Name};
 use quinion_cli::run::{Intercept, Numbers, OwnerNumbers, Planning, RunEnd, RunOptions, group, open_files};
 use quinion_cli::size::{self, Size};
-
-/// A file, or the command as a whole, did not succeed.
-const EXIT_FAILED: u8 = 1;
-/// The command line says something that makes no sense.
-const EXIT_NOT_UNDERSTOOD: u8 = 2;
-/// A program cannot be served.
-const EXIT_NOT_SERVED: u8 = 3;
-/// Nobody reads what is written: 128 + SIGPIPE.
-const EXIT_READER_GONE: u8 = 141;
 
 const AFTER_HELP: &str = "\
 Environment:
@@ -70,7 +56,7 @@ Environment:
 
 Exit codes:
   0    all went well
-  1    a file could not be read, a cache not be built, or nothing be measured
+  1    a file could not be read, or a cache not be built
   2    the command line was not understood
   3    doctor: nothing of the program can be served
   141  nobody reads the output any more
@@ -89,7 +75,6 @@ struct CommandLine {
 enum Command {
     Cat(cat::Arguments),
     Stat(stat::Arguments),
-    Bench(bench::Arguments),
     Doctor(doctor::Arguments),
     Run(RunArguments),
     Stop(stop::Arguments),
@@ -125,10 +110,6 @@ struct RunArguments {
     /// group may use, and a quarter of the machine's if not given. It uses less while programs are short of memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// How the cache works inside, for a user that asks what that is worth: insertion=batched or one-by-one,
-    /// descent=single or naive; with commas between them.
-    #[arg(long, value_name = "CHOICES", value_parser = tuning::parse, default_value = "insertion=batched")]
-    tuning: quinion::Tuning,
     /// How the program's calls reach the cache: auto patches its C library too where that is safe, plt goes by names
     /// alone, off leaves the program as it is.
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
@@ -140,8 +121,7 @@ struct RunArguments {
     #[command(flatten)]
     rules: rules::Arguments,
     /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
-    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default",
-          conflicts_with = "tuning")]
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     keep: Option<Name>,
     /// How long it stays when nobody uses it, such as 90s, 30m or 2h, or `never` if it is to stay until it is
     /// stopped; 30m if not given.
@@ -239,7 +219,6 @@ fn main() -> ExitCode {
     match CommandLine::parse().command {
         Command::Cat(arguments) => cat::main(arguments),
         Command::Stat(arguments) => stat::main(arguments),
-        Command::Bench(arguments) => bench::main(arguments),
         Command::Doctor(arguments) => doctor::main(arguments),
         Command::Run(arguments) => run(arguments),
         Command::Stop(arguments) => stop::main(&arguments),
@@ -291,7 +270,7 @@ fn run(arguments: RunArguments) -> ExitCode {
         }
         None => {
             let attach = arguments.attach.unwrap_or_default();
-            run_alone(&options, memory, arguments.tuning, attach, rules.into_rules())
+            run_alone(&options, memory, attach, rules.into_rules())
         }
     };
     match ended {
@@ -304,7 +283,6 @@ fn run(arguments: RunArguments) -> ExitCode {
 fn run_alone(
     options: &RunOptions,
     memory: Option<u64>,
-    tuning: quinion::Tuning,
     attach: Attach,
     rules: quinion::ServeRules,
 ) -> Result<RunEnd, String> {
@@ -312,7 +290,7 @@ fn run_alone(
         return Ok(ended);
     }
     let planning = Planning::begin(options);
-    let builder = giving_way(builder(memory.map(Size::Bytes), tuning));
+    let builder = giving_way(builder(memory.map(Size::Bytes)));
     let owner = attach.owner(&build(builder)?, rules);
     let numbers = Watched(Arc::clone(&owner));
     quinion_cli::run::run(options, planning, owner, &numbers).map_err(|error| error.to_string())
@@ -343,7 +321,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
     let keeping = KeepOptions { folder, name, idle, attach: attach_word, rules: rule_words };
     let build_kept = || {
         let memory = memory.map(Size::Bytes);
-        let builder = giving_way(builder(memory, quinion::Tuning::default()));
+        let builder = giving_way(builder(memory));
         let cache = build(builder.idle_files_max(keep::files_max()))?;
         let owner = attach.owner(&cache, rules.into_rules());
         let numbers = Box::new(Watched(Arc::clone(&owner)));
@@ -358,7 +336,7 @@ fn keep_owner(arguments: KeepArguments) -> ExitCode {
 
 /// A cache of `memory`, or of the library's default.
 fn build_cache(memory: Option<Size>) -> Result<quinion::Cache, String> {
-    build(builder(memory, quinion::Tuning::default()))
+    build(builder(memory))
 }
 
 fn build(builder: quinion::Builder) -> Result<quinion::Cache, String> {
@@ -370,31 +348,11 @@ fn giving_way(builder: quinion::Builder) -> quinion::Builder {
     builder.pressure(Pressure::shrink_to(quinion::Cache::MEMORY_MIN))
 }
 
-fn builder(memory: Option<Size>, tuning: quinion::Tuning) -> quinion::Builder {
-    let builder = quinion::Cache::builder().tuning(tuning);
+fn builder(memory: Option<Size>) -> quinion::Builder {
+    let builder = quinion::Cache::builder();
     match memory {
         Some(size) => builder.memory(size.bytes(quinion::process_limit())),
         None => builder,
-    }
-}
-
-/// Says what is wrong and how the command ends for it.
-fn complain(wrong: &dyn Display) -> ExitCode {
-    complain_only(wrong);
-    ExitCode::from(EXIT_FAILED)
-}
-
-/// Says something on standard error; that nobody reads it is no reason to panic.
-fn complain_only(wrong: &dyn Display) {
-    let _ = writeln!(io::stderr(), "quinion: {wrong}");
-}
-
-/// Prints to standard output; a reader that went away is no reason to panic.
-fn print(text: &str) -> Result<(), ExitCode> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ExitCode::from(EXIT_READER_GONE)),
-        Err(error) => Err(complain(&format!("cannot write to standard output: {error}"))),
     }
 }
 

@@ -22,8 +22,8 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::report::{Form, Report, Value};
 use crate::size::Size;
-use crate::sys::{self, Residency};
 use crate::{EXIT_FAILED, build_cache, complain};
+use quinion_cli::sys::{self, Residency};
 
 /// Show what files are to the cache, and how much of them the kernel keeps.
 #[derive(clap::Args, Debug)]

@@ -13,7 +13,7 @@
 //!
 //! The last line is the one to watch: a folio that had proved itself was evicted
 //! and is wanted again. It had its time among what is kept, and is new again: kept at once, such folios cost
-//! others their first time (up to two points of hits, on the traces of `quinion bench ratio`).
+//! others their first time (up to two points of hits, on the traces of the benchmark `ratio`).
 //! A window remembers it, so that time spent waiting for the window
 //! can be told from time that any first read costs.
 //!

@@ -13,7 +13,7 @@
 //! passes through it does not move what has proved itself. How small? Where few folios are read again in
 //! Probation, pages there are wasted, and where many are, more of them would be if it were larger. So
 //! **Probation's share of the cache is the share of its folios that were read again**, of late, between 1 and
-//! 40 %. On the traces of `quinion bench ratio` that is 1 to 3 % for a workstation's disk (where the cache is
+//! 40 %. On the traces of the benchmark `ratio` that is 1 to 3 % for a workstation's disk (where the cache is
 //! a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 % for a database's; each is near the best
 //! fixed share for that trace, and no fixed share is right for all of them.
 //!

@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
 
 use crate::report::{Report, Value};
-use crate::sys;
+use quinion_cli::sys;
 
 /// What is to be said of the machine, and of the file systems of `folders`.
 pub fn report(folders: &[impl AsRef<Path>]) -> Report {

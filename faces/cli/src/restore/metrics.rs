@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use quinion::restore::RestoreStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::sys::Ending;
+use quinion_cli::sys::Ending;
 
 /// How long one asker may take.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -21,9 +21,9 @@ use quinion::restore::{Event, OnFailure, RestoreOptions, RestoreStats, Server, T
 
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
-use crate::sys::Ending;
 use crate::{EXIT_FAILED, build_cache, complain};
 use metrics::{Metrics, Where};
+use quinion_cli::sys::Ending;
 
 /// How often numbers are shown and written.
 const TICK: Duration = Duration::from_secs(1);

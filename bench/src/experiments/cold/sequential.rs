@@ -1,0 +1,211 @@
+//! Sequential: the file from its first byte to its last.
+//!
+//! A way that copies does so into memory that is its own and warm after the first
+//! read. A way that does not copy (pin, mmap, raw reads into buffers of their own) has
+//! nothing to do but to look, as everybody else does too; that is what these ways
+//! are for, and it shows in the CPU time.
+
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+
+use super::target::{Cost, Target};
+use super::{ASKED, CACHE, DISK, PROCESS, device_rows, per_byte};
+use crate::fixtures::command::quinion;
+use crate::fixtures::limit::MEMORY;
+use crate::fixtures::scratch::FirstWords;
+use crate::fixtures::shared::Shared;
+use crate::harness::timing::process_cpu_ns;
+use crate::harness::{Alternative, Case, Metric, Unmeasured};
+use crate::sys::{self, HugeMemory, Mapped, RawReader};
+
+const CPU_ALL: &str = "cpu (with kernel threads)";
+const METRICS: [Metric; 7] = [
+    Metric::gain("throughput", "GiB/s"),
+    Metric::cost("cpu", "s/GiB"),
+    Metric::cost(CPU_ALL, "s/GiB"),
+    Metric::cost(MEMORY, "MiB"),
+    per_byte(DISK),
+    per_byte(PROCESS),
+    per_byte(CACHE),
+];
+
+const SMALL: usize = 64 << 10;
+const LARGE: usize = 1 << 20;
+const READ_SMALL: &str = "read_at 64 KiB";
+const READ_LARGE: &str = "read_at 1 MiB";
+const PIN: &str = "pin 1 MiB";
+const KERNEL_SMALL: &str = "kernel 64 KiB";
+const KERNEL_LARGE: &str = "kernel 1 MiB";
+const MMAP: &str = "kernel mmap";
+const RAW: &str = "raw io_uring";
+const RAW_DEPTH: usize = 4;
+
+/// What is wanted of us at least: the kernel's throughput, for three quarters of its CPU time, and most of what
+/// the device gives to a caller that has no cache.
+const THROUGHPUT_GOAL: f64 = 1.0;
+const CPU_GOAL: f64 = 1.0 / 0.75;
+const RAW_GOAL: f64 = 0.85;
+
+type Run = fn(&Target) -> Result<Option<u64>, Unmeasured>;
+
+/// By ourselves, in two sizes and pinned, beside the kernel and the bare device.
+pub fn case(source: &Shared<Target>) -> Case {
+    let source = source.clone();
+    let case = Case::new("sequential", &METRICS, move || {
+        let target = source.get()?;
+        let of = |name, run: Run| alternative(&target, name, process_cpu_ns, run);
+        Ok(vec![
+            of(READ_SMALL, |target| read_at(target, SMALL)),
+            of(KERNEL_SMALL, |target| kernel(target, SMALL)),
+            of(READ_LARGE, |target| read_at(target, LARGE)),
+            of(KERNEL_LARGE, |target| kernel(target, LARGE)),
+            of(PIN, |target| pinned(target, LARGE)),
+            of(MMAP, mapped),
+            of(RAW, raw),
+            asked(),
+        ])
+    });
+    [(READ_SMALL, KERNEL_SMALL), (READ_LARGE, KERNEL_LARGE), (PIN, KERNEL_LARGE)]
+        .into_iter()
+        .fold(case.without_warm_up(), rows)
+        .compare("throughput", READ_LARGE, MMAP, None)
+        .compare("cpu", READ_LARGE, MMAP, None)
+        .compare("throughput", PIN, MMAP, None)
+        .compare("cpu", PIN, MMAP, None)
+}
+
+fn rows(case: Case, (ours, kernel): (&'static str, &'static str)) -> Case {
+    let case = beside(case, ours, kernel)
+        .bound("throughput", ours, RAW, Some(RAW_GOAL))
+        .bound("cpu", ours, RAW, None);
+    device_rows(case, ours)
+}
+
+fn beside(case: Case, ours: &'static str, kernel: &'static str) -> Case {
+    case.compare("throughput", ours, kernel, Some(THROUGHPUT_GOAL))
+        .compare("cpu", ours, kernel, Some(CPU_GOAL))
+        .compare(CPU_ALL, ours, kernel, None)
+        .compare(MEMORY, ours, kernel, None)
+        .compare(DISK, ours, kernel, None)
+}
+
+/// By the command, beside the system's.
+pub fn commands(source: &Shared<Target>) -> Case {
+    let source = source.clone();
+    let case = Case::new("whole command", &METRICS, move || {
+        let target = source.get()?;
+        let of = |name, run: Run| alternative(&target, name, sys::children_cpu_ns, run);
+        Ok(vec![of("quinion cat", quinion_cat), of("cat", kernel_cat), asked()])
+    });
+    beside(case.without_warm_up(), "quinion cat", "cat").compare(
+        PROCESS,
+        "quinion cat",
+        ASKED,
+        Some(super::PROCESS_GOAL),
+    )
+}
+
+fn alternative(target: &Rc<Target>, name: &'static str, cpu_ns: fn() -> f64, run: Run) -> Alternative {
+    let target = Rc::clone(target);
+    Alternative::new(name, move |_| {
+        let cost = target.measure(cpu_ns, || run(&target))?;
+        let Cost { seconds, cpu_seconds, kernel_seconds, memory_bytes, device_bytes } = cost;
+        let bytes = target.scratch.bytes() as f64;
+        let (gib, device) = (bytes / f64::from(1 << 30), device_bytes.map(|device| device / bytes));
+        let cpu = [cpu_seconds, cpu_seconds + kernel_seconds].map(|seconds| seconds / gib);
+        let rest = [gib / seconds, cpu[0], cpu[1], memory_bytes / f64::from(1 << 20)];
+        Ok(rest.into_iter().chain(device).collect())
+    })
+    .excused(METRICS.len())
+}
+
+/// What was asked for: it takes no time, and each byte comes once.
+fn asked() -> Alternative {
+    let none = [f64::NAN; METRICS.len() - 3];
+    Alternative::new(ASKED, move |_| Ok(none.into_iter().chain([1.0; 3]).collect()))
+}
+
+fn read_at(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
+    let cached = target.cached(target.memory_mib << 20)?;
+    read_all(target, bytes, |buffer, position| Ok(cached.file.read_at(buffer, position)?))?;
+    Ok(cached.device_bytes())
+}
+
+fn kernel(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
+    let file = target.open()?;
+    read_all(target, bytes, |buffer, position| Ok(file.read_at(buffer, position)?))?;
+    Ok(None)
+}
+
+fn read_all(
+    target: &Target,
+    bytes: usize,
+    read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
+) -> Result<(), Unmeasured> {
+    let (mut buffer, mut position, mut look) = (HugeMemory::new(bytes)?, 0, FirstWords::default());
+    while let bytes @ 1.. = read(&mut buffer, position)? {
+        look.at(&buffer[..bytes], position);
+        position += bytes as u64;
+    }
+    look.expect(target.scratch.bytes())
+}
+
+fn pinned(target: &Target, bytes: usize) -> Result<Option<u64>, Unmeasured> {
+    let cached = target.cached(target.memory_mib << 20)?;
+    let (mut position, mut look) = (0, FirstWords::default());
+    loop {
+        let pinned = cached.file.pin(position, bytes)?;
+        if pinned.is_empty() {
+            break;
+        }
+        for chunk in pinned.chunks() {
+            look.at(chunk, position);
+            position += chunk.len() as u64;
+        }
+    }
+    look.expect(target.scratch.bytes())?;
+    Ok(cached.device_bytes())
+}
+
+fn mapped(target: &Target) -> Result<Option<u64>, Unmeasured> {
+    let mapped = Mapped::new(&target.open()?, target.scratch.bytes() as usize)?;
+    let mut look = FirstWords::default();
+    look.at(&mapped, 0);
+    look.expect(target.scratch.bytes())?;
+    Ok(None)
+}
+
+fn raw(target: &Target) -> Result<Option<u64>, Unmeasured> {
+    let (file, mut look) = (target.scratch.open_direct()?, FirstWords::default());
+    let mut places = (0..target.scratch.bytes()).step_by(LARGE);
+    let reader = RawReader::new(&file, LARGE, RAW_DEPTH).map_err(|error| no_ring(&error))?;
+    reader.read_all(|| places.next(), |bytes, position| look.at(bytes, position))?;
+    look.expect(target.scratch.bytes())?;
+    Ok(None)
+}
+
+/// Without the peer there is nothing to stand beside.
+pub fn no_ring(error: &std::io::Error) -> Unmeasured {
+    Unmeasured::Missing(format!(
+        "io_uring with registered buffers is refused: {error}; allow it, and as much locked memory (ulimit -l)"
+    ))
+}
+
+fn quinion_cat(target: &Target) -> Result<Option<u64>, Unmeasured> {
+    let memory = format!("{}M", target.memory_mib);
+    finish(target, Command::new(quinion()?).args(["cat", "--memory", &memory]))
+}
+
+fn kernel_cat(target: &Target) -> Result<Option<u64>, Unmeasured> {
+    finish(target, &mut Command::new("cat"))
+}
+
+fn finish(target: &Target, command: &mut Command) -> Result<Option<u64>, Unmeasured> {
+    let status = command.arg(target.scratch.path()).stdout(Stdio::null()).status()?;
+    if status.success() {
+        Ok(None)
+    } else {
+        Err(Unmeasured::Failed(format!("the command ended with {status}")))
+    }
+}

@@ -1,0 +1,302 @@
+//! Insert: what does it cost to put a folio into the index, alone and in batches?
+//!
+//! ```text
+//!   one at a time   lock - way down - store - unlock,   for each folio
+//!   batches of n    lock - way down - store, store, .. step to the next node, store, .. - unlock
+//!
+//!   index alone     the tree behind its lock, folios that are numbers from nowhere
+//!   whole path      frames from the arena, nodes before the lock, descriptors, the tree: Mapping's own calls
+//! ```
+//!
+//! Each thread inserts a range of its own into one file's tree and so meets the
+//! others at the lock only. Both sides take their folios from the same source,
+//! in the same order and in the same runs, and end with the same tree, which is then emptied outside the
+//! timing. The time of two threads is the elapsed time over the folios of both.
+//!
+//! The goals are those for pages: a folio of order 4 or 9 fills many slots, of
+//! which no batch saves one, so these are reported without a goal. The whole
+//! path has no rows of order 9: a run of frames is one such folio.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Mutex;
+
+use quinion::backend::FillRun;
+use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio};
+use quinion::sync::LockWait;
+use quinion::units::{Order, Orders};
+use quinion::xarray::{Inserted, RangeStop};
+
+use crate::fixtures::index::{Index, made_up};
+use crate::fixtures::stage::{RUN_PAGES_MAX, Stage};
+use crate::harness::timing::together;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+
+const METRICS: [Metric; 2] = [Metric::cost("time", "ns/folio"), Metric::cost("cpu", "ns/folio")];
+const BATCHES: [(&str, usize); 3] = [("batches of 8", 8), ("batches of 32", 32), ("batches of 256", 256)];
+const SINGLE: &str = "one at a time";
+
+/// Of what the cost is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Level {
+    Index,
+    Path,
+}
+
+/// Levels, orders, threads, and by what batches of 32 are wanted to be cheaper.
+const ROWS: [(Level, u8, usize, Option<f64>); 10] = [
+    (Level::Index, 0, 1, Some(4.0)),
+    (Level::Index, 0, 2, Some(5.0)),
+    (Level::Index, 4, 1, None),
+    (Level::Index, 4, 2, None),
+    (Level::Index, 9, 1, None),
+    (Level::Index, 9, 2, None),
+    (Level::Path, 0, 1, Some(4.0)),
+    (Level::Path, 0, 2, None),
+    (Level::Path, 4, 1, None),
+    (Level::Path, 4, 2, None),
+];
+
+/// Orders, with one thread and with two, of the index alone and of the whole path.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let rounds = settings.pick(2, 4);
+    let case = |(level, order, threads, goal)| {
+        let folios = match level {
+            Level::Index => settings.pick(8 << 10, 64 << 10),
+            Level::Path => settings.pick(8_usize << 10, 32 << 10) >> order,
+        };
+        case(level, Load { order, threads, folios, rounds }, goal)
+    };
+    ROWS.into_iter().map(case).collect()
+}
+
+/// How many threads insert how much.
+#[derive(Clone, Copy)]
+struct Load {
+    order: u8,
+    threads: usize,
+    /// Of each thread in each round.
+    folios: usize,
+    rounds: usize,
+}
+
+impl Load {
+    /// The indices that are a thread's own.
+    fn range(self, thread: usize) -> Range<u64> {
+        let pages = (self.folios as u64) << self.order;
+        thread as u64 * pages..(thread as u64 + 1) * pages
+    }
+}
+
+/// Something that folios are inserted into and taken out of.
+trait Subject: Sync {
+    /// Inserts the folios of a thread, each by itself.
+    fn one_at_a_time(&self, thread: usize);
+    /// Inserts the same folios, so many in a batch.
+    fn in_batches(&self, thread: usize, batch: usize);
+    /// Takes them out again.
+    fn take_out(&self, thread: usize);
+}
+
+fn case(level: Level, load: Load, goal: Option<f64>) -> Case {
+    let threads = if load.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", load.threads) };
+    let what = match level {
+        Level::Index => "index alone",
+        Level::Path => "whole path",
+    };
+    let name = format!("{what}, order {}, {threads}", load.order);
+    let batches =
+        BATCHES.into_iter().filter(move |&(_, batch)| level == Level::Index || fits(batch, load.order));
+    let mut case = Case::new(name, &METRICS, {
+        let batches = batches.clone();
+        move || Ok(alternatives(&subject(level, load)?, load, batches))
+    });
+    for (name, batch) in batches {
+        case = case.compare("time", name, SINGLE, goal.filter(|_| batch == 32));
+    }
+    case.compare("cpu", "batches of 32", SINGLE, None)
+}
+
+/// Whether a batch is no longer than a run of frames.
+fn fits(batch: usize, order: u8) -> bool {
+    batch << order <= RUN_PAGES_MAX as usize
+}
+
+fn subject(level: Level, load: Load) -> Result<Rc<dyn Subject>, Unmeasured> {
+    Ok(match level {
+        Level::Index => Rc::new(Alone::new(load)?),
+        Level::Path => Rc::new(Whole::new(load)?),
+    })
+}
+
+fn alternatives(
+    subject: &Rc<dyn Subject>,
+    load: Load,
+    batches: impl Iterator<Item = (&'static str, usize)>,
+) -> Vec<Alternative> {
+    let single = alternative(subject, load, SINGLE, |subject, thread| subject.one_at_a_time(thread));
+    let batched = |(name, batch)| {
+        alternative(subject, load, name, move |subject, thread| subject.in_batches(thread, batch))
+    };
+    std::iter::once(single).chain(batches.map(batched)).collect()
+}
+
+fn alternative(
+    subject: &Rc<dyn Subject>,
+    load: Load,
+    name: &'static str,
+    insert: impl Fn(&dyn Subject, usize) + Sync + 'static,
+) -> Alternative {
+    let subject = Rc::clone(subject);
+    Alternative::new(name, move |_| {
+        let subject: &dyn Subject = &*subject;
+        let take_out = |thread| subject.take_out(thread);
+        let spent = together(load.threads, load.rounds, |thread| insert(subject, thread), take_out);
+        Ok(spent.each(load.threads * load.rounds * load.folios).to_vec())
+    })
+}
+
+/// The index alone.
+struct Alone {
+    index: Index,
+    load: Load,
+}
+
+impl Alone {
+    fn new(load: Load) -> Result<Self, Unmeasured> {
+        Ok(Self { index: Index::new(load.order, 128 << 20)?, load })
+    }
+}
+
+impl Subject for Alone {
+    fn one_at_a_time(&self, thread: usize) {
+        let Self { index, load } = self;
+        let (nodes, start) = (index.nodes(), load.range(thread).start);
+        for count in 0..load.folios {
+            let at = start + ((count as u64) << load.order);
+            let lock = index.lock();
+            let inserted = index.tree(&nodes, &lock).insert(at, load.order, made_up(count));
+            assert!(matches!(inserted, Inserted::Done { .. }), "{inserted:?} at {at}");
+        }
+    }
+
+    fn in_batches(&self, thread: usize, batch: usize) {
+        let Self { index, load } = self;
+        let (nodes, start) = (index.nodes(), load.range(thread).start);
+        for count in (0..load.folios).step_by(batch) {
+            let at = start + ((count as u64) << load.order);
+            let folios = (count..count + batch).map(|count| (load.order, made_up(count)));
+            let lock = index.lock();
+            let added = index.tree(&nodes, &lock).insert_range(at, folios, |_, _| {});
+            assert!(added.stop == RangeStop::All && added.added == batch, "{added:?} at {at}");
+        }
+    }
+
+    fn take_out(&self, thread: usize) {
+        self.index.erase(self.load.range(thread).start, self.load.range(thread).end);
+    }
+}
+
+/// The whole path.
+struct Whole {
+    stage: Stage,
+    load: Load,
+    /// What each thread has inserted.
+    taken: Vec<Mutex<Vec<FillRun>>>,
+}
+
+impl Whole {
+    fn new(load: Load) -> Result<Self, Unmeasured> {
+        let pages = load.range(load.threads - 1).end;
+        let stage = Stage::new(pages * 4096 + (64 << 20))?;
+        Ok(Self { stage, load, taken: (0..load.threads).map(|_| Mutex::default()).collect() })
+    }
+
+    /// Calls `insert` for each run of frames of a thread: the same runs, however they are inserted.
+    fn each_run(&self, thread: usize, insert: impl Fn(FillRun)) {
+        let run_pages = RUN_PAGES_MAX.min(256 << self.load.order);
+        let mut taken = self.taken[thread].lock().expect("nobody panics with it");
+        for index in self.load.range(thread).step_by(run_pages as usize) {
+            let run = self.stage.take(index, run_pages);
+            taken.push(run);
+            insert(run);
+        }
+    }
+}
+
+impl Subject for Whole {
+    fn one_at_a_time(&self, thread: usize) {
+        let order = Order(self.load.order);
+        self.each_run(thread, |run| {
+            for page in (0..run.pages).step_by(order.pages() as usize) {
+                let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+                let folio = NewFolio { index, frame, order };
+                let added = self.stage.mapping.add_folio(folio, InsertPurpose::Read, LockWait::Wait);
+                assert!(matches!(added, AddedFolio::Added { .. }), "{added:?} of {folio:?}");
+            }
+        });
+    }
+
+    fn in_batches(&self, thread: usize, batch: usize) {
+        let order = Order(self.load.order);
+        let (shape, pages) = (FolioShape::of(Orders { min: order, max: order }), (batch as u32) << order.0);
+        self.each_run(thread, |run| {
+            for page in (0..run.pages).step_by(pages as usize) {
+                let (index, frame) = (run.index.plus(u64::from(page)), run.frame.plus(page));
+                let part = FillRun { index, frame, pages };
+                let added = self.stage.mapping.add_folio_range(part, shape, LockWait::Wait, &mut |_, _| {});
+                assert!(added.is_some_and(|added| added.stop == RangeStop::All), "{added:?} of {part:?}");
+            }
+        });
+    }
+
+    fn take_out(&self, thread: usize) {
+        let mut taken = self.taken[thread].lock().expect("nobody panics with it");
+        for run in taken.drain(..) {
+            self.stage.complete(run, Order(self.load.order));
+            self.stage.evict(run, Order(self.load.order));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_end_with_the_same_tree() {
+        for order in [0, 4, 9] {
+            let load = Load { order, threads: 1, folios: 512, rounds: 1 };
+            let content = |insert: &dyn Fn(&Alone)| {
+                let alone = Alone::new(load).expect("there is memory");
+                insert(&alone);
+                alone.index.content(0, load.range(0).end)
+            };
+            let single = content(&|alone| alone.one_at_a_time(0));
+            assert_eq!(single.len(), load.folios);
+            for (_, batch) in BATCHES {
+                assert_eq!(content(&|alone| alone.in_batches(0, batch)), single);
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_path_gives_everything_back() {
+        for order in [0, 4] {
+            let load = Load { order, threads: 2, folios: 512, rounds: 1 };
+            let whole = Whole::new(load).expect("there is memory");
+            let data = |whole: &Whole| {
+                let stats = whole.stage.arena.stats();
+                stats.data_bytes - stats.free_pages * 4096
+            };
+            for batch in BATCHES.map(|(_, batch)| batch).into_iter().filter(|&batch| fits(batch, order)) {
+                whole.one_at_a_time(0);
+                whole.in_batches(1, batch);
+                assert_eq!(data(&whole), load.range(1).end * 4096);
+                whole.stage.mapping.check().expect("the mapping is in order");
+                (0..2).for_each(|thread| whole.take_out(thread));
+                assert_eq!((data(&whole), whole.stage.mapping.lock().pages()), (0, 0));
+            }
+        }
+    }
+}

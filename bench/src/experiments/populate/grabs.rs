@@ -1,0 +1,110 @@
+//! Grabs: what is it worth to look up, and to insert, a hundred folios at a time?
+//!
+//! ```text
+//!   batched          looked up together, and inserted under one hold of the index lock
+//!   lookup batched   looked up together, and inserted each under a hold of its own
+//!   one by one       each alone
+//! ```
+//!
+//! The kernel's patch that did this for guests gained a tenth of the whole, and of the lookup alone nothing to be
+//! seen. Ours in folios of a page, of which there are most, and in folios of 2 MiB: given memory only, where
+//! the index is most of the work; and filled, where the copy is. In memory that the cache had before.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use quinion::{Grabbing, MemFile};
+
+use super::ours::{cache, empty, file, populate};
+use super::peers::{SOURCE_BYTES, Stage};
+use crate::fixtures::pages::PAGE;
+use crate::fixtures::shared::Shared;
+use crate::harness::machine::check_memory;
+use crate::harness::timing::alone;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+
+const METRICS: [Metric; 2] = [Metric::cost("cpu", "ns/page"), Metric::cost("locks", "per page")];
+
+const BATCHED: &str = "batched";
+const LOOKUP: &str = "lookup batched";
+const SINGLE: &str = "one by one";
+
+const WAYS: [(&str, Grabbing); 3] =
+    [(BATCHED, Grabbing::Batched), (LOOKUP, Grabbing::LookupBatched), (SINGLE, Grabbing::OneByOne)];
+
+/// What is done to each folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Done {
+    Preallocated,
+    Populated,
+}
+
+const CASES: [(&str, u8, Done); 4] = [
+    ("grab alone, folios of 4 KiB", 0, Done::Preallocated),
+    ("grab and fill, folios of 4 KiB", 0, Done::Populated),
+    ("grab alone, folios of 2 MiB", 9, Done::Preallocated),
+    ("grab and fill, folios of 2 MiB", 9, Done::Populated),
+];
+
+/// A memory file for each way, of the same length.
+struct Files {
+    stage: Stage,
+    order: u8,
+    files: [OnceCell<MemFile>; 3],
+}
+
+fn bytes(settings: &Settings) -> u64 {
+    settings.pick(if cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }, 512 << 20)
+}
+
+fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
+    check_memory(6 * bytes(settings) + (512 << 20))?;
+    Ok(Files { stage: Stage::new(bytes(settings))?, order, files: Default::default() })
+}
+
+/// Each size of folios, given memory and filled.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let pages = Shared::new(settings, |settings| stage(settings, 0));
+    let large = Shared::new(settings, |settings| stage(settings, 9));
+    CASES
+        .into_iter()
+        .map(|(name, order, done)| case(if order == 0 { &pages } else { &large }, name, done))
+        .collect()
+}
+
+fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
+    let files = files.clone();
+    let case = Case::new(name, &METRICS, move || {
+        let files = files.get()?;
+        Ok((0..WAYS.len()).map(|way| alternative(&files, way, done)).collect())
+    });
+    [BATCHED, LOOKUP]
+        .into_iter()
+        .fold(case, |case, ours| case.compare("cpu", ours, SINGLE, None).compare("locks", ours, SINGLE, None))
+}
+
+fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {
+    let (files, (name, grabbing)) = (Rc::clone(files), WAYS[way]);
+    Alternative::new(name, move |_| {
+        let stage = &files.stage;
+        if files.files[way].get().is_none() {
+            let new = file(&cache(stage.bytes, files.order, grabbing)?, stage.bytes)?;
+            populate(stage, &new, 0, stage.bytes);
+            files.files[way].get_or_init(|| new);
+        }
+        let file = files.files[way].get().expect("it was just made");
+        empty(file)?;
+        let locks = file.tree_counts().locks;
+        let mut given = Ok(());
+        let spent = alone(|| match done {
+            Done::Preallocated => {
+                let mut steps = (0..stage.bytes).step_by(SOURCE_BYTES);
+                given = steps.try_for_each(|at| file.preallocate(at, SOURCE_BYTES as u64));
+            }
+            Done::Populated => populate(stage, file, 0, stage.bytes),
+        });
+        given?;
+        let pages = (stage.bytes / PAGE as u64) as f64;
+        Ok(vec![spent.cpu_ns / pages, (file.tree_counts().locks - locks) as f64 / pages])
+    })
+}

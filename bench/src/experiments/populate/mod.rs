@@ -1,0 +1,100 @@
+//! Populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?
+//!
+//! ```text
+//!   ours     a memory file is populated: by one thread and by two in a cache that is built for it, and in one that had
+//!            as much memory before
+//!   peers    write, mmap and memcpy, userfaultfd: each fills as many bytes, in memory that it gets for that
+//!   grabs    ours, by other ways to find and create folios
+//! ```
+//!
+//! One thread works unless a name says two; the memory is new in each repetition, and letting go of it is not
+//! timed. Elapsed time counts, for a virtual machine waits for it; the CPU time beside it is that of the threads that
+//! work.
+
+mod grabs;
+mod ours;
+mod peers;
+
+use std::rc::Rc;
+
+use crate::fixtures::shared::Shared;
+use crate::harness::machine::check_memory;
+use crate::harness::timing::Spent;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use ours::Way;
+use peers::{BEST, BEST_BY_TWO, PEERS, Stage, UFFD_COPY};
+
+pub use ours::{cache, file};
+pub use peers::{faults_of, timed};
+
+const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];
+/// A full run's repetitions: one takes most of a minute.
+const REPEAT: usize = 2;
+
+/// What is wanted of ours at least, of the kernel's best: in a cache that has just been built, by one thread
+/// and by two, and in one that had as much memory before.
+const GOALS: [(&str, f64); 3] = [(ours::ONE, 0.75), (ours::TWO, 1.0), (ours::GROWN, 1.3)];
+/// And of all three, of what page-fault servers do.
+const COPY_GOAL: f64 = 1.5;
+
+/// Everybody fills as much; and ours, by other ways to grab.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    [case(settings)].into_iter().chain(grabs::cases(settings)).collect()
+}
+
+fn case(settings: &Settings) -> Case {
+    let stage = Shared::new(settings, stage);
+    let case = Case::new(format!("{} MiB", bytes(settings) >> 20), &METRICS, move || {
+        let stage = stage.get()?;
+        let grown = ours::Grown::new();
+        let ours = [
+            alternative(&stage, ours::ONE, |stage| ours::fresh(stage, Way::Populate { threads: 1 })),
+            alternative(&stage, ours::TWO, |stage| ours::fresh(stage, Way::Populate { threads: 2 })),
+            alternative(&stage, ours::WRITE, |stage| ours::fresh(stage, Way::Write { chunk: 1 << 20 })),
+            alternative(&stage, ours::GROWN, move |stage| grown.again(stage)),
+        ];
+        let peers = PEERS.iter().map(|peer| alternative(&stage, peer.name, |stage| stage.fill(peer)));
+        Ok(ours.into_iter().chain(peers).collect())
+    });
+    let case = case.without_warm_up().usually(REPEAT);
+    let case = GOALS.into_iter().fold(case, |case, (ours, goal)| {
+        case.compare("time", ours, BEST, Some(goal)).compare("time", ours, UFFD_COPY, Some(COPY_GOAL))
+    });
+    let case = case
+        .compare("time", ours::TWO, BEST_BY_TWO, None)
+        .compare("time", ours::WRITE, BEST, None)
+        .compare("cpu", ours::ONE, BEST, None)
+        .compare("cpu", ours::TWO, BEST, None)
+        .compare("cpu", ours::GROWN, BEST, None);
+    let others = PEERS.iter().filter(|peer| ![BEST, UFFD_COPY].contains(&peer.name));
+    // What is filled already and only mapped copies nothing: it tells how much of the work the copy is.
+    others.fold(case, |case, peer| match peer.copies() {
+        true => case.compare("time", ours::ONE, peer.name, None),
+        false => case.bound("time", ours::ONE, peer.name, None),
+    })
+}
+
+/// How much is filled. A build with checks in it measures nothing, and only shows that all of this runs.
+fn bytes(settings: &Settings) -> u64 {
+    settings.pick(if cfg!(debug_assertions) { 16 << 20 } else { 256 << 20 }, 3 << 30)
+}
+
+fn stage(settings: &Settings) -> Result<Stage, Unmeasured> {
+    let bytes = bytes(settings);
+    // The file that is copied from, one that is filled, ours that has grown, and what is still going away.
+    check_memory(5 * bytes + (512 << 20))?;
+    Stage::new(bytes)
+}
+
+fn alternative(
+    stage: &Rc<Stage>,
+    name: &'static str,
+    fill: impl Fn(&Stage) -> Result<Spent, Unmeasured> + 'static,
+) -> Alternative {
+    let stage = Rc::clone(stage);
+    Alternative::new(name, move |_| fill(&stage).map(in_ms)).excused(METRICS.len())
+}
+
+fn in_ms(spent: Spent) -> Vec<f64> {
+    vec![spent.elapsed_ns / 1e6, spent.cpu_ns / 1e6]
+}

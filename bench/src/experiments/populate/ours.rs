@@ -1,0 +1,119 @@
+//! Ours: a memory file is populated, 2 MiB at a time, straight into folios that nobody has seen.
+//!
+//! ```text
+//!   fresh   the cache has just been built: its memory is taken from the machine meanwhile, and that is timed
+//!   grown   the cache had as much before, and gave it back to itself: only frames change hands
+//! ```
+//!
+//! The source is the peers' large page that stays near the processor.
+
+use std::cell::OnceCell;
+
+use quinion::{Cache, Grabbing, MemFile, MemFileOptions, Tuning};
+
+use super::peers::{SOURCE_BYTES, Stage};
+use crate::harness::Unmeasured;
+use crate::harness::timing::{Spent, alone, together};
+
+pub const ONE: &str = "populate, one thread";
+pub const TWO: &str = "populate, two threads";
+pub const GROWN: &str = "populate, arena grown";
+pub const WRITE: &str = "write 1M";
+
+/// How a memory file is filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    Populate { threads: usize },
+    Write { chunk: usize },
+}
+
+/// A cache with room for so much, in folios of up to this order, which are grabbed so.
+pub fn cache(bytes: u64, order: u8, grabbing: Grabbing) -> Result<Cache, Unmeasured> {
+    let tuning = Tuning::default().grabbing(grabbing);
+    let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
+    Ok(builder.folio_order_max(order).tuning(tuning).build()?)
+}
+
+/// An empty file of `bytes`.
+pub fn file(cache: &Cache, bytes: u64) -> Result<MemFile, Unmeasured> {
+    Ok(cache.mem_file(MemFileOptions::new().size(bytes).name("guest"))?)
+}
+
+/// A memory file in a cache that is built for it.
+pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
+    let file = file(&cache(stage.bytes, 9, Grabbing::Batched)?, stage.bytes)?;
+    filled(stage, &file, way)
+}
+
+/// One in a cache that had as much before.
+pub struct Grown {
+    file: OnceCell<MemFile>,
+}
+
+impl Grown {
+    /// It begins when somebody wants it.
+    pub fn new() -> Self {
+        Self { file: OnceCell::new() }
+    }
+
+    /// The file filled again, of which nothing is there when it begins.
+    pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
+        let way = Way::Populate { threads: 1 };
+        if self.file.get().is_none() {
+            let file = file(&cache(stage.bytes, 9, Grabbing::Batched)?, stage.bytes)?;
+            filled(stage, &file, way)?;
+            self.file.get_or_init(|| file);
+        }
+        let file = self.file.get().expect("it was just made");
+        empty(file)?;
+        filled(stage, file, way)
+    }
+}
+
+/// Nothing is left of what the file has.
+pub fn empty(file: &MemFile) -> Result<(), Unmeasured> {
+    file.punch_hole(0, file.len())?;
+    match file.stats()?.memory_bytes() {
+        0 => Ok(()),
+        bytes => Err(Unmeasured::Failed(format!("{bytes} bytes stay in a file that was emptied"))),
+    }
+}
+
+fn filled(stage: &Stage, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> {
+    let spent = match way {
+        Way::Populate { threads: 1 } => alone(|| populate(stage, file, 0, stage.bytes)),
+        Way::Populate { threads } => {
+            let share = stage.bytes / threads as u64;
+            let part = |thread: usize| {
+                let from = thread as u64 * share;
+                populate(stage, file, from, from + share);
+            };
+            together(threads, 1, part, |_| {})
+        }
+        Way::Write { chunk } => alone(|| {
+            for at in (0..stage.bytes).step_by(chunk) {
+                let start = at as usize % SOURCE_BYTES;
+                file.write_all_at(&stage.source[start..start + chunk], at).expect("there is memory for it");
+            }
+        }),
+    };
+    let mut word = [0; 8];
+    stage.check(|at| {
+        file.read_exact_at(&mut word, at).expect("it is as long");
+        u64::from_ne_bytes(word)
+    })?;
+    Ok(spent)
+}
+
+/// Fills what of the file lies between the two bytes, multiples of 2 MiB.
+pub fn populate(stage: &Stage, file: &MemFile, from: u64, to: u64) {
+    let came = file.populate_with(from..to, |slice| {
+        while slice.left() > 0 {
+            let start = slice.position() as usize % SOURCE_BYTES;
+            let len = slice.left().min(SOURCE_BYTES - start);
+            slice.put(&stage.source[start..start + len]);
+        }
+        Ok(())
+    });
+    assert_eq!(came.expect("there is memory for it"), to - from);
+}

@@ -1,0 +1,307 @@
+//! Turn: a program run once, what it cost, and whether it said what it should.
+//!
+//! ```text
+//!   us -- starts --> program      its output is read to the end, so that it never waits for us
+//!    |                 | ends     /proc/PID/io: what it and its children have read, while nobody has asked for its status
+//!    '-- status <------'
+//! ```
+//!
+//! fio and db_bench measure themselves, and print times; what they say of their
+//! speed is taken from that, and what else they say has to be the same each time.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, getppid, waitid};
+
+use crate::fixtures::worker::{Answer, CPU, SECONDS, WorkerTask};
+use crate::harness::Unmeasured;
+use crate::sys;
+
+/// What the worker is asked for, and by which words.
+pub const JOB: &str = "turn";
+pub const OWNERS: &str = "owners";
+pub const FOLDER: &str = "folder";
+pub const SAYS: &str = "says";
+pub const WORDS: &str = "words";
+/// How often it is run before the turn that counts.
+pub const BEFORE: &str = "before";
+/// Between words of a command in one value, and what stands for the end of a line in one of them.
+const BETWEEN: &str = "\u{1f}";
+const LINE_END: &str = "\u{1e}";
+const OPERATIONS: &str = "operations";
+const READ: &str = "read";
+/// A sum of what was said, in two halves that a number holds exactly.
+const SAID: &str = "said";
+
+/// How a program says what came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OutputCheck {
+    /// By its output, which is always the same.
+    Output,
+    /// As fio does, in its form for programs.
+    Fio,
+    /// As db_bench does, of this benchmark.
+    DbBench(&'static str),
+}
+
+/// Benchmarks of db_bench's that are known.
+const BENCHMARKS: [&str; 3] = ["readrandom", "readseq", "multireadrandom"];
+
+impl OutputCheck {
+    /// As a word.
+    pub fn written(self) -> &'static str {
+        match self {
+            Self::Output => "output",
+            Self::Fio => "fio",
+            Self::DbBench(benchmark) => benchmark,
+        }
+    }
+
+    fn read(word: &str) -> Result<Self, Unmeasured> {
+        let benchmark = BENCHMARKS.into_iter().find(|benchmark| *benchmark == word).map(Self::DbBench);
+        let known = [Self::Output, Self::Fio].into_iter().find(|says| says.written() == word).or(benchmark);
+        known.ok_or_else(|| Unmeasured::Failed(format!("nothing says `{word}`")))
+    }
+
+    /// Operations a second, if it tells, and a sum of all else; `None` if this is not how it should look.
+    fn look(self, output: &[u8]) -> Option<(f64, u64)> {
+        let text = || String::from_utf8_lossy(output).into_owned();
+        match self {
+            Self::Output => Some((f64::NAN, sum(output))),
+            Self::Fio => fio(&text()),
+            Self::DbBench(benchmark) => db_bench(&text(), benchmark),
+        }
+    }
+}
+
+fn sum(said: impl Hash) -> u64 {
+    let mut sum = DefaultHasher::new();
+    said.hash(&mut sum);
+    sum.finish()
+}
+
+/// Version 3 of its form: the error, the KiB that were read, their speed, and operations a second.
+fn fio(text: &str) -> Option<(f64, u64)> {
+    let line = text.lines().find(|line| line.starts_with("3;fio-"))?;
+    let fields: Vec<&str> = line.split(';').collect();
+    Some((fields.get(7)?.parse().ok()?, sum(&fields[4..6])))
+}
+
+/// The name of the benchmark, operations a second, how many there were, and what was found.
+fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
+    let is_result = |line: &&str| line.split_once(" :").is_some_and(|(name, _)| name.trim_end() == benchmark);
+    let line = text.lines().find(is_result)?;
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let before = |unit: &str| {
+        let at = words.iter().position(|word| word.starts_with(unit))?;
+        words.get(at.checked_sub(1)?).copied()
+    };
+    let found = line.split_once('(').map(|(_, found)| found);
+    Some((before("ops/sec")?.parse().ok()?, sum((before("operations"), found))))
+}
+
+/// What one turn of a program was.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ProgramRun {
+    /// Operations a second, as it says; not a number if it does not.
+    pub operations: f64,
+    /// From its start to its end.
+    pub seconds: f64,
+    /// Computed by it and by those that it waited for.
+    pub cpu_seconds: f64,
+    /// What it read by calls, if the kernel tells.
+    pub read_bytes: Option<u64>,
+    /// A sum of what it said.
+    pub said: u64,
+}
+
+impl ProgramRun {
+    /// What a worker answered.
+    pub fn of(answer: &Answer) -> Self {
+        let said = answer.list(SAID);
+        let half = |at: usize| said.get(at).map_or(0, |&half| half as u64);
+        Self {
+            operations: answer.number(OPERATIONS),
+            seconds: answer.number(SECONDS),
+            cpu_seconds: answer.number(CPU),
+            read_bytes: answer.list(READ).first().map(|&bytes| bytes as u64),
+            said: half(0) << 32 | half(1),
+        }
+    }
+
+    fn answer(self) -> Answer {
+        let answer = Answer::default().with(SECONDS, [self.seconds]).with(CPU, [self.cpu_seconds]);
+        let answer = answer.with(OPERATIONS, [self.operations]);
+        let halves = [self.said >> 32, self.said & u64::from(u32::MAX)];
+        let answer = answer.with(SAID, halves.map(|half| half as f64));
+        self.read_bytes.map_or(answer.clone(), |bytes| answer.with(READ, [bytes as f64]))
+    }
+}
+
+/// The words of a command as one value.
+pub fn joined(words: &[String]) -> String {
+    words.join(BETWEEN).replace('\n', LINE_END)
+}
+
+/// The words that were joined.
+fn split(words: &str) -> Vec<String> {
+    words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
+}
+
+/// The worker's part: runs the program, more than once if that was said, and answers for the last time.
+pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
+    let says = OutputCheck::read(task.text(SAYS)?)?;
+    let words = split(task.text(WORDS)?);
+    let folder = PathBuf::from(task.text(FOLDER)?);
+    let has_owner = task.number(OWNERS)? > 0;
+    let owner_ns = || getppid().filter(|_| has_owner).map_or(0.0, sys::cpu_ns_of);
+    let command = || {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(&folder);
+        plain(&mut command);
+        command
+    };
+    for _ in 0..task.number(BEFORE)? {
+        run_and_look(command(), says)?;
+        wait_until_idle(owner_ns);
+    }
+    let owner = owner_ns();
+    let turn = run_and_look(command(), says)?;
+    let owner_seconds = (owner_ns() - owner) / 1e9;
+    Ok(ProgramRun { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
+}
+
+/// People do not run a program again within a millisecond: an owner that copies while nobody waits has time for it,
+/// until nothing more is computed.
+fn wait_until_idle(owner_ns: impl Fn() -> f64) {
+    const PAUSE: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(5);
+    const IDLE_NS: f64 = 1e6;
+    let begun = Instant::now();
+    loop {
+        let before = owner_ns();
+        std::thread::sleep(PAUSE);
+        if owner_ns() - before < IDLE_NS || begun.elapsed() >= LONGEST {
+            return;
+        }
+    }
+}
+
+/// Without a terminal, in a plain locale, and without settings of this machine's.
+pub fn plain(command: &mut Command) {
+    command.env("LC_ALL", "C").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
+    command.stdin(Stdio::null());
+}
+
+/// Runs `command` to its end.
+pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRun, Unmeasured> {
+    let program = command.get_program().display().to_string();
+    let missing = |error| {
+        Unmeasured::Missing(format!(
+            "{program} cannot be run: {error}; scripts/setup installs what this wants"
+        ))
+    };
+    let (cpu, start) = (sys::children_cpu_ns(), Instant::now());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(missing)?;
+    let (output, wrong) = read_all(&mut child)?;
+    let (status, read_bytes) = end_of(&mut child)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let cpu_seconds = (sys::children_cpu_ns() - cpu) / 1e9;
+    if !status.success() {
+        let last = wrong.trim_end().rsplit(['\n', '\r']).next().unwrap_or_default();
+        return Err(Unmeasured::Failed(format!("{program} ended with {status}: {last}")));
+    }
+    let (operations, said) = says.look(&output).ok_or_else(|| {
+        let output = String::from_utf8_lossy(&output);
+        Unmeasured::Failed(format!("what {program} printed is not understood:\n{output}{wrong}"))
+    })?;
+    Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
+}
+
+/// Standard output and standard error, to their ends.
+fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
+    let (output, wrong) = (child.stdout.take(), child.stderr.take());
+    let wrong = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        // What cannot be read is not shown.
+        let _ = wrong.expect("it is a pipe").read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let mut bytes = Vec::new();
+    output.expect("it is a pipe").read_to_end(&mut bytes)?;
+    Ok((bytes, wrong.join().unwrap_or_default()))
+}
+
+/// How it ended, and what it and its children have read: the kernel tells as long as nobody has asked for the status.
+fn end_of(child: &mut Child) -> Result<(ExitStatus, Option<u64>), Unmeasured> {
+    let pid = Pid::from_child(child);
+    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).map_err(std::io::Error::from)?;
+    let told = std::fs::read_to_string(format!("/proc/{}/io", pid.as_raw_nonzero()));
+    let read = told.ok().and_then(|told| told.lines().next()?.strip_prefix("rchar: ")?.parse().ok());
+    Ok((child.wait()?, read))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fio_and_db_bench_are_understood() {
+        let line = "note\n3;fio-3.33;x;0;0;24576;18660;4665;1317;0\n";
+        let (operations, said) = OutputCheck::Fio.look(line.as_bytes()).expect("it is fio's");
+        assert_eq!(operations, 4665.0);
+        let slower = line.replace("18660;4665;1317", "9330;2332;2634");
+        assert_eq!(OutputCheck::Fio.look(slower.as_bytes()), Some((2332.0, said)));
+        let wrong = line.replace("x;0;0;24576", "x;0;84;14172");
+        assert_ne!(OutputCheck::Fio.look(wrong.as_bytes()).expect("it is fio's").1, said);
+        assert_eq!(OutputCheck::Fio.look(b"fio: no such file\n"), None);
+
+        let line = "readrandom   :  10.1 micros/op 196858 ops/sec 0.1 seconds 20000 operations; 1 MB/s (7 of 9 found)";
+        let says = OutputCheck::DbBench("readrandom");
+        let (operations, said) = says.look(line.as_bytes()).expect("it is db_bench's");
+        assert_eq!(operations, 196_858.0);
+        assert_eq!(says.look(line.replace("196858", "5").as_bytes()), Some((5.0, said)));
+        assert_ne!(says.look(line.replace("7 of", "8 of").as_bytes()).expect("it is").1, said);
+        assert_eq!(OutputCheck::DbBench("readseq").look(line.as_bytes()), None);
+    }
+
+    #[test]
+    fn words_arrive_as_they_were() {
+        let words = ["python3", "-c", "a = 1\nprint(a)\n", ""].map(str::to_owned);
+        assert!(!joined(&words).contains('\n'));
+        assert_eq!(split(&joined(&words)), words);
+    }
+
+    #[test]
+    fn a_turn_arrives_as_it_was_sent() {
+        let turn = ProgramRun {
+            operations: 1.5,
+            seconds: 2.0,
+            cpu_seconds: 3.0,
+            read_bytes: Some(4),
+            said: 0x0123_4567_89ab_cdef,
+        };
+        assert_eq!(ProgramRun::of(&turn.answer()), turn);
+        for says in [OutputCheck::Output, OutputCheck::Fio, OutputCheck::DbBench("readseq")] {
+            assert_eq!(OutputCheck::read(says.written()), Ok(says));
+        }
+    }
+
+    #[test]
+    fn what_a_program_and_its_children_read_is_counted() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "head -c 1000000 /dev/zero | wc -c; exit 0"]);
+        plain(&mut command);
+        let turn = run_and_look(command, OutputCheck::Output).expect("it runs");
+        assert!(turn.read_bytes.is_none_or(|bytes| bytes >= 2_000_000), "{turn:?}");
+        assert_eq!(turn.said, sum(b"1000000\n".as_slice()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo why >&2; exit 3"]);
+        let wrong = run_and_look(command, OutputCheck::Output).expect_err("it failed").to_string();
+        assert!(wrong.contains("why") && wrong.contains('3'), "{wrong}");
+    }
+}

@@ -1,0 +1,316 @@
+//! Ratio: how many reads does a cache answer, by which rules, on what people really asked for?
+//!
+//! ```text
+//!   trace   what was asked for: files of two formats          synthetic   a trace of our own, where there is none
+//!   ours    the cache's policy code over rings like its own   peers       others, as they are described
+//!   lists   pages in order, for the peers                     real        one row through a cache
+//!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
+//! ```
+//!
+//! Nothing is timed: a reference is a hit or it is not, and every run of one
+//! trace answers the same. Sizes are shares of the pages that a trace asks for
+//! at all. Each case is one trace at one size; everybody is asked the same
+//! references in their order, from an empty cache on, and first reads count as misses.
+//!
+//! Loops stand beside the traces: a file larger than the cache, read from end to
+//! end again and again. No cache can answer more than its size of each round,
+//! and one that evicts what was read longest ago answers nothing.
+//!
+//! Not modelled: folios of several pages, readahead, writes.
+
+mod lists;
+mod ours;
+mod peers;
+mod real;
+mod synthetic;
+mod trace;
+
+use std::cell::OnceCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use quinion::policy::{FetchOrigin, PolicyKind};
+
+use crate::harness::hit_ratios::{AT, OPTIMUM, OURS};
+use crate::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
+use ours::Ours;
+use peers::{Arc, Fifo, Linux, Lru, S3Fifo, Simulated, TinyLfu};
+use trace::Trace;
+
+const LINUX: &str = "Linux";
+const S3_FIFO: &str = "S3-FIFO";
+const REAL: &str = "real cache";
+const SIMULATED: &str = "simulated";
+const RATIO: &str = "hit ratio";
+const METRICS: [Metric; 1] = [Metric::gain(RATIO, "%")];
+
+/// Points that ours may be behind S3-FIFO, and the real cache behind its simulation.
+const POINTS_BEHIND_MAX: f64 = 1.0;
+/// The trace and size that a real cache is asked too.
+const REAL_TRACE: &str = "cloudPhysicsIO";
+const REAL_PERCENT: f64 = 10.0;
+/// Pages of the cache that loops are larger than, and how often they go round.
+const LOOP_CACHE_PAGES: usize = 4096;
+const LOOP_ROUNDS: usize = 10;
+/// How much larger.
+const LOOPS: [f64; 3] = [1.25, 2.0, 5.0];
+
+/// The traces and the sizes, where the command line says them.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Traces of ratio")]
+#[group(id = "ratio")]
+pub struct Options {
+    /// A folder of block traces: *.csv of libCacheSim, *.lis of ARC, plain or with .zst. Without it a small
+    /// trace is made up.
+    #[arg(long, value_name = "DIR")]
+    traces: Option<PathBuf>,
+    /// Sizes of the caches, in per cent of the pages a trace asks for; 1,5,10,20 if not given.
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
+    sizes: Vec<f64>,
+}
+
+/// A share of a trace's pages.
+fn percent(text: &str) -> Result<f64, String> {
+    let percent =
+        text.trim_end_matches('%').parse().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+    percent.ok_or_else(|| "a size is a number of per cent above 0 and up to 100".to_owned())
+}
+
+impl Options {
+    /// Whether somebody said something of it.
+    pub fn is_given(&self) -> bool {
+        self.traces.is_some() || !self.sizes.is_empty()
+    }
+
+    fn percents(&self) -> Vec<f64> {
+        if self.sizes.is_empty() { vec![1.0, 5.0, 10.0, 20.0] } else { self.sizes.clone() }
+    }
+}
+
+/// A trace that is read when the first case wants it, and goes away with the last.
+#[derive(Clone)]
+struct Source {
+    name: String,
+    path: Option<PathBuf>,
+    extent: Extent,
+    read: Rc<OnceCell<Result<Rc<Trace>, String>>>,
+}
+
+impl Source {
+    fn new(name: String, path: Option<PathBuf>, settings: &Settings) -> Self {
+        Self { name, path, extent: settings.extent, read: Rc::default() }
+    }
+
+    fn trace(&self) -> Result<Rc<Trace>, Unmeasured> {
+        let read = || match &self.path {
+            Some(path) => Trace::read(path).map(Rc::new),
+            None => Ok(Rc::new(synthetic::trace(self.extent))),
+        };
+        self.read.get_or_init(read).clone().map_err(Unmeasured::Failed)
+    }
+}
+
+/// Each trace at each size, the loops, and what a real cache is asked.
+pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
+    let sources = match sources(settings, options) {
+        Ok(sources) => sources,
+        Err(why) => return vec![Case::new("traces", &METRICS, || Err(Unmeasured::Failed(why))).once()],
+    };
+    let percents = options.percents();
+    let pairs = sources.iter().flat_map(|source| percents.iter().map(move |percent| (source, *percent)));
+    let mut cases: Vec<Case> = pairs.map(|(source, percent)| at_size(source.clone(), percent)).collect();
+    cases.extend(LOOPS.map(round_and_round));
+    let confirmed = sources.iter().find(|source| source.name == REAL_TRACE).or(sources.first());
+    cases.extend(confirmed.map(|source| confirmed_by_a_cache(source.clone())));
+    cases
+}
+
+fn sources(settings: &Settings, options: &Options) -> Result<Vec<Source>, String> {
+    let Some(dir) = &options.traces else {
+        return Ok(vec![Source::new(synthetic::NAME.to_owned(), None, settings)]);
+    };
+    let paths = trace::found_in(dir)?;
+    if paths.is_empty() {
+        return Err(format!("{}: no trace is there; their names end with .csv, .lis or .zst", dir.display()));
+    }
+    let named = |path: PathBuf| Source::new(trace::name_of(&path).unwrap_or_default(), Some(path), settings);
+    Ok(paths.into_iter().map(named).collect())
+}
+
+/// One trace at one size.
+fn at_size(source: Source, percent: f64) -> Case {
+    let case = Case::new(format!("{}{AT}{percent} %", source.name), &METRICS, move || {
+        let trace = source.trace()?;
+        let pages = trace.cache_pages(percent);
+        Ok(everybody(&trace, pages, FetchOrigin::Asked))
+    });
+    compared(case)
+}
+
+/// A loop that is `larger` times the cache.
+fn round_and_round(larger: f64) -> Case {
+    let case = Case::new(format!("loop of {larger} caches"), &METRICS, move || {
+        let trace = Rc::new(synthetic::around((LOOP_CACHE_PAGES as f64 * larger) as u64, LOOP_ROUNDS));
+        Ok(everybody(&trace, LOOP_CACHE_PAGES, FetchOrigin::Stream))
+    });
+    compared(case)
+}
+
+fn compared(case: Case) -> Case {
+    let case =
+        case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
+    let others = ["two lists", "FIFO", "LRU", "ARC", "W-TinyLFU"];
+    let case = others.into_iter().fold(case, |case, other| case.compare(RATIO, OURS, other, None));
+    case.bound(RATIO, OURS, OPTIMUM, None)
+}
+
+/// Ours and all others, with `pages` pages each. Pages come to ours as `came` says; the others do not know.
+fn everybody(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
+    let ours = move |kind: PolicyKind| {
+        move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, kind.build(), came))
+    };
+    let of = |name, ask: fn(&Trace, usize) -> f64| asked(trace, name, move |trace| ask(trace, pages));
+    vec![
+        asked(trace, OURS, ours(PolicyKind::S3Fifo)),
+        asked(trace, "two lists", ours(PolicyKind::TwoList)),
+        of(LINUX, |trace, pages| percent_of(trace, Linux::new(trace.unique(), pages))),
+        of(S3_FIFO, |trace, pages| percent_of(trace, S3Fifo::new(trace.unique(), pages))),
+        of("FIFO", |trace, pages| percent_of(trace, Fifo::new(trace.unique(), pages))),
+        of("LRU", |trace, pages| percent_of(trace, Lru::new(trace.unique(), pages))),
+        of("ARC", |trace, pages| percent_of(trace, Arc::new(trace.unique(), pages))),
+        of("W-TinyLFU", |trace, pages| percent_of(trace, TinyLfu::new(trace.unique(), pages))),
+        of(OPTIMUM, |trace, pages| share(peers::optimum(&trace.references, trace.unique(), pages), trace)),
+    ]
+}
+
+fn asked(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 'static) -> Alternative {
+    let trace = Rc::clone(trace);
+    Alternative::new(name, move |_| Ok(vec![ask(&trace)]))
+}
+
+/// Asks for all pages of `trace`: how many of them were there, in per cent.
+fn percent_of(trace: &Trace, mut cache: impl Simulated) -> f64 {
+    let hits = trace.references.iter().filter(|page| cache.ask(**page)).count();
+    debug_assert!(cache.held() <= trace.unique(), "no page is held twice");
+    share(hits as u64, trace)
+}
+
+fn share(hits: u64, trace: &Trace) -> f64 {
+    hits as f64 / trace.references.len() as f64 * 100.0
+}
+
+/// One row through a cache, beside the simulation of as many pages as the cache turned out to hold.
+fn confirmed_by_a_cache(source: Source) -> Case {
+    let case =
+        Case::new(format!("{}{AT}{REAL_PERCENT} %, through a cache", source.name), &METRICS, move || {
+            let trace = source.trace()?;
+            let held = Rc::new(OnceCell::new());
+            let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
+            let real = Alternative::new(REAL, move |_| {
+                let answered = real::answered(&asked_trace, asked_trace.cache_pages(REAL_PERCENT))?;
+                counted.get_or_init(|| answered.pages_held);
+                Ok(vec![share(answered.hits, &asked_trace)])
+            });
+            let simulated = Alternative::new(SIMULATED, move |_| {
+                let pages = *held.get().expect("the cache was asked before");
+                let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), FetchOrigin::Asked);
+                Ok(vec![percent_of(&trace, ours)])
+            });
+            Ok(vec![real, simulated])
+        });
+    case.once().within(RATIO, REAL, SIMULATED, POINTS_BEHIND_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What all reach on a trace of a few pages, ours and two lists included.
+    fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
+        let trace = Rc::new(Trace::new("x", asked));
+        let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];
+        let all = everybody(&trace, pages, FetchOrigin::Asked);
+        let hits = |mut one: Alternative| one.run_once(0).expect("it runs")[0] * asked.len() as f64 / 100.0;
+        names.into_iter().zip(all.into_iter().map(hits)).collect()
+    }
+
+    fn of(reached: &[(&str, f64)], name: &str) -> f64 {
+        let found = reached.iter().find(|(other, _)| *other == name).expect("it is there").1;
+        (found * 1e6).round() / 1e6
+    }
+
+    #[test]
+    fn few_pages_by_hand() {
+        // Belady's own example for FIFO, which is worse with four pages than with three.
+        let asked = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5];
+        let [three, four] = [3, 4].map(|pages| reached(&asked, pages));
+        assert_eq!([&three, &four].map(|reached| of(reached, "FIFO")), [3.0, 2.0]);
+        assert_eq!([&three, &four].map(|reached| of(reached, "LRU")), [2.0, 4.0]);
+        assert_eq!([&three, &four].map(|reached| of(reached, OPTIMUM)), [5.0, 6.0]);
+    }
+
+    #[test]
+    fn nobody_is_better_than_the_optimum_and_all_are_alike_where_all_fits() {
+        let trace = synthetic::trace(Extent::Quick);
+        let asked: Vec<u64> = trace.references[..20_000].iter().map(|page| u64::from(page % 500)).collect();
+        for pages in [1, 2, 7, 50, 499] {
+            let reached = reached(&asked, pages);
+            let optimum = of(&reached, OPTIMUM);
+            assert!(reached.iter().all(|(_, hits)| *hits <= optimum + 1e-6), "{pages}: {reached:?}");
+        }
+        let unique = Trace::new("x", &asked).unique();
+        let reached = reached(&asked, unique);
+        let all = (asked.len() - unique) as f64;
+        assert!(
+            reached.iter().all(|(name, hits)| (hits - all).abs() < 1e-6 || *name == "W-TinyLFU"),
+            "{reached:?}"
+        );
+    }
+
+    /// To four digits.
+    #[test]
+    fn the_made_up_trace_answers_the_same_everywhere() {
+        let trace = Rc::new(synthetic::trace(Extent::Quick));
+        let pages = trace.cache_pages(10.0);
+        let all = everybody(&trace, pages, FetchOrigin::Asked);
+        let ratios: Vec<_> = all.into_iter().map(|mut one| one.run_once(0).expect("it runs")[0]).collect();
+        let shown: Vec<_> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+        assert_eq!(shown, EXPECTED);
+    }
+
+    /// Ours, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, W-TinyLFU, the optimum.
+    const EXPECTED: [&str; 9] =
+        ["48.91", "48.31", "48.31", "48.12", "41.84", "44.76", "49.05", "49.79", "60.83"];
+
+    #[test]
+    fn a_stream_that_goes_round_keeps_what_a_cache_can() {
+        for larger in LOOPS {
+            let pages = (1000.0 * larger) as u64;
+            let trace = synthetic::around(pages, LOOP_ROUNDS);
+            let ours = Ours::new(&trace.places, 1000, PolicyKind::default().build(), FetchOrigin::Stream);
+            let bound = share(peers::optimum(&trace.references, trace.unique(), 1000), &trace);
+            let reached = percent_of(&trace, ours);
+            assert!(bound - reached < 0.5 && reached <= bound, "{larger}: {reached} of {bound}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_traces_is_said_to_be_one() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let ratio = Options { traces: Some(folder.path().to_owned()), ..Options::default() };
+        let settings =
+            Settings { extent: Extent::Quick, repeat: crate::harness::Repeat::Usual(1), folder: ".".into() };
+        let case = cases(&settings, &ratio).pop().expect("there is one case");
+        let why = case.measure("ratio", &settings, || {}).expect_err("there is nothing").to_string();
+        assert!(why.contains("no trace is there") && why.contains(".lis"), "{why}");
+    }
+
+    #[test]
+    fn sizes_are_shares() {
+        assert_eq!(percent("10"), Ok(10.0));
+        assert_eq!(percent("0.5%"), Ok(0.5));
+        for wrong in ["0", "101", "-1", "ten", "NaN"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+    }
+}

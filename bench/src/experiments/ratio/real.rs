@@ -1,0 +1,55 @@
+//! Real: a trace asked of a cache as programs use it, through its front door.
+//!
+//! One file that is nowhere, each of whose pages says which one it is, and that it does is looked at. No
+//! readahead, and folios of one page, as in the simulation.
+//!
+//! The bound of a cache is on all its memory: tables, nodes and shadows are
+//! paid from it too. So it is built a little larger than the data it is meant to
+//! hold, and says at the end how many pages it does hold; the simulation beside it
+//! is given as many.
+//!
+//! Not an invariant: that it holds so many all the time. Nodes of the index take extents of data as they become more.
+
+use std::sync::Arc;
+
+use quinion::units::PAGE_SIZE;
+use quinion::{Cache, Hint};
+
+use super::trace::Trace;
+use crate::fixtures::pages::{Pages, word_of};
+use crate::harness::Unmeasured;
+
+/// What a cache needs beside its data: so many hundredths of it, and so many bytes.
+const OVERHEAD_HUNDREDTHS: u64 = 4;
+const OVERHEAD_BYTES: u64 = 4 << 20;
+
+/// What a cache answered.
+pub struct Answered {
+    /// References that were hits.
+    pub hits: u64,
+    /// Pages that it held at the end.
+    pub pages_held: usize,
+}
+
+/// Asks a cache of about `pages` pages for all of `trace`.
+pub fn answered(trace: &Trace, pages: usize) -> Result<Answered, Unmeasured> {
+    let data = (pages * PAGE_SIZE) as u64;
+    let memory = (data + data * OVERHEAD_HUNDREDTHS / 100 + OVERHEAD_BYTES).max(Cache::MEMORY_MIN);
+    let cache = Cache::builder().memory(memory).readahead(0).folio_order_max(0).build()?;
+    let pages = trace.places.last().map_or(0, |last| last + 1);
+    let file = cache.open_backend(Arc::new(Pages(pages)))?;
+    file.advise(Hint::Random)?;
+    let mut page = [0; PAGE_SIZE];
+    for number in &trace.references {
+        let place = trace.places[*number as usize];
+        file.read_at(&mut page, place * PAGE_SIZE as u64)?;
+        if page[..8] != word_of(place) {
+            return Err(Unmeasured::Failed(format!(
+                "page {place} has another one's bytes; please report this"
+            )));
+        }
+    }
+    let stats = cache.stats();
+    let held = (stats.data_bytes - stats.free_bytes) / PAGE_SIZE as u64;
+    Ok(Answered { hits: stats.hits, pages_held: held as usize })
+}

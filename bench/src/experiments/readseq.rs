@@ -1,0 +1,328 @@
+//! Readseq: RocksDB's benchmark, unmodified, by `quinion run` and by the kernel.
+//!
+//! ```text
+//!   made once     db_bench --benchmarks=fillseq ..      in a scratch folder, written to the device
+//!
+//!   cold          nothing of the databases is in the kernel's memory; then
+//!     quinion       quinion run -- db_bench --benchmarks=readseq ..
+//!     one by one    the same, but folios enter the index one by one: ourselves without batches
+//!     kernel        db_bench --benchmarks=readseq ..
+//!
+//!   warm          read once before, by the same cache, and then measured
+//!     quinion       quinion run -- sh: db_bench .. and again db_bench ..
+//!     kernel        db_bench .. and again db_bench ..
+//! ```
+//!
+//! Every thread reads every database from its first key to its last, so what one
+//! thread reads from a file another one finds in a cache. Throughput and
+//! percentiles are what db_bench says of itself. CPU seconds are those of all
+//! processes that were started for a run, the owner of the cache and its end
+//! included; in the warm runs, of all since the first reading was done.
+//!
+//! Memory is the most that a run's processes held, with the kernel's page cache for them (`limit`). In the warm runs it
+//! is ours alone, of both readings: the kernel had the databases before.
+//!
+//! Both are given enough memory for all of the databases. That our runs are ours
+//! is checked: afterwards the kernel must have nearly nothing of the databases.
+//! That the second run is warm for the kernel is checked before it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::rc::Rc;
+
+use crate::fixtures::caches::{Drops, bytes, check_warm, kept_bytes};
+use crate::fixtures::command::quinion;
+use crate::fixtures::db_bench::{self, BenchOutput, Shape};
+use crate::fixtures::limit::{MEMORY, peak_of};
+use crate::fixtures::shared::Shared;
+use crate::fixtures::tuned::{self, TunedRun};
+use crate::harness::folder::ScratchFolder;
+use crate::harness::machine::process_bytes;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::sys;
+
+const THROUGHPUT: &str = "throughput";
+const P99: &str = "P99";
+const P999: &str = "P99.9";
+const DEVICE: &str = "device (process)";
+const METRICS: [Metric; 8] = [
+    Metric::gain(THROUGHPUT, "1000 ops/s"),
+    Metric::cost("P50", "us"),
+    Metric::cost("P75", "us"),
+    Metric::cost(P99, "us"),
+    Metric::cost(P999, "us"),
+    Metric::cost("cpu", "s"),
+    Metric::cost(MEMORY, "MiB"),
+    Metric::cost(DEVICE, "bytes per byte"),
+];
+
+const OURS: &str = "quinion run";
+const ONE_BY_ONE: &str = "one by one";
+const KERNEL: &str = "kernel";
+
+/// What is wanted of us at least: cold, the kernel's throughput and half of its longest waits; warm, more.
+const COLD_GOAL: f64 = 1.0;
+const COLD_P99_GOAL: f64 = 2.0;
+const WARM_GOAL: f64 = 1.1;
+/// Repetitions of a full run: one takes minutes.
+const REPEAT: usize = 2;
+
+/// What the program reads once before it is measured, in a shell that `run` started: the program's words are the
+/// shell's `$0` and the rest. Says what the owner, its parent, and the first reading have computed.
+const TWICE: &str = r#""$0" "$@" > /dev/null 2>&1 || exit; cat /proc/$PPID/stat; times; exec "$0" "$@""#;
+
+/// Cold and warm.
+pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
+    let options = options.clone();
+    let databases = Shared::new(settings, move |settings| Databases::new(settings, &options));
+    vec![cold(&databases), warm(&databases)]
+}
+
+fn cold(databases: &Shared<Databases>) -> Case {
+    let databases = databases.clone();
+    let case = Case::new("cold", &METRICS, move || {
+        let databases = databases.get()?;
+        let of = |name, run: Run| databases.alternative(name, run);
+        Ok(vec![
+            of(OURS, Databases::ours_cold),
+            of(KERNEL, Databases::kernel_cold),
+            of(ONE_BY_ONE, Databases::one_by_one),
+        ])
+    });
+    let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(COLD_GOAL)).compare(
+        P99,
+        OURS,
+        KERNEL,
+        Some(COLD_P99_GOAL),
+    );
+    let case = rows(case, KERNEL).compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None);
+    let case = case.compare(THROUGHPUT, OURS, ONE_BY_ONE, None).compare(P99, OURS, ONE_BY_ONE, None);
+    rows(case, ONE_BY_ONE).without_warm_up().usually(REPEAT)
+}
+
+fn warm(databases: &Shared<Databases>) -> Case {
+    let databases = databases.clone();
+    let case = Case::new("warm", &METRICS, move || {
+        let databases = databases.get()?;
+        let of = |name, run: Run| databases.alternative(name, run);
+        Ok(vec![of(OURS, Databases::ours_warm), of(KERNEL, Databases::kernel_warm)])
+    });
+    let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(WARM_GOAL)).compare(P99, OURS, KERNEL, None);
+    rows(case, KERNEL).told(MEMORY, OURS).without_warm_up().usually(REPEAT)
+}
+
+fn rows(case: Case, peer: &'static str) -> Case {
+    ["P50", "P75", P999, "cpu"].into_iter().fold(case, |case, metric| case.compare(metric, OURS, peer, None))
+}
+
+/// The databases.
+struct Databases {
+    folder: ScratchFolder,
+    files: Vec<File>,
+    shape: Shape,
+    drops: Drops,
+}
+
+type Run = fn(&Databases) -> Result<Measured, Unmeasured>;
+
+/// What a run has brought and cost.
+struct Measured {
+    said: BenchOutput,
+    cpu_seconds: f64,
+    /// Held at most; not a number where nobody counts.
+    memory_bytes: f64,
+    /// Read from devices, if all of that was for what is measured.
+    device_bytes: Option<u64>,
+}
+
+impl Databases {
+    fn new(settings: &Settings, options: &db_bench::Options) -> Result<Self, Unmeasured> {
+        db_bench::look_for_it()?;
+        let shape = Shape::of(settings, options);
+        let wanted = 3 * shape.bytes() + (1 << 30);
+        if quinion::process_limit() < wanted {
+            return Err(Unmeasured::Missing(format!(
+                "it takes {} MiB of memory, more than we may use; --dbs, --num and --value-size make it smaller",
+                wanted >> 20
+            )));
+        }
+        let folder = ScratchFolder::new(&settings.folder)?;
+        finish(command(&shape.fill(folder.path())))?;
+        // Once more, so that what RocksDB does after the first opening is done.
+        finish(command(&shape.read(folder.path())))?;
+        let mut files = Vec::new();
+        take_tables(folder.path(), &mut files)?;
+        Ok(Self { folder, files, shape, drops: Drops::of(settings) })
+    }
+
+    fn alternative(self: &Rc<Self>, name: &'static str, run: Run) -> Alternative {
+        let databases = Rc::clone(self);
+        Alternative::new(name, move |_| {
+            let Measured { said, cpu_seconds, memory_bytes, device_bytes } = run(&databases)?;
+            let [p50, p75, p99, p999] = said.percentiles;
+            let device = device_bytes.map_or(f64::NAN, |device| device as f64);
+            let device = device / bytes(&databases.files)? as f64;
+            let memory = memory_bytes / f64::from(1 << 20);
+            Ok(vec![said.ops_per_second / 1e3, p50, p75, p99, p999, cpu_seconds, memory, device])
+        })
+    }
+
+    fn words(&self) -> Vec<String> {
+        self.shape.read(self.folder.path())
+    }
+
+    /// Room for all of the databases.
+    fn memory(&self) -> Result<u64, Unmeasured> {
+        Ok(bytes(&self.files)? * 9 / 8 + (128 << 20))
+    }
+
+    /// `quinion run` with that room.
+    fn run(&self, words: &[String]) -> Result<Command, Unmeasured> {
+        let mut command = Command::new(quinion()?);
+        command.args(["run", "--attach", "at-once", "--report", "none", "--memory"]);
+        command.arg(self.memory()?.to_string()).arg("--").args(words);
+        Ok(command)
+    }
+
+    /// Nothing of the databases is in memory. The program is: that it has to be read from the device as well,
+    /// where all caches are dropped, is not what is asked.
+    fn make_cold(&self) -> Result<(), Unmeasured> {
+        self.drops.make_cold(&self.files)?;
+        db_bench::look_for_it()
+    }
+
+    fn ours_cold(&self) -> Result<Measured, Unmeasured> {
+        self.cold_by(self.run(&self.words())?)
+    }
+
+    /// The same by a cache that inserts folios one by one.
+    fn one_by_one(&self) -> Result<Measured, Unmeasured> {
+        let program = self.words().into_iter().map(OsString::from).collect();
+        let run = TunedRun { choices: "insertion=one-by-one".to_owned(), memory: self.memory()?, program };
+        self.cold_by(tuned::command(&run)?)
+    }
+
+    fn cold_by(&self, command: Command) -> Result<Measured, Unmeasured> {
+        self.make_cold()?;
+        let measured = measure(command, |_| Some(0.0))?;
+        self.check_ours()?;
+        Ok(measured)
+    }
+
+    fn kernel_cold(&self) -> Result<Measured, Unmeasured> {
+        self.make_cold()?;
+        measure(command(&self.words()), |_| Some(0.0))
+    }
+
+    fn ours_warm(&self) -> Result<Measured, Unmeasured> {
+        self.make_cold()?;
+        let shell = ["sh", "-c", TWICE].map(str::to_owned);
+        let words: Vec<String> = shell.into_iter().chain(self.words()).collect();
+        let measured = measure(self.run(&words)?, first_reading)?;
+        self.check_ours()?;
+        Ok(Measured { device_bytes: None, ..measured })
+    }
+
+    fn kernel_warm(&self) -> Result<Measured, Unmeasured> {
+        finish(command(&self.words()))?;
+        check_warm(&self.files)?;
+        measure(command(&self.words()), |_| Some(0.0))
+    }
+
+    /// What was read just now, the kernel does not have.
+    fn check_ours(&self) -> Result<(), Unmeasured> {
+        let (kept, all) = (kept_bytes(&self.files)?, bytes(&self.files)?);
+        if kept < all / 10 {
+            return Ok(());
+        }
+        Err(Unmeasured::Missing(format!(
+            "{} of {} MiB were read by the kernel and not by us; `quinion run -- db_bench ..` says why",
+            kept >> 20,
+            all >> 20
+        )))
+    }
+}
+
+/// Takes the files of `folder` that hold keys and values, once they are written to the device.
+fn take_tables(folder: &Path, tables: &mut Vec<File>) -> Result<(), Unmeasured> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            take_tables(&path, tables)?;
+        } else if path.extension().is_some_and(|extension| extension == "sst") {
+            let file = File::open(path)?;
+            file.sync_all()?;
+            tables.push(file);
+        }
+    }
+    Ok(())
+}
+
+fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+fn finish(mut command: Command) -> Result<Output, Unmeasured> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.trim_end().rsplit(['\n', '\r']).next().unwrap_or_default();
+    Err(Unmeasured::Failed(format!(
+        "{} ended with {}: {last}",
+        command.get_program().display(),
+        output.status
+    )))
+}
+
+/// What `command` says and costs; less what it says itself that it had cost `before` it was to be measured.
+fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured, Unmeasured> {
+    let (cpu, device) = (sys::children_cpu_ns(), process_bytes());
+    let (output, memory_bytes) = peak_of(|| finish(command))?;
+    let cpu_seconds = (sys::children_cpu_ns() - cpu) / 1e9;
+    let device_bytes = process_bytes().zip(device).map(|(after, before)| after - before);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let not_understood =
+        |what| Unmeasured::Failed(format!("{what} is not in what db_bench printed:\n{text}"));
+    let said = db_bench::said(&text).ok_or_else(|| not_understood("a result"))?;
+    let before = before(&text).ok_or_else(|| not_understood("what the first reading took"))?;
+    Ok(Measured { said, cpu_seconds: cpu_seconds - before, memory_bytes, device_bytes })
+}
+
+/// CPU seconds of the owner and of the first reading, as [`TWICE`] prints them.
+fn first_reading(text: &str) -> Option<f64> {
+    let mut lines = text.lines();
+    let ticks: Vec<f64> =
+        lines.next()?.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).flat_map(str::parse).collect();
+    let owner = ticks.iter().sum::<f64>() / rustix::param::clock_ticks_per_second() as f64;
+    let shell_and_children: Option<Vec<f64>> =
+        lines.take(2).flat_map(str::split_whitespace).map(minutes_and_seconds).collect();
+    let shell_and_children = shell_and_children.filter(|times| times.len() == 4 && ticks.len() == 2)?;
+    Some(owner + shell_and_children.iter().sum::<f64>())
+}
+
+/// The seconds of `1m2.5s`.
+fn minutes_and_seconds(text: &str) -> Option<f64> {
+    let (minutes, seconds) = text.strip_suffix('s')?.split_once('m')?;
+    Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_first_reading_took_is_added_up() {
+        let ticks = rustix::param::clock_ticks_per_second();
+        let stat = format!("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks);
+        let text = format!("{stat}\n0m0.250s 0m0.250s\n1m2.000000s 0m0.5s\nreadseq : 1\n");
+        assert_eq!(first_reading(&text), Some(66.0));
+        assert_eq!(first_reading(&text.replace("1m2.000000s", "soon")), None);
+        assert_eq!(first_reading("readseq : 1\n"), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! Guest: the other side of a restore, as simple as it can be: memory, and a thread that touches it.
+//!
+//! ```text
+//!   region  --touch each page, in order or scattered-->  was that what the snapshot has?
+//!      '-- its faults: answered by us (`Handler`), by our server (`vmm`), or by the kernel alone
+//! ```
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crate::fixtures::pages::{PAGE, shuffled};
+use crate::fixtures::scratch::word_at;
+use crate::harness::Unmeasured;
+use crate::sys::{Region, Uffd, Waiting};
+
+/// What a page of the snapshot begins with tells where it stands; a region that has something else was restored
+/// wrongly.
+fn expect(wrong: u64) -> Result<(), Unmeasured> {
+    if wrong == 0 {
+        return Ok(());
+    }
+    Err(Unmeasured::Failed(
+        "what the guest found in its memory is not what its snapshot has there".to_owned(),
+    ))
+}
+
+/// Reads the first word of each page, from the first to the last.
+pub fn touch_all(region: &Region) -> Result<(), Unmeasured> {
+    let wrong = (0..region.len()).step_by(PAGE).map(|at| region.word(at) ^ word_at(at as u64));
+    expect(wrong.fold(0, |all, one| all | one))
+}
+
+/// How the pages are met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Touch {
+    Read,
+    Write,
+}
+
+/// Touches `count` places that lie scattered, each in a stretch of `stretch` bytes of its own, and says how many
+/// microseconds each of them took. A word that is read is the
+/// one that `content` has there.
+pub fn touch_scattered(
+    region: &mut Region,
+    stretch: usize,
+    count: usize,
+    touch: Touch,
+    content: Content,
+) -> Result<Vec<f64>, Unmeasured> {
+    let bits = (region.len() / stretch).ilog2();
+    let count = count.min(1 << bits);
+    let (mut taken, mut wrong) = (Vec::with_capacity(count), 0);
+    for nth in 0..count as u64 {
+        let at = shuffled(nth, bits) as usize * stretch;
+        let start = Instant::now();
+        match touch {
+            Touch::Read => {
+                let word = region.word(at);
+                taken.push(start.elapsed().as_nanos() as f64 / 1e3);
+                wrong |= word ^ content.word(at);
+            }
+            Touch::Write => {
+                region.set_word(at, 1);
+                taken.push(start.elapsed().as_nanos() as f64 / 1e3);
+            }
+        }
+    }
+    expect(wrong)?;
+    Ok(taken)
+}
+
+/// What a region has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Each word tells its place.
+    Snapshot,
+    /// The snapshot's first bytes, so many of them, again and again.
+    Repeated(usize),
+}
+
+impl Content {
+    fn word(self, at: usize) -> u64 {
+        match self {
+            Self::Snapshot => word_at(at as u64),
+            Self::Repeated(bytes) => word_at((at % bytes) as u64),
+        }
+    }
+}
+
+/// Runs `guest` while a thread of ours answers the faults of its region, one at a time, by `answer`, which is given
+/// the place of the page.
+pub fn handled<T: Send>(
+    uffd: &Uffd,
+    waiting: Waiting,
+    answer: impl Fn(&Uffd, usize) -> io::Result<()> + Sync,
+    guest: impl FnOnce() -> Result<T, Unmeasured>,
+) -> Result<T, Unmeasured> {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let handler = scope.spawn(|| {
+            // Relaxed: nothing is handed over by it; a look that comes late costs a moment.
+            while !is_over.load(Ordering::Relaxed) {
+                let faults = uffd.faults(waiting).expect("the region is there as long as its guest");
+                for at in faults {
+                    if let Err(error) = answer(uffd, at / PAGE * PAGE) {
+                        // A thread that waits for the page waits for ever, and we for it.
+                        eprintln!("quinion: the page at byte {at} of a guest cannot be brought: {error}");
+                        std::process::exit(1);
+                    }
+                }
+            }
+        });
+        let ended = guest();
+        is_over.store(true, Ordering::Relaxed);
+        handler.join().expect("it does not panic");
+        ended
+    })
+}

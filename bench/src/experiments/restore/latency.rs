@@ -1,0 +1,172 @@
+//! Latency: how long does a guest wait that touches one absent page, anywhere?
+//!
+//! ```text
+//!   server, ..          ours: a page-fault server answers, of whose snapshot all is in memory. By one page a fault; by
+//!                       64 KiB, and by mapping 512 KiB, where only one page in so many is touched
+//!   COPY, CONTINUE      a thread of ours answers, the simplest that there can be: asleep between faults, or spinning
+//!   MAP_PRIVATE, ..     the kernel answers, alone
+//! ```
+//!
+//! Each page is touched once, in an order that looks random, and each touch is timed by a caller that makes it.
+
+use std::fs::File;
+use std::rc::Rc;
+
+use quinion::restore::RestoreOptions;
+
+use super::guest::{Content, Touch, handled, touch_scattered};
+use super::host::{Host, handing_out_the_image};
+use super::vmm::Guest;
+use super::{REPEAT, pick};
+use crate::experiments::populate::faults_of;
+use crate::fixtures::pages::PAGE;
+use crate::fixtures::scratch::write_content;
+use crate::fixtures::shared::Shared;
+use crate::fixtures::store::Store;
+use crate::harness::machine::check_memory;
+use crate::harness::statistics::percentile;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::sys::{Absent, HugeMemory, PageKind, Region, Waiting};
+
+const METRICS: [Metric; 3] =
+    [Metric::cost("p50", "us"), Metric::cost("p99", "us"), Metric::cost("mean", "us")];
+
+const SERVER: &str = "server, COPY 4K";
+const SERVER_RUN: &str = "server, COPY 64K";
+const SERVER_MAPPED: &str = "server, CONTINUE 512K";
+const COPY: &str = "COPY anon 4K, handler thread";
+const COPY_SPINNING: &str = "COPY anon 4K, spinning handler";
+const COPY_MEMFD: &str = "COPY memfd 4K, handler thread";
+const CONTINUE: &str = "CONTINUE memfd 4K, handler thread";
+const PRIVATE_READ: &str = "kernel: MAP_PRIVATE read";
+const PRIVATE_WRITE: &str = "kernel: MAP_PRIVATE write";
+const SHARED_READ: &str = "kernel: MAP_SHARED read";
+const ZERO_WRITE: &str = "kernel: anon zero page write";
+
+/// What serves, and from what.
+struct Stage {
+    host: Host,
+    /// The snapshot, in memory.
+    snap: File,
+    source: HugeMemory,
+    bytes: usize,
+    faults: usize,
+}
+
+/// What our server answers a fault with, unless told otherwise.
+const RUN_BYTES: usize = 64 << 10;
+/// What of an image that is all there it maps for a fault.
+const MAPPED_BYTES: usize = 512 << 10;
+/// Bytes that are copied from, again and again.
+const SOURCE_BYTES: usize = 2 << 20;
+
+impl Stage {
+    fn new(settings: &Settings) -> Result<Self, Unmeasured> {
+        let bytes = pick(settings, 8 << 20, 128 << 20, 2 << 30);
+        check_memory(4 * bytes + (512 << 20))?;
+        let host = Host::new(settings, bytes)?;
+        let mut snap = Store::memfd().file(bytes)?;
+        write_content(&mut snap, bytes)?;
+        let mut source = HugeMemory::new(SOURCE_BYTES)?;
+        std::os::unix::fs::FileExt::read_exact_at(&snap, &mut source, 0)?;
+        let faults = pick(settings, 1000, 10_000, 100_000) as usize;
+        Ok(Self { host, snap, source, bytes: bytes as usize, faults })
+    }
+}
+
+/// Scattered faults, answered by everybody.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let stage = Shared::new(settings, Stage::new);
+    let name = format!("{} scattered faults", pick(settings, 1000, 10_000, 100_000));
+    let case = Case::new(name, &METRICS, move || {
+        let stage = stage.get()?;
+        let all = OURS.iter().chain(&PEERS);
+        Ok(all.map(|(name, run)| alternative(&stage, name, *run)).collect())
+    });
+    let beside =
+        |case: Case, ours, peer| case.compare("p50", ours, peer, None).compare("p99", ours, peer, None);
+    let case = PEERS.iter().fold(case, |case, (peer, _)| beside(case, SERVER, peer));
+    let case = beside(beside(case, SERVER_MAPPED, CONTINUE), SERVER_MAPPED, COPY);
+    vec![beside(case, SERVER_RUN, COPY).usually(REPEAT)]
+}
+
+/// Microseconds of each touch.
+type Run = fn(&Stage) -> Result<Vec<f64>, Unmeasured>;
+
+const OURS: [(&str, Run); 3] = [
+    (SERVER, |stage| served(stage, PAGE)),
+    (SERVER_RUN, |stage| served(stage, RUN_BYTES)),
+    (SERVER_MAPPED, mapped),
+];
+
+const PEERS: [(&str, Run); 8] = [
+    (COPY, |stage| copied(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Waiting::Asleep)),
+    (COPY_SPINNING, |stage| {
+        copied(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Waiting::Spinning)
+    }),
+    (COPY_MEMFD, |stage| {
+        let file = Store::memfd().file(stage.bytes as u64)?;
+        copied(stage, Region::shared(&file, stage.bytes)?, Waiting::Asleep)
+    }),
+    (CONTINUE, continued),
+    (PRIVATE_READ, |stage| touched(stage, Region::private(&stage.snap, stage.bytes)?, Touch::Read)),
+    (PRIVATE_WRITE, |stage| touched(stage, Region::private(&stage.snap, stage.bytes)?, Touch::Write)),
+    (SHARED_READ, |stage| touched(stage, Region::shared(&stage.snap, stage.bytes)?, Touch::Read)),
+    (ZERO_WRITE, |stage| touched(stage, Region::anonymous(stage.bytes, PageKind::Small)?, Touch::Write)),
+];
+
+fn alternative(stage: &Rc<Stage>, name: &'static str, run: Run) -> Alternative {
+    let stage = Rc::clone(stage);
+    Alternative::new(name, move |_| run(&stage).map(|taken| told(&taken))).excused(METRICS.len())
+}
+
+fn told(taken: &[f64]) -> Vec<f64> {
+    let mean = taken.iter().sum::<f64>() / taken.len() as f64;
+    vec![percentile(taken, 0.5), percentile(taken, 0.99), mean]
+}
+
+/// By a server of ours that answers a fault with so many bytes. Pages are touched that far from each other, so
+/// that each touch is a fault.
+fn served(stage: &Stage, run: usize) -> Result<Vec<f64>, Unmeasured> {
+    let (cache, mut options) = (stage.host.warm_cache()?, RestoreOptions::new());
+    options.run_bytes = run as u64;
+    let touch =
+        |region: &mut Region| touch_scattered(region, run, stage.faults, Touch::Read, Content::Snapshot);
+    Ok(stage.host.serve(&cache, options, Guest::copied, touch)?.0)
+}
+
+/// The same by an image, all of which is there: so all around a fault is mapped with it.
+fn mapped(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
+    stage.host.serve_resident(handing_out_the_image(), |region| {
+        touch_scattered(region, MAPPED_BYTES, stage.faults, Touch::Read, Content::Snapshot)
+    })
+}
+
+fn copied(stage: &Stage, mut region: Region, waiting: Waiting) -> Result<Vec<f64>, Unmeasured> {
+    let uffd = faults_of(&region, Absent::Missing)?;
+    let source: &[u8] = &stage.source;
+    let page = |at: usize| &source[at % SOURCE_BYTES..][..PAGE];
+    let content = Content::Repeated(SOURCE_BYTES);
+    handled(
+        &uffd,
+        waiting,
+        |uffd, at| uffd.copy(at, page(at)),
+        || touch_scattered(&mut region, PAGE, stage.faults, Touch::Read, content),
+    )
+}
+
+fn continued(stage: &Stage) -> Result<Vec<f64>, Unmeasured> {
+    let mut region = Region::private(&stage.snap, stage.bytes)?;
+    let uffd = faults_of(&region, Absent::Minor)?;
+    handled(
+        &uffd,
+        Waiting::Asleep,
+        |uffd, at| uffd.map(at, PAGE),
+        || touch_scattered(&mut region, PAGE, stage.faults, Touch::Read, Content::Snapshot),
+    )
+}
+
+fn touched(stage: &Stage, mut region: Region, touch: Touch) -> Result<Vec<f64>, Unmeasured> {
+    region.read_anywhere();
+    touch_scattered(&mut region, PAGE, stage.faults, touch, Content::Snapshot)
+}

@@ -1,0 +1,47 @@
+//! Restore: how soon has a virtual machine the memory of its snapshot?
+//!
+//! ```text
+//!   resident   the snapshot is in memory: what does it cost to give it to a machine?            `resident`
+//!   snapshot   it is in a file: from nothing to all of it touched, cold and warm                `snapshot`
+//!   populated  it is in a file, and is copied into memory ahead: what are batched grabs worth?    `populated`
+//!   latency    how long does a guest wait that touches one absent page, anywhere?               `latency`
+//!   clones     ten machines of one image: how soon, and in how much memory?                     `clones`
+//! ```
+//!
+//! The guests are threads that touch memory (`guest`), and the kernel does for them what it does for a virtual
+//! machine's threads but for the second page table.
+
+mod clones;
+mod guest;
+mod host;
+mod latency;
+mod populated;
+mod resident;
+mod snapshot;
+mod vmm;
+
+use crate::harness::{Case, Settings};
+
+pub use clones::{JOB, work};
+
+/// A full run's repetitions: one takes up to a minute, and there are as many cases.
+const REPEAT: usize = 1;
+
+/// What of a snapshot file is in memory when it begins: nothing, or all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Before {
+    Cold,
+    Warm,
+}
+
+/// All situations.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let cases = [resident::case(settings), clones::case(settings)];
+    let files = snapshot::cases(settings).into_iter().chain(populated::cases(settings));
+    cases.into_iter().chain(latency::cases(settings)).chain(files).collect()
+}
+
+/// A build with checks in it measures nothing, and only shows that all of this runs.
+fn pick(settings: &Settings, checks: u64, quick: u64, full: u64) -> u64 {
+    settings.pick(if cfg!(debug_assertions) { checks } else { quick }, full)
+}

@@ -1,0 +1,36 @@
+//! Thrash: what is left of a cache when the file is twice as large as it?
+//!
+//! ```text
+//!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, everybody under one limit
+//!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
+//!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
+//!     quinion, three walks: ours, where a page enters the index by three calls of the tree
+//!
+//!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random
+//!     single walk, three walks: how a folio finds its place where a large shadow remembers
+//! ```
+//!
+//! `random` is for a while and not for a number of reads: first until the cache is
+//! what it will be, then counted. Half of the reads can be hits, whatever is kept;
+//! what differs is what a miss costs, and what it does to the others. Bytes from the device per
+//! byte read are the misses: 0.50 if everything that fits was kept. Each works in a process
+//! of its own, inside the limit, ours too: our cache is smaller than the limit by what the process itself needs.
+//! The kernel is told that the reads are random, as we are.
+//!
+//! Our threads compute as much of a miss as the kernel's do, but for what the loop
+//! device copies; that is in the time of the kernel's threads, which is added to `cpu`.
+//!
+//! `switch` needs no root and no disk. Steps by which shadows are cut are told by the tree itself;
+//! without any, the experiment fails, for then it has not measured what it says.
+
+mod random;
+mod switch;
+
+pub use random::{JOB, work};
+
+use crate::harness::{Case, Settings};
+
+/// The random reads, and the switch.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    vec![random::case(settings), switch::case(settings)]
+}

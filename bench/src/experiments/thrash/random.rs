@@ -1,0 +1,281 @@
+//! Random: threads that read pages anywhere, for a while.
+//!
+//! Each sixteenth read is timed; to time each of them would cost as much as a hit does.
+
+use std::fs::File as KernelFile;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use quinion::{Cache, Descent, File, Hint, Tuning};
+use rustix::fs::{Advice, OFlags, fadvise};
+
+use crate::fixtures::caches::Drops;
+use crate::fixtures::disk::Disk;
+use crate::fixtures::limit::Limit;
+use crate::fixtures::pages::PAGE;
+use crate::fixtures::places::Places;
+use crate::fixtures::scratch::is_from;
+use crate::fixtures::shared::Shared;
+use crate::fixtures::worker::{Answer, CPU, FROM_DEVICE, KERNEL, KSWAPD, Meter, SECONDS};
+use crate::harness::statistics::percentile;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::sys::{HugeMemory, Mapped};
+
+/// What the worker calls it.
+pub const JOB: &str = "thrash";
+
+const OURS: &str = "quinion";
+const NAIVE: &str = "quinion, three walks";
+const MMAP: &str = "kernel mmap";
+const PREAD: &str = "kernel pread";
+const DIRECT: &str = "O_DIRECT pread";
+const DEVICE: &str = "device (process)";
+const METRICS: [Metric; 7] = [
+    Metric::gain("rate", "1000 reads/s"),
+    Metric::cost("cpu", "us/read"),
+    Metric::cost("cpu (process)", "us/read"),
+    Metric::cost("kswapd", "us/read"),
+    Metric::cost("p50", "us"),
+    Metric::cost("p99", "us"),
+    Metric::cost(DEVICE, "bytes per byte"),
+];
+/// What is wanted of us at least.
+const MMAP_GOAL: f64 = 2.0;
+const PREAD_GOAL: f64 = 1.4;
+/// A full run's repetitions: one takes a minute.
+const REPEAT: usize = 2;
+/// Of so many reads one is timed.
+const TIMED: u64 = 16;
+
+/// Everybody under one limit.
+pub fn case(settings: &Settings) -> Case {
+    let load = Load::of(settings);
+    let disk = Shared::new(settings, |settings| Disk::new(settings, 1, 2 * Load::of(settings).limit));
+    let case =
+        Case::new(format!("random 4 KiB of twice the limit, {} threads", load.jobs), &METRICS, move || {
+            let disk = disk.get()?;
+            let of = |name| {
+                let disk = std::rc::Rc::clone(&disk);
+                Alternative::new(name, move |repetition| measured(&disk, load, name, repetition))
+            };
+            Ok([OURS, MMAP, PREAD, DIRECT, NAIVE].map(of).into())
+        });
+    let case = case
+        .without_warm_up()
+        .usually(REPEAT)
+        .compare("rate", OURS, MMAP, Some(MMAP_GOAL))
+        .compare("rate", OURS, PREAD, Some(PREAD_GOAL))
+        .compare("rate", OURS, DIRECT, None)
+        .compare("rate", OURS, NAIVE, None)
+        .compare("cpu", OURS, NAIVE, None)
+        .compare("cpu (process)", OURS, NAIVE, None);
+    let beside =
+        |case: Case, metric| case.compare(metric, OURS, MMAP, None).compare(metric, OURS, PREAD, None);
+    METRICS[1..].iter().map(|metric| metric.name).fold(case, beside)
+}
+
+/// How much is read, by whom, for how long.
+#[derive(Clone, Copy)]
+struct Load {
+    limit: u64,
+    jobs: u64,
+    before_ms: u64,
+    counted_ms: u64,
+}
+
+impl Load {
+    fn of(settings: &Settings) -> Self {
+        let (limit, jobs) = (settings.pick(64 << 20, 1 << 30), settings.pick(4, 16));
+        let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 7_000));
+        Self { limit, jobs, before_ms, counted_ms }
+    }
+}
+
+fn measured(disk: &Disk, load: Load, way: &'static str, seed: u64) -> Result<Vec<f64>, Unmeasured> {
+    let path = disk.paths().next().expect("it has one file");
+    let task = disk.task(JOB).with("way", way).with("path", path.display()).with("bytes", disk.bytes());
+    let task = task
+        .with("jobs", load.jobs)
+        .with("before-ms", load.before_ms)
+        .with("memory", Limit::memory_within(load.limit));
+    let answer = task.with("counted-ms", load.counted_ms).with("seed", seed).run(Some(load.limit))?;
+    Ok(values(&answer))
+}
+
+/// The metrics, in their order, of what a worker answers.
+fn values(answer: &Answer) -> Vec<f64> {
+    let (reads, of) = (answer.number("reads"), |key| answer.number(key));
+    let each = |seconds: f64| seconds * 1e6 / reads;
+    vec![
+        reads / 1e3 / of(SECONDS),
+        each(of(CPU) + of(KERNEL)),
+        each(of(CPU)),
+        each(of(KSWAPD)),
+        of("p50") / 1e3,
+        of("p99") / 1e3,
+        of(FROM_DEVICE) / (reads * PAGE as f64),
+    ]
+}
+
+/// How a thread reads.
+enum Reader {
+    Ours(Box<File>),
+    Mapped(Arc<Mapped>),
+    Kernel(KernelFile),
+}
+
+impl Reader {
+    fn read(&self, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
+        match self {
+            Self::Ours(file) => file.read_exact_at(buffer, position)?,
+            Self::Mapped(mapped) => buffer.copy_from_slice(&mapped[position as usize..][..buffer.len()]),
+            Self::Kernel(file) => file.read_exact_at(buffer, position)?,
+        }
+        Ok(())
+    }
+}
+
+/// Makes the readers of an task, one for each thread.
+fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>, Unmeasured> {
+    let open = || -> Result<KernelFile, Unmeasured> { Ok(KernelFile::open(path)?) };
+    let advised = || -> Result<Reader, Unmeasured> {
+        let file = open()?;
+        fadvise(&file, 0, None, Advice::Random).map_err(std::io::Error::from)?;
+        Ok(Reader::Kernel(file))
+    };
+    let direct = || -> Result<Reader, Unmeasured> {
+        let flags = OFlags::DIRECT.bits() as i32;
+        Ok(Reader::Kernel(KernelFile::options().read(true).custom_flags(flags).open(path)?))
+    };
+    match way {
+        OURS | NAIVE => {
+            let descent = if way == OURS { Descent::Single } else { Descent::Naive };
+            let tuning = Tuning::default().descent(descent);
+            let file = Cache::builder().memory(memory).tuning(tuning).build()?.open(path)?;
+            let of = |_| -> Result<Reader, Unmeasured> {
+                let file = file.clone();
+                file.advise(Hint::Random)?;
+                Ok(Reader::Ours(Box::new(file)))
+            };
+            (0..jobs).map(of).collect()
+        }
+        MMAP => {
+            let file = open()?;
+            let mapped = Arc::new(Mapped::at_random(&file, file.metadata()?.len() as usize)?);
+            Ok((0..jobs).map(|_| Reader::Mapped(Arc::clone(&mapped))).collect())
+        }
+        PREAD => (0..jobs).map(|_| advised()).collect(),
+        DIRECT => (0..jobs).map(|_| direct()).collect(),
+        _ => Err(Unmeasured::Failed(format!("nobody reads by `{way}`"))),
+    }
+}
+
+const BEFORE: u8 = 0;
+const COUNTED: u8 = 1;
+const OVER: u8 = 2;
+
+/// What a worker does.
+pub fn work(task: &crate::fixtures::worker::WorkerTask) -> Result<Answer, Unmeasured> {
+    let (path, jobs) = (task.text("path")?, task.number("jobs")?);
+    let (bytes, seed) = (task.number("bytes")?, task.number("seed")?);
+    Drops::OurFiles.make_cold(&[KernelFile::open(path)?])?;
+    let readers = readers(task.text("way")?, path, task.number("memory")?, jobs)?;
+    let pause = |key| -> Result<Duration, Unmeasured> { Ok(Duration::from_millis(task.number(key)?)) };
+    let (before, counted) = (pause("before-ms")?, pause("counted-ms")?);
+    let phase = AtomicU8::new(BEFORE);
+    let (parts, answer) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..)
+            .zip(&readers)
+            .map(|(number, reader)| {
+                let phase = &phase;
+                scope.spawn(move || read(reader, phase, bytes / PAGE as u64, seed * 1000 + number))
+            })
+            .collect();
+        std::thread::sleep(before);
+        let meter = Meter::start();
+        phase.store(COUNTED, Ordering::Relaxed);
+        std::thread::sleep(counted);
+        phase.store(OVER, Ordering::Relaxed);
+        let parts: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect();
+        (parts, meter.stop())
+    });
+    let (mut reads, mut waits) = (0, Vec::new());
+    for part in parts {
+        let part = part?;
+        reads += part.reads;
+        waits.extend(part.waits_ns);
+    }
+    let percentiles = [0.5, 0.99].map(|share| percentile(&waits, share));
+    Ok(answer.with("reads", [reads as f64]).with("p50", [percentiles[0]]).with("p99", [percentiles[1]]))
+}
+
+/// What a thread has read while it counted.
+#[derive(Default)]
+struct Part {
+    reads: u64,
+    waits_ns: Vec<f64>,
+}
+
+/// Reads until it is over.
+fn read(reader: &Reader, phase: &AtomicU8, pages: u64, seed: u64) -> Result<Part, Unmeasured> {
+    let (mut buffer, mut part, mut places) = (HugeMemory::new(PAGE)?, Part::default(), Places(seed));
+    for count in 0_u64.. {
+        let now = phase.load(Ordering::Relaxed);
+        if now == OVER {
+            break;
+        }
+        let position = places.next(pages) * PAGE as u64;
+        let start = (count % TIMED == 0).then(Instant::now);
+        reader.read(&mut buffer, position)?;
+        let wait = start.map(|start| start.elapsed().as_nanos() as f64);
+        if !is_from(&buffer, position) {
+            return Err(Unmeasured::Failed(format!("what was read is not what stands at {position}")));
+        }
+        if now == COUNTED {
+            part.reads += 1;
+            part.waits_ns.extend(wait);
+        }
+    }
+    Ok(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::worker::WorkerTask;
+
+    #[test]
+    fn a_workers_numbers_become_metrics() {
+        let answer = Answer::default().with("reads", [2000.0]).with(SECONDS, [2.0]).with(CPU, [0.5]);
+        let answer =
+            answer.with(KERNEL, [0.25]).with(KSWAPD, [0.0]).with("p50", [1000.0]).with("p99", [9000.0]);
+        let answer = answer.with(FROM_DEVICE, [1000.0 * 4096.0]);
+        assert_eq!(values(&answer), [1.0, 375.0, 250.0, 0.0, 1.0, 9.0, 0.5]);
+        assert_eq!(values(&answer).len(), METRICS.len());
+    }
+
+    #[test]
+    fn everybody_reads_what_stands_there() {
+        let folder = tempfile::tempdir_in(".").expect("a folder");
+        let path = folder.path().join("file");
+        let mut file = KernelFile::create(&path).expect("a file");
+        crate::fixtures::scratch::write_content(&mut file, 32 << 20).expect("room for it");
+        for way in [OURS, NAIVE, MMAP, PREAD, DIRECT] {
+            let task =
+                WorkerTask::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
+            let task = task.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);
+            // A file system in memory keeps the file, and may have no direct reads (EINVAL).
+            match work(&task.with("memory", 16 << 20)) {
+                Ok(answer) => assert!(values(&answer)[0] > 0.0, "{way}: {answer:?}"),
+                Err(why) => {
+                    let is_refused = way == DIRECT && why.to_string().contains("os error 22");
+                    assert!(matches!(why, Unmeasured::Missing(_)) || is_refused, "{way}: {why}");
+                    eprintln!("not tested: {way}: {why}");
+                }
+            }
+        }
+    }
+}

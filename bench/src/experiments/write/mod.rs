@@ -1,0 +1,173 @@
+//! Write: what does a buffered write cost, beside the kernel's own?
+//!
+//! ```text
+//!   new pages      4 KiB to pages that nobody has cached, in order and at random, as many as may be changed
+//!                  before writing back begins                                             `cached`
+//!   overwrites     of what is cached: changed already, and clean, which takes a lock once for each page
+//!   appends        a few bytes, and a sync, again and again: what a log does              `synced`
+//!   latency        of overwrites, of which one in a thousand takes longer: while nothing is written back, and
+//!                  while all of it is, without a pause                                    `latency`
+//! ```
+//!
+//! Ours and the kernel's write to files of their own, so that neither takes the other's pages away, and in turns.
+//! Each writes the same places in a repetition, and what was written is looked at afterwards.
+//!
+//! The kernel may have a tenth of the machine changed before it begins to write, and we a tenth of the cache. All
+//! stays below the smaller of these but where writing back is what is measured; what a file needs after a
+//! repetition (a sync, to begin the next one clean) is not timed.
+//!
+//! CPU time counts where threads only compute. A sync is waited for: there it is the time that passes, and what
+//! the whole process computes meanwhile.
+
+mod cached;
+mod latency;
+mod synced;
+
+use std::fs::File as KernelFile;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use quinion::{Cache, File, OpenOptions};
+
+use crate::fixtures::caches::{Drops, kept_bytes};
+use crate::fixtures::pages::PAGE;
+use crate::fixtures::scratch::{Scratch, word_at};
+use crate::harness::{Case, Settings, Unmeasured};
+
+/// How many threads write at most.
+const THREADS_MAX: usize = 2;
+/// A cache is so many times as large as what may be changed in it before writing back begins, and a little more.
+const MEMORY_OF_CHANGED: u64 = 11;
+
+/// All situations.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    let cached = cached::cases(settings);
+    cached.into_iter().chain(synced::cases(settings)).chain(latency::cases(settings)).collect()
+}
+
+/// A file that is written to, by us or by the kernel.
+enum Target {
+    Ours(Box<File>),
+    /// By a descriptor for each thread: a shared one is dearer.
+    Kernel([KernelFile; THREADS_MAX]),
+}
+
+impl Target {
+    /// Writes `bytes`, all of them, as `thread`.
+    #[inline]
+    fn write(&self, thread: usize, bytes: &[u8], position: u64) {
+        match self {
+            Self::Ours(file) => {
+                assert_eq!(file.write_at(bytes, position).expect("it is written"), bytes.len());
+            }
+            Self::Kernel(files) => files[thread].write_all_at(bytes, position).expect("it is written"),
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
+        match self {
+            Self::Ours(file) => Ok(file.read_exact_at(buffer, position)?),
+            Self::Kernel(files) => Ok(files[0].read_exact_at(buffer, position)?),
+        }
+    }
+
+    /// Makes durable what was written.
+    fn sync(&self) -> Result<(), Unmeasured> {
+        match self {
+            Self::Ours(file) => Ok(file.sync_data()?),
+            Self::Kernel(files) => Ok(files[0].sync_data()?),
+        }
+    }
+
+    /// Nothing of it is cached by a caller that writes it.
+    fn make_cold(&self) -> Result<(), Unmeasured> {
+        self.sync()?;
+        match self {
+            Self::Kernel(files) => Drops::OurFiles.make_cold(&files[..1]),
+            Self::Ours(file) => {
+                file.dont_need(0, u64::MAX)?;
+                match file.cached_pages() {
+                    0 => Ok(()),
+                    pages => Err(Unmeasured::Failed(format!("{pages} pages stay in our cache"))),
+                }
+            }
+        }
+    }
+
+    /// All `bytes` bytes of it are cached by a caller that writes it.
+    fn make_warm(&self, bytes: u64) -> Result<(), Unmeasured> {
+        let mut buffer = vec![0; 1 << 20];
+        for position in (0..bytes).step_by(buffer.len()) {
+            self.read(&mut buffer, position)?;
+        }
+        let kept = match self {
+            Self::Ours(file) => file.cached_pages() * PAGE as u64,
+            Self::Kernel(files) => kept_bytes(&files[..1])?,
+        };
+        if kept >= bytes {
+            return Ok(());
+        }
+        Err(Unmeasured::Missing(format!("only {kept} of {bytes} bytes stay cached; it takes more memory")))
+    }
+
+    /// At `position` stands what was written there last.
+    fn check(&self, position: u64, written: &[u8]) -> Result<(), Unmeasured> {
+        let mut found = vec![0; written.len()];
+        self.read(&mut found, position)?;
+        if found == written {
+            return Ok(());
+        }
+        Err(Unmeasured::Failed(format!("at byte {position} stands something else than was written")))
+    }
+}
+
+/// A target and the file it writes, which goes with it.
+struct Written {
+    target: Target,
+    bytes: u64,
+    /// Has no name; the target has opened it by what this is.
+    _scratch: Scratch,
+}
+
+impl Written {
+    /// Ours, of `bytes` bytes, in a cache in which so much may be changed before writing back begins, with folios
+    /// of up to this order.
+    fn ours(folder: &Path, bytes: u64, order: u8) -> Result<Self, Unmeasured> {
+        let scratch = Scratch::new(folder, bytes)?;
+        let memory = bytes * MEMORY_OF_CHANGED + (64 << 20);
+        let cache = Cache::builder().memory(memory).folio_order_max(order).build()?;
+        let file = cache.open_with(scratch.path(), OpenOptions::new().write(true))?;
+        Ok(Self { target: Target::Ours(Box::new(file)), bytes, _scratch: scratch })
+    }
+
+    /// The kernel's.
+    fn kernel(folder: &Path, bytes: u64) -> Result<Self, Unmeasured> {
+        let scratch = Scratch::new(folder, bytes)?;
+        let open = || KernelFile::options().read(true).write(true).open(scratch.path());
+        Ok(Self { target: Target::Kernel([open()?, open()?]), bytes, _scratch: scratch })
+    }
+}
+
+/// A page, or a part of one, that tells where it was written and when.
+struct Source {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Source {
+    /// Bytes at the start of a page, as a program that cares would have them.
+    fn new(len: usize) -> Self {
+        let memory = vec![0x57; len + PAGE];
+        let start = memory.as_ptr().align_offset(PAGE).min(PAGE - 1);
+        Self { memory, start, len }
+    }
+
+    /// The bytes for `position` in this repetition.
+    #[inline]
+    fn of(&mut self, position: u64, repetition: u64) -> &[u8] {
+        let bytes = &mut self.memory[self.start..self.start + self.len];
+        bytes[..8].copy_from_slice(&(word_at(position) ^ repetition << 48).to_le_bytes());
+        bytes
+    }
+}

@@ -1,0 +1,138 @@
+//! Synced: a few bytes at the end of a file, and a sync, again and again.
+//!
+//! The device is waited for each time, and by far the most of what passes is that. So nobody can be much
+//! faster than another; what is asked is that we are not slower. What the device has to write for each byte, the file
+//! system's journal included, tells what the waiting is for; others that write to it meanwhile are in it.
+
+use std::cell::Cell;
+use std::fs::File as KernelFile;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Instant;
+
+use quinion::{Cache, Durability, File, OpenOptions};
+
+use super::Source;
+use crate::fixtures::pages::PAGE;
+use crate::fixtures::scratch::Scratch;
+use crate::harness::machine::{device_written, passed};
+use crate::harness::timing::process_cpu_ns;
+use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+
+const DEVICE: &str = "device (disk)";
+const METRICS: [Metric; 3] = [
+    Metric::cost("time", "us/append"),
+    Metric::cost("cpu", "us/append"),
+    Metric::cost(DEVICE, "bytes written per byte"),
+];
+const KERNEL: &str = "write and fdatasync";
+const OURS: &str = "append and sync_data";
+const KERNEL_DURABLE: &str = "O_DSYNC";
+const OURS_DURABLE: &str = "Durability::Data";
+/// No slower.
+const GOAL: f64 = 1.0;
+const SIZES: [(&str, usize); 3] = [("100 B", 100), ("4 KiB", PAGE), ("16 KiB", 4 * PAGE)];
+
+/// Appends of several sizes.
+pub fn cases(settings: &Settings) -> Vec<Case> {
+    SIZES.map(|(name, bytes)| case(settings, name, bytes)).into()
+}
+
+fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
+    let (folder, appends) = (settings.folder.clone(), settings.pick(20, 300));
+    let prepare = move || {
+        let ours = |name, durable| ours(&folder, name, bytes, appends, durable);
+        let kernel = |name, durable| kernel(&folder, name, bytes, appends, durable);
+        Ok(vec![
+            kernel(KERNEL, Durable::BySync)?,
+            ours(OURS, Durable::BySync)?,
+            kernel(KERNEL_DURABLE, Durable::ByWrite)?,
+            ours(OURS_DURABLE, Durable::ByWrite)?,
+        ])
+    };
+    Case::new(format!("appends of {name}, each synced"), &METRICS, prepare)
+        .compare("time", OURS, KERNEL, Some(GOAL))
+        .compare("cpu", OURS, KERNEL, None)
+        .compare(DEVICE, OURS, KERNEL, None)
+        .compare("time", OURS_DURABLE, KERNEL_DURABLE, Some(GOAL))
+        .compare("cpu", OURS_DURABLE, KERNEL_DURABLE, None)
+        .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
+}
+
+/// What makes an append durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durable {
+    /// A call of its own.
+    BySync,
+    /// The append itself.
+    ByWrite,
+}
+
+/// Appends of so many bytes to a file in `folder`, and what that took for each.
+fn timed(
+    folder: &Path,
+    bytes: usize,
+    appends: usize,
+    mut append: impl FnMut(u64) -> Result<(), Unmeasured>,
+) -> Result<Vec<f64>, Unmeasured> {
+    let written = device_written(folder);
+    let (start, cpu) = (Instant::now(), process_cpu_ns());
+    for nth in 0..appends as u64 {
+        append(nth)?;
+    }
+    let (elapsed, cpu) = (start.elapsed().as_nanos() as f64, process_cpu_ns() - cpu);
+    let written = passed(written, device_written(folder));
+    let each = |ns: f64| ns / 1000.0 / appends as f64;
+    Ok(vec![each(elapsed), each(cpu), written / (bytes * appends) as f64])
+}
+
+fn ours(
+    folder: &Path,
+    name: &'static str,
+    bytes: usize,
+    appends: usize,
+    durable: Durable,
+) -> Result<Alternative, Unmeasured> {
+    let scratch = Scratch::new(folder, 0)?;
+    let cache = Cache::builder().memory(64 << 20).build()?;
+    let durability = if durable == Durable::BySync { Durability::OnSync } else { Durability::Data };
+    let mut options = OpenOptions::new();
+    options.write(true).durability(durability);
+    let file: File = cache.open_with(scratch.path(), &options)?;
+    let mut source = Source::new(bytes);
+    let (end, folder) = (Cell::new(0), folder.to_owned());
+    Ok(Alternative::new(name, move |repetition| {
+        let _alive = &scratch;
+        let told = timed(&folder, bytes, appends, |_| {
+            end.set(file.append(source.of(end.get(), repetition))? + bytes as u64);
+            if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
+        })?;
+        let dirty = file.dirty_bytes()?;
+        if dirty > 0 {
+            return Err(Unmeasured::Failed(format!("{dirty} bytes are not written after a sync")));
+        }
+        Ok(told)
+    }))
+}
+
+fn kernel(
+    folder: &Path,
+    name: &'static str,
+    bytes: usize,
+    appends: usize,
+    durable: Durable,
+) -> Result<Alternative, Unmeasured> {
+    let scratch = Scratch::new(folder, 0)?;
+    let flags = if durable == Durable::BySync { 0 } else { libc::O_DSYNC };
+    let file = KernelFile::options().write(true).custom_flags(flags).open(scratch.path())?;
+    let mut source = Source::new(bytes);
+    let (end, folder) = (Cell::new(0), folder.to_owned());
+    Ok(Alternative::new(name, move |repetition| {
+        let _alive = &scratch;
+        timed(&folder, bytes, appends, |_| {
+            file.write_all_at(source.of(end.get(), repetition), end.get())?;
+            end.set(end.get() + bytes as u64);
+            if durable == Durable::BySync { Ok(file.sync_data()?) } else { Ok(()) }
+        })
+    }))
+}

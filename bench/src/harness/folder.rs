@@ -1,0 +1,161 @@
+//! Folder: a scratch folder with a name, which is gone when we are.
+//!
+//! Programs that we measure want folders and names. What has a name outlives
+//! a benchmark that is killed, so another has to clear up:
+//!
+//! ```text
+//!   this process                       the sweeper: this command again, in a process group of its own
+//!     |-- holds a pipe ---------------->  reads it, and gets nothing
+//!     X   ends, however it ends           the pipe ends: the folder is removed
+//! ```
+//!
+//! Ctrl-C goes to our process group and not to the sweeper's; and no signal has
+//! to be caught, so one that cannot be is no exception. There is one way to
+//! remove the folder, taken in each run.
+//!
+//! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
+//! be removed once no process is in it any more: those that still are, are workers of ours, and are killed.
+//!
+//! Folders that were made for what a run leaves are not ours to empty: [`EmptyFolders`] go only if nothing is in them.
+//!
+//! Invariant: the sweeper removes only a folder whose name begins as ours do, or one that is empty.
+
+use std::fs::{create_dir, create_dir_all, read_to_string, remove_dir, remove_dir_all};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Unmeasured;
+
+const PREFIX: &str = "quinion-bench-";
+/// What a folder has that is a control group.
+pub const GROUP_FILE: &str = "cgroup.procs";
+/// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
+const TRIES: u32 = 300;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A folder for programs to write into.
+pub struct ScratchFolder {
+    path: PathBuf,
+    sweeper: Child,
+}
+
+impl ScratchFolder {
+    /// An empty folder in `parent`.
+    pub fn new(parent: &Path) -> Result<Self, Unmeasured> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let wrong = |error: std::io::Error| {
+            Unmeasured::Failed(format!(
+                "{}: cannot make a folder there: {error}; choose another one by --scratch",
+                parent.display()
+            ))
+        };
+        let parent = parent.canonicalize().map_err(wrong)?;
+        let path = parent.join(format!("{PREFIX}{}-{count}", std::process::id()));
+        let mut sweeper = Command::new(std::env::current_exe()?);
+        sweeper.args(["--sweep"]).arg(&path).process_group(0);
+        sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let folder = Self { sweeper: sweeper.spawn()?, path };
+        create_dir(&folder.path).map_err(wrong)?;
+        Ok(folder)
+    }
+
+    /// Where it is: an absolute path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchFolder {
+    fn drop(&mut self) {
+        drop(self.sweeper.stdin.take());
+        // Whether it was removed shows in the folder; a sweeper that somebody killed is no reason to panic.
+        let _ = self.sweeper.wait();
+    }
+}
+
+/// Folders that we have made, which go with us if nothing has been put into them.
+#[derive(Debug)]
+pub struct EmptyFolders {
+    sweeper: Option<Child>,
+}
+
+impl EmptyFolders {
+    /// Makes `folder` and all above it that are not there.
+    pub fn make(folder: &Path) -> std::io::Result<Self> {
+        let folder = std::path::absolute(folder)?;
+        let is_missing = |path: &&Path| !path.exists();
+        let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+        let mut made = Self { sweeper: None };
+        if !missing.is_empty() {
+            let mut sweeper = Command::new(std::env::current_exe()?);
+            sweeper.args(["--sweep-empty"]).args(&missing).process_group(0);
+            sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            made.sweeper = Some(sweeper.spawn()?);
+        }
+        create_dir_all(&folder)?;
+        Ok(made)
+    }
+}
+
+impl Drop for EmptyFolders {
+    fn drop(&mut self) {
+        let Some(sweeper) = &mut self.sweeper else { return };
+        drop(sweeper.stdin.take());
+        // As above: whether they are gone shows.
+        let _ = sweeper.wait();
+    }
+}
+
+/// Waits for the end of standard input, and removes those of `folders`, the innermost first, that are empty.
+pub fn sweep_empty(folders: &[PathBuf]) -> Result<(), Unmeasured> {
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    // The first that has something in it keeps all around it.
+    let _ = folders.iter().try_for_each(remove_dir);
+    Ok(())
+}
+
+/// What the sweeper does: waits for the end of standard input, and removes `folder` and all that is in it.
+pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
+    let name = folder.file_name().map(|name| name.to_string_lossy());
+    if !name.is_some_and(|name| name.starts_with(PREFIX)) {
+        return Err(Unmeasured::Failed(format!("{} is no folder of a benchmark", folder.display())));
+    }
+    let mut nothing = Vec::new();
+    std::io::stdin().read_to_end(&mut nothing)?;
+    for _ in 0..TRIES {
+        match remove(folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(PAUSE),
+            _ => return Ok(()),
+        }
+    }
+    Err(Unmeasured::Failed(format!("{} cannot be removed", folder.display())))
+}
+
+fn remove(folder: &Path) -> std::io::Result<()> {
+    let Ok(workers) = read_to_string(folder.join(GROUP_FILE)) else { return remove_dir_all(folder) };
+    for worker in workers.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+        // They work for nobody now. One that has just ended is what is wanted.
+        let _ = kill_process(worker, Signal::KILL);
+    }
+    remove_dir(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_our_own_folders_is_swept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(sweep(folder.path()).is_err());
+        assert!(sweep(Path::new("/")).is_err());
+        assert!(folder.path().exists());
+    }
+}

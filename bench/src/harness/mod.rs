@@ -1,0 +1,701 @@
+//! Harness: cases, their alternatives, and the order in which they are run.
+//!
+//! ```text
+//!   experiment   one question
+//!     case       one situation: a size, an order, a number of threads
+//!       alternative   a way to do the same work: ours, or a peer's
+//!       metric        a number that each run of an alternative answers
+//!       comparison    two alternatives and a metric: a row of the result
+//!
+//!   repetition 0 (not counted)   A B C
+//!   repetition 1                 B A C            the first changes, and what runs before what:
+//!   repetition 2                 C A B            nobody always finds a cold cache, or what the same
+//!   repetition 3                 A C B            other one left behind
+//! ```
+//!
+//! ```text
+//!   rows         lines and tables             statistics   medians and quartiles
+//!   hit_ratios   a table of policies          timing       elapsed and CPU time, of threads together
+//!   machine      what numbers depend on       bar          how far it is, for a caller that watches
+//!   kept         what --out keeps: lines, and a page that shows them (page)
+//!   folder       a folder that others may write into, and its sweeper
+//! ```
+//!
+//! Nothing here knows an experiment: they come as values of [`Experiment`].
+//!
+//! A case is prepared only when its turn comes, and what it was prepared with
+//! goes away with it: experiments need not fit into memory together.
+//!
+//! Invariants:
+//!  1. All alternatives of a case run in every repetition, one after another.
+//!  2. A ratio above 1 means that the first of a comparison is better, whatever the metric.
+//!
+//! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
+//! metric. What could not be measured is not a number, and shows as such. Where that is so in some repetitions only,
+//! the others are what counts, and [`NotMeasured`] says how many were left out.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+pub mod bar;
+pub mod folder;
+pub mod hit_ratios;
+pub mod kept;
+pub mod machine;
+pub mod page;
+pub mod rows;
+pub mod statistics;
+pub mod timing;
+
+use rows::{PeerKind, Row, Series};
+use statistics::Quartiles;
+
+/// How much is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Seconds for an experiment: whether it runs, and an order of magnitude.
+    Quick,
+    /// What is worth recording.
+    Full,
+}
+
+/// What holds for all experiments of a run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How much is measured.
+    pub extent: Extent,
+    /// Counted repetitions of each case.
+    pub repeat: Repeat,
+    /// Where files are made.
+    pub folder: PathBuf,
+}
+
+/// How often a case is repeated and counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Repeat {
+    /// So often; less often where a repetition takes minutes.
+    Usual(usize),
+    /// As often as was told.
+    Told(usize),
+}
+
+impl Settings {
+    /// `full`, or `quick` in a quick run.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        match self.extent {
+            Extent::Quick => quick,
+            Extent::Full => full,
+        }
+    }
+}
+
+/// Why something was not measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Unmeasured {
+    /// This machine or this build cannot; what would help is in the text.
+    Missing(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+impl fmt::Display for Unmeasured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(why) | Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl From<quinion::Error> for Unmeasured {
+    fn from(error: quinion::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Unmeasured {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// From what state of the kernel's caches an experiment begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CacheStart {
+    /// What it measures depends on none.
+    Anyhow,
+    /// With nothing of its files in them, at least in some cases.
+    Cold,
+}
+
+/// What lists the cases of an experiment.
+pub type ListCases = Box<dyn Fn(&Settings) -> Vec<Case>>;
+
+/// What there is to say of an experiment before it has cases.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it asks.
+    pub question: &'static str,
+    /// From what state it begins.
+    pub starts: CacheStart,
+    /// How long it takes.
+    pub takes: Estimate,
+}
+
+/// A question, and the situations in which it is asked.
+pub struct Experiment {
+    /// What there is to say of it.
+    pub about: &'static About,
+    /// The situations.
+    pub cases: ListCases,
+}
+
+/// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and one repetition of all its
+/// cases together. Rough: it is for a caller that waits. That a case takes as long as another is as rough.
+#[derive(Clone, Copy, Debug)]
+pub struct Estimate {
+    /// Of a quick run.
+    pub quick: [f64; 2],
+    /// And of a full one.
+    pub full: [f64; 2],
+}
+
+impl Experiment {
+    /// Seconds until it is ready, and for one repetition of one of so many cases.
+    pub fn takes_of(&self, settings: &Settings, cases: usize) -> [f64; 2] {
+        let [ready, all] = settings.pick(self.about.takes.quick, self.about.takes.full);
+        [ready, all / cases.max(1) as f64]
+    }
+
+    /// Seconds that all of it takes.
+    pub fn expected(&self, settings: &Settings) -> f64 {
+        let cases = (self.cases)(settings);
+        let [ready, each] = self.takes_of(settings, cases.len());
+        let repetitions: usize = cases.iter().map(|case| case.repetitions(settings)).sum();
+        ready + each * repetitions as f64
+    }
+}
+
+/// Which of two values is the better one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Better {
+    /// The smaller.
+    Less,
+    /// The larger.
+    More,
+}
+
+/// A number that every run of an alternative answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metric {
+    /// What it is.
+    pub name: &'static str,
+    /// In what.
+    pub unit: &'static str,
+    /// Which way is better.
+    pub better: Better,
+}
+
+impl Metric {
+    /// A cost.
+    pub const fn cost(name: &'static str, unit: &'static str) -> Self {
+        Self { name, unit, better: Better::Less }
+    }
+    /// A yield.
+    pub const fn gain(name: &'static str, unit: &'static str) -> Self {
+        Self { name, unit, better: Better::More }
+    }
+}
+
+/// One run of an alternative, as its values for each metric of the case, in their order.
+pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
+
+/// A way to do the work of a case.
+pub struct Alternative {
+    name: &'static str,
+    run: Run<'static>,
+    series: Option<(&'static str, LastSeries)>,
+    /// How many metrics are not numbers where this machine cannot do it; `None` if it is no way at all then.
+    excused: Option<usize>,
+}
+
+/// How the last run of an alternative went. The run writes it.
+pub type LastSeries = Rc<RefCell<Series>>;
+
+impl Alternative {
+    /// `run` is given the number of the repetition, to seed what is random with.
+    pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
+        Self { name, run: Box::new(run), series: None, excused: None }
+    }
+
+    /// What this machine cannot do is no number, and said: the other ways of the case go on. For a way that answers so
+    /// many metrics.
+    pub fn excused(self, metrics: usize) -> Self {
+        Self { excused: Some(metrics), ..self }
+    }
+
+    /// Its values, and why they are none if it is excused.
+    fn turn(&mut self, repetition: u64) -> Result<(Vec<f64>, Option<String>), Unmeasured> {
+        match ((self.run)(repetition), self.excused) {
+            (Err(Unmeasured::Missing(why)), Some(metrics)) => Ok((vec![f64::NAN; metrics], Some(why))),
+            (ended, _) => Ok((ended?, None)),
+        }
+    }
+
+    /// One run, not counted.
+    #[cfg(test)]
+    pub fn run_once(&mut self, repetition: u64) -> Result<Vec<f64>, Unmeasured> {
+        (self.run)(repetition)
+    }
+
+    /// How the last run went in `metric`, which its rows of that without a peer tell.
+    pub fn with_series(self, metric: &'static str, series: LastSeries) -> Self {
+        Self { series: Some((metric, series)), ..self }
+    }
+}
+
+/// A row of the result: how `ours` compares with `peer` by a metric.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    metric: &'static str,
+    ours: &'static str,
+    peer: Option<&'static str>,
+    standing: PeerKind,
+    /// The ratio that is wanted at least.
+    goal: Option<f64>,
+    /// Or by how much ours may be less than the peer's.
+    behind_max: Option<f64>,
+}
+
+type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
+
+/// One situation.
+pub struct Case {
+    name: String,
+    metrics: Vec<Metric>,
+    comparisons: Vec<Comparison>,
+    warm_ups: usize,
+    /// Counted repetitions if nobody told how many.
+    usual_max: usize,
+    /// Counted repetitions at most.
+    repeat_max: usize,
+    prepare: Prepare,
+}
+
+impl Case {
+    /// A situation in which `prepare` says what is run.
+    pub fn new(
+        name: impl Into<String>,
+        metrics: &[Metric],
+        prepare: impl FnOnce() -> Result<Vec<Alternative>, Unmeasured> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            metrics: metrics.to_vec(),
+            comparisons: Vec::new(),
+            warm_ups: 1,
+            usual_max: usize::MAX,
+            repeat_max: usize::MAX,
+            prepare: Box::new(prepare),
+        }
+    }
+
+    /// No repetition is left uncounted: for runs that start from nothing anyway.
+    pub fn without_warm_up(mut self) -> Self {
+        self.warm_ups = 0;
+        self
+    }
+
+    /// So many repetitions will do, if nobody told how many.
+    pub fn usually(self, repetitions: usize) -> Self {
+        Self { usual_max: repetitions, ..self }
+    }
+
+    /// One repetition says all: for what is counted and not timed.
+    pub fn once(self) -> Self {
+        Self { repeat_max: 1, ..self.without_warm_up() }
+    }
+
+    /// A row: `metric` of `ours` beside that of `peer`, with the ratio that is wanted at least.
+    pub fn compare(
+        self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: &'static str,
+        goal: Option<f64>,
+    ) -> Self {
+        self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
+    }
+
+    /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
+    /// the row shows is the ratio that this comes to.
+    pub fn within(
+        self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: &'static str,
+        behind_max: f64,
+    ) -> Self {
+        let mut case = self.compare(metric, ours, peer, None);
+        case.comparisons.last_mut().expect("one was put there").behind_max = Some(behind_max);
+        case
+    }
+
+    /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
+    pub fn bound(
+        self,
+        metric: &'static str,
+        ours: &'static str,
+        bound: &'static str,
+        goal: Option<f64>,
+    ) -> Self {
+        self.row(metric, ours, Some(bound), PeerKind::Bound, goal)
+    }
+
+    /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
+    pub fn told(self, metric: &'static str, of: &'static str) -> Self {
+        self.row(metric, of, None, PeerKind::Bound, None)
+    }
+
+    fn row(
+        mut self,
+        metric: &'static str,
+        ours: &'static str,
+        peer: Option<&'static str>,
+        standing: PeerKind,
+        goal: Option<f64>,
+    ) -> Self {
+        self.comparisons.push(Comparison { metric, ours, peer, standing, goal, behind_max: None });
+        self
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How often the case's alternatives are run together, counted or not.
+    pub fn repetitions(&self, settings: &Settings) -> usize {
+        let counted = match settings.repeat {
+            Repeat::Usual(repetitions) => repetitions.min(self.usual_max),
+            Repeat::Told(repetitions) => repetitions,
+        };
+        self.warm_ups + counted.min(self.repeat_max)
+    }
+
+    /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows, and whose
+    /// repetitions are missing in them.
+    pub fn measure(
+        self,
+        experiment: &'static str,
+        settings: &Settings,
+        mut passed: impl FnMut(),
+    ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
+        let repetitions = self.repetitions(settings);
+        let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
+        let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
+        for repetition in 0..repetitions {
+            run_all(&mut taken, repetition)?;
+            if repetition + 1 == warm_ups {
+                taken.iter_mut().for_each(MeasuredRuns::forget);
+            }
+            passed();
+        }
+        let row = |comparison: &Comparison| comparison.row(experiment, &name, &metrics, &taken);
+        Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
+    }
+}
+
+/// Why a way could not be measured, or not in all repetitions.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotMeasured {
+    /// Which way.
+    pub of: &'static str,
+    /// In how many of how many repetitions.
+    pub missed: usize,
+    /// Of how many.
+    pub repetitions: usize,
+    /// Why, the last time.
+    pub why: String,
+}
+
+impl NotMeasured {
+    /// Why, and which part is missing if some is there.
+    pub fn reason(&self) -> String {
+        let Self { missed, repetitions, why, .. } = self;
+        if missed == repetitions {
+            return why.clone();
+        }
+        format!("{why} ({missed} of {repetitions} repetitions are left out of its numbers for that)")
+    }
+}
+
+/// Excuses as sentences, one for each reason, with all ways that have it.
+pub fn sentences(excuses: &[NotMeasured]) -> Vec<String> {
+    let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
+    for excuse in excuses {
+        let (name, reason) = (format!("`{}`", excuse.of), excuse.reason());
+        match by_reason.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => by_reason.push((reason, vec![name])),
+        }
+    }
+    let verb = |names: &[String]| if names.len() == 1 { "was" } else { "were" };
+    let sentence = |(reason, names): (String, Vec<String>)| {
+        format!("{} {} not measured: {reason}", names.join(", "), verb(&names))
+    };
+    by_reason.into_iter().map(sentence).collect()
+}
+
+/// An alternative and what its runs answered.
+struct MeasuredRuns {
+    alternative: Alternative,
+    values: Vec<Vec<f64>>,
+    /// Why repetitions are missing.
+    whys: Vec<String>,
+}
+
+impl MeasuredRuns {
+    fn nothing(alternative: Alternative) -> Self {
+        Self { alternative, values: Vec::new(), whys: Vec::new() }
+    }
+
+    fn forget(&mut self) {
+        self.values.clear();
+        self.whys.clear();
+    }
+
+    fn is_one_of(&self, ours: &str, peer: Option<&str>) -> bool {
+        self.alternative.name == ours || Some(self.alternative.name) == peer
+    }
+
+    /// Why it could not be measured, if it could not.
+    fn excuse(&self) -> Option<NotMeasured> {
+        let why = self.whys.last()?.clone();
+        let (missed, repetitions) = (self.whys.len(), self.values.len());
+        Some(NotMeasured { of: self.alternative.name, missed, repetitions, why })
+    }
+
+    /// What each repetition answered for one metric.
+    fn of(&self, metric: usize) -> Vec<f64> {
+        self.values.iter().map(|values| values[metric]).collect()
+    }
+}
+
+/// Runs each alternative once, beginning with another one in each repetition, forwards and backwards in turn.
+fn run_all(taken: &mut [MeasuredRuns], repetition: usize) -> Result<(), Unmeasured> {
+    let alternatives = taken.len();
+    for turn in 0..alternatives {
+        let step = if repetition.is_multiple_of(2) { turn } else { alternatives - turn };
+        let taken = &mut taken[(repetition + step) % alternatives];
+        let (values, why) = taken.alternative.turn(repetition as u64)?;
+        taken.values.push(values);
+        taken.whys.extend(why);
+    }
+    Ok(())
+}
+
+impl Comparison {
+    fn row(&self, experiment: &'static str, case: &str, metrics: &[Metric], taken: &[MeasuredRuns]) -> Row {
+        let at =
+            metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
+        let values = |name: &str| {
+            let taken = taken.iter().find(|taken| taken.alternative.name == name);
+            taken.expect("the case has the alternative").of(at)
+        };
+        let ours = values(self.ours);
+        let excuses = taken
+            .iter()
+            .filter(|taken| taken.is_one_of(self.ours, self.peer))
+            .filter_map(MeasuredRuns::excuse);
+        let excuses = excuses.map(|excuse| (excuse.of, excuse.reason()));
+        let series = || {
+            let taken = taken.iter().find(|taken| taken.alternative.name == self.ours)?;
+            let (metric, series) = taken.alternative.series.as_ref()?;
+            (self.peer.is_none() && *metric == self.metric).then(|| series.borrow().clone())
+        };
+        let peer = self.peer.map(values);
+        let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
+        let ratio = ratios.map(|ratios| ratios.median);
+        let (quinion, peer) = (middle(&ours), peer.and_then(|peer| middle(&peer)));
+        let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
+        let (peer, peer_spread) = (peer.map(|peer| peer.median), peer.map(ends));
+        let nearly =
+            |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
+        let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
+        Row {
+            experiment,
+            case: format!("{case}: {}", self.ours),
+            metric: self.metric,
+            unit: metrics[at].unit,
+            quinion: quinion.map(|ours| ours.median),
+            quinion_spread: quinion.map(ends),
+            peer,
+            peer_spread,
+            peer_name: self.peer,
+            standing: self.standing,
+            ratio,
+            spread: if self.peer.is_some() { ratios } else { quinion }.map(ends),
+            goal,
+            met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
+            series: series(),
+            excuses: excuses.collect(),
+        }
+    }
+}
+
+/// How much better ours was than the peer in each repetition, above 1 if it was.
+fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
+    let ratio = |(ours, peer): (&f64, &f64)| match better {
+        Better::Less => peer / ours,
+        Better::More => ours / peer,
+    };
+    let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
+    Quartiles::of(&both.map(ratio).collect::<Vec<_>>())
+}
+
+/// Of the repetitions that have a number.
+fn middle(values: &[f64]) -> Option<Quartiles> {
+    Quartiles::of(&values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(repeat: usize) -> Settings {
+        let folder = PathBuf::from(".");
+        Settings { extent: Extent::Quick, repeat: Repeat::Usual(repeat), folder }
+    }
+
+    const TIME: Metric = Metric::cost("time", "ns");
+    const RATE: Metric = Metric::gain("rate", "GB/s");
+
+    #[test]
+    fn alternatives_take_turns_at_being_first_and_the_warm_up_is_not_counted() {
+        let order = Rc::new(RefCell::new(String::new()));
+        let seen = Rc::clone(&order);
+        let case = Case::new("x", &[TIME], move || {
+            let noting = |name: &'static str| {
+                let order = Rc::clone(&order);
+                Alternative::new(name, move |repetition| {
+                    order.borrow_mut().push_str(name);
+                    Ok(vec![if repetition == 0 { 1000.0 } else { 1.0 }])
+                })
+            };
+            Ok(vec![noting("a"), noting("b"), noting("c")])
+        });
+        let mut passes = 0;
+        let rows = case.compare("time", "a", "b", None).measure("e", &settings(3), || passes += 1);
+        assert_eq!(*seen.borrow(), "abcbaccabacb");
+        assert_eq!(passes, 4);
+        assert_eq!(rows.expect("it runs").0[0].quinion, Some(1.0));
+    }
+
+    #[test]
+    fn a_case_is_repeated_as_often_as_was_told_or_as_will_do() {
+        let case = || Case::new("x", &[TIME], || Ok(Vec::new())).usually(3);
+        let told = Settings { repeat: Repeat::Told(7), ..settings(0) };
+        assert_eq!([settings(2), settings(9), told.clone()].map(|s| case().repetitions(&s)), [3, 4, 8]);
+        assert_eq!(case().once().repetitions(&told), 1);
+    }
+
+    #[test]
+    fn above_one_is_better_for_costs_and_for_gains() {
+        let case = Case::new("x", &[TIME, RATE], || {
+            let fixed = |name, values: [f64; 2]| Alternative::new(name, move |_| Ok(values.to_vec()));
+            Ok(vec![fixed("ours", [2.0, 6.0]), fixed("peer", [8.0, 3.0])])
+        });
+        let case = case.compare("time", "ours", "peer", Some(4.0)).compare("rate", "ours", "peer", Some(2.5));
+        let (rows, _) = case.measure("e", &settings(3), || {}).expect("it runs");
+        let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.met, row.peer)).collect();
+        assert_eq!(told, [(Some(4.0), Some(true), Some(8.0)), (Some(2.0), Some(false), Some(3.0))]);
+    }
+
+    #[test]
+    fn a_gain_may_be_so_far_behind_and_no_further() {
+        let case = |ours: f64| {
+            let case = Case::new("x", &[RATE], move || {
+                let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+                Ok(vec![fixed("ours", ours), fixed("peer", 40.0), fixed("nothing", 0.0)])
+            });
+            let case = case.within("rate", "ours", "peer", 1.0).within("rate", "ours", "nothing", 1.0);
+            let (rows, _) = case.measure("e", &settings(1), || {}).expect("it runs");
+            rows.iter().map(|row| (row.goal, row.met)).collect::<Vec<_>>()
+        };
+        assert_eq!(case(39.0), [(Some(0.975), Some(true)), (None, None)]);
+        assert_eq!(case(38.9), [(Some(0.975), Some(false)), (None, None)]);
+    }
+
+    #[test]
+    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+        let case = Case::new("x", &[RATE], || {
+            let series = LastSeries::default();
+            let seen = Rc::clone(&series);
+            let run = move |repetition| {
+                let (seconds, values) = (vec![0.5, 1.0], vec![repetition as f64; 2]);
+                *seen.borrow_mut() = Series { unit: "MB/s", seconds, values };
+                Ok(vec![6.0])
+            };
+            Ok(vec![Alternative::new("ours", run).with_series("rate", series)])
+        });
+        let (rows, _) = case.told("rate", "ours").measure("e", &settings(3), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].ratio), (Some(6.0), None));
+        assert_eq!(rows[0].series.as_ref().map(|series| &series.values[..]), Some(&[3.0, 3.0][..]));
+    }
+
+    #[test]
+    fn a_way_that_is_excused_is_no_number_and_one_that_failed_is_no_excuse() {
+        let run = |why: Unmeasured| {
+            let case = Case::new("x", &[TIME], move || {
+                let peer = Alternative::new("peer", move |_| Err(why.clone())).excused(1);
+                Ok(vec![Alternative::new("ours", |_| Ok(vec![2.0])), peer])
+            });
+            case.compare("time", "ours", "peer", None).measure("e", &settings(2), || {})
+        };
+        let (rows, excuses) = run(Unmeasured::Missing("no such thing".to_owned())).expect("it is excused");
+        assert_eq!((rows[0].quinion, rows[0].peer), (Some(2.0), None));
+        assert_eq!(rows[0].excuses, [("peer", "no such thing".to_owned())]);
+        assert_eq!(sentences(&excuses), ["`peer` was not measured: no such thing"]);
+        assert!(run(Unmeasured::Failed("wrong".to_owned())).is_err());
+    }
+
+    #[test]
+    fn a_repetition_without_a_number_is_left_out_and_that_is_said() {
+        let case = Case::new("x", &[TIME], || {
+            let missing = || Err(Unmeasured::Missing("not just now".to_owned()));
+            let sometimes = move |repetition| if repetition == 2 { missing() } else { Ok(vec![6.0]) };
+            let ours =
+                Alternative::new("ours", |repetition| Ok(vec![if repetition == 2 { 9.0 } else { 2.0 }]));
+            Ok(vec![ours, Alternative::new("peer", sometimes).excused(1)])
+        });
+        let case = case.compare("time", "ours", "peer", None);
+        let (rows, excuses) = case.measure("e", &settings(2), || {}).expect("it runs");
+        assert_eq!((rows[0].quinion, rows[0].peer, rows[0].ratio), (Some(5.5), Some(6.0), Some(3.0)));
+        assert_eq!((excuses.len(), excuses[0].missed, excuses[0].repetitions), (1, 1, 2));
+        assert!(rows[0].excuses[0].1.contains("1 of 2 repetitions"), "{:?}", rows[0].excuses);
+    }
+
+    #[test]
+    fn a_reason_is_said_once_with_all_who_have_it() {
+        let excuse = |of, missed, why: &str| NotMeasured { of, missed, repetitions: 3, why: why.to_owned() };
+        let said =
+            sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
+        assert_eq!(said, ["`a`, `c` were not measured: no root", "`b` was not measured: no disk"]);
+        assert!(sentences(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_number() {
+        let case = Case::new("x", &[TIME], || {
+            let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
+            Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
+        });
+        let rows = case.compare("time", "ours", "peer", Some(1.0)).measure("e", &settings(2), || {});
+        let row = &rows.expect("it runs").0[0];
+        assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
+    }
+}

@@ -1,0 +1,332 @@
+//! `quinion-bench`: what Quinion does on this machine, beside its peers, and where it loses.
+//!
+//! ```text
+//!   quinion-bench [EXPERIMENT...] [--quick] [--json] [--repeat N] [--out DIR] [--scratch DIR]
+//!
+//!   main          the command: which experiments, in which form
+//!   experiments   the questions, with what stands beside us    -> fixtures, harness
+//!   fixtures      what experiments are made of                 -> harness, sys
+//!   harness       cases, turns, ratios, tables and pages
+//!   sys           system calls that measurements need
+//! ```
+//!
+//! `cargo xtask bench` builds it with the command `quinion` beside it, and with its peers.
+//!
+//! Invariants:
+//!  1. Nothing but results goes to standard output; in JSON, nothing but rows.
+//!  2. A run that is interrupted leaves no file: those of the experiments have no name, or are swept away.
+//!  3. What could not be measured is said on standard error, with what would help.
+
+mod experiments;
+mod fixtures;
+mod harness;
+mod sys;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
+use quinion_cli::output::{EXIT_FAILED, EXIT_NOT_UNDERSTOOD, complain, print};
+use quinion_cli::report::Form;
+
+use fixtures::caches::Drops;
+use fixtures::tuned::TunedRun;
+use fixtures::{callgrind, counted, limit, tuned, worker};
+use harness::bar::Bar;
+use harness::kept::Kept;
+use harness::page::Section;
+use harness::rows::{self, Row};
+use harness::{
+    About, CacheStart, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, folder, hit_ratios,
+    machine, sentences,
+};
+
+/// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
+/// will do: two of the long ones of `programs`, one of `restore` and of `stream`. By the numbers below a full run takes
+/// some 38 minutes on two cores.
+const REPEAT_QUICK: usize = 3;
+const REPEAT_FULL: usize = 5;
+
+/// Measure Quinion beside its peers, on this machine.
+#[derive(Parser, Debug)]
+#[command(name = "quinion-bench", version, max_term_width = 100)]
+struct Arguments {
+    /// Seconds instead of minutes: whether it runs, and an order of magnitude.
+    #[arg(long)]
+    quick: bool,
+    /// Print one object of JSON a line for each row; a ratio above 1 means that Quinion is better.
+    #[arg(long)]
+    json: bool,
+    /// Counted repetitions of each case; 5 if not given, 1 to 3 where one takes long, 3 in a quick run.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    repeat: Option<u16>,
+    /// Keep the run in this folder, which is made if it is not there: the lines of --json as rows.jsonl, how streams
+    /// went as series.jsonl, the machine as machine.txt, and index.html, one page with bars and curves that needs no
+    /// other file and no network. An older run in there is replaced as a whole, when this one is over, by what this
+    /// one measured.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where experiments make their files, which are gone when this ends, however it ends.
+    #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
+    scratch: PathBuf,
+    /// Remove this folder when standard input ends.
+    #[arg(long, hide = true, exclusive = true, value_name = "DIR")]
+    sweep: Option<PathBuf>,
+    /// Remove these folders when standard input ends, if they are empty.
+    #[arg(long, hide = true, exclusive = true, value_name = "DIR", num_args = 1..)]
+    sweep_empty: Vec<PathBuf>,
+    /// Count the instructions of the recorded snippets, for `cargo xtask`.
+    #[arg(long, hide = true, exclusive = true)]
+    count: bool,
+    /// Run this snippet, inside callgrind.
+    #[arg(long, hide = true, exclusive = true, value_name = "SNIPPET")]
+    inside: Option<String>,
+    /// Do this piece of work, in a process of its own.
+    #[arg(long, hide = true, exclusive = true, value_name = "TASK")]
+    worker: Option<String>,
+    /// Run a program by a cache without some of our mechanisms.
+    #[arg(long, hide = true, value_name = "CHOICES", requires = "program")]
+    tuned: Option<String>,
+    /// What that cache may use, in bytes.
+    #[arg(long, hide = true, requires = "tuned")]
+    memory: Option<u64>,
+    /// Which experiments; all if not given.
+    #[arg(value_name = "EXPERIMENT",
+          value_parser = PossibleValuesParser::new(experiments::ABOUT.map(|about| about.name)))]
+    experiments: Vec<String>,
+    /// The program.
+    #[arg(last = true, hide = true, requires_all = ["tuned", "memory"])]
+    program: Vec<OsString>,
+    #[command(flatten)]
+    options: experiments::Options,
+}
+
+impl Arguments {
+    fn runs(&self, experiment: &str) -> bool {
+        self.experiments.is_empty() || self.experiments.iter().any(|name| name == experiment)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(ended) = for_ourselves(&arguments) {
+        return ended;
+    }
+    if let Err(why) = arguments.options.check(|name| arguments.runs(name)) {
+        complain(&why);
+        return ExitCode::from(EXIT_NOT_UNDERSTOOD);
+    }
+    if let Err(why) = check_scratch(&arguments.scratch) {
+        return complain(&why);
+    }
+    let settings = settings(&arguments);
+    let mut experiments = experiments::all(&arguments.options);
+    experiments.retain(|experiment| arguments.runs(experiment.about.name));
+    let kept = match arguments.out.as_deref().map(Kept::new).transpose() {
+        Ok(kept) => kept,
+        Err(why) => return complain(&why),
+    };
+    let form = if arguments.json { Form::Json } else { Form::Text };
+    let mut bench = Bench::new(&experiments, settings, form, kept);
+    match bench.run(&experiments) {
+        Ok(()) => bench.code,
+        Err(code) => code,
+    }
+}
+
+/// What this program starts itself for, by options that no user needs.
+fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
+    let ended = |done: Result<(), Unmeasured>| done.map_or_else(|why| complain(&why), |()| ExitCode::SUCCESS);
+    if let Some(name) = &arguments.inside {
+        return Some(ended(callgrind::inside(name)));
+    }
+    if let Some(folder) = &arguments.sweep {
+        return Some(ended(folder::sweep(folder)));
+    }
+    if !arguments.sweep_empty.is_empty() {
+        return Some(ended(folder::sweep_empty(&arguments.sweep_empty)));
+    }
+    if let Some(task) = &arguments.worker {
+        let answer = worker::main(task, &experiments::JOBS);
+        return Some(print(&answer).map_or_else(|code| code, |()| ExitCode::SUCCESS));
+    }
+    if let (Some(choices), Some(memory)) = (&arguments.tuned, arguments.memory) {
+        let run = TunedRun { choices: choices.clone(), memory, program: arguments.program.clone() };
+        return Some(tuned::main(run));
+    }
+    arguments.count.then(count)
+}
+
+/// That there is such a folder: else every experiment would say that there is none.
+fn check_scratch(folder: &Path) -> Result<(), String> {
+    let found = std::fs::metadata(folder).and_then(|found| {
+        if found.is_dir() { Ok(()) } else { Err(std::io::ErrorKind::NotADirectory.into()) }
+    });
+    found.map_err(|error| {
+        format!("{}: {error}; make it, or name a folder that is there by --scratch", folder.display())
+    })
+}
+
+/// Prints the instructions and branches of each recorded snippet, below the compiler's name.
+fn count() -> ExitCode {
+    let mut text = format!("{}\n", quinion_cli::COMPILER);
+    for snippet in counted::SNIPPETS.iter().filter(|snippet| snippet.is_recorded()) {
+        match callgrind::count(snippet) {
+            Ok(counted) => {
+                text.push_str(&format!(
+                    "{:8.1} {:8.1}  {}\n",
+                    counted.instructions, counted.branches, snippet.name
+                ));
+            }
+            Err(why) => return complain(&why),
+        }
+    }
+    print(&text).map_or_else(|code| code, |()| ExitCode::SUCCESS)
+}
+
+fn settings(arguments: &Arguments) -> Settings {
+    let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
+    let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
+    let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
+    Settings { extent, repeat, folder: arguments.scratch.clone() }
+}
+
+/// A run of experiments.
+struct Bench {
+    settings: Settings,
+    form: Form,
+    kept: Option<Kept>,
+    bar: Bar,
+    lost: String,
+    /// Whether anything was measured at all.
+    has_measured: bool,
+    code: ExitCode,
+}
+
+impl Bench {
+    fn new(experiments: &[Experiment], settings: Settings, form: Form, kept: Option<Kept>) -> Self {
+        let bar = Bar::new(experiments.iter().map(|experiment| experiment.expected(&settings)).sum());
+        Self { settings, form, kept, bar, lost: String::new(), has_measured: false, code: ExitCode::SUCCESS }
+    }
+
+    fn run(&mut self, experiments: &[Experiment]) -> Result<(), ExitCode> {
+        let is_cold = experiments.iter().any(|experiment| experiment.about.starts == CacheStart::Cold);
+        if let Some(note) = Drops::of(&self.settings).note(&self.settings).filter(|_| is_cold) {
+            self.bar.aside(|| eprintln!("quinion: {note}"));
+        }
+        if let Some(why) = is_cold.then(limit::why_no_peak).flatten() {
+            self.bar.aside(|| eprintln!("quinion: the most memory that was held is not told: {why}"));
+        }
+        let machine = machine::described(&self.settings);
+        if self.form == Form::Text {
+            self.bar.aside(|| print(&machine))?;
+        }
+        for experiment in experiments {
+            let section = self.measure(experiment);
+            self.bar.aside(|| self.print(experiment, &section.rows))?;
+            self.lost.push_str(&rows::losses(&section.rows));
+            self.has_measured |= section.rows.iter().any(|row| row.quinion.or(row.peer).is_some());
+            if let Some(kept) = &mut self.kept {
+                kept.add(section);
+            }
+        }
+        self.bar.finish();
+        if let Some(kept) = &self.kept {
+            let page = kept.write(&machine).map_err(|why| complain(&why))?;
+            eprintln!("quinion: the page is {}", page.display());
+        }
+        if self.form == Form::Text && !self.lost.is_empty() {
+            print(&format!("\nwhere we lose:\n{}", self.lost))?;
+        }
+        if !self.has_measured {
+            return Err(complain(&"nothing was measured: what would help is said above"));
+        }
+        Ok(())
+    }
+
+    /// The rows of all cases that could be measured, and the cases that could not.
+    fn measure(&mut self, experiment: &Experiment) -> Section {
+        let About { name, question, .. } = *experiment.about;
+        let mut section = Section { name, question, rows: Vec::new(), unmeasured: Vec::new() };
+        let cases = (experiment.cases)(&self.settings);
+        let [mut ready, each] = experiment.takes_of(&self.settings, cases.len());
+        for case in cases {
+            let (case_name, mut expected) = (case.name().to_owned(), case.repetitions(&self.settings));
+            self.bar.tell(format!("{name}: {case_name}"));
+            let ended = case.measure(name, &self.settings, || {
+                expected -= 1;
+                self.bar.passed(each + std::mem::take(&mut ready));
+            });
+            self.bar.skipped(each * expected as f64);
+            match ended {
+                Ok((measured, excuses)) => {
+                    self.say(experiment, &case_name, &excuses);
+                    section.rows.extend(measured);
+                }
+                Err(why) => {
+                    self.complain(experiment, &case_name, &why);
+                    section.unmeasured.push((case_name, why.to_string()));
+                }
+            }
+        }
+        section
+    }
+
+    /// Which ways of a case are missing, or missing in a part.
+    fn say(&self, experiment: &Experiment, case: &str, excuses: &[NotMeasured]) {
+        for sentence in sentences(excuses) {
+            self.bar.aside(|| eprintln!("quinion: {}: {case}: {sentence}", experiment.about.name));
+        }
+    }
+
+    fn complain(&mut self, experiment: &Experiment, case: &str, why: &Unmeasured) {
+        let what = match why {
+            Unmeasured::Missing(_) => "was not measured",
+            Unmeasured::Failed(_) => "failed",
+        };
+        self.bar.aside(|| eprintln!("quinion: {}: {case} {what}: {why}", experiment.about.name));
+        if matches!(why, Unmeasured::Failed(_)) {
+            self.code = ExitCode::from(EXIT_FAILED);
+        }
+    }
+
+    fn print(&self, experiment: &Experiment, rows: &[Row]) -> Result<(), ExitCode> {
+        match self.form {
+            Form::Text if experiment.about.name == hit_ratios::NAME => {
+                print(&format!("\n{}", hit_ratios::table(experiment.about.question, rows)))
+            }
+            Form::Text => print(&format!("\n{}", rows::table(experiment.about.question, rows))),
+            Form::Json => rows.iter().try_for_each(|row| print(&row.json())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_has_no_contradictions() {
+        Arguments::command().debug_assert();
+    }
+
+    /// What a full run is expected to take, by the numbers of [`experiments::ABOUT`], is what its user has to wait.
+    #[test]
+    fn a_full_run_is_expected_to_take_less_than_forty_minutes() {
+        let settings =
+            Settings { extent: Extent::Full, repeat: Repeat::Usual(REPEAT_FULL), folder: ".".into() };
+        let of = |experiment: &Experiment| (experiment.about.name, experiment.expected(&settings) / 60.0);
+        let minutes = experiments::all(&experiments::Options::default()).iter().map(of).collect::<Vec<_>>();
+        let all: f64 = minutes.iter().map(|(_, minutes)| minutes).sum();
+        assert!((30.0..40.0).contains(&all), "{all} minutes: {minutes:?}");
+        // What one asks for is what one gets.
+        let told = Settings { repeat: Repeat::Told(9), ..settings };
+        let experiments = experiments::all(&experiments::Options::default());
+        let stream =
+            experiments.iter().find(|experiment| experiment.about.name == "stream").expect("it is there");
+        assert!((stream.cases)(&told).iter().all(|case| case.repetitions(&told) == 9));
+    }
+}

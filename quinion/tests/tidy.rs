@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!   floors      a module names only modules that lib.rs declares before it
+//!   imports     no files of a package name each other in a circle
 //!   essays      every file opens by saying what it is
 //!   unsafe      only in the named rooms, each block with its argument
 //!   orderings   each one stronger than Relaxed names the site it works with
@@ -26,6 +27,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/imports.rs"]
+mod imports;
 #[path = "tidy/source.rs"]
 mod source;
 use source::Source;
@@ -235,6 +238,24 @@ fn check_floors(house: &House, source: &Source) -> Vec<Complaint> {
         }
     }
     complaints
+}
+
+/// The packages, by the folders of their sources.
+const PACKAGES: [&str; 3] = ["faces/cli/src/", "bench/src/", "xtask/src/"];
+
+/// No files of a package name each other in a circle.
+fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
+    let told = |cycle: imports::Cycle| {
+        let (path, line) = &cycle[0];
+        let names: Vec<String> = cycle.iter().map(|(path, line)| format!("{path}:{line}")).collect();
+        Complaint {
+            place: path.clone(),
+            line: *line,
+            wrong: format!("{} files name each other in a circle: {}", cycle.len(), names.join(", ")),
+            remedy: "put what several of them need into a file below them",
+        }
+    };
+    imports::cycles(root, sources).into_iter().map(told).collect()
 }
 
 /// Every file of the library is declared by the file above it.
@@ -673,6 +694,15 @@ fn modules_name_only_floors_below() {
 }
 
 #[test]
+fn no_files_import_each_other_in_a_circle() {
+    let sources = rust_files();
+    for root in PACKAGES {
+        assert!(sources.iter().any(|source| source.path.starts_with(root)), "there is no {root}");
+    }
+    expect_tidy(PACKAGES.into_iter().flat_map(|root| check_imports(root, &sources)).collect());
+}
+
+#[test]
 fn every_library_file_is_a_module() {
     expect_tidy(check_orphans(&library_files()));
 }
@@ -849,6 +879,26 @@ mod a_rule_can_fail {
             Source::new("quinion/src/arena/lost.rs", ""),
         ];
         expect(check_orphans(&sources), &[(1, "`mod lost;`")]);
+    }
+
+    #[test]
+    fn circles_of_imports_are_seen() {
+        let check = |files: &[(&str, &str)]| {
+            let sources: Vec<Source> = files.iter().map(|(path, text)| Source::new(path, text)).collect();
+            check_imports("p/src/", &sources)
+        };
+        let (lib, folder) = (("p/src/lib.rs", "mod a;\nmod b;\nuse a::X;"), "p/src/a/mod.rs");
+        let one_way = [lib, ("p/src/a.rs", "use crate::b::{self, Y};"), ("p/src/b.rs", "use std::a::X;")];
+        expect(check(&one_way), &[]);
+        let both = [lib, ("p/src/a.rs", "use crate::b::Y;"), ("p/src/b.rs", "\nfn f(x: super::a::X) {}")];
+        expect(check(&both), &[(1, "p/src/a.rs:1, p/src/b.rs:2")]);
+        let nested = "use crate::{c, a::{d, e::E}};";
+        let three = [(folder, "use crate::b::Y;"), ("p/src/a/e.rs", "use super::Z;"), ("p/src/b.rs", nested)];
+        expect(check(&three), &[(1, "3 files")]);
+        let parent = [(folder, "mod e;\nuse e::E;"), ("p/src/a/e.rs", "use super::Z;")];
+        expect(check(&parent), &[]);
+        let tests = "#[cfg(test)]\nmod tests {\n    use crate::a::X;\n}";
+        expect(check(&[lib, ("p/src/a.rs", "use crate::b::Y;"), ("p/src/b.rs", tests)]), &[]);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 
 use std::process::Command;
 
-use crate::plan::{cargo, rustc_line, target_folder};
 use crate::step::Failure;
+use crate::tools::{cargo, rustc_line, target_folder};
 
 /// The oldest compiler that builds the peers: its second number.
 const PEERS_SINCE: u32 = 91;

@@ -17,8 +17,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::plan::{cargo, repository, rustc_line};
 use crate::step::{Action, Failure, Step};
+use crate::tools::{cargo, repository, rustc_line};
 
 /// A count may grow by this share of the recorded one.
 const TOLERANCE: f64 = 0.02;

@@ -3,7 +3,7 @@
 //! ```text
 //!   main           what was asked for
 //!   plan           which steps that is; each is a command line that can be typed by hand
-//!   step           runs steps, counts, prints the summary
+//!   step           runs steps, counts, prints the summary        tools  cargo and other programs
 //!   instructions   what the hot paths take, beside what is recorded
 //!   suites         other people's tests, with the cache and without
 //!   bench          the benchmark, with the command that it measures beside it
@@ -21,6 +21,7 @@ mod page;
 mod plan;
 mod step;
 mod suites;
+mod tools;
 
 use std::process::ExitCode;
 

@@ -13,8 +13,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::plan::{cargo, repository};
 use crate::step::Failure;
+use crate::tools::{cargo, repository};
 
 /// What must be in the package.
 const WANTED: [&str; 9] = [

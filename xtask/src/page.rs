@@ -14,8 +14,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::bench;
-use crate::plan::{is_installed, repository};
 use crate::step::{Action, Failure, Step};
+use crate::tools::{is_installed, repository};
 
 const FOLDER: &str = "target/page";
 /// Widths of frames, in pixels: a telephone's and a screen's.

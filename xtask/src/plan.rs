@@ -7,12 +7,12 @@
 //! The README's commands are run as the README prints them: [`readme_says`]
 //! fails when it prints something else.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
+use crate::tools::{cargo, flagged, is_installed, repository, rustc_line, target_folder, with};
 use crate::{instructions, package, page, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
@@ -155,35 +155,6 @@ pub fn setup_if_needed() -> Result<(), Failure> {
     setup()
 }
 
-// Commands.
-
-pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_owned()
-}
-
-/// Where cargo builds, as scripts/setup has it.
-pub fn target_folder() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
-}
-
-/// `cargo` with the words of `arguments`, in the repository.
-pub fn cargo(arguments: &str) -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(arguments.split_whitespace()).current_dir(repository());
-    command
-}
-
-fn with(name: &str, value: &str, mut command: Command) -> Command {
-    command.env(name, value);
-    command
-}
-
-/// `cargo` with `flags` for the compiler, after those of the environment.
-fn flagged(flags: &str, arguments: &str) -> Command {
-    let outer = env::var("RUSTFLAGS").unwrap_or_default();
-    with("RUSTFLAGS", format!("{outer} {flags}").trim(), cargo(arguments))
-}
-
 fn portable(arguments: &str) -> Command {
     flagged("--cfg quinion_portable", arguments)
 }
@@ -201,11 +172,6 @@ fn apart(name: &'static str, folder: &str, arguments: &str) -> Step {
     let mut command = cargo(arguments);
     command.current_dir(path);
     Step::new(name, Action::Run(command))
-}
-
-pub fn is_installed(program: &str) -> bool {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 // What the README shows.
@@ -329,13 +295,6 @@ fn fuzz(name: &'static str, target: &str, seconds: u32) -> Step {
          -print_final_stats=1 -artifact_prefix={failures} {corpus}"
     );
     step(Action::Run(flagged(COVERAGE, &arguments)))
-}
-
-/// The first line that `rustc` prints and that begins with `prefix`, without it.
-pub fn rustc_line(argument: &str, prefix: &str) -> Option<String> {
-    let output = Command::new("rustc").arg(argument).output().ok()?;
-    let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    output.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned)
 }
 
 fn oldest_compiler() -> Step {

@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::plan::{cargo, repository};
 use crate::step::{Action, Failure, Step};
+use crate::tools::{cargo, repository};
 
 const FOLDER: &str = "target/suites";
 const REPEATS: u32 = 2;

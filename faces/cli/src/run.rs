@@ -55,7 +55,6 @@ mod signals;
 mod socket;
 mod user_folder;
 
-use keep::folder::Folder;
 use keep::{CacheRequest, JoinedCache, Message};
 pub use live::{Hot, MEND, mend};
 use live::{Live, RunSample};
@@ -66,6 +65,7 @@ pub use program::{Kind, Obstacle, chain_of, look_at, obstacle, quoted};
 pub use report::{Interception, KeptRunNumbers, OwnerNumbers, RunReport};
 use signals::Signals;
 use socket::Socket;
+use user_folder::Folder;
 
 /// The interposer; empty where there is none.
 pub static PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));

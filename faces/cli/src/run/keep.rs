@@ -49,16 +49,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::user_folder::Folder;
 use super::{CacheLocation, object, socket};
 use connection::{Connection, PATIENCE};
-use folder::Folder;
 use start::StartOutcome;
 
 pub(super) use message::Message;
 pub use numbers::Numbers;
 pub use owner::{Cache, KeepOptions, keep};
 
-pub(super) mod folder;
+mod locks;
 mod client;
 mod connection;
 mod message;

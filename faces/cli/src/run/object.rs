@@ -28,8 +28,8 @@ use rustix::fs::{Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 
 use super::PRELOAD;
-use super::keep::folder::Folder;
 use super::open_files;
+use super::user_folder::Folder;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");

@@ -21,7 +21,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::keep::folder::Folder;
+use super::user_folder::Folder;
 
 /// All that is kept there; names begin with these.
 pub(super) const PLAN: &str = "plan";

@@ -21,14 +21,15 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, Metadata};
+use std::fs::{DirBuilder, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, Stat, StatVfsMountFlags};
 
-use super::keep::folder::Folder;
 use super::open_files;
 
 /// Bytes of the longest path. An address of a socket has 108, and a name in it up to 24.
@@ -38,6 +39,78 @@ pub(super) const PATH_MAX: usize = 80;
 const WRITTEN_BY_OTHERS: u32 = 0o022;
 /// Nobody renames or removes there what is another's.
 const STICKY: u32 = 0o1000;
+
+/// The folder, open.
+#[derive(Debug)]
+pub struct Folder {
+    descriptor: OwnedFd,
+    path: PathBuf,
+}
+
+impl Folder {
+    /// The user's folder, made if it is not there.
+    ///
+    /// # Errors
+    /// There is no place for it.
+    pub fn of_user() -> io::Result<Self> {
+        find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The user's folder, if it is there: for a command that only looks.
+    ///
+    /// # Errors
+    /// There is no place for it.
+    pub fn of_user_if_any() -> io::Result<Option<Self>> {
+        find(false)
+    }
+
+    /// The folder at `path`, if it is one that nobody else can enter, or change, or put another in its place.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let path = resolve(path)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let descriptor = rustix::fs::open(&path, flags, Mode::empty())?;
+        if !is_ours_alone(&rustix::fs::fstat(&descriptor)?) {
+            return Err(io::Error::other("it belongs to another user, or others may enter it"));
+        }
+        Ok(Self { descriptor, path })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of what lies here under `name`, while this is open.
+    pub fn within(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
+    }
+
+    /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
+    /// more, and of an owner that was killed.
+    pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
+        const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
+        let Ok(entries) = std::fs::read_dir(self.within("")) else { return };
+        for entry in entries.flatten() {
+            let written = entry.metadata().and_then(|data| data.modified());
+            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
+            if is_old && ours(&entry.file_name().to_string_lossy()) {
+                // Somebody else may have done it.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+impl AsFd for Folder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+fn is_ours_alone(stat: &Stat) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw()
+        && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
+}
 
 /// The user's folder. If it is not there it is made, or `None` without `make`.
 ///
@@ -294,5 +367,26 @@ mod tests {
             let absent = Candidate { path: path.join("absent"), makes: 0 };
             assert!(absent.find(true).is_err() && !path.join("absent").exists(), "{name:?}");
         }
+    }
+
+    fn folder() -> (tempfile::TempDir, Folder) {
+        let outer = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
+        let folder = Folder::open(outer.path()).unwrap();
+        (outer, folder)
+    }
+
+    #[test]
+    fn a_folder_that_others_may_enter_is_refused() {
+        let (outer, _) = folder();
+        for mode in [0o750, 0o701, 0o777] {
+            std::fs::set_permissions(outer.path(), Permissions::from_mode(mode)).unwrap();
+            let error = Folder::open(outer.path()).unwrap_err().to_string();
+            assert!(error.contains("others may enter it"), "{error}");
+        }
+        let link = outer.path().join("link");
+        std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink(outer.path(), &link).unwrap();
+        assert!(Folder::open(&link).is_err(), "nor by way of a link");
     }
 }

@@ -20,10 +20,10 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::folder::Folder;
 use super::message::{LINE_MAX, Message};
 use super::sys::{self, Peer};
 use super::{Name, silent};
+use crate::run::user_folder::Folder;
 
 /// How long an owner may say nothing before it is taken for one that does not answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -44,13 +44,14 @@ use rustix::fs::{Mode, OFlags};
 
 use super::client::ClientStream;
 use super::connection::PATIENCE;
-use super::folder::{Folder, Lock};
+use super::locks::Lock;
 use super::message::{LINE_MAX, Message};
 use super::numbers::{self, Numbers};
 use super::start::READY;
 use super::{CacheRequest, Idle, Name, PAUSE, PROTOCOL, Status, sys};
 use crate::run::open_files;
 use crate::run::signals::Signals;
+use crate::run::user_folder::Folder;
 use crate::run::{Hot, Numbers as AskedNumbers, OwnerNumbers, Session, object};
 use crate::size;
 

@@ -17,7 +17,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use super::CacheRequest;
-use super::folder::{Folder, Lock};
+use super::locks::Lock;
+use crate::run::user_folder::Folder;
 
 /// What the owner says when it listens.
 pub const READY: &str = "ready";

@@ -1,4 +1,4 @@
-//! Folder: the user's folder, open; kept caches are found in it, and the lock that says whether one is there.
+//! Locks: which kept caches there are, by files in the user's folder, and the lock that says whether one lives.
 //!
 //! ```text
 //!   the user's folder/        where that is: see `user_folder`      0700
@@ -6,7 +6,7 @@
 //!     NAME.socket    where it listens
 //!     view-RANDOM.socket       where an owner waits for programs: see `socket`
 //!     libquinion-HASH.so       what programs load: see `object`
-//!     plan-KEY, objects-KEY    what runs found out about files of programs: see `remembered`
+//!     plan-KEY, objects-KEY    what runs found out about files of programs: see `plan_cache`
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
@@ -17,67 +17,20 @@
 //! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
 //! the file is still the one of that name, and begins again if not.
 
-use std::fs::Permissions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Name;
-use crate::run::user_folder;
+use crate::run::user_folder::Folder;
 
 const LOCK: &str = ".lock";
 const SOCKET: &str = ".socket";
 
-/// The folder, open.
-#[derive(Debug)]
-pub struct Folder {
-    descriptor: OwnedFd,
-    path: PathBuf,
-}
-
 impl Folder {
-    /// The user's folder, made if it is not there.
-    ///
-    /// # Errors
-    /// There is no place for it.
-    pub fn of_user() -> io::Result<Self> {
-        user_folder::find(true)?.ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    /// The user's folder, if it is there: for a command that only looks.
-    ///
-    /// # Errors
-    /// There is no place for it.
-    pub fn of_user_if_any() -> io::Result<Option<Self>> {
-        user_folder::find(false)
-    }
-
-    /// The folder at `path`, if it is one that nobody else can enter, or change, or put another in its place.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let path = user_folder::resolve(path)?;
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let descriptor = rustix::fs::open(&path, flags, Mode::empty())?;
-        if !is_ours_alone(&rustix::fs::fstat(&descriptor)?) {
-            return Err(io::Error::other("it belongs to another user, or others may enter it"));
-        }
-        Ok(Self { descriptor, path })
-    }
-
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The path of what lies here under `name`, while this is open.
-    pub fn within(&self, name: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
-    }
-
     /// Where the owner of cache `name` listens. By way of the descriptor, because the address of a socket is short.
     pub fn socket(&self, name: &Name) -> PathBuf {
         self.within(&format!("{name}{SOCKET}"))
@@ -88,7 +41,7 @@ impl Folder {
         let file = format!("{name}{LOCK}");
         loop {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let descriptor = rustix::fs::openat(&self.descriptor, &file, flags, Mode::RUSR | Mode::WUSR)?;
+            let descriptor = rustix::fs::openat(self, &file, flags, Mode::RUSR | Mode::WUSR)?;
             match rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(error.into()),
@@ -100,7 +53,7 @@ impl Folder {
 
     /// Whether there is a lock of `name`, held or left.
     pub fn has(&self, name: &Name) -> io::Result<bool> {
-        match rustix::fs::statat(&self.descriptor, format!("{name}{LOCK}"), AtFlags::SYMLINK_NOFOLLOW) {
+        match rustix::fs::statat(self, format!("{name}{LOCK}"), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
             Err(error) => Err(error.into()),
@@ -110,7 +63,7 @@ impl Folder {
     /// Whether the file behind `descriptor` is the one of that name.
     fn is_named(&self, descriptor: impl AsFd, file: &str) -> io::Result<bool> {
         let ours = rustix::fs::fstat(descriptor)?;
-        match rustix::fs::statat(&self.descriptor, file, AtFlags::SYMLINK_NOFOLLOW) {
+        match rustix::fs::statat(self, file, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
             Err(Errno::NOENT) => Ok(false),
             Err(error) => Err(error.into()),
@@ -136,24 +89,9 @@ impl Folder {
     }
 
     fn remove(&self, file: &str) -> io::Result<()> {
-        match rustix::fs::unlinkat(&self.descriptor, file, AtFlags::empty()) {
+        match rustix::fs::unlinkat(self, file, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
-    /// more, and of an owner that was killed.
-    pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
-        const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
-        let Ok(entries) = std::fs::read_dir(self.within("")) else { return };
-        for entry in entries.flatten() {
-            let written = entry.metadata().and_then(|data| data.modified());
-            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
-            if is_old && ours(&entry.file_name().to_string_lossy()) {
-                // Somebody else may have done it.
-                let _ = std::fs::remove_file(entry.path());
-            }
         }
     }
 
@@ -164,12 +102,6 @@ impl Folder {
             .collect();
         names.sort();
         Ok(names)
-    }
-}
-
-impl AsFd for Folder {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
     }
 }
 
@@ -188,14 +120,11 @@ impl Lock {
     }
 }
 
-fn is_ours_alone(stat: &Stat) -> bool {
-    stat.st_uid == rustix::process::geteuid().as_raw()
-        && Permissions::from_mode(stat.st_mode).mode() & 0o077 == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     fn folder() -> (tempfile::TempDir, Folder) {
         let outer = tempfile::tempdir().unwrap();
@@ -233,19 +162,5 @@ mod tests {
         std::fs::write(outer.path().join("one.lock"), "").unwrap();
         assert!(!folder.is_lock_of(&lock, &name).unwrap(), "another file of that name");
         assert!(folder.try_lock(&name).unwrap().is_some());
-    }
-
-    #[test]
-    fn a_folder_that_others_may_enter_is_refused() {
-        let (outer, _) = folder();
-        for mode in [0o750, 0o701, 0o777] {
-            std::fs::set_permissions(outer.path(), Permissions::from_mode(mode)).unwrap();
-            let error = Folder::open(outer.path()).unwrap_err().to_string();
-            assert!(error.contains("others may enter it"), "{error}");
-        }
-        let link = outer.path().join("link");
-        std::fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
-        std::os::unix::fs::symlink(outer.path(), &link).unwrap();
-        assert!(Folder::open(&link).is_err(), "nor by way of a link");
     }
 }

@@ -194,6 +194,14 @@ pub(crate) enum Repr {
 }
 
 impl Error {
+    /// The byte that was not to be waited for, if that is what is wrong.
+    pub(crate) fn would_block_at(&self) -> Option<u64> {
+        match *self.0 {
+            Repr::WouldBlock { position } => Some(position),
+            _ => None,
+        }
+    }
+
     /// What kind of error it is.
     pub fn kind(&self) -> ErrorKind {
         match *self.0 {

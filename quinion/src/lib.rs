@@ -145,12 +145,14 @@ pub mod restore;
 pub use arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use backend::Mechanism;
+#[cfg(all(feature = "tokio", not(quinion_model)))]
+pub use cache::AsyncFile;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use cache::{
-    BatchRead, BatchWrite, Builder, Cache, Coherence, CoherenceInForce, Durability, File, GuestMemory,
-    GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats, Metadata, OpenOptions, Pool,
-    PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse, Residency, ResidentRange, ResidentRanges,
-    ResizeOutcome, Stats, WriteOptions,
+    BatchRead, BatchReadFuture, BatchWrite, BlockingCall, Builder, Cache, Coherence, CoherenceInForce,
+    Durability, File, GuestMemory, GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats,
+    Metadata, OpenOptions, PinFuture, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
+    Residency, ResidentRange, ResidentRanges, ResizeOutcome, Stats, WriteFuture, WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use curve::MissRatioCurve;

@@ -18,7 +18,7 @@ use std::thread::{self, Thread};
 
 use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Fill, Mechanism, MemoryFile};
-use quinion::{Cache, ErrorKind, File, Result};
+use quinion::{BatchRead, Cache, ErrorKind, File, OpenOptions, Result};
 
 const PAGE: u64 = 4096;
 
@@ -438,4 +438,151 @@ fn futures_and_waiting_readers_share_a_ring() {
 #[test]
 fn futures_and_waiting_readers_share_a_pool() {
     beside_blocking_readers(Mechanism::Threads);
+}
+
+fn pinned(file: &File, device: &Device, position: u64, len: usize) -> Result<usize> {
+    let pinned = block_on(file.pin_async(position, len))?;
+    let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
+    verify(&bytes, device, position);
+    Ok(bytes.len())
+}
+
+#[test]
+fn a_pin_of_cached_pages_is_ready_at_the_first_poll_and_ends_where_the_file_does() {
+    let (cache, device) = (exact(), Device::new(10 * PAGE + 5));
+    let file = open(&cache, &device);
+    file.read_exact_at(&mut [0; 4 * PAGE as usize], 0).unwrap();
+    let ready = poll_once(&mut file.pin_async(100, 2 * PAGE as usize));
+    assert!(matches!(ready, Poll::Ready(Ok(pinned)) if pinned.len() == 2 * PAGE as usize));
+    assert_eq!(pinned(&file, &device, 9 * PAGE, 5 * PAGE as usize).unwrap(), PAGE as usize + 5);
+    assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 0);
+    assert_eq!(pinned(&file, &device, 0, 0).unwrap(), 0);
+    // The file grows behind what is known of it: a pin there looks again.
+    device.size.store(30 * PAGE, Ordering::Relaxed);
+    assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 8);
+}
+
+/// All that is missing is asked for before the first of it is waited for, and nobody waits with a thread.
+#[test]
+fn a_pin_asks_for_its_whole_range_at_once() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    device.hold();
+    let mut pin = file.pin_async(3 * PAGE, 20 * PAGE as usize);
+    assert!(poll_once(&mut pin).is_pending());
+    assert_eq!(device.reads(), [(3, 20)]);
+    device.release();
+    assert_eq!(block_on(pin).unwrap().len(), 20 * PAGE as usize);
+    assert_eq!(file.cached_pages(), 20);
+}
+
+#[test]
+fn a_pin_that_fails_says_why_and_pins_nothing() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE));
+    let file = open(&cache, &device);
+    device.fail(7);
+    let error = pinned(&file, &device, 5 * PAGE, 5 * PAGE as usize).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert_eq!(cache.stats().pinned_bytes, 0);
+    // More than pins may keep.
+    let (large, all) = (Device::with_number(2, 4 * Cache::MEMORY_MIN), 4 * Cache::MEMORY_MIN as usize);
+    let error = pinned(&open(&cache, &large), &large, 0, all).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoMemory);
+    assert_eq!(cache.stats().pinned_bytes, 0);
+}
+
+/// Many tasks pin, of a file that is larger than the cache: pages go while others are waited for.
+#[test]
+fn pins_under_pressure_are_all_answered() {
+    let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN));
+    let file = open(&cache, &device);
+    let mut rest = 200;
+    while rest > 0 {
+        let futures =
+            (0..20).map(|n| file.pin_async((rest * 31 + n) * 17 * PAGE, 16 * PAGE as usize)).collect();
+        let (results, _) = join_all(futures);
+        for (n, result) in results.into_iter().enumerate() {
+            let pinned = result.expect("there is room for all of them");
+            let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
+            verify(&bytes, &device, (rest * 31 + n as u64) * 17 * PAGE);
+        }
+        rest -= 20;
+    }
+    cache.check().expect("it is sound");
+}
+
+#[test]
+fn a_batch_asks_for_all_that_is_missing_and_answers_each_read() {
+    let (cache, device) = (exact(), Device::new(100 * PAGE + 9));
+    let file = open(&cache, &device);
+    file.read_exact_at(&mut [0; PAGE as usize], 0).unwrap();
+    device.fail(50);
+    device.hold();
+    let mut buffers = [[0_u8; 100]; 5];
+    let places = [7, 30 * PAGE, 50 * PAGE, 100 * PAGE, 200 * PAGE];
+    let mut reads: Vec<BatchRead<'_>> =
+        buffers.iter_mut().zip(places).map(|(buffer, place)| BatchRead::new(buffer, place)).collect();
+    {
+        let mut batch = file.read_batch_async(&mut reads);
+        assert!(poll_once(&mut batch).is_pending());
+        assert_eq!(
+            device.reads().len(),
+            4,
+            "one was cached, and all others are asked for: {:?}",
+            device.reads()
+        );
+        device.release();
+        block_on(batch);
+    }
+    let results: Vec<_> = reads.iter().map(|read| read.result().map_err(|error| error.kind())).collect();
+    assert_eq!(results, [Ok(100), Ok(100), Err(ErrorKind::Io), Ok(9), Ok(0)]);
+    for (read, place) in reads.iter().zip(places) {
+        verify(read.bytes(), &device, place);
+    }
+}
+
+#[test]
+fn writes_and_syncs_are_awaited() {
+    let (cache, folder) = (exact(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("file");
+    let file = cache.open_with(&path, OpenOptions::new().write(true).create(true)).unwrap();
+    assert_eq!(block_on(file.write_at_async(&[7; 5000], 100)).unwrap(), 5000);
+    // Cached now, and overwritten at once.
+    let again = poll_once(&mut file.write_at_async(&[8; 200], 300));
+    assert!(matches!(again, Poll::Ready(Ok(200))), "{again:?}");
+    assert_eq!(block_on(file.append_async(*b"end")).unwrap(), 5100);
+    block_on(file.sync_data_async()).unwrap();
+    let mut expected = vec![0; 100];
+    expected.extend([7; 200]);
+    expected.extend([8; 200]);
+    expected.extend([7; 4600]);
+    expected.extend(b"end");
+    assert_eq!(std::fs::read(&path).unwrap(), expected);
+    let reader = cache.open(&path).unwrap();
+    let error = block_on(reader.write_at_async(b"x", 0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly);
+}
+
+/// A hundred syncs at once are made by some threads, and those end with the cache.
+#[test]
+fn more_calls_than_threads_are_all_made() {
+    let (cache, folder) = (exact(), tempfile::tempdir().unwrap());
+    let file =
+        cache.open_with(folder.path().join("file"), OpenOptions::new().write(true).create(true)).unwrap();
+    let calls: Vec<_> = (0..100_u64)
+        .map(|n| {
+            file.write_all_at(&n.to_le_bytes(), n * PAGE).unwrap();
+            file.sync_all_async()
+        })
+        .collect();
+    let (results, _) = join_all(calls);
+    assert!(results.iter().all(std::result::Result::is_ok));
+    assert_eq!(file.dirty_bytes().unwrap(), 0);
+    // What is handed over is made although nobody waits for it.
+    drop(file.append_async(vec![1; 10]));
+    drop(file);
+    cache.close().unwrap();
+    while std::fs::metadata(folder.path().join("file")).unwrap().len() != 99 * PAGE + 8 + 10 {
+        thread::yield_now();
+    }
 }

@@ -20,7 +20,9 @@ use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::arena::control::Operation;
 use quinion::arena::{ArenaShare, ReadableState};
-use quinion::filemap::{BatchedRead, HitStop, Hits, Reader, WaitPolicy, read_group, read_hits_into};
+use quinion::filemap::{
+    BatchedRead, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
+};
 use quinion::readahead::{Config, Hint, Readahead};
 use quinion::serve::{Attached, FileName, Owner, Service};
 use quinion::sync::{Rank, RankedMutex};
@@ -168,7 +170,9 @@ fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
         thread::scope(|scope| {
             let pinned = scope.spawn(|| {
                 let reader = Reader::plain(&rig.readahead);
-                let pinned = rig.filemap.pin(&rig.mapping, reader, 0, 2 * PAGE_SIZE, ForkGuard::new());
+                let (len, process) = (2 * PAGE_SIZE, ForkGuard::new());
+                let request = PinRequest { position: 0, len, wait_policy: WaitPolicy::Wait, process };
+                let pinned = rig.filemap.pin(&rig.mapping, reader, request);
                 let lent: Vec<u8> = pinned.unwrap().chunks().flatten().copied().collect();
                 common::verify(&lent, 1, 0).unwrap();
                 lent.len()

@@ -23,7 +23,7 @@ use common::{Dice, page_content};
 use device::Device;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::backend::{FailureCount, Faults, SimulatedBackend};
-use quinion::filemap::{Reader, WaitPolicy};
+use quinion::filemap::{PinRequest, Reader, WaitPolicy};
 use quinion::readahead::{Config, Readahead};
 use quinion::sync::{Rank, RankedMutex};
 use quinion::sys::fork::ForkGuard;
@@ -33,6 +33,11 @@ use quinion::{Cache, ErrorKind, ReadOptions};
 const PAGE: u64 = 4096;
 
 // ---- which folios are made ------------------------------------------------------------------------------------
+
+/// That many bytes there, and to wait for them.
+fn pin_of(position: u64, len: usize) -> PinRequest {
+    PinRequest { position, len, wait_policy: WaitPolicy::Wait, process: ForkGuard::new() }
+}
 
 #[test]
 fn each_order_is_made_for_a_handle_that_asks_for_it() {
@@ -159,10 +164,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
         land(&mut fill, 300..302);
         land(&mut fill, 302..304);
         assert_eq!(pair.join().unwrap() as u64, 4 * PAGE);
-        let pin = rig
-            .filemap
-            .pin(&rig.mapping, Reader::plain(&rig.readahead), 0, 64 * 4096, ForkGuard::new())
-            .unwrap();
+        let pin = rig.filemap.pin(&rig.mapping, Reader::plain(&rig.readahead), pin_of(0, 64 * 4096)).unwrap();
         assert_eq!(pin.len(), 64 * 4096);
         land(&mut fill, 64..300);
         land(&mut fill, 304..448);
@@ -252,10 +254,8 @@ fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
         let mut fill = rig.device.kept();
         land(&mut fill, 200..210);
         assert_eq!(reader.join().unwrap() as u64, PAGE);
-        let pin = rig
-            .filemap
-            .pin(&rig.mapping, Reader::plain(&rig.readahead), 200 * PAGE, 8192, ForkGuard::new())
-            .unwrap();
+        let pin =
+            rig.filemap.pin(&rig.mapping, Reader::plain(&rig.readahead), pin_of(200 * PAGE, 8192)).unwrap();
         land(&mut fill, 0..100);
         fill.complete(Ok(100 * 4096));
         common::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();

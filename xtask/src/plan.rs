@@ -61,9 +61,14 @@ pub fn test() -> Vec<Step> {
             Action::Run(with(
                 "RUSTDOCFLAGS",
                 "-D warnings",
-                cargo("doc --no-deps -p quinion --lib --features restore"),
+                cargo("doc --no-deps -p quinion --lib --features restore,tokio"),
             )),
         ),
+        Step::new(
+            "tokio",
+            Action::Run(cargo("clippy -p quinion --features tokio --lib --test async_file -- -D warnings")),
+        ),
+        Step::new("tokio-tests", Action::Run(cargo("test -p quinion --features tokio --test async_file"))),
         Step::new("no-std", Action::Run(cargo("check -p quinion --no-default-features"))),
         Step::new("tests", Action::Run(cargo("test --workspace --no-fail-fast"))),
         Step::new(

@@ -25,6 +25,7 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{BatchedRead, GROUP_MAX, Progress, ReadProgress, Span, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
+use super::future::BatchReadFuture;
 use super::{Cache, File, Handle, ReadOptions};
 
 /// One read of a batch: where from, where to, and once it was made, what came of it.
@@ -87,6 +88,17 @@ impl<'b> BatchRead<'b> {
         &self.buffer[..self.result().unwrap_or(0)]
     }
 
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        self.buffer
+    }
+
+    pub(super) fn answer(&mut self, result: Result<usize>) {
+        self.answer = match result {
+            Ok(bytes) => BatchResult::Read(bytes),
+            Err(error) => BatchResult::Failed(error),
+        };
+    }
+
     /// What of it is to be started: the pages from its first missing byte on.
     fn missing(&self) -> Option<Span> {
         let BatchResult::Missing(done) = self.answer else { return None };
@@ -113,6 +125,13 @@ impl File {
     /// positions let neighbouring missing pages be read as one.
     pub fn read_batch(&self, reads: &mut [BatchRead<'_>]) {
         self.read_batch_with(reads, ReadOptions::default());
+    }
+
+    /// As [`File::read_batch`], as a future: the first poll answers hits and asks the device for all that is missing,
+    /// and the future is ready when all are answered, each in its [`BatchRead`]. Hits are not looked up side by side,
+    /// as [`File::read_batch`] does. A poll looks at each read that is not answered yet.
+    pub fn read_batch_async<'a, 'b>(&'a self, reads: &'a mut [BatchRead<'b>]) -> BatchReadFuture<'a, 'b> {
+        BatchReadFuture::new(self, reads)
     }
 
     /// As [`File::read_batch`], with options, which hold for each read.

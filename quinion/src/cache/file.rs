@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Repr, Result};
 use crate::filemap::{
-    DropBehindState, HitStop, Hits, PendingRead, Prefetch, ReadProgress, Reader, StreamPositions,
+    DropBehindState, HitStop, Hits, PendingRead, PinRequest, Prefetch, ReadProgress, Reader, StreamPositions,
     UncachedRead, WaitPolicy, read_hits_into,
 };
 use crate::folio::Pinned;
@@ -24,7 +24,9 @@ use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
 
-use super::{Handle, ReadFuture};
+use super::Handle;
+use super::blocking::BlockingCalls;
+use super::future::{PinFuture, ReadFuture};
 
 /// How a read behaves; the default waits for what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -422,6 +424,22 @@ impl File {
     /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
     /// beside what is pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
+        self.pin_by(WaitPolicy::Wait, position, len)
+    }
+
+    /// As [`File::pin`], as a future: it waits without a thread of its own and needs no particular runtime. Nothing
+    /// happens before the first poll, which asks the device for all of the range that is missing. Dropping the future
+    /// pins nothing; bytes that are on their way then go to the cache.
+    ///
+    /// # Errors
+    /// As [`File::pin`] and [`File::read_at_async`].
+    pub fn pin_async(&self, position: u64, len: usize) -> PinFuture<'_> {
+        PinFuture::new(self, position, len)
+    }
+
+    /// As [`File::pin`]; an error of the kind [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) where it may not
+    /// wait.
+    pub(super) fn pin_by(&self, wait_policy: WaitPolicy, position: u64, len: usize) -> Result<Pinned> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
@@ -430,9 +448,15 @@ impl File {
         let position = position.min(FILE_BYTES_MAX);
         let passing = self.passing_with(ReadOptions::default())?;
         let reader = self.reader(passing.as_ref());
-        let pinned = shared.filemap.pin(mapping, reader, position, len, shared.process)?;
+        let request = PinRequest { position, len, wait_policy, process: shared.process };
+        let pinned = shared.filemap.pin(mapping, reader, request)?;
         self.note_read(position, pinned.len());
         Ok(pinned)
+    }
+
+    /// The threads for calls that wait.
+    pub(super) fn blocking(&self) -> &BlockingCalls {
+        &self.handle.shared.blocking
     }
 
     /// Says how this handle will be read from now on (`posix_fadvise`). Readahead forgets what it knew of the handle,

@@ -1,17 +1,27 @@
-//! Future: a read as a value that is polled.
+//! Futures: reads, pins, batches and writes as values that are polled.
 //!
-//! The work is in the fill path's `future.rs`; this is its face. A
-//! [`ReadFuture`] borrows its file and its buffer, so it cannot outlive either;
-//! to hand a read to a task of its own, give the task a clone of the file and a
+//! ```text
+//!   ReadFuture        waits without a thread: see the fill path's `future.rs`
+//!   BatchReadFuture   several of them; all that is missing is asked for by the first poll
+//!   PinFuture         waits as a read of one byte for each page that is missing, and then pins without waiting
+//!   WriteFuture       in the cache at the first poll if it can be; else by a thread of the cache (`blocking.rs`)
+//! ```
+//!
+//! A future borrows its file and its buffers, so it cannot outlive either; to
+//! hand one to a task of its own, give the task a clone of the file and a
 //! buffer.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use crate::error::Result;
-use crate::filemap::PendingRead;
+use crate::filemap::{PendingRead, WaitPolicy};
+use crate::folio::Pinned;
 
+use super::batch::BatchRead;
+use super::blocking::BlockingCall;
+use super::write::WriteOptions;
 use super::{File, ReadOptions};
 
 /// A read that is under way or has not begun; see [`File::read_at_async`]. May be polled again after it is
@@ -38,5 +48,181 @@ impl Future for ReadFuture<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { file, buffer, position, options, progress } = self.get_mut();
         file.poll_read(progress, buffer, (*position, *options), context)
+    }
+}
+
+/// Several reads that are under way or have not begun; see [`File::read_batch_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is polled"]
+pub struct BatchReadFuture<'a, 'b> {
+    file: &'a File,
+    reads: &'a mut [BatchRead<'b>],
+    /// How far each has come; none if it is answered. Empty before the first poll.
+    progress: Vec<Option<PendingRead>>,
+}
+
+impl<'a, 'b> BatchReadFuture<'a, 'b> {
+    pub(super) fn new(file: &'a File, reads: &'a mut [BatchRead<'b>]) -> Self {
+        Self { file, reads, progress: Vec::new() }
+    }
+}
+
+impl Future for BatchReadFuture<'_, '_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { file, reads, progress } = self.get_mut();
+        progress.resize_with(reads.len(), || Some(PendingRead::default()));
+        let mut is_pending = false;
+        for (read, progress) in reads.iter_mut().zip(progress) {
+            let Some(under_way) = progress else { continue };
+            let position = read.position();
+            match file.poll_read(under_way, read.buffer(), (position, ReadOptions::default()), context) {
+                Poll::Pending => is_pending = true,
+                Poll::Ready(result) => {
+                    read.answer(result);
+                    *progress = None;
+                }
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+/// Waits until the page at a byte is in the cache, as a read of that byte does.
+#[derive(Debug, Default)]
+pub(crate) struct PagePresence {
+    progress: PendingRead,
+    byte: [u8; 1],
+}
+
+impl PagePresence {
+    /// Ready with whether the file has that byte.
+    pub fn poll(&mut self, file: &File, position: u64, context: &Context<'_>) -> Poll<Result<bool>> {
+        let options = ReadOptions::default();
+        let read = ready!(file.poll_read(&mut self.progress, &mut self.byte, (position, options), context));
+        Poll::Ready(read.map(|bytes| bytes > 0))
+    }
+}
+
+/// A pin that is under way or has not begun; see [`File::pin_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is polled"]
+pub struct PinFuture<'a> {
+    file: &'a File,
+    position: u64,
+    len: usize,
+    state: PinState,
+    /// How often all pages were there one after the other and not together.
+    tries: u32,
+}
+
+#[derive(Debug)]
+enum PinState {
+    Begun,
+    /// The page at this byte is waited for.
+    Waiting(u64, PagePresence),
+    /// A thread of the cache pins.
+    HandedOver(BlockingCall<Pinned>),
+}
+
+/// Tries after which a thread does it: pages go as fast as they come.
+const PIN_TRIES_MAX: u32 = 1000;
+
+impl<'a> PinFuture<'a> {
+    pub(super) fn new(file: &'a File, position: u64, len: usize) -> Self {
+        Self { file, position, len, state: PinState::Begun, tries: 0 }
+    }
+
+    /// What is there, pinned; or what is waited for next.
+    fn attempt(&mut self) -> Option<Result<Pinned>> {
+        let Self { file, position, len, .. } = *self;
+        if self.tries == 0 {
+            // All that is missing is on its way before the first of it is waited for.
+            if let Err(error) = file.will_need(position, len as u64) {
+                return Some(Err(error));
+            }
+        }
+        self.tries += 1;
+        if self.tries > PIN_TRIES_MAX {
+            let file = file.clone();
+            let call = self.file.blocking().run(move || file.pin(position, len));
+            self.state = PinState::HandedOver(call);
+            return None;
+        }
+        match file.pin_by(WaitPolicy::Start, position, len) {
+            Ok(pinned) if pinned.is_empty() && len > 0 && self.tries == 1 => {
+                // Behind the end, as far as is known: a read finds out whether that is so.
+                self.state = PinState::Waiting(position, PagePresence::default());
+                None
+            }
+            Ok(pinned) => Some(Ok(pinned)),
+            Err(error) => match error.would_block_at() {
+                Some(missing) => {
+                    self.state = PinState::Waiting(missing, PagePresence::default());
+                    None
+                }
+                None => Some(Err(error)),
+            },
+        }
+    }
+}
+
+impl Future for PinFuture<'_> {
+    type Output = Result<Pinned>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            match &mut this.state {
+                PinState::Begun => {}
+                PinState::Waiting(position, presence) => {
+                    if let Err(error) = ready!(presence.poll(this.file, *position, context)) {
+                        return Poll::Ready(Err(error));
+                    }
+                    this.state = PinState::Begun;
+                }
+                PinState::HandedOver(call) => return Pin::new(call).poll(context),
+            }
+            if let Some(ended) = this.attempt() {
+                return Poll::Ready(ended);
+            }
+        }
+    }
+}
+
+/// A write that is under way or has not begun; see [`File::write_at_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is polled"]
+pub struct WriteFuture<'a> {
+    file: &'a File,
+    bytes: &'a [u8],
+    position: u64,
+    options: WriteOptions,
+    handed_over: Option<BlockingCall<usize>>,
+}
+
+impl<'a> WriteFuture<'a> {
+    pub(super) fn new(file: &'a File, bytes: &'a [u8], position: u64, options: WriteOptions) -> Self {
+        Self { file, bytes, position, options, handed_over: None }
+    }
+}
+
+impl Future for WriteFuture<'_> {
+    type Output = Result<usize>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { file, bytes, position, options, handed_over } = self.get_mut();
+        let (position, options) = (*position, *options);
+        if handed_over.is_none() {
+            if let Some(written) = file.write_at_once(bytes, position, options) {
+                return Poll::Ready(written);
+            }
+            let (clone, bytes) = (file.clone(), bytes.to_vec());
+            let call = move || clone.write_at_with(&bytes, position, options);
+            *handed_over = Some(file.blocking().run(call));
+        }
+        let call = handed_over.as_mut().expect("it was put there");
+        Pin::new(call).poll(context)
     }
 }

@@ -69,6 +69,7 @@ use crate::writeback::WritebackOptions;
 use crate::xarray::INDICES_MAX;
 
 mod batch;
+mod blocking;
 mod file;
 mod future;
 mod guest;
@@ -81,15 +82,19 @@ mod lock;
 mod pool;
 mod residency;
 mod stats;
+#[cfg(feature = "tokio")]
+mod tokio_io;
 mod write;
 
 pub use crate::filemap::{ReadaheadUse, ResizeOutcome};
 pub use crate::guest::GuestSlice;
 pub use batch::BatchRead;
+pub use blocking::BlockingCall;
+use blocking::BlockingCalls;
 pub use coherence::{Coherence, CoherenceInForce};
 use coherence::{CoherenceState, ObservedTimes};
 pub use file::{File, ReadOptions};
-pub use future::ReadFuture;
+pub use future::{BatchReadFuture, PinFuture, ReadFuture, WriteFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
 pub use io::Metadata;
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
@@ -99,6 +104,8 @@ use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, ResidentRange, ResidentRanges};
 pub use stats::Stats;
+#[cfg(feature = "tokio")]
+pub use tokio_io::AsyncFile;
 pub use write::{BatchWrite, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
@@ -147,6 +154,8 @@ pub(crate) struct CacheInner {
     tuning: Tuning,
     /// Follows what is read, if a miss-ratio curve is wanted.
     sampler: Option<Sampler>,
+    /// Makes calls that wait, for futures.
+    blocking: BlockingCalls,
 }
 
 /// Which mapping is which file's.
@@ -402,6 +411,7 @@ impl Builder {
             parks: AtomicBool::new(false),
             tuning: self.tuning,
             sampler: self.miss_ratio_curve.then(Sampler::default),
+            blocking: BlockingCalls::default(),
         };
         Ok(Cache { shared: Arc::new(shared) })
     }

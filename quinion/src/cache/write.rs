@@ -38,6 +38,8 @@ use crate::filemap::{UncachedRead, WriteContext};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
+use super::blocking::BlockingCall;
+use super::future::WriteFuture;
 use super::open::Durability;
 use super::{File, Handle};
 
@@ -170,6 +172,85 @@ impl File {
             durability => self.make_durable(durability, position..position + written as u64)?,
         }
         Ok(written)
+    }
+
+    /// As [`File::write_at`], as a future. The first poll writes what is cached as a whole at once; what has to wait
+    /// (for a page to be read, for memory, for write-back, for a sync of a durable handle) is copied and handed to a
+    /// thread of the cache, and is made even if the future is dropped then. Wait for one write before you begin the
+    /// next of the same bytes: two that are under way at once are made in any order.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
+    pub fn write_at_async<'a>(&'a self, bytes: &'a [u8], position: u64) -> WriteFuture<'a> {
+        self.write_at_async_with(bytes, position, WriteOptions::default())
+    }
+
+    /// As [`File::write_at_async`], with options.
+    ///
+    /// # Errors
+    /// As there, and [`File::write_at_with`].
+    pub fn write_at_async_with<'a>(
+        &'a self,
+        bytes: &'a [u8],
+        position: u64,
+        options: WriteOptions,
+    ) -> WriteFuture<'a> {
+        WriteFuture::new(self, bytes, position, options)
+    }
+
+    /// The write, if it can be made, or refused, without waiting.
+    pub(super) fn write_at_once(
+        &self,
+        bytes: &[u8],
+        position: u64,
+        options: WriteOptions,
+    ) -> Option<Result<usize>> {
+        if let Err(error) = self.check_writes().and_then(|()| check_range(position, bytes.len() as u64)) {
+            return Some(Err(error));
+        }
+        let Handle { shared, mapping, access, .. } = &*self.handle;
+        let durability = options.durability.unwrap_or(access.durability);
+        let plain = !(options.uncached | self.is_uncached()) && durability == Durability::OnSync;
+        let is_made =
+            bytes.is_empty() || plain && shared.filemap.overwrite(mapping, &self.touched, position, bytes);
+        is_made.then_some(Ok(bytes.len()))
+    }
+
+    /// As [`File::append`], by a thread of the cache: see [`BlockingCall`].
+    ///
+    /// # Errors
+    /// As [`File::append`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
+    pub fn append_async(&self, bytes: impl Into<Vec<u8>>) -> BlockingCall<u64> {
+        let bytes = bytes.into();
+        self.blocking_call(move |file| file.append(&bytes))
+    }
+
+    /// As [`File::sync_data`], by a thread of the cache: see [`BlockingCall`]. It covers what was written before this
+    /// call, not what is written before the future is polled.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
+    pub fn sync_data_async(&self) -> BlockingCall<()> {
+        self.blocking_call(|file| file.sync_data())
+    }
+
+    /// As [`File::sync_all`], by a thread of the cache: see [`File::sync_data_async`].
+    ///
+    /// # Errors
+    /// As [`File::sync_all`]; and [`ErrorKind::Io`](crate::ErrorKind::Io) if no thread can be started.
+    pub fn sync_all_async(&self) -> BlockingCall<()> {
+        self.blocking_call(|file| file.sync_all())
+    }
+
+    pub(super) fn blocking_call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&File) -> Result<T> + Send + 'static,
+    ) -> BlockingCall<T> {
+        if self.process.is_forked() {
+            return BlockingCall::ready(Err(Repr::Forked.into()));
+        }
+        let file = self.clone();
+        self.blocking().run(move || call(&file))
     }
 
     #[inline(never)]

@@ -87,6 +87,8 @@ pub use hint::Prefetch;
 pub use hit::{HitStop, Hits, read_hits, read_hits_into};
 pub use hit_batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
 #[cfg(feature = "std")]
+pub use pin::PinRequest;
+#[cfg(feature = "std")]
 pub use read::WaitPolicy;
 #[cfg(feature = "std")]
 pub(crate) use read::{ReadProgress, touch};

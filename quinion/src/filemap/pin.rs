@@ -40,21 +40,33 @@ use super::fill::Filemap;
 use super::read::{ReadProgress, WaitPolicy};
 use super::uncached::Reader;
 
+/// What is to be pinned.
+#[derive(Clone, Copy, Debug)]
+pub struct PinRequest {
+    /// The first byte.
+    pub position: u64,
+    /// Bytes, or as many as the file has there.
+    pub len: usize,
+    /// Whether it may wait for what is not in the cache; if not, what is missing is started as far as the policy
+    /// allows, and the error says where it begins.
+    pub wait_policy: WaitPolicy,
+    /// Whose pin it is.
+    pub process: ForkGuard,
+}
+
 impl Filemap {
-    /// Pins `len` bytes at `position`, or as many as the file has there; waits until all of them are in the
-    /// cache.
+    /// Pins the bytes of `request`; waits, if it may, until all of them are in the cache.
     pub fn pin(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        position: u64,
-        len: usize,
-        process: ForkGuard,
+        request: PinRequest,
     ) -> Result<Pinned, Error> {
-        let pinned = self.pin_known(mapping, reader, position, len, process)?;
+        let pinned = self.pin_known(mapping, reader, request)?;
         // Nothing there, as far as is known: as for a read, the file is looked at again, once.
-        if pinned.is_empty() && len > 0 && !reader.is_sure_of_size() && self.look_at_the_end(mapping)? {
-            return self.pin_known(mapping, reader, position, len, process);
+        let may_look = request.wait_policy == WaitPolicy::Wait && !reader.is_sure_of_size();
+        if pinned.is_empty() && request.len > 0 && may_look && self.look_at_the_end(mapping)? {
+            return self.pin_known(mapping, reader, request);
         }
         Ok(pinned)
     }
@@ -64,10 +76,9 @@ impl Filemap {
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
         reader: Reader<'_>,
-        position: u64,
-        len: usize,
-        process: ForkGuard,
+        request: PinRequest,
     ) -> Result<Pinned, Error> {
+        let PinRequest { position, len, wait_policy, process } = request;
         let pages_max = self.pinned_pages_max();
         let reach = (len as u64).min(mapping.size().saturating_sub(position));
         if reach > pages_max * PAGE_SIZE as u64 {
@@ -94,7 +105,7 @@ impl Filemap {
                     return Err(self.too_much_pinned(rest as u64));
                 }
                 let first = batch.pop().into();
-                match self.hold_folio(mapping, reader, WaitPolicy::Wait, at, rest, first)? {
+                match self.hold_folio(mapping, reader, wait_policy, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
                 }
@@ -103,7 +114,7 @@ impl Filemap {
             let asked = position..position.saturating_add(len as u64).min(size);
             let marked = self.pin_batch((mapping, renewals), reader, &mut pinned, &mut batch, asked);
             if let Some(page) = marked {
-                self.advance(mapping, reader, page, WaitPolicy::Wait);
+                self.advance(mapping, reader, page, wait_policy);
             }
             if pinned.count_pages() > pages_max {
                 return Err(self.too_much_pinned(reach));

@@ -1,0 +1,204 @@
+//! Tokio: a file as tokio's `AsyncRead`, `AsyncWrite` and `AsyncSeek`.
+//!
+//! ```text
+//!   poll_read    what is cached, copied into the caller's buffer; if nothing is, the page there is waited for
+//!                as a future's read waits, without a thread
+//!   poll_write   over what is cached at once; else a copy of the bytes goes to a thread of the cache, and the
+//!                call returns: the next call on the file waits for it and tells its error
+//!   poll_seek    the end of a file is looked for by a thread of the cache
+//! ```
+//!
+//! Only tokio's traits are used, so this works on any runtime that knows them.
+//! As with tokio's own files, an error of a write comes with the next call:
+//! call `flush` before you drop the file, and [`File::sync_data_async`] to make
+//! durable what was flushed.
+
+use std::future::Future;
+use std::io::{self, SeekFrom};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
+
+use crate::error::ErrorKind;
+
+use super::blocking::BlockingCall;
+use super::future::PagePresence;
+use super::write::WriteOptions;
+use super::{File, ReadOptions};
+
+/// Bytes that one call of `poll_write` takes at most where they have to be copied.
+const COPIED_MAX: usize = 1 << 20;
+
+/// A [`File`] for code that wants tokio's [`AsyncRead`], [`AsyncWrite`] and [`AsyncSeek`]: with the feature `tokio`. It
+/// goes on at the file's position, and moves it.
+#[derive(Debug)]
+pub struct AsyncFile {
+    file: File,
+    /// The page at the position is waited for.
+    missing: Option<PagePresence>,
+    /// A write that was handed over.
+    writing: Option<Writing>,
+    /// A look for the end of the file, and how far from it the position is to be.
+    seeking: Option<(BlockingCall<u64>, i64)>,
+}
+
+/// A write that a thread of the cache makes.
+#[derive(Debug)]
+enum Writing {
+    At(BlockingCall<()>),
+    /// So many bytes, behind which the position is when they are written.
+    Appends(BlockingCall<u64>, usize),
+}
+
+impl AsyncFile {
+    /// `file`, at its position.
+    pub fn new(file: File) -> Self {
+        Self { file, missing: None, writing: None, seeking: None }
+    }
+
+    /// The file.
+    pub fn get_ref(&self) -> &File {
+        &self.file
+    }
+
+    /// The file; a write that was handed over goes on, and its error is not told.
+    pub fn into_inner(self) -> File {
+        self.file
+    }
+
+    fn position(&self) -> u64 {
+        self.file.position.load(Ordering::Relaxed)
+    }
+
+    fn advance(&self, bytes: usize) {
+        self.file.position.store(self.position() + bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Waits for the write that was handed over, if there is one.
+    fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
+        let written = match writing {
+            Writing::At(call) => ready!(Pin::new(call).poll(context)),
+            Writing::Appends(call, bytes) => ready!(Pin::new(call).poll(context)).map(|position| {
+                self.file.position.store(position + *bytes as u64, Ordering::Relaxed);
+            }),
+        };
+        self.writing = None;
+        Poll::Ready(written.map_err(io::Error::from))
+    }
+
+    /// Reads into `buffer`; 0 bytes at the end of the file.
+    fn poll_read_into(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            let position = self.position();
+            if let Some(missing) = &mut self.missing {
+                let came = ready!(missing.poll(&self.file, position, context));
+                self.missing = None;
+                if !came? {
+                    return Poll::Ready(Ok(0));
+                }
+            }
+            match self.file.read_at_with(buffer, position, ReadOptions::new().nowait(true)) {
+                Ok(0) => self.missing = Some(PagePresence::default()), // the end, or the file has grown
+                Ok(bytes) => return Poll::Ready(Ok(bytes)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.missing = Some(PagePresence::default());
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+impl From<File> for AsyncFile {
+    fn from(file: File) -> Self {
+        Self::new(file)
+    }
+}
+
+impl AsyncRead for AsyncFile {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_written(context))?;
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let bytes = ready!(this.poll_read_into(buffer.initialize_unfilled(), context))?;
+        this.advance(bytes);
+        buffer.advance(bytes);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for AsyncFile {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_written(context))?;
+        this.missing = None; // of what was to be read at the old position
+        let position = this.position();
+        if this.file.handle.access.appends {
+            let bytes = bytes[..bytes.len().min(COPIED_MAX)].to_vec();
+            let len = bytes.len();
+            this.writing = Some(Writing::Appends(this.file.append_async(bytes), len));
+            return Poll::Ready(Ok(len));
+        }
+        if let Some(written) = this.file.write_at_once(bytes, position, WriteOptions::default()) {
+            let written = written?;
+            this.advance(written);
+            return Poll::Ready(Ok(written));
+        }
+        let bytes = bytes[..bytes.len().min(COPIED_MAX)].to_vec();
+        let len = bytes.len();
+        let call = this.file.blocking_call(move |file| file.write_all_at(&bytes, position));
+        this.writing = Some(Writing::At(call));
+        this.advance(len);
+        Poll::Ready(Ok(len))
+    }
+
+    /// Waits for what was written, and tells its error. Makes nothing durable.
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_written(context)
+    }
+
+    /// As [`AsyncWrite::poll_flush`].
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_written(context)
+    }
+}
+
+impl AsyncSeek for AsyncFile {
+    fn start_seek(self: Pin<&mut Self>, to: SeekFrom) -> io::Result<()> {
+        let this = self.get_mut();
+        this.missing = None;
+        this.seeking = None;
+        if let SeekFrom::End(offset) = to {
+            let end = this.file.blocking_call(|file| {
+                file.revalidate()?;
+                Ok(file.len())
+            });
+            this.seeking = Some((end, offset));
+            return Ok(());
+        }
+        io::Seek::seek(&mut &this.file, to).map(drop)
+    }
+
+    fn poll_complete(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        let this = self.get_mut();
+        // A write that appends tells the position when it has ended.
+        ready!(this.poll_written(context))?;
+        if let Some((end, offset)) = &mut this.seeking {
+            let (end, offset) = (ready!(Pin::new(end).poll(context)), *offset);
+            this.seeking = None;
+            let place = SeekFrom::Start(end?);
+            io::Seek::seek(&mut &this.file, place)?;
+            io::Seek::seek(&mut &this.file, SeekFrom::Current(offset))?;
+        }
+        Poll::Ready(Ok(this.position()))
+    }
+}

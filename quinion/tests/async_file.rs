@@ -1,0 +1,148 @@
+//! Async file: tokio's traits on a file of the cache give what a plain file gives.
+//!
+//! The runtime has one thread, so that a poll that blocks for something that
+//! another task of it has to do is a test that hangs.
+
+mod common;
+mod device;
+
+use std::io::{Read, Seek, SeekFrom, Write};
+
+use proptest::prelude::*;
+use quinion::{AsyncFile, Cache, OpenOptions};
+use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
+
+use device::{Device, verify};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime of one thread")
+}
+
+fn small() -> Cache {
+    Cache::builder().memory(Cache::MEMORY_MIN).build().expect("a small cache")
+}
+
+#[test]
+fn a_file_is_read_to_its_end_while_another_task_runs() {
+    let (cache, device) = (small(), Device::new(3 * 4096 + 77));
+    let file = cache.open_backend(device.clone() as _).expect("the device opens");
+    device.hold();
+    let bytes = runtime().block_on(async {
+        let mut reader = AsyncFile::from(file);
+        let read = async {
+            let mut bytes = Vec::new();
+            reader.read_to_end(&mut bytes).await.map(|_| bytes)
+        };
+        // Runs only if the reader's polls return while the device says nothing.
+        let release = async { device.release() };
+        let (bytes, ()) = tokio::join!(read, release);
+        bytes.expect("it is readable")
+    });
+    assert_eq!(bytes.len(), 3 * 4096 + 77);
+    verify(&bytes, &device, 0);
+}
+
+#[test]
+fn what_is_appended_stands_at_the_end_and_its_error_comes_with_the_flush() {
+    let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));
+    let path = folder.path().join("log");
+    let log = cache.open_with(&path, OpenOptions::new().append(true).create(true)).expect("it opens");
+    let read_only = cache.open(&path).expect("it opens");
+    runtime().block_on(async {
+        let mut log = AsyncFile::new(log);
+        for line in ["one\n", "two\n"] {
+            log.write_all(line.as_bytes()).await.expect("it is appended");
+        }
+        log.flush().await.expect("it is written");
+        assert_eq!(log.stream_position().await.expect("it has one"), 8);
+        log.get_ref().sync_all_async().await.expect("it is durable");
+        let mut refused = AsyncFile::new(read_only);
+        let error = match refused.write_all(b"x").await {
+            Ok(()) => refused.flush().await.expect_err("it reads only"),
+            Err(error) => error,
+        };
+        assert!(error.to_string().contains("for reading only"), "{error}");
+    });
+    assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "one\ntwo\n");
+}
+
+/// One step of a program.
+#[derive(Clone, Debug)]
+enum Step {
+    Read(usize),
+    Write(usize, u8),
+    Seek(u64),
+    SeekBack(i64),
+    SeekEnd(i64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..20_000_usize).prop_map(Step::Read),
+        (0..20_000_usize, any::<u8>()).prop_map(|(len, byte)| Step::Write(len, byte)),
+        (0..60_000_u64).prop_map(Step::Seek),
+        (-5_000..5_000_i64).prop_map(Step::SeekBack),
+        (-20_000..100_i64).prop_map(Step::SeekEnd),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The twin is a file of the kernel, by std's traits.
+    #[test]
+    fn random_programs_see_what_a_plain_file_shows(steps in proptest::collection::vec(step(), 1..40)) {
+        let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true);
+        let ours = cache.open_with(folder.path().join("ours"), options).expect("it opens");
+        let mut twin = tempfile::tempfile().expect("a file");
+        runtime().block_on(async {
+            let mut ours = AsyncFile::new(ours);
+            for step in steps {
+                run(&step, &mut ours, &mut twin).await;
+            }
+            ours.flush().await.expect("what was written could be");
+        });
+    }
+}
+
+async fn run(step: &Step, ours: &mut AsyncFile, twin: &mut std::fs::File) {
+    match *step {
+        Step::Read(len) => {
+            let (mut mine, mut its) = (Vec::new(), Vec::new());
+            (&mut *ours).take(len as u64).read_to_end(&mut mine).await.expect("it is readable");
+            twin.take(len as u64).read_to_end(&mut its).expect("it is readable");
+            assert!(mine == its, "{step:?}: {} and {} bytes, or others", mine.len(), its.len());
+        }
+        Step::Write(len, byte) => {
+            ours.write_all(&vec![byte; len]).await.expect("it is writable");
+            twin.write_all(&vec![byte; len]).expect("it is writable");
+        }
+        Step::Seek(to) => seek(SeekFrom::Start(to), ours, twin).await,
+        Step::SeekBack(by) => seek(SeekFrom::Current(by), ours, twin).await,
+        Step::SeekEnd(by) => seek(SeekFrom::End(by), ours, twin).await,
+    }
+    let positions =
+        (ours.stream_position().await.expect("it has one"), twin.stream_position().expect("it has one"));
+    assert_eq!(positions.0, positions.1, "{step:?}");
+}
+
+async fn seek(to: SeekFrom, ours: &mut AsyncFile, twin: &mut std::fs::File) {
+    // A write may be on its way, and tells its error here.
+    ours.flush().await.expect("what was written could be");
+    let (mine, its) = (ours.seek(to).await, twin.seek(to));
+    match its {
+        Ok(position) => assert_eq!(mine.expect("the twin can"), position, "{to:?}"),
+        Err(_) => {
+            mine.expect_err("the twin cannot");
+            // Where it is then, std does not say.
+            seek_to_start(ours, twin).await;
+        }
+    }
+}
+
+async fn seek_to_start(ours: &mut AsyncFile, twin: &mut std::fs::File) {
+    ours.seek(SeekFrom::Start(0)).await.expect("the start is there");
+    twin.seek(SeekFrom::Start(0)).expect("the start is there");
+}

@@ -26,15 +26,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use quinion::arena::control::{
+use quinion::internals::arena::control::{
     Advice, AttachPolicy, Operation, REQUEST_SLOTS, Request, SENT, ViewerPage, state,
 };
-use quinion::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
-use quinion::serve::{Attached, FileName, Owner, Service, ServiceHandle, ServiceOptions, listen};
-use quinion::units::{Frame, MappingId, PageIndex};
-use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::viewer::sys::Errno;
-use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::arena::{ArenaShare, CellNumber, LAYOUT_VERSION};
+use quinion::internals::serve::{Attached, FileName, Owner, Service, ServiceHandle, ServiceOptions, listen};
+use quinion::internals::units::{Frame, MappingId, PageIndex};
+use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
+use quinion::internals::viewer::sys::Errno;
+use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ServeRules};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,

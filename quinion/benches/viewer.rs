@@ -17,12 +17,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, LAYOUT_VERSION};
-use quinion::serve::{Owner, Service, ServiceOptions, listen};
-use quinion::units::MappingId;
-use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";

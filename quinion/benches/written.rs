@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::filemap::{HitStop, read_hits_into};
-use quinion::folio::written::{copy_page, try_copy_page};
-use quinion::mapping::{FolioShape, Mapping};
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::tuning::Tuning;
-use quinion::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::filemap::{HitStop, read_hits_into};
+use quinion::internals::folio::written::{copy_page, try_copy_page};
+use quinion::internals::mapping::{FolioShape, Mapping};
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
 
 const PAGES: u64 = 512;
 const REPEATS: usize = 15;

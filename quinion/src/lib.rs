@@ -45,10 +45,9 @@
 //! # }
 //! ```
 //!
-//! The modules below stand in the order of the architecture, from the ground
-//! floor up: a module names only modules declared before it, and a test sees to
-//! that. Programs use what is exported here at the top: [`Cache`], [`File`], [`OpenOptions`],
-//! [`BatchRead`], [`ReadOptions`], [`BatchWrite`], [`WriteOptions`], [`MemFile`], [`Pinned`], [`Stats`], [`Error`].
+//! Begin with [`Cache`] and [`File`]; then [`OpenOptions`], [`ReadOptions`], [`WriteOptions`], [`BatchRead`],
+//! [`Pinned`], [`MemFile`], [`Stats`] and [`Error`]. All else here serves these: what they return, and what is asked
+//! for rarely. A store of your own is a [`backend::Backend`].
 #![cfg_attr(not(feature = "std"), no_std)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
@@ -57,126 +56,141 @@ compile_error!(
      such a machine (--target x86_64-unknown-linux-gnu); inside a container or a virtual machine it is at home, too."
 );
 
-// Ground floor: numbers, errors, locks, system calls, memory.
-pub mod units;
-#[cfg(feature = "std")]
-pub mod tuning;
-#[cfg(not(quinion_model))]
-#[cfg(feature = "std")]
-pub mod error;
-#[cfg(feature = "std")]
-pub mod stats;
-pub mod sync;
-#[cfg(feature = "std")]
-pub mod errseq;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "system calls")]
-pub mod sys;
-#[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
-pub mod arena;
-// Stuff: a run of pages, and where bytes come from.
-#[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
-pub mod folio;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "devices write into frames by address")]
-pub mod backend;
-// Index: which folio is where.
-pub mod xarray;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
-pub mod spill;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod lists;
-#[cfg(not(quinion_model))]
-pub mod mapping;
-// Judge: numbers in, decisions out.
-#[cfg(feature = "std")]
-pub mod readahead;
-#[cfg(feature = "std")]
-pub mod workingset;
-#[cfg(feature = "std")]
-pub mod policy;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod pressure;
-#[cfg(feature = "std")]
-pub mod curve;
-// Background: what is done when nobody waits, and room for more.
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod background;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod lease;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
-pub mod reclaim;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "flushes hand out frames")]
-pub mod writeback;
-// Paths: what happens to a request.
-#[cfg(not(quinion_model))]
-#[allow(
-    unsafe_code,
-    reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
-)]
-pub mod filemap;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod shmem;
-#[cfg(all(feature = "std", not(quinion_model)))]
-#[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
-pub mod guest;
-// Door.
-#[cfg(all(feature = "std", not(quinion_model)))]
-mod cache;
-pub mod fdstate;
-#[cfg(not(quinion_model))]
-#[allow(
-    unsafe_code,
-    reason = "another process's memory becomes references, and hits copy to a caller's address"
-)]
-pub mod viewer;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub mod serve;
-#[cfg(all(feature = "std", not(quinion_model)))]
-mod owner;
-// With the feature `restore`: page faults of VMs, answered from the cache.
+/// The rooms of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
+/// about anything in here: names and behaviour change without a word in the change log. Programs use what stands at the
+/// top of the crate.
+#[doc(hidden)]
+#[path = "."]
+pub mod internals {
+    // Ground floor: numbers, errors, locks, system calls, memory.
+    pub mod units;
+    #[cfg(feature = "std")]
+    pub mod tuning;
+    #[cfg(not(quinion_model))]
+    #[cfg(feature = "std")]
+    pub mod error;
+    #[cfg(feature = "std")]
+    pub mod stats;
+    pub mod sync;
+    #[cfg(feature = "std")]
+    pub mod errseq;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "system calls")]
+    pub mod sys;
+    #[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
+    pub mod arena;
+    // Stuff: a run of pages, and where bytes come from.
+    #[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
+    pub mod folio;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "devices write into frames by address")]
+    pub mod backend;
+    // Index: which folio is where.
+    pub mod xarray;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
+    pub mod spill;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod lists;
+    #[cfg(not(quinion_model))]
+    pub mod mapping;
+    // Judge: numbers in, decisions out.
+    #[cfg(feature = "std")]
+    pub mod readahead;
+    #[cfg(feature = "std")]
+    pub mod workingset;
+    #[cfg(feature = "std")]
+    pub mod policy;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod pressure;
+    #[cfg(feature = "std")]
+    pub mod curve;
+    // Background: what is done when nobody waits, and room for more.
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod background;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod lease;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
+    pub mod reclaim;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "flushes hand out frames")]
+    pub mod writeback;
+    // Paths: what happens to a request.
+    #[cfg(not(quinion_model))]
+    #[allow(
+        unsafe_code,
+        reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
+    )]
+    pub mod filemap;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod shmem;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
+    pub mod guest;
+    // Door.
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub(crate) mod cache;
+    pub mod fdstate;
+    #[cfg(not(quinion_model))]
+    #[allow(
+        unsafe_code,
+        reason = "another process's memory becomes references, and hits copy to a caller's address"
+    )]
+    pub mod viewer;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub mod serve;
+    #[cfg(all(feature = "std", not(quinion_model)))]
+    pub(crate) mod owner;
+    // With the feature `restore`: page faults of VMs, answered from the cache.
+    #[cfg(all(feature = "restore", not(quinion_model)))]
+    pub mod restore;
+}
+
+#[allow(unused_imports, reason = "which rooms there are depends on the features")]
+pub(crate) use internals::*;
+
 #[cfg(all(feature = "restore", not(quinion_model)))]
-pub mod restore;
+#[doc(inline)]
+pub use internals::restore;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[doc(inline)]
+pub use internals::{backend, error};
 
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use arena::process_limit;
+pub use internals::arena::process_limit;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use backend::Mechanism;
+pub use internals::backend::Mechanism;
 #[cfg(all(feature = "tokio", not(quinion_model)))]
-pub use cache::AsyncFile;
+pub use internals::cache::AsyncFile;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use cache::{
+pub use internals::cache::{
     BatchRead, BatchReadFuture, BatchWrite, BlockingCall, Builder, Cache, Coherence, CoherenceInForce,
     Durability, File, GuestMemory, GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats,
     Metadata, OpenOptions, PinFuture, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
     Residency, ResidentRange, ResidentRanges, ResizeOutcome, Stats, WriteFuture, WriteOptions,
 };
 #[cfg(feature = "std")]
-pub use curve::MissRatioCurve;
+pub use internals::curve::MissRatioCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use error::{Error, ErrorKind, Result};
+pub use internals::error::{Error, ErrorKind};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use filemap::{OnPinned, Prefetch};
+pub use internals::filemap::{OnPinned, Prefetch};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use folio::{Chunks, Pinned, PinnedFolio, PinnedFolios};
+pub use internals::folio::{Chunks, Pinned, PinnedFolio, PinnedFolios};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use lease::NoLease;
+pub use internals::lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use mapping::PageState;
+pub use internals::mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{CacheOwner, HotFile, ServeRules, Shortage, WithoutLease};
+pub use internals::owner::{CacheOwner, HotFile, ServeRules, Shortage, WithoutLease};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use pressure::Pressure;
+pub use internals::pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
+pub use internals::readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use spill::{SpillOptions, SpillStats};
+pub use internals::spill::{SpillOptions, SpillStats};
 #[cfg(feature = "std")]
-pub use tuning::{Descent, Grabbing, Insertion, NodeReserve, PolicyKind, Tuning};
-#[cfg(feature = "std")]
-pub use workingset::RefaultCurve;
+pub use internals::workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use writeback::WritebackOptions;
+pub use internals::writeback::WritebackOptions;

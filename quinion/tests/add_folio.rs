@@ -19,11 +19,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, SPARE_MAX};
-use quinion::sync::LockWait;
-use quinion::units::{Frame, Order, Orders, PAGE_SIZE};
-use quinion::xarray::{Kind, Value};
-use quinion::{Descent, NodeReserve, Tuning};
+use quinion::internals::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, SPARE_MAX};
+use quinion::internals::sync::LockWait;
+use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
+use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE};
+use quinion::internals::xarray::{Kind, Value};
 use stage::{Stage, is_folio, page};
 
 const ONE: FolioShape = FolioShape::of(Orders::PAGES);
@@ -134,7 +134,7 @@ fn read_page(stage: &Stage, index: u64) -> bool {
     let Ok(held) = stage.mapping.try_hold(page(index)) else { return false };
     let covered = held.first().0..held.first().0 + u64::from(held.order().pages());
     assert!(covered.contains(&index), "a folio of {covered:?} for page {index}");
-    if held.is_readable() != quinion::arena::ReadableState::Yes {
+    if held.is_readable() != quinion::internals::arena::ReadableState::Yes {
         return false;
     }
     let mut bytes = [0; PAGE_SIZE];

@@ -20,17 +20,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use device::{Device, verify};
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
-use quinion::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::mapping::{AddedFolio, FolioShape, Mapping, NewFolio, Replacement, RunOutcome, SPARE_MAX};
-use quinion::readahead::{Config, Readahead};
-use quinion::reclaim::NODE_BYTES;
-use quinion::sync::{LockWait, Rank, RankedMutex};
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Frame, MappingId, Order, Orders};
-use quinion::xarray::{Kind, RangeStop, Value};
-use quinion::{Cache, File, Insertion, NodeReserve, Tuning};
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
+use quinion::internals::mapping::{
+    AddedFolio, FolioShape, Mapping, NewFolio, Replacement, RunOutcome, SPARE_MAX,
+};
+use quinion::internals::readahead::{Config, Readahead};
+use quinion::internals::reclaim::NODE_BYTES;
+use quinion::internals::sync::{LockWait, Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::{Insertion, NodeReserve, Tuning};
+use quinion::internals::units::{Frame, MappingId, Order, Orders};
+use quinion::internals::xarray::{Kind, RangeStop, Value};
+use quinion::{Cache, File};
 use stage::{Stage, is_folio, page};
 
 const PAGE: u64 = 4096;
@@ -249,11 +252,15 @@ fn b18_a_reader_of_a_growing_run_sees_a_page_or_none_and_never_another() {
                 let descriptor = stage.arena.view().own(run.frame.plus(at));
                 let pages = descriptor.word().order().pages();
                 match descriptor.complete(false) {
-                    quinion::arena::FillEnd::Detached(quinion::arena::PutOutcome::Last(order)) => {
+                    quinion::internals::arena::FillEnd::Detached(
+                        quinion::internals::arena::PutOutcome::Last(order),
+                    ) => {
                         stage.arena.free(run.frame.plus(at), order);
                     }
-                    quinion::arena::FillEnd::Detached(quinion::arena::PutOutcome::Kept) => {}
-                    quinion::arena::FillEnd::Attached => panic!("it was removed"),
+                    quinion::internals::arena::FillEnd::Detached(
+                        quinion::internals::arena::PutOutcome::Kept,
+                    ) => {}
+                    quinion::internals::arena::FillEnd::Attached => panic!("it was removed"),
                 }
                 at += pages;
             }

@@ -15,13 +15,13 @@ mod stage;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use quinion::arena::CellNumber;
 use quinion::backend::FillRun;
-use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, Replacement, RunOutcome};
-use quinion::sync::LockWait;
-use quinion::units::{Frame, Order, Orders};
-use quinion::xarray::{Kind, RangeStop};
-use quinion::{Descent, NodeReserve, Tuning};
+use quinion::internals::arena::CellNumber;
+use quinion::internals::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio, Replacement, RunOutcome};
+use quinion::internals::sync::LockWait;
+use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
+use quinion::internals::units::{Frame, Order, Orders};
+use quinion::internals::xarray::{Kind, RangeStop};
 use stage::{Stage, page};
 
 /// Pages from the start of each region that steps touch.
@@ -164,7 +164,9 @@ impl Rig {
     fn add_range(&mut self, index: u64, pages: u32, shape: FolioShape) {
         let Some(run) = self.stage.try_run(index, pages) else { return };
         let mut heard = Vec::new();
-        let note = &mut |frame: Frame, value: quinion::xarray::Value| heard.push((frame, value.payload()));
+        let note = &mut |frame: Frame, value: quinion::internals::xarray::Value| {
+            heard.push((frame, value.payload()))
+        };
         let got = self.stage.mapping.add_folio_range(run, shape, LockWait::Wait, note).unwrap();
         let (mut expected, mut done) = (Vec::new(), 0);
         while done < got.pages {

@@ -18,7 +18,8 @@ use std::thread::{self, Thread};
 
 use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Fill, Mechanism, MemoryFile};
-use quinion::{BatchRead, Cache, ErrorKind, File, OpenOptions, Result};
+use quinion::error::Result;
+use quinion::{BatchRead, Cache, ErrorKind, File, OpenOptions};
 
 const PAGE: u64 = 4096;
 

@@ -167,7 +167,7 @@ fn more_readers_than_memory_succeed_or_are_told() {
 
 /// A load of a window that is one folio of 2 MiB: some bytes somewhere in it, asked for until they are there.
 /// Returns how often it was told that there is no memory.
-fn load(device: &Device, window: u64, read: impl Fn(&mut [u8], u64) -> quinion::Result<usize>) -> u64 {
+fn load(device: &Device, window: u64, read: impl Fn(&mut [u8], u64) -> quinion::error::Result<usize>) -> u64 {
     let (mut buffer, mut refused) = (vec![0; 3000], 0);
     let position = window * (2 << 20) + window * 997 % (1 << 20);
     loop {

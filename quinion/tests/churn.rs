@@ -25,9 +25,9 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use quinion::arena::{Descriptor, FillEnd, PutOutcome, RetireOutcome, Ticket};
-use quinion::folio::copy::{copy_in, copy_out};
-use quinion::units::{MappingId, Order, PageIndex};
+use quinion::internals::arena::{Descriptor, FillEnd, PutOutcome, RetireOutcome, Ticket};
+use quinion::internals::folio::copy::{copy_in, copy_out};
+use quinion::internals::units::{MappingId, Order, PageIndex};
 
 mod common;
 use common::{Dice, LINE, PAGE, fill_content, generations, page_content, verify};

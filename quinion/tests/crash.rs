@@ -136,7 +136,7 @@ impl Story {
     }
 
     /// An operation failed, or it had better not.
-    fn is_ok<T>(&self, told: quinion::Result<T>) -> bool {
+    fn is_ok<T>(&self, told: quinion::error::Result<T>) -> bool {
         match told {
             Ok(_) => true,
             Err(error) if self.is_faulty => {

@@ -8,7 +8,7 @@
 
 use descriptor_stage::{Alone, Call, FILES, Program};
 use proptest::prelude::*;
-use quinion::fdstate::State;
+use quinion::internals::fdstate::State;
 
 mod descriptor_stage;
 

@@ -9,15 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quinion::Tuning;
-use quinion::arena::{Arena, Flags, HOLDS_MAX};
 use quinion::backend::FillRun;
-use quinion::mapping::{
+use quinion::internals::arena::{Arena, Flags, HOLDS_MAX};
+use quinion::internals::mapping::{
     AddedFolio, DirtyPages, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX,
     Replacement, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
-use quinion::sync::LockWait;
-use quinion::units::{Millis, Order, Orders, PageIndex};
+use quinion::internals::sync::LockWait;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Millis, Order, Orders, PageIndex};
 use stage::{Stage, page};
 
 const NOW: Millis = Millis(7);

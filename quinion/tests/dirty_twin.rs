@@ -14,13 +14,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use proptest::prelude::*;
-use quinion::arena::Flags;
-use quinion::mapping::{
+use quinion::internals::arena::Flags;
+use quinion::internals::mapping::{
     AddedFolio, DropReason, FolioLifetime, FolioShape, MarkOutcome, NewFolio, RUN_PAGES_MAX, Replacement,
     TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
-use quinion::sync::LockWait;
-use quinion::units::{Frame, Millis, Order, Orders, PageIndex};
+use quinion::internals::sync::LockWait;
+use quinion::internals::units::{Frame, Millis, Order, Orders, PageIndex};
 use stage::{Stage, page};
 
 /// Pages that steps touch, in two regions: in one subtree and far away.

@@ -182,7 +182,7 @@ fn d04_a_handle_keeps_so_many_trails_and_the_oldest_goes() {
     let file = uncached(&cache, &device);
     for nth in 0..100 {
         read(&file, &device, nth * 40 * PAGE, 100); // a page that is not passed
-        let most = quinion::filemap::TRAILS_MAX as u64;
+        let most = quinion::internals::filemap::TRAILS_MAX as u64;
         assert_eq!(file.cached_pages(), (nth + 1).min(most));
     }
     drop(file);

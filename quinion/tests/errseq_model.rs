@@ -12,7 +12,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use quinion::errseq::{ErrorCursor, ErrorSequence};
+use quinion::internals::errseq::{ErrorCursor, ErrorSequence};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;

@@ -20,7 +20,8 @@ use device::{Device, verify};
 use quinion::backend::{
     Attributes, Backend, CompletionOrder, CompletionPoint, Faults, Fill, SimulatedBackend,
 };
-use quinion::{Cache, ErrorKind, File, Result};
+use quinion::error::Result;
+use quinion::{Cache, ErrorKind, File};
 use runtime::{block_on, block_on_while};
 
 const PAGE: u64 = 4096;

@@ -87,7 +87,7 @@ impl Stage {
 
 /// What a sync was told of: a number of the system.
 #[track_caller]
-fn errno_of(told: quinion::Result<()>) -> Option<i32> {
+fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
     let error: Error = told.err()?;
     let kind = match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => ErrorKind::NoSpace,

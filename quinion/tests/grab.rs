@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use quinion::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
 use quinion::backend::{FillRun, WaitQueue};
-use quinion::folio::LockedState;
-use quinion::mapping::{
+use quinion::internals::arena::{Arena, Flags, HOLDS_MAX, HoldRefused, LockRefused, ReadableState};
+use quinion::internals::folio::LockedState;
+use quinion::internals::mapping::{
     Committed, Dirtying, FolioShape, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabStep,
     Grabbed, InsertPurpose, Mapping, MemoryWait, OnLocked, RemoveFilter,
 };
-use quinion::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::xarray::{Entry, Kind, Stored, Value};
-use quinion::{Grabbing, NodeReserve, Tuning};
+use quinion::internals::tuning::{Grabbing, NodeReserve, Tuning};
+use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::xarray::{Entry, Kind, Stored, Value};
 use stage::{Stage, page, shadow};
 
 const WAYS: [Grabbing; 3] = [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne];
@@ -725,7 +725,7 @@ fn g13_the_next_who_wants_the_lock_gets_it() {
             (grabbed.commit(), end)
         });
         let held = stage.mapping.try_hold(page(1)).unwrap();
-        let again = quinion::folio::LockedFolio::lock(held);
+        let again = quinion::internals::folio::LockedFolio::lock(held);
         assert_eq!(again.map_err(|(why, _)| why).unwrap_err(), LockRefused::Locked);
         drop(grabbed);
         assert_eq!(waiter.join().unwrap(), (Committed { pages: 3, left: 0 }, GrabEnd::All));
@@ -841,7 +841,7 @@ fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
     nothing_leaks(&stage, free);
     let held = stage.mapping.try_hold(page(9)).unwrap();
     assert_eq!(held.is_readable(), ReadableState::Zeros);
-    assert_eq!(held.writer().unwrap_err(), quinion::arena::WriteRefused::Filling);
+    assert_eq!(held.writer().unwrap_err(), quinion::internals::arena::WriteRefused::Filling);
     drop(held);
     let (mut grabbed, _) = test.grab(9..12, born(how(3)), &mut Frames::of(&stage, 3));
     assert_eq!(seen(&grabbed), [(8, 8, LockedState::Allocated)]);

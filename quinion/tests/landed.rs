@@ -18,18 +18,18 @@ use std::time::Duration;
 
 use common::Dice;
 use parts_stage::{ALL, Parts, Rig, land};
-use quinion::arena::control::Operation;
-use quinion::arena::{ArenaShare, ReadableState};
-use quinion::filemap::{
+use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::{ArenaShare, ReadableState};
+use quinion::internals::filemap::{
     BatchedRead, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
 };
-use quinion::readahead::{Config, Hint, Readahead};
-use quinion::serve::{Attached, FileName, Owner, Service};
-use quinion::sync::{Rank, RankedMutex};
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::viewer::sys::Errno;
-use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::internals::readahead::{Config, Hint, Readahead};
+use quinion::internals::serve::{Attached, FileName, Owner, Service};
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::viewer::sys::Errno;
+use quinion::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 const PAGE: u64 = 4096;
 const LARGEST: Orders = Orders { min: Order(9), max: Order(9) };

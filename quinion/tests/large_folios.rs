@@ -23,11 +23,11 @@ use common::{Dice, page_content};
 use device::Device;
 use parts_stage::{ALL, Parts, Rig, land};
 use quinion::backend::{FailureCount, Faults, SimulatedBackend};
-use quinion::filemap::{PinRequest, Reader, WaitPolicy};
-use quinion::readahead::{Config, Readahead};
-use quinion::sync::{Rank, RankedMutex};
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Order, Orders, PageIndex};
+use quinion::internals::filemap::{PinRequest, Reader, WaitPolicy};
+use quinion::internals::readahead::{Config, Readahead};
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::units::{Order, Orders, PageIndex};
 use quinion::{Cache, ErrorKind, ReadOptions};
 
 const PAGE: u64 = 4096;

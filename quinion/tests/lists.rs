@@ -13,15 +13,18 @@ mod device;
 use std::sync::{Arc, Barrier};
 
 use device::{Device, verify};
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{FolioLifetime, FolioShape, Mapping, MarkOutcome, TakeFilter, WritebackOutcome};
-use quinion::policy::{Class, FetchOrigin};
-use quinion::reclaim::Reclaim;
-use quinion::stats::{Count, Counters};
-use quinion::sync::LockWait;
-use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
-use quinion::{Cache, File, Tuning};
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::mapping::{
+    FolioLifetime, FolioShape, Mapping, MarkOutcome, TakeFilter, WritebackOutcome,
+};
+use quinion::internals::policy::{Class, FetchOrigin};
+use quinion::internals::reclaim::{Protection, Reclaim};
+use quinion::internals::stats::{Count, Counters};
+use quinion::internals::sync::LockWait;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
+use quinion::{Cache, File};
 
 const PAGE: u64 = 4096;
 const HOT: u64 = 256;
@@ -115,7 +118,7 @@ impl Rings {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
         let counters = Arc::new(Counters::default());
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
-        let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
+        let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
         let known = device.attributes().unwrap();
         let mapping =
             Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, Tuning::default())
@@ -260,7 +263,7 @@ fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
     assert_eq!(rings.reclaim(1000), 100, "the clean ones, wherever they stand");
     assert_eq!(rings.pages(Class::Probation), 200);
     assert_eq!(rings.reclaim(10), 0, "all that is left is dirty");
-    assert_eq!(rings.reclaim.evict_extent(rings.frame(1).extent(), quinion::reclaim::Protection::Ignored), 0);
+    assert_eq!(rings.reclaim.evict_extent(rings.frame(1).extent(), Protection::Ignored), 0);
     // What is being written stays, too, and what was written and is held is another matter.
     let mut runs = Vec::new();
     let one = PageIndex(1)..PageIndex(2);
@@ -326,7 +329,9 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
                     match (thread + round) % 4 {
                         0 => drop(rings.reclaim(50)),
                         1 => drop(rings.mapping.lock().remove_all()),
-                        2 => drop(rings.reclaim.reclaim_extent(quinion::reclaim::Protection::Kept)),
+                        2 => {
+                            rings.reclaim.reclaim_extent(Protection::Kept);
+                        }
                         _ => rings.mapping.check().unwrap(),
                     }
                 }
@@ -348,7 +353,7 @@ fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cach
     let rings = Rings::new();
     let [made, kept] = [rings.add(0, 2, FetchOrigin::Uncached), rings.add(4, 2, FetchOrigin::Asked)];
     assert_eq!(made.extent(), kept.extent());
-    assert_eq!(rings.reclaim.evict_extent(made.extent(), quinion::reclaim::Protection::Ignored), 8);
+    assert_eq!(rings.reclaim.evict_extent(made.extent(), Protection::Ignored), 8);
     assert_eq!(rings.counters.sum(Count::Shadows), 4);
     let remembered = rings.mapping.lock().next_entry(PageIndex(0), PageIndex(8));
     assert_eq!(remembered, Some(PageIndex(4)), "the other one is remembered");
@@ -360,7 +365,7 @@ fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
     let rings = Rings::new();
     let adopted = rings.add(0, 2, FetchOrigin::Uncached);
     rings.add(4, 2, FetchOrigin::Uncached);
-    quinion::arena::referenced::touch(rings.arena.view().referenced(adopted).unwrap());
+    quinion::internals::arena::referenced::touch(rings.arena.view().referenced(adopted).unwrap());
     assert_eq!(rings.reclaim(1), 4);
     assert_eq!(Class::ALL.map(|class| rings.pages(class)), [0, 0, 4, 0]);
     assert_eq!(rings.counters.sum(Count::Adopted), 4);

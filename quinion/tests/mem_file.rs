@@ -681,7 +681,8 @@ fn every_call_of_a_forked_child_says_so_and_its_parent_notices_nothing() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut buffer = [0; 100];
-        let forked = |result: quinion::Result<()>| result.err().map(|e| e.kind()) == Some(ErrorKind::Forked);
+        let forked =
+            |result: quinion::error::Result<()>| result.err().map(|e| e.kind()) == Some(ErrorKind::Forked);
         let answers = [
             forked(file.read_at(&mut buffer, 0).map(drop)),
             forked(file.read_at(&mut [], 0).map(drop)),

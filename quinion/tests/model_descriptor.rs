@@ -33,7 +33,7 @@ use std::sync::Arc;
 use descriptor_stage::{Call, Program};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore};
-use quinion::sync::Mutant;
+use quinion::internals::sync::Mutant;
 
 mod descriptor_stage;
 mod model_stage;

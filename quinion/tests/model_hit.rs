@@ -5,8 +5,8 @@
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test model_hit --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. With it, `quinion::sync::atomic` gives
-//! out the checker's atomics, and [`Descriptor`](quinion::arena::Descriptor) is
+//! Without that cfg this file is empty. With it, `quinion::internals::sync::atomic` gives
+//! out the checker's atomics, and [`Descriptor`](quinion::internals::arena::Descriptor) is
 //! the real code on top of them. The checker runs each scenario under every
 //! interleaving, and lets every relaxed load return every value that the
 //! memory model of Rust allows.
@@ -37,7 +37,7 @@
 //! thread retired, prepared and filled. It does not when another takes the frame over, although the
 //! lock between them orders the two: the reader meets no release in the second thread, and there is
 //! nothing for its own fence to pair with (`taken_over_old`, `taken_over_new`, `filled_elsewhere`).
-//! So the fence is in `prepare`, and in [`before_bytes`](quinion::arena::before_bytes) for whoever fills.
+//! So the fence is in `prepare`, and in [`before_bytes`](quinion::internals::arena::before_bytes) for whoever fills.
 //!
 //! A hold is one compare-and-exchange of the whole word. If it succeeds, the sequence is the one that was
 //! checked; and it succeeds before the folio can be retired unheld, so no later identity can have been
@@ -64,8 +64,9 @@
 //! # A page that is written in place
 //!
 //! The steps p1 to p6 of the writer and q1 to q6 of the reader, and why they suffice, are told at the head of
-//! [`written`](quinion::arena::written). A holder copies as if nobody wrote, looks once more, and if somebody did it
-//! goes page by page; who pins looks for writers, and a writer for pins, each behind a fence of its own.
+//! [`written`](quinion::internals::arena::written). A holder copies as if nobody wrote, looks once more, and if
+//! somebody did it goes page by page; a thread that pins looks for writers, and a writer for pins, each behind a fence
+//! of its own.
 //!
 //! # The folio lock
 //!
@@ -77,8 +78,9 @@
 //! # A page that is changed while it is written back
 //!
 //! The steps w1 to w3 of the writer and b1 to b3 of write-back are told at the head of
-//! [`dirty`](quinion::arena::dirty). That a dirty folio is not evicted, and not dropped behind a reader who has just
-//! seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under it.
+//! [`dirty`](quinion::internals::arena::dirty). That a dirty folio is not evicted, and not dropped behind a
+//! reader who has just seen it clean (D07), is the tree lock's doing: flags change under it, and are looked at under
+//! it.
 //!
 //! # Every step is needed
 //!
@@ -193,12 +195,12 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use loom::thread;
 use model_stage::{Needed, all_needed, explore as explore_bounded};
-use quinion::arena::{
+use quinion::internals::arena::{
     Descriptor, FillEnd, Flags, LockRefused, NotReady, PutOutcome, ReadableState, RetireOutcome, Ticket,
     WriteRefused, before_bytes, dirty, pages_read, written,
 };
-use quinion::sync::Mutant;
-use quinion::units::{MappingId, Order, PageIndex};
+use quinion::internals::sync::Mutant;
+use quinion::internals::units::{MappingId, Order, PageIndex};
 
 mod model_stage;
 
@@ -1067,12 +1069,12 @@ fn wait_for_a_removed_fill() {
 struct Landing {
     held: Arc<Held>,
     /// The bits of both pages, the first page's lowest.
-    bits: quinion::sync::atomic::AtomicU64,
+    bits: quinion::internals::sync::atomic::AtomicU64,
 }
 
 impl Landing {
     fn new() -> Arc<Self> {
-        Arc::new(Self { held: Held::new(), bits: quinion::sync::atomic::AtomicU64::new(0) })
+        Arc::new(Self { held: Held::new(), bits: quinion::internals::sync::atomic::AtomicU64::new(0) })
     }
     fn prepare(&self, mapping: MappingId) {
         self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
@@ -1156,12 +1158,12 @@ fn page_of_a_removed_fill() {
 struct Parts {
     frames: Arc<Frames>,
     /// The bits of both pages, the first page's lowest.
-    bits: quinion::sync::atomic::AtomicU64,
+    bits: quinion::internals::sync::atomic::AtomicU64,
 }
 
 impl Parts {
     fn new() -> Arc<Self> {
-        Arc::new(Self { frames: Frames::new(), bits: quinion::sync::atomic::AtomicU64::new(0) })
+        Arc::new(Self { frames: Frames::new(), bits: quinion::internals::sync::atomic::AtomicU64::new(0) })
     }
     fn head(&self) -> &Descriptor {
         &self.frames.descriptors[0]
@@ -1325,13 +1327,13 @@ fn landed_page_twice() {
 #[derive(Debug)]
 struct Pages {
     frames: Arc<Frames>,
-    sequences: [quinion::sync::atomic::AtomicU32; 2],
+    sequences: [quinion::internals::sync::atomic::AtomicU32; 2],
     locks: [Mutex<()>; 2],
 }
 
 impl Pages {
     fn new() -> Arc<Self> {
-        let sequences = [0, 0].map(quinion::sync::atomic::AtomicU32::new);
+        let sequences = [0, 0].map(quinion::internals::sync::atomic::AtomicU32::new);
         Arc::new(Self { frames: Frames::new(), sequences, locks: [Mutex::new(()), Mutex::new(())] })
     }
     /// Two pages of content 1 and 11.
@@ -1525,7 +1527,7 @@ fn landed_page_is_written() {
         let stage = Parts::new();
         stage.prepare(ONE);
         stage.land(0, 1);
-        let sequence = Arc::new(quinion::sync::atomic::AtomicU32::new(0));
+        let sequence = Arc::new(quinion::internals::sync::atomic::AtomicU32::new(0));
         let reader = stage.reader(ONE, &[1]);
         stage.complete();
         stage.head().begin_writes().unwrap();
@@ -1550,13 +1552,13 @@ fn hold_against_first_write() {
 #[derive(Debug)]
 struct Lent {
     held: Arc<Held>,
-    sequence: quinion::sync::atomic::AtomicU32,
+    sequence: quinion::internals::sync::atomic::AtomicU32,
     lock: Mutex<()>,
 }
 
 impl Lent {
     fn new(held: Arc<Held>) -> Arc<Self> {
-        let sequence = quinion::sync::atomic::AtomicU32::new(0);
+        let sequence = quinion::internals::sync::atomic::AtomicU32::new(0);
         Arc::new(Self { held, sequence, lock: Mutex::new(()) })
     }
     fn filled() -> Arc<Self> {
@@ -1662,7 +1664,7 @@ fn write_against_fill() {
 /// A page that is changed, and written back: its dirty bit, its bytes, what the file has of them, and the tree's lock.
 #[derive(Debug)]
 struct Changed {
-    bits: quinion::sync::atomic::AtomicU64,
+    bits: quinion::internals::sync::atomic::AtomicU64,
     bytes: Bytes,
     file: Mutex<[u64; 2]>,
     tree: Mutex<()>,
@@ -1671,7 +1673,7 @@ struct Changed {
 impl Changed {
     /// Both words are 1, dirty, and the file has neither.
     fn dirty() -> Arc<Self> {
-        let bits = quinion::sync::atomic::AtomicU64::new(0);
+        let bits = quinion::internals::sync::atomic::AtomicU64::new(0);
         let stage = Self { bits, bytes: Bytes::new(), file: Mutex::new([0, 0]), tree: Mutex::new(()) };
         stage.bytes.change(1);
         dirty::set(&stage.bits, 1);

@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, LAYOUT_VERSION, Validation};
-use quinion::serve::{Owner, Service, ServiceOptions, listen};
-use quinion::units::MappingId;
-use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
+use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use quinion::backend::{
     Attributes, Backend, Engine, EngineOptions, Fill, Leasable, LocalFile, ParkedBackend, WaitQueue,
 };
-use quinion::serve::{Owner, ViewerTotals};
+use quinion::internals::serve::{Owner, ViewerTotals};
 use quinion::{Cache, CacheOwner, Coherence, File, OpenOptions};
 
 const BYTES: usize = 300_000;

@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use quinion::serve::{FileName, Owner, ServiceHandle, ViewerTotals};
+use quinion::internals::serve::{FileName, Owner, ServiceHandle, ViewerTotals};
 use quinion::{Cache, CacheOwner};
 
 const BYTES: u64 = 1 << 20;

@@ -15,7 +15,8 @@ use std::sync::{Arc, Barrier};
 
 use proptest::prelude::*;
 use quinion::backend::{Backend, MemoryFile};
-use quinion::{Cache, ErrorKind, Grabbing, MemFile, MemFileOptions, OnPinned, SpillOptions, Tuning};
+use quinion::internals::tuning::{Grabbing, Tuning};
+use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, OnPinned, SpillOptions};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;

@@ -20,7 +20,8 @@ use std::time::Instant;
 
 use common::Dice;
 use quinion::backend::Mechanism;
-use quinion::{Cache, File, Hint, Result};
+use quinion::error::Result;
+use quinion::{Cache, File, Hint};
 
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 16 << 10;

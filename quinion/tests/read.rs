@@ -442,19 +442,19 @@ fn a_late_answer_says_nothing_of_the_size_of_a_file_that_changed() {
 
 #[test]
 fn a_held_folio_is_its_holders_after_it_left_the_index() {
-    use quinion::arena::{Arena, ArenaOptions, ReadableState};
     use quinion::backend::Backend;
     use quinion::backend::FillRun;
-    use quinion::mapping::{FolioShape, Mapping};
-    use quinion::units::{MappingId, Orders, PageIndex};
+    use quinion::internals::arena::{Arena, ArenaOptions, ReadableState};
+    use quinion::internals::mapping::{FolioShape, Mapping};
+    use quinion::internals::units::{MappingId, Orders, PageIndex};
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
-    let (device, process) = (Device::new(PAGE), quinion::sys::fork::ForkGuard::new());
+    let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    let tuning = quinion::Tuning::default();
+    let tuning = quinion::internals::tuning::Tuning::default();
     let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, tuning).unwrap();
-    let frame = arena.alloc_run(1, quinion::sync::LockWait::Wait).unwrap().frame;
+    let frame = arena.alloc_run(1, quinion::internals::sync::LockWait::Wait).unwrap().frame;
     let run = FillRun { index: PageIndex(0), frame, pages: 1 };
-    let mut guard = mapping.lock_to_add(run.index, 1, quinion::sync::LockWait::Wait).unwrap();
+    let mut guard = mapping.lock_to_add(run.index, 1, quinion::internals::sync::LockWait::Wait).unwrap();
     assert_eq!(guard.add_folio_range(run, FolioShape::of(Orders::PAGES), &mut |_, _| {}).pages, 1);
     drop(guard);
     arena.view().own(frame).complete(true);

@@ -27,13 +27,13 @@ use proptest::prelude::*;
 
 use batch_stage::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
 use common::Dice;
-use quinion::arena::{HOLDS_MAX, ReadableState};
-use quinion::mapping::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch};
-use quinion::policy::FetchOrigin;
-use quinion::reclaim::Reclaim;
-use quinion::stats::Counters;
-use quinion::units::PageIndex;
-use quinion::xarray::{Entry, Walker};
+use quinion::internals::arena::{HOLDS_MAX, ReadableState};
+use quinion::internals::mapping::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch};
+use quinion::internals::policy::FetchOrigin;
+use quinion::internals::reclaim::Reclaim;
+use quinion::internals::stats::Counters;
+use quinion::internals::units::PageIndex;
+use quinion::internals::xarray::{Entry, Walker};
 
 const PAGE: u64 = 4096;
 /// Far enough out that the tree has two levels.
@@ -382,13 +382,13 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     reclaim.add_mapping(Arc::clone(&stage.mapping));
     let frames: Vec<_> =
         [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
-    let promise = reclaim.lists().reserve(65, quinion::sync::LockWait::Wait).unwrap();
+    let promise = reclaim.lists().reserve(65, quinion::internals::sync::LockWait::Wait).unwrap();
     reclaim.list(frames.iter().map(|&frame| (frame, FetchOrigin::Asked)), promise);
     reclaim.lists().check().unwrap();
     let (end, batch) = stage.batch(0, 63);
     assert_eq!((end, batch.len()), (BatchEnd::Full, BATCH_FOLIOS_MAX));
     let others = 64 - BATCH_FOLIOS_MAX as u32 + 1; // the page far out is one
-    assert_eq!(reclaim.reclaim(1000, quinion::sync::LockWait::Wait), others);
+    assert_eq!(reclaim.reclaim(1000, quinion::internals::sync::LockWait::Wait), others);
     assert_eq!(stage.mapping.lock().pages(), BATCH_FOLIOS_MAX as u64);
     let mut bytes = [0; 4096];
     for held in batch.iter() {
@@ -397,7 +397,7 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     }
     drop(batch);
     assert_eq!(frames.iter().map(|&frame| stage.holds(frame)).sum::<u32>(), 0);
-    assert_eq!(reclaim.reclaim(1000, quinion::sync::LockWait::Wait), BATCH_FOLIOS_MAX as u32);
+    assert_eq!(reclaim.reclaim(1000, quinion::internals::sync::LockWait::Wait), BATCH_FOLIOS_MAX as u32);
     stage.check();
 }
 

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, LAYOUT_VERSION};
-use quinion::pressure::PressureSource;
-use quinion::serve::{Service, ServiceOptions, listen};
-use quinion::units::MappingId;
-use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::pressure::PressureSource;
+use quinion::internals::serve::{Service, ServiceOptions, listen};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure, ServeRules, WithoutLease};
 
 mod common;

@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::arena::control::{
+use quinion::internals::arena::control::{
     Counter, Operation, REQUEST_SLOTS, Request, SENT, SaturatingCount, VIEWERS_MAX, state,
 };
-use quinion::arena::{CellNumber, LAYOUT_VERSION, Validation};
-use quinion::serve::{Owner, Service, ServiceOptions, listen};
-use quinion::units::MappingId;
-use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
+use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 #[path = "support/hanging.rs"]
 mod hanging;

@@ -22,16 +22,17 @@ use std::time::Duration;
 
 use device::{Device, verify};
 use proptest::prelude::*;
-use quinion::arena::{Arena, ArenaOptions, FrameRun};
 use quinion::backend::{Backend, FillRun};
-use quinion::mapping::{FolioShape, Mapping, Replacement, find};
-use quinion::policy::FetchOrigin;
-use quinion::reclaim::{NODE_BYTES, Reclaim};
-use quinion::stats::{Count, Counters};
-use quinion::sync::LockWait;
-use quinion::units::{Frame, MappingId, Order, Orders, PageIndex};
-use quinion::xarray::{Kind, Value};
-use quinion::{Cache, File, ReadOptions, Stats, Tuning};
+use quinion::internals::arena::{Arena, ArenaOptions, FrameRun};
+use quinion::internals::mapping::{FolioShape, Mapping, Replacement, find};
+use quinion::internals::policy::FetchOrigin;
+use quinion::internals::reclaim::{NODE_BYTES, Reclaim};
+use quinion::internals::stats::{Count, Counters};
+use quinion::internals::sync::LockWait;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Order, Orders, PageIndex};
+use quinion::internals::xarray::{Kind, Value};
+use quinion::{Cache, File, ReadOptions, Stats};
 
 const PAGE: u64 = 4096;
 /// Pages that a leaf of a tree covers.
@@ -46,7 +47,8 @@ fn arena() -> Arc<Arena> {
 }
 
 fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
-    let (device, process) = (Device::with_number(u64::from(id), PAGE), quinion::sys::fork::ForkGuard::new());
+    let (device, process) =
+        (Device::with_number(u64::from(id), PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
     Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process, Tuning::default()).unwrap()
 }

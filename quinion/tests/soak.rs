@@ -35,13 +35,13 @@ use std::sync::{Arc, Mutex, Once, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quinion::arena::control::Operation;
-use quinion::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::backend::Mechanism;
-use quinion::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
-use quinion::units::MappingId;
-use quinion::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions, ServeRules, WithoutLease};
 
 mod common;

@@ -6,22 +6,22 @@
 
 use std::sync::Arc;
 
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Backend, Faults, FillRun, MemoryFile, SimulatedBackend, WaitQueue, WriteFaults};
-use quinion::mapping::{
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::mapping::{
     AddedFolio, Backing, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
     Mapping, MemoryEntry, MemoryWait, NewFolio, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
     SeekTarget,
 };
-use quinion::policy::FetchOrigin;
-use quinion::reclaim::Reclaim;
-use quinion::spill::{Spill, SpillOptions};
-use quinion::stats::Counters;
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::tuning::Tuning;
-use quinion::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
-use quinion::xarray::Value;
+use quinion::internals::policy::FetchOrigin;
+use quinion::internals::reclaim::Reclaim;
+use quinion::internals::spill::{Spill, SpillOptions};
+use quinion::internals::stats::Counters;
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
+use quinion::internals::xarray::Value;
 
 /// A mapping of one folio, which can be sent out.
 struct Stage {

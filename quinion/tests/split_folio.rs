@@ -15,20 +15,20 @@ use std::sync::atomic::Ordering;
 
 use common::{page_content, verify};
 use proptest::prelude::*;
-use quinion::Tuning;
-use quinion::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::folio::{copy, unpin};
-use quinion::mapping::{
+use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
+use quinion::internals::folio::{copy, unpin};
+use quinion::internals::mapping::{
     AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, RemoveFilter,
     SplitOutcome, TakeFilter,
 };
-use quinion::policy::FetchOrigin;
-use quinion::reclaim::Reclaim;
-use quinion::stats::Counters;
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
+use quinion::internals::policy::FetchOrigin;
+use quinion::internals::reclaim::Reclaim;
+use quinion::internals::stats::Counters;
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
 const FILE: u32 = 3;
 
@@ -107,7 +107,7 @@ impl Rig {
     fn charged(&self) -> u64 {
         self.reclaim.lists().charged(PoolNumber::DEFAULT)
     }
-    fn word(&self, frame: Frame) -> quinion::arena::DescriptorWord {
+    fn word(&self, frame: Frame) -> quinion::internals::arena::DescriptorWord {
         self.arena.view().own(frame).word()
     }
 
@@ -222,7 +222,11 @@ fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
     rig.mapping.lock().begin_writeback(page(0)..page(8), TakeFilter::Dirty, 100, &mut runs);
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Busy);
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(8)), InFlight::Folio(_)));
-    rig.mapping.lock().end_writeback(runs[0], quinion::mapping::WritebackOutcome::Written, Millis(9));
+    rig.mapping.lock().end_writeback(
+        runs[0],
+        quinion::internals::mapping::WritebackOutcome::Written,
+        Millis(9),
+    );
     assert_eq!(rig.mapping.split_at(page(4)), SplitOutcome::Done);
     // Being filled.
     let frame = rig.add_filling(8, 3, FolioLifetime::Stays);

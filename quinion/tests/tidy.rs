@@ -104,7 +104,7 @@ struct House {
 impl House {
     fn of(lib: &Source) -> Self {
         let floors = (0..lib.tokens.len())
-            .filter(|&at| lib.word(at) == "mod" && matches!(lib.word(at + 2), ";" | "{"))
+            .filter(|&at| lib.word(at) == "mod" && lib.word(at + 2) == ";")
             .map(|at| lib.word(at + 1).to_owned())
             .collect();
         let mut house = Self { floors, exports: BTreeMap::new() };

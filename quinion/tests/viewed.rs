@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use quinion::arena::CellNumber;
-use quinion::arena::control::{Advice, CREDIT_SPENT, Operation};
-use quinion::serve::Service;
-use quinion::units::MappingId;
-use quinion::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::internals::arena::CellNumber;
+use quinion::internals::arena::control::{Advice, CREDIT_SPENT, Operation};
+use quinion::internals::serve::Service;
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 
 const PAGE: usize = 4096;

@@ -12,19 +12,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::Dice;
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{
     Attributes, Backend, Engine, EngineOptions, Faults, Fill, Identity, MemoryFile, SimulatedBackend,
     SyncKind, Version, WaitQueue,
 };
-use quinion::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::mapping::{Mapping, ReadBatch};
-use quinion::readahead::{Config, Readahead};
-use quinion::sync::{Rank, RankedMutex};
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{MappingId, Order, Orders, PageIndex};
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
+use quinion::internals::mapping::{Mapping, ReadBatch};
+use quinion::internals::readahead::{Config, Readahead};
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 use quinion::{
-    BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions, Tuning,
+    BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions,
     WriteOptions,
 };
 

@@ -26,10 +26,10 @@ use std::thread;
 use batch_stage::{FILE, Stage, State};
 use common::{Dice, LINE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
-use quinion::arena::{ReadableState, View, WriteRefused};
-use quinion::filemap::{BatchedRead, GROUP_MAX, HitStop, Hits, read_group, read_hits_into};
-use quinion::folio::{WriteOutcome, unpin};
-use quinion::units::{PAGE_SIZE, PageIndex};
+use quinion::internals::arena::{ReadableState, View, WriteRefused};
+use quinion::internals::filemap::{BatchedRead, GROUP_MAX, HitStop, Hits, read_group, read_hits_into};
+use quinion::internals::folio::{WriteOutcome, unpin};
+use quinion::internals::units::{PAGE_SIZE, PageIndex};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

@@ -16,12 +16,12 @@ use quinion::backend::{
     Backend, CompletionOrder, CrashDisk, Creation, Engine, EngineOptions, FailureCount, Faults,
     InitialContent, Mechanism, MemoryFile, SimulatedBackend, SyncKind, WaitQueue, WriteFaults, WriteOptions,
 };
-use quinion::mapping::FolioLifetime;
-use quinion::readahead::{Config, Readahead};
-use quinion::stats::Count;
-use quinion::sync::{Rank, RankedMutex};
-use quinion::units::PAGE_SIZE;
-use quinion::writeback::WritebackOptions;
+use quinion::internals::mapping::FolioLifetime;
+use quinion::internals::readahead::{Config, Readahead};
+use quinion::internals::stats::Count;
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::units::PAGE_SIZE;
+use quinion::internals::writeback::WritebackOptions;
 use writeback_stage::{ALL, Early, Opened, Stage, Watched, content, generation_in, pages};
 
 const EIO: i32 = libc::EIO;
@@ -610,13 +610,13 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     let known = device.attributes().unwrap();
     device.attach(&stage.room);
     let writer = Arc::clone(&device) as Arc<dyn Backend>;
-    let mapping = quinion::mapping::Mapping::new(
+    let mapping = quinion::internals::mapping::Mapping::new(
         Arc::clone(&stage.arena),
-        quinion::units::MappingId(7),
+        quinion::internals::units::MappingId(7),
         Arc::clone(&writer),
         &known,
-        quinion::sys::fork::ForkGuard::new(),
-        quinion::Tuning::default(),
+        quinion::internals::sys::fork::ForkGuard::new(),
+        quinion::internals::tuning::Tuning::default(),
     );
     let lists = stage.filemap.reclaim().lists();
     let mapping = mapping.unwrap().with_dirty_pages(stage.writeback.totals()).with_lists(lists);
@@ -626,14 +626,14 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     stage.writeback.close(); // nobody else does it
     // All of memory, by the read path, then dirty.
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
-    let reader = quinion::filemap::Reader::plain(&readahead);
+    let reader = quinion::internals::filemap::Reader::plain(&readahead);
     let mut bytes = vec![0; PAGE_SIZE];
     let mut read = |page: u64| {
-        let wait_policy = quinion::filemap::WaitPolicy::Wait;
+        let wait_policy = quinion::internals::filemap::WaitPolicy::Wait;
         stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.room_pages(quinion::sync::LockWait::Wait).is_some_and(|room| room > 0) {
+    while stage.arena.room_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|room| room > 0) {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;

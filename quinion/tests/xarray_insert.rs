@@ -14,7 +14,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{
+use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, INDICES_MAX, Inserted, Kind, Mark, RangeStop, Split, Stored, Value,
 };
 use xarray_keeper::{Forest, Reuse, folio};

@@ -10,7 +10,9 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{AddedRange, Entry, Inserted, RangeStop, Reserve, ReserveFill, Stored, Value, XArray};
+use quinion::internals::xarray::{
+    AddedRange, Entry, Inserted, RangeStop, Reserve, ReserveFill, Stored, Value, XArray,
+};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {

@@ -12,7 +12,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{Entry, ExchangeOutcome, ForgetOutcome, Kind, Mark, Stored, Value};
+use quinion::internals::xarray::{Entry, ExchangeOutcome, ForgetOutcome, Kind, Mark, Stored, Value};
 use xarray_keeper::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
@@ -252,7 +252,9 @@ fn a_node_with_a_spill_is_no_node_of_shadows_only() {
     put(&forest, 65, 0, Entry::value(Value::spill(0, 1)));
     assert!(forest.keeper.shadow_only_nodes().is_empty());
     let Kind::Node(top) =
-        quinion::xarray::Root::from_bits(forest.root.load(std::sync::atomic::Ordering::Relaxed)).entry.kind()
+        quinion::internals::xarray::Root::from_bits(forest.root.load(std::sync::atomic::Ordering::Relaxed))
+            .entry
+            .kind()
     else {
         panic!("there are nodes");
     };

@@ -47,7 +47,7 @@
 
 mod xarray_keeper;
 
-use quinion::xarray::{
+use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Mark, NUMBERS_MAX, PAYLOADS_MAX,
     Reserve, ReserveFill, Root, Stored, Value, XArray,
 };

@@ -46,10 +46,10 @@ use std::sync::{Arc, Mutex};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use model_stage::{Needed, all_needed, each_fails, explore};
-use quinion::arena::{Descriptor, HoldRefused, ReadableState};
-use quinion::sync::Mutant;
-use quinion::units::{MappingId, Order, PageIndex};
-use quinion::xarray::{Entry, Head, Kind, RacySlots, Slab, Split, Value, XArray, load_root, walk};
+use quinion::internals::arena::{Descriptor, HoldRefused, ReadableState};
+use quinion::internals::sync::Mutant;
+use quinion::internals::units::{MappingId, Order, PageIndex};
+use quinion::internals::xarray::{Entry, Head, Kind, RacySlots, Slab, Split, Value, XArray, load_root, walk};
 
 mod model_stage;
 

@@ -7,7 +7,7 @@ mod xarray_keeper;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use quinion::xarray::{Entry, Kind, RacySlots, Slab, Stored, Value, XArray};
+use quinion::internals::xarray::{Entry, Kind, RacySlots, Slab, Stored, Value, XArray};
 use xarray_keeper::{Forest, Keeper, Reuse};
 
 const SPAN: u64 = 512;

@@ -5,6 +5,7 @@
 //!   plan           which steps that is; each is a command line that can be typed by hand
 //!   step           runs steps, counts, prints the summary        tools  cargo and other programs
 //!   instructions   what the hot paths take, beside what is recorded
+//!   api            the public interface, beside what is recorded
 //!   suites         other people's tests, with the cache and without
 //!   bench          the benchmark, with the command that it measures beside it
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
@@ -14,6 +15,7 @@
 //! in one place. There are no dependencies: a new clone of the repository waits
 //! for the project to compile and for nothing else.
 
+mod api;
 mod bench;
 mod instructions;
 mod package;
@@ -34,6 +36,7 @@ cargo xtask suites [--json] [--quick] [SUITE...]
                                                other people's tests, with the cache and without
 cargo xtask bench [ARGUMENT...]                builds and runs the benchmark; --help says what it takes
 cargo xtask record                             counts the hot paths' instructions anew, and records them
+cargo xtask record-api                         records the public interface anew
 cargo xtask package                            builds target/package/quinion.deb, and tries it
 cargo xtask setup                              installs the system packages the tests use
 
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Ok(Request::Bench(words)) => exit_code(bench::run(&words)),
         Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
+        Ok(Request::RecordApi) => exit_code(api::record()),
         Ok(Request::Run { plan, names, on_failure }) => exit_code(run(plan, &names, on_failure)),
         Err(wrong) => {
             eprintln!("{wrong}\n\n{USAGE}");
@@ -99,6 +103,7 @@ enum Request {
     Help,
     Setup,
     Record,
+    RecordApi,
     Package,
     Suites(Vec<String>),
     Bench(Vec<String>),
@@ -112,6 +117,7 @@ impl Request {
             "help" | "--help" | "-h" => return Ok(Self::Help),
             "setup" => return Ok(Self::Setup),
             "record" => return Ok(Self::Record),
+            "record-api" => return Ok(Self::RecordApi),
             "package" => return Ok(Self::Package),
             "suites" => return Ok(Self::Suites(rest.to_vec())),
             "bench" => return Ok(Self::Bench(rest.to_vec())),
@@ -145,6 +151,7 @@ mod tests {
         assert_eq!(parse(""), Ok(Request::Help));
         assert_eq!(parse("setup"), Ok(Request::Setup));
         assert_eq!(parse("record"), Ok(Request::Record));
+        assert_eq!(parse("record-api"), Ok(Request::RecordApi));
         assert_eq!(parse("package"), Ok(Request::Package));
         assert_eq!(parse("suites git"), Ok(Request::Suites(vec!["git".to_owned()])));
         assert_eq!(parse("bench --quick"), Ok(Request::Bench(vec!["--quick".to_owned()])));

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, flagged, is_installed, repository, rustc_line, target_folder, with};
-use crate::{instructions, package, page, suites};
+use crate::{api, instructions, package, page, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -64,6 +64,7 @@ pub fn test() -> Vec<Step> {
                 cargo("doc --no-deps -p quinion --lib --features restore,tokio"),
             )),
         ),
+        api::step(),
         Step::new(
             "tokio",
             Action::Run(cargo("clippy -p quinion --features tokio --lib --test async_file -- -D warnings")),

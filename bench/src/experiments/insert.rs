@@ -22,10 +22,10 @@ use std::rc::Rc;
 use std::sync::Mutex;
 
 use quinion::backend::FillRun;
-use quinion::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio};
-use quinion::sync::LockWait;
-use quinion::units::{Order, Orders};
-use quinion::xarray::{Inserted, RangeStop};
+use quinion::internals::mapping::{AddedFolio, FolioShape, InsertPurpose, NewFolio};
+use quinion::internals::sync::LockWait;
+use quinion::internals::units::{Order, Orders};
+use quinion::internals::xarray::{Inserted, RangeStop};
 
 use crate::fixtures::index::{Index, made_up};
 use crate::fixtures::stage::{RUN_PAGES_MAX, Stage};

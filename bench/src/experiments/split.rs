@@ -14,7 +14,7 @@
 
 use std::rc::Rc;
 
-use quinion::xarray::{Inserted, Split, XArray};
+use quinion::internals::xarray::{Inserted, Split, XArray};
 
 use crate::fixtures::index::{Index, Nodes, made_up};
 use crate::harness::timing::{Spent, alone};

@@ -33,8 +33,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use quinion::HotFile;
-use quinion::arena::ArenaStats;
-use quinion::serve::{Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS};
+use quinion::internals::arena::ArenaStats;
+use quinion::internals::serve::{Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS};
 
 use crate::elf::Elf;
 use crate::report::Form;

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Reason, SyscallAudit};
-use quinion::serve::ViewerTotals;
+use quinion::internals::arena::control::{Reason, SyscallAudit};
+use quinion::internals::serve::ViewerTotals;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::elf::Elf;
 use quinion_cli::run::Session;

@@ -21,7 +21,7 @@ impl Group {
     /// `None`, and the reason is printed, if there can be none.
     fn new(name: &str) -> Option<Self> {
         let skip = |why: &dyn std::fmt::Display| println!("SKIPPED: no control group for memory here: {why}");
-        let Some((version, outer)) = quinion::arena::memory_groups().into_iter().next() else {
+        let Some((version, outer)) = quinion::internals::arena::memory_groups().into_iter().next() else {
             skip(&"this process is in none");
             return None;
         };

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use quinion::serve::ViewerTotals;
+use quinion::internals::serve::ViewerTotals;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};

@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use quinion::arena::control::{Advice, AttachPolicy, Patching};
-use quinion::serve::{Attached, FileName, Owner, ViewerTotals};
-use quinion::units::{Frame, PageIndex};
-use quinion::viewer::sys::Errno;
+use quinion::internals::arena::control::{Advice, AttachPolicy, Patching};
+use quinion::internals::serve::{Attached, FileName, Owner, ViewerTotals};
+use quinion::internals::units::{Frame, PageIndex};
+use quinion::internals::viewer::sys::Errno;
 use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
@@ -108,7 +108,7 @@ impl Owner for Hesitant {
         assert!(!is_new || !spent, "credit was spent that was not given");
         is_new.then_some(7_000)
     }
-    fn arena(&self) -> quinion::arena::ArenaShare<'_> {
+    fn arena(&self) -> quinion::internals::arena::ArenaShare<'_> {
         self.owner.arena()
     }
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
@@ -249,7 +249,7 @@ fn an_exec_that_failed_is_over() {
 /// A program that inherits a descriptor as its standard input reads it: where it says, by us.
 #[test]
 fn what_was_inherited_is_adopted() {
-    use quinion::arena::control::Reason;
+    use quinion::internals::arena::control::Reason;
     let totals = same_with_and_without("adopted", 1, Room::Cache);
     assert!(totals.reads >= 200, "{totals:?}");
     assert!(totals.reasons[Reason::Foreign as usize] > 0, "{totals:?}");
@@ -343,7 +343,7 @@ fn a_file_that_was_written_here_is_never_served() {
 /// 2. The kernel serves the first of them, we the rest, and what was read is the same.
 #[test]
 fn descriptors_change_hands_while_they_are_read() {
-    use quinion::arena::control::Reason;
+    use quinion::internals::arena::control::Reason;
     for case in ["read", "pread", "vectors", "seek", "threads"] {
         let totals = same_with_and_without(case, 1, Room::Hesitant);
         let left = totals.reasons[Reason::Left as usize];
@@ -366,7 +366,7 @@ fn random_calls_in_random_order() {
 
 #[test]
 fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
-    use quinion::arena::control::Reason;
+    use quinion::internals::arena::control::Reason;
     let cases = [
         ("dup", Reason::Duplicated),
         ("fork", Reason::Forked),

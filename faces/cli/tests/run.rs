@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::Ordering;
 
-use quinion::serve::Owner;
+use quinion::internals::serve::Owner;
 use quinion_cli::report::Form;
 use quinion_cli::run::{Intercept, OwnerNumbers, Planning, RunOptions, run};
 

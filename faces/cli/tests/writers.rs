@@ -21,8 +21,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quinion::arena::Validation;
-use quinion::serve::Owner;
+use quinion::internals::arena::Validation;
+use quinion::internals::serve::Owner;
 use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 use quinion_cli::run::Session;
 

@@ -11,9 +11,9 @@
 
 use core::ffi::c_int;
 
-use quinion::arena::Validation;
-use quinion::arena::control::{Advice, Counter, Operation, Reason};
-use quinion::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion::internals::arena::Validation;
+use quinion::internals::arena::control::{Advice, Counter, Operation, Reason};
+use quinion::internals::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 use crate::attach::{is_passing, why};
 use crate::{faults, kernel, process, table, written};

@@ -2,10 +2,10 @@
 //!
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
-use quinion::units::EXTENT_SIZE;
-use quinion::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
-pub use quinion::viewer::sys::SignalsHeld;
-use quinion::viewer::sys::{Errno, call, clock_millis, result};
+use quinion::internals::units::EXTENT_SIZE;
+use quinion::internals::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
+pub use quinion::internals::viewer::sys::SignalsHeld;
+use quinion::internals::viewer::sys::{Errno, call, clock_millis, result};
 
 /// Numbers of system calls, on x86-64.
 #[allow(missing_docs, reason = "the kernel's names")]

@@ -64,10 +64,10 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use quinion::arena::control::{AttachPolicy, Reason};
-use quinion::arena::{Header, OWNER_ENDED};
-use quinion::viewer::sys::clock_millis;
-use quinion::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
+use quinion::internals::arena::control::{AttachPolicy, Reason};
+use quinion::internals::arena::{Header, OWNER_ENDED};
+use quinion::internals::viewer::sys::clock_millis;
+use quinion::internals::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::{self, Access, BlockedBy, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};

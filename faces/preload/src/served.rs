@@ -20,9 +20,9 @@ use core::ffi::{c_int, c_long, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use quinion::arena::control::{Advice, Counter, Reason};
-use quinion::viewer::Viewer;
-use quinion::viewer::sys::Errno;
+use quinion::internals::arena::control::{Advice, Counter, Reason};
+use quinion::internals::viewer::Viewer;
+use quinion::internals::viewer::sys::Errno;
 
 use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_all};
 use crate::real::{self, Real, test_cancel};

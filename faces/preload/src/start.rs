@@ -23,10 +23,10 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
-use quinion::arena::LAYOUT_VERSION;
-use quinion::arena::control::Reason;
-use quinion::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
+use quinion::internals::arena::LAYOUT_VERSION;
+use quinion::internals::arena::control::Reason;
+use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
+use quinion::internals::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
 use crate::{faults, gone, kernel, opened, patch, process, real};

@@ -25,13 +25,13 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use quinion::arena::CellNumber;
-use quinion::arena::control::{Advice, Operation, Reason};
-use quinion::fdstate::{Fd, FdCell, Process};
-pub use quinion::fdstate::{FdWord, OFFSETS_MAX, State};
-use quinion::units::MappingId;
-use quinion::viewer::ViewedFile;
-use quinion::viewer::sys::Errno;
+use quinion::internals::arena::CellNumber;
+use quinion::internals::arena::control::{Advice, Operation, Reason};
+use quinion::internals::fdstate::{Fd, FdCell, Process};
+pub use quinion::internals::fdstate::{FdWord, OFFSETS_MAX, State};
+use quinion::internals::units::MappingId;
+use quinion::internals::viewer::ViewedFile;
+use quinion::internals::viewer::sys::Errno;
 
 use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};

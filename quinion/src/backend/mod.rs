@@ -84,19 +84,26 @@ mod transfer;
 mod fake_kernel;
 mod work;
 
+#[doc(hidden)]
 pub use crash::{CrashDisk, CrashLog};
-pub use engine::{ChosenMechanism, Engine, EngineOptions, Mechanism};
+pub use engine::Mechanism;
+#[doc(hidden)]
+pub use engine::{ChosenMechanism, Engine, EngineOptions};
+#[doc(hidden)]
 pub use file::{Creation, InitialContent, IoMode, LocalFile, NotAFileKind, OpenError, WriteOptions};
 pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
 pub use memory::MemoryFile;
+#[doc(hidden)]
 pub use null::NullBackend;
 pub use parked::ParkedBackend;
+#[doc(hidden)]
 pub use simulated::{
     CompletionOrder, CompletionPoint, FailureCount, Faults, Generator, SimulatedBackend, WriteFaults,
 };
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::{WaitQueue, WakeCondition};
+#[doc(hidden)]
 pub use waker_registry::{BlockingTask, PageKey, Registered, RegisteredWaiter};
 pub(crate) use waker_registry::{DeferredWakes, is_waking};
 

@@ -291,7 +291,7 @@ impl fmt::Debug for Image {
 /// cached, and nothing is promised of bytes that the machine writes meanwhile.
 ///
 /// ```
-/// # fn main() -> quinion::Result<()> {
+/// # fn main() -> quinion::error::Result<()> {
 /// use quinion::Cache;
 ///
 /// let cache = Cache::builder().memory(64 << 20).build()?;

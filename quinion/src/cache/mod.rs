@@ -313,7 +313,8 @@ impl Builder {
         self.folio_order_max = self.folio_order_max.map(|max| max.max(self.folio_order_min));
         self
     }
-    /// How the cache works inside, for benchmarks and tests; see [`Tuning`].
+    /// How the cache works inside, for benchmarks and tests; see [`Tuning`]. No promise is made about it.
+    #[doc(hidden)]
     #[must_use]
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.tuning = tuning;

@@ -10,15 +10,16 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use quinion::arena::{Arena, ArenaOptions, CellNumber, GrownView};
+use quinion::Cache;
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::folio::{HeldFolio, copy};
-use quinion::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, ReadBatch};
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::xarray::{Entry, Head, RacySlots, Slab, Value, XArray};
-use quinion::{Cache, Tuning};
+use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, GrownView};
+use quinion::internals::folio::{HeldFolio, copy};
+use quinion::internals::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, ReadBatch};
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::xarray::{Entry, Head, RacySlots, Slab, Value, XArray};
 
 use super::common;
 

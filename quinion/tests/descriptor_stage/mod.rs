@@ -16,8 +16,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64 as Count, Ordering::SeqCst};
 
-use quinion::fdstate::{Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
-use quinion::sync::atomic::{AtomicU64, Ordering};
+use quinion::internals::fdstate::{Fd, FdCell, FdWord, OFFSETS_MAX, Process, State};
+use quinion::internals::sync::atomic::{AtomicU64, Ordering};
 
 /// A call of the program's; those from `Attach` on are ours, and nothing to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

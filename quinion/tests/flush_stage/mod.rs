@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quinion::backend::{Backend, Fill, FillRun, FillSink, Flush, FlushError, FlushRun, FlushSink, WaitQueue};
-use quinion::units::{Frame, PageIndex};
+use quinion::internals::units::{Frame, PageIndex};
 
 pub const PAGE: usize = 4096;
 /// What no file here holds, and no flush may bring.

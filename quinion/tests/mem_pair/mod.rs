@@ -163,7 +163,7 @@ fn twin() -> Result<fs::File, String> {
 }
 
 /// The outcome of something that may find no memory: `None` then.
-fn refusable<T>(what: &str, result: quinion::Result<T>) -> Result<Option<T>, String> {
+fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<T>, String> {
     match result {
         Err(error) if error.kind() == ErrorKind::NoMemory => Ok(None),
         result => told(what, result).map(Some),

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use quinion::sync::{Mutant, model};
+use quinion::internals::sync::{Mutant, model};
 
 /// Names the step to leave out to a process that runs one scenario.
 const LEFT_OUT: &str = "QUINION_MODEL_LEFT_OUT";

@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use quinion::Error;
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitQueue};
-use quinion::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::mapping::Mapping;
-use quinion::readahead::{Config, Readahead};
-use quinion::sync::{Rank, RankedMutex};
-use quinion::sys::fork::ForkGuard;
-use quinion::tuning::Tuning;
-use quinion::units::{MappingId, Order, Orders, PageIndex};
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
+use quinion::internals::mapping::Mapping;
+use quinion::internals::readahead::{Config, Readahead};
+use quinion::internals::sync::{Rank, RankedMutex};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{MappingId, Order, Orders, PageIndex};
 
 use super::common::{self, page_content};
 

@@ -10,15 +10,15 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use quinion::Tuning;
-use quinion::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
 use quinion::backend::{Backend, FillRun, MemoryFile};
-use quinion::folio::copy;
-use quinion::mapping::{AddedFolio, Backing, InsertPurpose, Mapping, NODE_BITS, NewFolio, find};
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use quinion::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
+use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
+use quinion::internals::folio::copy;
+use quinion::internals::mapping::{AddedFolio, Backing, InsertPurpose, Mapping, NODE_BITS, NewFolio, find};
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use quinion::internals::xarray::{Entry, Head, Kind, ShadowOnly, Slab, Stored, Value, XArray};
 
 pub struct Stage {
     pub arena: Arc<Arena>,

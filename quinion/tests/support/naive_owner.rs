@@ -15,13 +15,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quinion::arena::control::Advice;
-use quinion::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, RetireOutcome, Validation};
-use quinion::folio::copy;
-use quinion::serve::{Attached, FileName, Owner};
-use quinion::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
-use quinion::viewer::sys::Errno;
-use quinion::xarray::{Entry, Kind, Root};
+use quinion::internals::arena::control::Advice;
+use quinion::internals::arena::{Arena, ArenaOptions, ArenaShare, CellNumber, RetireOutcome, Validation};
+use quinion::internals::folio::copy;
+use quinion::internals::serve::{Attached, FileName, Owner};
+use quinion::internals::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
+use quinion::internals::viewer::sys::Errno;
+use quinion::internals::xarray::{Entry, Kind, Root};
 
 const LEVELS: u8 = 3; // up to 64^3 pages: 1 GiB
 const FILL_PAGES_MAX: u64 = 64;

@@ -12,21 +12,21 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quinion::Tuning;
-use quinion::arena::{Arena, ArenaOptions};
 use quinion::backend::{
     Attributes, Backend, Fill, FillRun, Flush, FlushError, MemoryFile, ReapMode, ReapOutcome, SyncKind,
     WaitQueue,
 };
-use quinion::filemap::Filemap;
-use quinion::folio::copy;
-use quinion::mapping::{
+use quinion::internals::arena::{Arena, ArenaOptions};
+use quinion::internals::filemap::Filemap;
+use quinion::internals::folio::copy;
+use quinion::internals::mapping::{
     AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio,
 };
-use quinion::sync::LockWait;
-use quinion::sys::fork::ForkGuard;
-use quinion::units::{MappingId, Order, Orders, PAGE_SIZE, PageIndex};
-use quinion::writeback::{Writeback, WritebackOptions};
+use quinion::internals::sync::LockWait;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::tuning::Tuning;
+use quinion::internals::units::{MappingId, Order, Orders, PAGE_SIZE, PageIndex};
+use quinion::internals::writeback::{Writeback, WritebackOptions};
 
 pub const ALL: Range<PageIndex> = PageIndex(0)..PageIndex(1 << 40);
 
@@ -157,18 +157,18 @@ impl Opened<'_> {
     pub fn evict_all(&self) -> u64 {
         self.mapping.lock().drop_range(PageIndex(0), ALL.end, ALL.end)
     }
-    pub fn sync(&self, handle: &quinion::errseq::ErrorCursor) -> Result<(), i32> {
+    pub fn sync(&self, handle: &quinion::internals::errseq::ErrorCursor) -> Result<(), i32> {
         self.sync_range(ALL, handle)
     }
     pub fn sync_range(
         &self,
         range: Range<PageIndex>,
-        handle: &quinion::errseq::ErrorCursor,
+        handle: &quinion::internals::errseq::ErrorCursor,
     ) -> Result<(), i32> {
         let synced = self.stage.writeback.sync(&self.mapping, range, SyncKind::Data, handle);
         synced.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
-    pub fn handle(&self) -> quinion::errseq::ErrorCursor {
+    pub fn handle(&self) -> quinion::internals::errseq::ErrorCursor {
         self.mapping.device().errors().sample()
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use quinion::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, Steps, XArray, walk};
+use quinion::internals::xarray::{Entry, Head, RacySlots, Root, ShadowOnly, Slab, Steps, XArray, walk};
 
 /// What becomes of a node that comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use crate::xarray_keeper::{Forest, Keeper, Reuse, folio};
-use quinion::xarray::{
+use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, ExchangeOutcome, ForgetOutcome, Inserted, Kind, Mark, RangeStop, Revision, Split,
     Stored, Value, XArray,
 };

@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quinion::serve::Service;
+use quinion::internals::serve::Service;
 use quinion::{Cache, CacheOwner, File, ServeRules, WithoutLease};
 
 use super::{Aligned, Files, METRICS, warm};

@@ -13,7 +13,8 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-use quinion::{Grabbing, MemFile};
+use quinion::MemFile;
+use quinion::internals::tuning::Grabbing;
 
 use super::ours::{cache, empty, file, populate};
 use super::peers::{SOURCE_BYTES, Stage};

@@ -9,7 +9,8 @@
 
 use std::cell::OnceCell;
 
-use quinion::{Cache, Grabbing, MemFile, MemFileOptions, Tuning};
+use quinion::internals::tuning::{Grabbing, Tuning};
+use quinion::{Cache, MemFile, MemFileOptions};
 
 use super::peers::{SOURCE_BYTES, Stage};
 use crate::harness::Unmeasured;

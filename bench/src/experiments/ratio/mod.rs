@@ -29,7 +29,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use quinion::policy::{FetchOrigin, PolicyKind};
+use quinion::internals::policy::{FetchOrigin, PolicyKind};
 
 use crate::harness::hit_ratios::{AT, OPTIMUM, OURS};
 use crate::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};

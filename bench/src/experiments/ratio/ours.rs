@@ -17,12 +17,12 @@
 
 use std::collections::VecDeque;
 
-use quinion::policy::{
+use quinion::internals::policy::{
     ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights,
 };
-use quinion::reclaim::shadow_nodes_max;
-use quinion::units::{Order, PAGE_SIZE};
-use quinion::workingset::{EvictedState, Refault, ShadowInfo, WorkingSet};
+use quinion::internals::reclaim::shadow_nodes_max;
+use quinion::internals::units::{Order, PAGE_SIZE};
+use quinion::internals::workingset::{EvictedState, Refault, ShadowInfo, WorkingSet};
 
 use super::peers::Simulated;
 

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use quinion::units::PAGE_SIZE;
+use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, Hint};
 
 use super::trace::Trace;

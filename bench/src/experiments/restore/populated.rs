@@ -16,7 +16,8 @@ use std::fs::File as KernelFile;
 use std::rc::Rc;
 use std::time::Instant;
 
-use quinion::{Cache, File, Grabbing};
+use quinion::internals::tuning::Grabbing;
+use quinion::{Cache, File};
 
 use super::{Before, pick};
 use crate::experiments::populate::{cache, file};

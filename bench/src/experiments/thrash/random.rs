@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use quinion::{Cache, Descent, File, Hint, Tuning};
+use quinion::internals::tuning::{Descent, Tuning};
+use quinion::{Cache, File, Hint};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use crate::fixtures::caches::Drops;

@@ -17,7 +17,8 @@
 
 use std::sync::Arc;
 
-use quinion::{Cache, Descent, File, Hint, Tuning};
+use quinion::internals::tuning::{Descent, Tuning};
+use quinion::{Cache, File, Hint};
 
 use crate::fixtures::pages::{PAGE, Pages, shuffled, word_of};
 use crate::harness::timing::alone;

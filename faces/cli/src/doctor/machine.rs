@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use quinion::arena::file_systems::FileSystem;
+use quinion::internals::arena::file_systems::FileSystem;
 use quinion::{Cache, MemFileOptions};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::{Resource, getrlimit};
@@ -69,7 +69,7 @@ fn huge_pages() -> Value {
     const PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let Some(setting) = text(PATH) else { return Value::Unknown };
     let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
-    let gets_them = || -> quinion::Result<bool> {
+    let gets_them = || -> quinion::error::Result<bool> {
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).build()?;
         cache.mem_file(MemFileOptions::new().size(1))?.write_all_at(&[1], 0)?;
         Ok(cache.stats().huge_bytes > 0)
@@ -99,7 +99,7 @@ fn cgroup_limit() -> Value {
     if text("/proc/self/cgroup").is_none() {
         return Value::Unknown;
     }
-    let groups = quinion::arena::memory_groups();
+    let groups = quinion::internals::arena::memory_groups();
     let files =
         groups.iter().flat_map(|(version, group)| version.files().iter().map(|file| group.join(file)));
     narrowest(files.filter_map(|file| fs::read_to_string(file).ok()))

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use quinion::arena::control::SyscallAudit;
+use quinion::internals::arena::control::SyscallAudit;
 use quinion_cli::elf::{Elf, SymbolKind};
 use quinion_cli::run::examine::is_c_library;
 use quinion_cli::run::syscall_scan::{self, Site};

@@ -32,8 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use quinion::arena::control::SyscallAudit;
-use quinion::serve::mounts::{self, Mount};
+use quinion::internals::arena::control::SyscallAudit;
+use quinion::internals::serve::mounts::{self, Mount};
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use super::plan_cache::{Identity, OBJECTS, PlanCache, sum};
@@ -358,16 +358,18 @@ mod tests {
         ProcessAuditor::new("/dev/null".into(), &[], None, 1 << 30)
     }
 
-    /// `program`, a copy of `sleep`, with its C library loaded. Until it has become that program, it is a copy of us.
-    fn sleeping(program: &Path) -> std::process::Child {
-        let child = std::process::Command::new(program).arg("100").spawn().unwrap();
-        loop {
-            let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
-            if maps.contains("libc.so.6") && !maps.contains("quinion_cli") {
-                return child;
-            }
+    /// What `program`, a copy of `sleep`, comes to when its C library is loaded, and its number; it has ended then.
+    /// Until it has become that program, it is a copy of us.
+    fn examined(examiner: &ProcessAuditor, program: &Path) -> (SyscallAudit, u32) {
+        let mut child = std::process::Command::new(program).arg("100").spawn().unwrap();
+        let is_ready = |maps: &str| maps.contains("libc.so.6") && !maps.contains("quinion_cli");
+        while !is_ready(&std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap()) {
             std::thread::yield_now();
         }
+        let found = examiner.examine(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        (found, child.id())
     }
 
     #[test]
@@ -399,10 +401,7 @@ mod tests {
         while !Identity::of(&program.metadata().unwrap()).is_settled() {
             std::thread::sleep(Duration::from_millis(100));
         }
-        let mut child = sleeping(&program);
-        assert_eq!(first.examine(child.id()), SyscallAudit::Clean);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        assert_eq!(examined(&first, &program).0, SyscallAudit::Clean);
         let known = first.known.lock().unwrap().clone();
         let next = next().known.lock().unwrap().clone();
         assert!(!next.is_empty(), "the program is not new");
@@ -425,13 +424,10 @@ mod tests {
 
     #[test]
     fn a_plain_program_is_clean_and_what_cannot_be_seen_is_the_worst() {
-        let mut child = sleeping(Path::new("/bin/sleep"));
         let examiner = examiner();
-        let conduct = examiner.examine(child.id());
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let (conduct, ended) = examined(&examiner, Path::new("/bin/sleep"));
         assert_eq!(conduct, SyscallAudit::Clean);
-        assert_eq!(examiner.examine(child.id()), SyscallAudit::Careful);
+        assert_eq!(examiner.examine(ended), SyscallAudit::Careful);
     }
 
     #[test]

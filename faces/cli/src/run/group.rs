@@ -16,7 +16,7 @@ const PART: u64 = 2;
 /// The least limit of the control groups that this process is in, if it is less than what the machine has.
 pub fn limit() -> Option<u64> {
     let read = |file: &Path| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let groups = quinion::arena::memory_groups();
+    let groups = quinion::internals::arena::memory_groups();
     let files =
         groups.iter().flat_map(|(version, group)| version.files().iter().map(|file| group.join(file)));
     let limit = files.filter_map(|file| read(&file)).min()?;

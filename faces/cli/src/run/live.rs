@@ -31,8 +31,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use quinion::HotFile;
-use quinion::arena::ArenaStats;
-use quinion::serve::ViewerTotals;
+use quinion::internals::arena::ArenaStats;
+use quinion::internals::serve::ViewerTotals;
 
 use super::{OwnerNumbers, signals};
 

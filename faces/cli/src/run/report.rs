@@ -38,10 +38,10 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use quinion::arena::ArenaStats;
-use quinion::arena::Validation;
-use quinion::arena::control::{Patching, Reason};
-use quinion::serve::{FileMode, ViewerTotals};
+use quinion::internals::arena::ArenaStats;
+use quinion::internals::arena::Validation;
+use quinion::internals::arena::control::{Patching, Reason};
+use quinion::internals::serve::{FileMode, ViewerTotals};
 use quinion::{ReadaheadUse, Shortage};
 use rustix::fs::OFlags;
 

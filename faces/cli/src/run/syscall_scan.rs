@@ -34,7 +34,7 @@ use iced_x86::{
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
-use quinion::arena::control::SyscallAudit;
+use quinion::internals::arena::control::SyscallAudit;
 
 #[path = "../../../preload/src/harmless.rs"]
 mod harmless;

@@ -20,8 +20,8 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use quinion::sys::peer;
-use quinion::sys::serial_queues::{QueueKey, SerialQueues};
+use quinion::internals::sys::peer;
+use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 

@@ -10,8 +10,8 @@
 //!
 //! Invariant: one list names all numbers, and both ways go by it.
 
-use quinion::arena::ArenaStats;
-use quinion::serve::{FileMode, ViewerTotals};
+use quinion::internals::arena::ArenaStats;
+use quinion::internals::serve::{FileMode, ViewerTotals};
 
 use super::message::Message;
 use crate::run::report::{mode_name, mode_of};
@@ -135,7 +135,7 @@ fn read_file(words: &str) -> Option<FileMode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quinion::arena::Validation;
+    use quinion::internals::arena::Validation;
 
     #[test]
     fn every_number_arrives_at_its_place() {

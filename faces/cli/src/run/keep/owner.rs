@@ -36,9 +36,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quinion::arena::LAYOUT_VERSION;
-use quinion::serve::Owner;
-use quinion::sys::serial_queues::{QueueKey, SerialQueues};
+use quinion::internals::arena::LAYOUT_VERSION;
+use quinion::internals::serve::Owner;
+use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
@@ -69,7 +69,7 @@ const LOOK_RARELY: Duration = Duration::from_secs(10);
 /// The same, if it may end at any moment: also with `--idle 0s` it does not look without end.
 const LOOK_OFTEN: Duration = Duration::from_millis(20);
 /// The unit in which a cache has its memory.
-const EXTENT: u64 = quinion::units::EXTENT_SIZE as u64;
+const EXTENT: u64 = quinion::internals::units::EXTENT_SIZE as u64;
 
 /// What a process that stays was started with.
 #[derive(Clone, Debug)]
@@ -589,7 +589,7 @@ impl ControlSocket {
             grown_bytes: stats.grown_bytes + stats.control_bytes,
             cached_bytes: stats
                 .data_bytes
-                .saturating_sub(stats.free_pages * quinion::units::PAGE_SIZE as u64),
+                .saturating_sub(stats.free_pages * quinion::internals::units::PAGE_SIZE as u64),
             served_bytes: totals.bytes,
             runs: self.runs() as u64,
             runs_begun: self.use_.runs,

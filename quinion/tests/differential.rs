@@ -200,8 +200,8 @@ impl Backend for Slow {
     fn name(&self) -> &'static str {
         "slow"
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.inner.attach(room);
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.inner.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
         let mut told = self.inner.attributes()?;

@@ -38,9 +38,9 @@ fn folders() -> [TempDir; 2] {
 }
 
 fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitQueue>, Engine) {
-    let room = Arc::new(WaitQueue::new());
+    let wait_queue = Arc::new(WaitQueue::new());
     let options = EngineOptions { mechanism, queue_depth, io_bytes_max, ..EngineOptions::default() };
-    (Arc::clone(&room), Engine::new(room, options))
+    (Arc::clone(&wait_queue), Engine::new(wait_queue, options))
 }
 
 const NEW: WriteOptions =
@@ -86,7 +86,7 @@ fn steps() -> impl Strategy<Value = Step> {
 
 /// A backend, what it should hold, and a way to see what it holds.
 struct Story<'a> {
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     backend: &'a dyn Backend,
     twin: Vec<u8>,
     look: &'a dyn Fn() -> Vec<u8>,
@@ -94,9 +94,9 @@ struct Story<'a> {
 }
 
 impl<'a> Story<'a> {
-    fn new(room: &Arc<WaitQueue>, backend: &'a dyn Backend, look: &'a dyn Fn() -> Vec<u8>) -> Self {
+    fn new(wait_queue: &Arc<WaitQueue>, backend: &'a dyn Backend, look: &'a dyn Fn() -> Vec<u8>) -> Self {
         assert!(backend.can_write());
-        Self { room: Arc::clone(room), backend, twin: Vec::new(), look, generation: 0 }
+        Self { wait_queue: Arc::clone(wait_queue), backend, twin: Vec::new(), look, generation: 0 }
     }
 
     fn tell(&mut self, step: &Step) {
@@ -117,7 +117,7 @@ impl<'a> Story<'a> {
                 let wanted = &self.twin[self.twin.len().min(page * PAGE)..];
                 let wanted = &wanted[..wanted.len().min(pages * PAGE)];
                 assert!(
-                    read(&self.room, self.backend, page as u64, pages) == wanted,
+                    read(&self.wait_queue, self.backend, page as u64, pages) == wanted,
                     "a read of {pages} from {page}"
                 );
             }
@@ -152,7 +152,7 @@ impl<'a> Story<'a> {
             let bytes = bytes(self.generation * 10 + number as u32, len);
             self.twin.resize(size.max(at + len), 0);
             self.twin[at..at + len].copy_from_slice(&bytes);
-            given.push(Run::flush(&self.room, page as u64, &bytes));
+            given.push(Run::flush(&self.wait_queue, page as u64, &bytes));
         }
         let (flushes, ends): (Vec<_>, Vec<_>) = given.into_iter().unzip();
         self.backend.flush(flushes);
@@ -165,15 +165,15 @@ impl<'a> Story<'a> {
 fn tell_file(folder: &Path, mechanism: Mechanism, queue_depth: usize, io_pages: usize, steps: &[Step]) {
     let folder = TempDir::new_in(folder).unwrap();
     let path = folder.path().join("file");
-    let (room, engine) = engine(mechanism, queue_depth, io_pages * PAGE);
+    let (wait_queue, engine) = engine(mechanism, queue_depth, io_pages * PAGE);
     let file = engine.open_for_writing(&path, NEW).unwrap();
     let look = || fs::read(&path).unwrap();
-    let mut story = Story::new(&room, &file, &look);
+    let mut story = Story::new(&wait_queue, &file, &look);
     steps.iter().for_each(|step| story.tell(step));
     // Who opens it anew, and reads it directly, finds the same.
     let again = engine.open(&path).unwrap();
     let pages = story.twin.len().div_ceil(PAGE).max(1);
-    assert!(read(&room, &again, 0, pages) == story.twin);
+    assert!(read(&wait_queue, &again, 0, pages) == story.twin);
 }
 
 proptest! {
@@ -190,19 +190,19 @@ proptest! {
 
     #[test]
     fn memory_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let file = MemoryFile::new([]);
-        let look = || read(&room, &file, 0, 2 * PAGES);
-        let mut story = Story::new(&room, &file, &look);
+        let look = || read(&wait_queue, &file, 0, 2 * PAGES);
+        let mut story = Story::new(&wait_queue, &file, &look);
         steps.iter().for_each(|step| story.tell(step));
     }
 
     #[test]
     fn a_users_source_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
-        let (room, engine) = engine(Mechanism::Threads, 8, 64 << 10);
+        let (wait_queue, engine) = engine(Mechanism::Threads, 8, 64 << 10);
         let file = engine.serve_for_writing(Grudging::default());
         let look = || file.source().bytes.lock().unwrap().clone();
-        let mut story = Story::new(&room, &file, &look);
+        let mut story = Story::new(&wait_queue, &file, &look);
         steps.iter().for_each(|step| story.tell(step));
     }
 
@@ -210,19 +210,19 @@ proptest! {
     fn a_device_that_delays_and_shuffles_holds_what_a_vector_holds(
         steps in prop::collection::vec(steps(), 1..25), seed: u64, remembers: bool,
     ) {
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let faults = Faults { seed, delay_max: 5, sequence: CompletionOrder::Shuffled, ..Faults::default() };
         let disk = Arc::new(CrashDisk::new([]));
         let device = match remembers {
             true => SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults),
             false => SimulatedBackend::of_memory(Arc::new(MemoryFile::new([])), faults),
         };
-        device.attach(&room);
+        device.attach(&wait_queue);
         let look = || match remembers {
             true => disk.content(),
-            false => read(&room, &device, 0, 2 * PAGES),
+            false => read(&wait_queue, &device, 0, 2 * PAGES),
         };
-        let mut story = Story::new(&room, &device, &look);
+        let mut story = Story::new(&wait_queue, &device, &look);
         steps.iter().for_each(|step| story.tell(step));
     }
 }
@@ -293,7 +293,7 @@ impl WriteAt for Grudging {
 
 #[test]
 fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
-    let (room, engine) = engine(Mechanism::Threads, 8, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Threads, 8, 64 << 10);
     for (mood, words) in [
         (Mood::TakesNothing, "takes no more bytes"),
         (Mood::Exaggerates, "more than it was given"),
@@ -303,7 +303,7 @@ fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
         let file = engine.serve_for_writing(Grudging::default());
         *file.source().mood.lock().unwrap() = Some((3, mood));
         let content = bytes(1, 50_000);
-        let failed = write(&room, &file, 0, &content).unwrap_err();
+        let failed = write(&wait_queue, &file, 0, &content).unwrap_err();
         assert!(failed.to_string().contains(words), "{failed}");
         // Three calls took 1, 978 and 1955 bytes; who panics cannot say so.
         let taken = 1 + 978 + 1955;
@@ -318,16 +318,16 @@ fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
 fn nothing_is_written_behind_the_end() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 4, 16 << 10);
+            let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
             for size in [1, 511, 512, 513, 4095, 4096, 4097, 5000, 8191, 70_000, 131_072, 131_073] {
                 let path = folder.path().join(size.to_string());
                 let file = engine.open_for_writing(&path, NEW).unwrap();
                 let content = bytes(size as u32, size);
-                assert_eq!(write(&room, &file, 0, &content).unwrap(), size);
+                assert_eq!(write(&wait_queue, &file, 0, &content).unwrap(), size);
                 assert!(fs::read(&path).unwrap() == content, "{size} bytes, and not one more");
                 // What comes into view when it grows is zeros, not what lay behind in the frame.
                 file.set_size(size as u64 + 5000).unwrap();
-                let grown = read(&room, &file, 0, (size + 5000).div_ceil(PAGE));
+                let grown = read(&wait_queue, &file, 0, (size + 5000).div_ceil(PAGE));
                 assert!(
                     grown[..size] == content && grown[size..].iter().all(|&byte| byte == 0),
                     "{size} bytes"
@@ -340,8 +340,8 @@ fn nothing_is_written_behind_the_end() {
 }
 
 /// Writes as who syncs next does: what is better made here is made here, and has ended then.
-fn write_here(room: &Arc<WaitQueue>, file: &LocalFile, page: u64, bytes: &[u8]) {
-    let (flush, run) = Run::flush(room, page, bytes);
+fn write_here(wait_queue: &Arc<WaitQueue>, file: &LocalFile, page: u64, bytes: &[u8]) {
+    let (flush, run) = Run::flush(wait_queue, page, bytes);
     let is_here = file.flushes_here(&flush);
     assert_eq!(
         is_here,
@@ -362,7 +362,7 @@ fn write_here(room: &Arc<WaitQueue>, file: &LocalFile, page: u64, bytes: &[u8]) 
 fn appends_of_a_few_bytes_with_a_sync_each() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 4, 16 << 10);
+            let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
             let path = folder.path().join("log");
             let file = engine.open_for_writing(&path, NEW).unwrap();
             let content = bytes(7, 20_000);
@@ -372,14 +372,14 @@ fn appends_of_a_few_bytes_with_a_sync_each() {
                 size = (size + step).min(content.len());
                 let (page, new) = ((first / PAGE) as u64, &content[first..size]);
                 if nth % 2 == 0 {
-                    write_here(&room, &file, page, new);
+                    write_here(&wait_queue, &file, page, new);
                 } else {
-                    assert_eq!(write(&room, &file, page, new).unwrap(), new.len());
+                    assert_eq!(write(&wait_queue, &file, page, new).unwrap(), new.len());
                 }
                 file.sync(SyncKind::Data, ALL).unwrap();
                 assert!(fs::read(&path).unwrap() == content[..size], "{size} bytes");
                 assert!(
-                    read(&room, &file, 0, size.div_ceil(PAGE)) == content[..size],
+                    read(&wait_queue, &file, 0, size.div_ceil(PAGE)) == content[..size],
                     "{size} bytes, read directly"
                 );
                 if size == content.len() {
@@ -406,13 +406,13 @@ fn cached_by_the_kernel(file: &LocalFile) -> Option<u64> {
 fn a_file_that_is_written_directly_leaves_its_last_partial_page_in_the_kernels_cache() {
     for mechanism in MECHANISMS {
         let folder = disk();
-        let (room, engine) = engine(mechanism, 4, 16 << 10);
+        let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
         let file = engine.open_for_writing(folder.path().join("file"), NEW).unwrap();
         if file.way() == IoMode::Buffered || cached_by_the_kernel(&file).is_none() {
             return println!("SKIPPED: no direct I/O here, or no way to ask the kernel");
         }
         for size in [100, 4096, 5000, 70_001] {
-            write(&room, &file, 0, &bytes(1, size)).unwrap();
+            write(&wait_queue, &file, 0, &bytes(1, size)).unwrap();
             let most = u64::from(!size.is_multiple_of(4096));
             assert!(cached_by_the_kernel(&file) <= Some(most), "{size} bytes");
             assert_eq!(file.way(), IoMode::Direct);
@@ -428,30 +428,30 @@ fn flushes_and_fills_share_an_engine() {
     const THREADS: usize = 6;
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 3, 8192);
+            let (wait_queue, engine) = engine(mechanism, 3, 8192);
             let file = engine.open_for_writing(folder.path().join("file"), NEW).unwrap();
             file.set_size((THREADS * 16 * PAGE) as u64).unwrap();
             std::thread::scope(|scope| {
                 for thread in 0..THREADS {
-                    let (room, file) = (&room, &file);
-                    scope.spawn(move || story_of_a_thread(room, file, thread * 16));
+                    let (wait_queue, file) = (&wait_queue, &file);
+                    scope.spawn(move || story_of_a_thread(wait_queue, file, thread * 16));
                 }
             });
         }
     }
 }
 
-fn story_of_a_thread(room: &Arc<WaitQueue>, file: &LocalFile, first: usize) {
+fn story_of_a_thread(wait_queue: &Arc<WaitQueue>, file: &LocalFile, first: usize) {
     let mut twin = vec![0; 16 * PAGE];
     for round in 0..80 {
         let (page, pages) = (round * 7 % 16, 1 + round % 5);
         let pages = pages.min(16 - page);
         let content = bytes((first + round) as u32, pages * PAGE);
         twin[page * PAGE..(page + pages) * PAGE].copy_from_slice(&content);
-        let (flush, written) = Run::flush(room, (first + page) as u64, &content);
+        let (flush, written) = Run::flush(wait_queue, (first + page) as u64, &content);
         // A read of pages that are not being written goes at the same time.
         let other = if page >= 8 { 0..page } else { page + pages..16 };
-        let (fill, filled) = Run::fill(room, (first + other.start) as u64, other.len().max(1));
+        let (fill, filled) = Run::fill(wait_queue, (first + other.start) as u64, other.len().max(1));
         file.flush(vec![flush]);
         if round % 3 == 0 {
             file.submit_with_reap(vec![fill]);
@@ -464,15 +464,15 @@ fn story_of_a_thread(room: &Arc<WaitQueue>, file: &LocalFile, first: usize) {
             filled.wait(file).unwrap();
         }
         assert_eq!(written.wait(file).unwrap(), content.len());
-        assert!(read(room, file, first as u64, 16) == twin, "round {round}");
+        assert!(read(wait_queue, file, first as u64, 16) == twin, "round {round}");
     }
 }
 
-fn many(room: &Arc<WaitQueue>) -> (Vec<u8>, Vec<quinion::backend::Flush>, Vec<Arc<Run>>) {
+fn many(wait_queue: &Arc<WaitQueue>) -> (Vec<u8>, Vec<quinion::backend::Flush>, Vec<Arc<Run>>) {
     let content = bytes(3, 50 * 2 * PAGE + 77);
     let runs = (0..51).map(|n| {
         let from = n * 2 * PAGE;
-        Run::flush(room, (n * 2) as u64, &content[from..content.len().min(from + 2 * PAGE)])
+        Run::flush(wait_queue, (n * 2) as u64, &content[from..content.len().min(from + 2 * PAGE)])
     });
     let (flushes, runs) = runs.unzip();
     (content, flushes, runs)
@@ -482,10 +482,10 @@ fn many(room: &Arc<WaitQueue>) -> (Vec<u8>, Vec<quinion::backend::Flush>, Vec<Ar
 fn draining_an_engine_ends_its_flushes() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 8192);
+            let (wait_queue, engine) = engine(mechanism, 2, 8192);
             let path = folder.path().join("file");
             let file = engine.open_for_writing(&path, NEW).unwrap();
-            let (content, flushes, runs) = many(&room);
+            let (content, flushes, runs) = many(&wait_queue);
             file.flush(flushes);
             engine.drain();
             assert!(runs.iter().all(|run| run.is_done()));
@@ -500,7 +500,7 @@ fn dropping_an_engine_waits_for_its_flushes() {
     for mechanism in MECHANISMS {
         for folder in folders() {
             for _ in 0..5 {
-                let (room, engine) = engine(mechanism, 2, 8192);
+                let (wait_queue, engine) = engine(mechanism, 2, 8192);
                 let path = folder.path().join("file");
                 let options = WriteOptions {
                     creation: Creation::IfMissing,
@@ -509,7 +509,7 @@ fn dropping_an_engine_waits_for_its_flushes() {
                 };
                 let file = engine.open_for_writing(&path, options).unwrap();
                 let content = bytes(9, 3 * PAGE + 100);
-                let (flush, run) = Run::flush(&room, 0, &content);
+                let (flush, run) = Run::flush(&wait_queue, 0, &content);
                 file.flush(vec![flush]);
                 drop(engine);
                 drop(file);
@@ -527,13 +527,13 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
         return;
     }
     let folder = disk();
-    let (room, engine) = engine(Mechanism::Ring, 2, 8192);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 2, 8192);
     if engine.name() != "io_uring" {
         return println!("SKIPPED: this system has no io_uring to be taken away");
     }
     let path = folder.path().join("file");
     let file = engine.open_for_writing(&path, NEW).unwrap();
-    let (content, flushes, runs) = many(&room);
+    let (content, flushes, runs) = many(&wait_queue);
     file.flush(flushes);
     hazard::refuse(libc::SYS_io_uring_enter, libc::EPERM, hazard::Whom::Process);
     let mut failed = 0;
@@ -545,7 +545,7 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
     }
     assert!(failed > 0, "more were given than the kernel had places for");
     assert_eq!(engine.name(), "threads");
-    write(&room, &file, 0, &content).unwrap();
+    write(&wait_queue, &file, 0, &content).unwrap();
     assert!(fs::read(&path).unwrap() == content);
 }
 
@@ -556,7 +556,7 @@ fn what_is_opened_for_reading_says_so_and_how_to_write() {
     let folder = disk();
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
-    let (room, engine) = engine(Mechanism::Auto, 4, 8192);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 4, 8192);
     let generated = SimulatedBackend::generated(
         1,
         9000,
@@ -567,7 +567,7 @@ fn what_is_opened_for_reading_says_so_and_how_to_write() {
     for backend in [&engine.open(&path).unwrap() as &dyn Backend, &generated, &source] {
         assert!(!backend.can_write());
         let refusals = [
-            write(&room, backend, 0, &[1; 100]).unwrap_err().error,
+            write(&wait_queue, backend, 0, &[1; 100]).unwrap_err().error,
             backend.sync(SyncKind::Data, ALL).unwrap_err(),
             backend.set_size(0).unwrap_err(),
             backend.punch(0..10).unwrap_err(),
@@ -585,7 +585,7 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
     use std::os::unix::fs::PermissionsExt;
     let folder = disk();
     let path = folder.path().join("file");
-    let (room, engine) = engine(Mechanism::Auto, 4, 8192);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 4, 8192);
     let open =
         |creation, start| engine.open_for_writing(&path, WriteOptions { creation, start, mode: 0o640 });
     let is = |result: Result<LocalFile, OpenError>, wanted: io::ErrorKind| {
@@ -594,7 +594,7 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
     is(open(Creation::MustExist, InitialContent::Kept), io::ErrorKind::NotFound);
     let file = open(Creation::MustBeNew, InitialContent::Kept).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777 & !0o640, 0);
-    write(&room, &file, 0, &bytes(1, 5000)).unwrap();
+    write(&wait_queue, &file, 0, &bytes(1, 5000)).unwrap();
     is(open(Creation::MustBeNew, InitialContent::Kept), io::ErrorKind::AlreadyExists);
     assert_eq!(open(Creation::IfMissing, InitialContent::Kept).unwrap().attributes().unwrap().size, 5000);
     assert_eq!(open(Creation::MustExist, InitialContent::Emptied).unwrap().attributes().unwrap().size, 0);
@@ -610,19 +610,19 @@ fn options_say_whether_a_file_may_be_new_and_begins_empty() {
 fn a_refused_direct_write_turns_to_the_kernels_cache_for_good() {
     for mechanism in MECHANISMS {
         let folder = disk();
-        let (room, engine) = engine(mechanism, 4, 8192);
+        let (wait_queue, engine) = engine(mechanism, 4, 8192);
         let path = folder.path().join("file");
         let file = engine.open_for_writing(&path, NEW).unwrap();
         if file.way() == IoMode::Buffered {
             return;
         }
         let content = bytes(4, 9 * PAGE + 5);
-        let (flush, run) = Run::flush_from(&room, 0, &content, 1);
+        let (flush, run) = Run::flush_from(&wait_queue, 0, &content, 1);
         file.flush(vec![flush]);
         run.wait(&file).unwrap();
         assert_eq!(file.way(), IoMode::Buffered);
         assert!(fs::read(&path).unwrap() == content);
-        write(&room, &file, 3, &bytes(5, 3 * PAGE)).unwrap();
+        write(&wait_queue, &file, 3, &bytes(5, 3 * PAGE)).unwrap();
         assert!(fs::read(&path).unwrap()[3 * PAGE..6 * PAGE] == bytes(5, 3 * PAGE));
     }
 }
@@ -642,11 +642,11 @@ fn a_limit_that_is_met_says_how_much_was_written() {
     }
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 16 << 10);
+            let (wait_queue, engine) = engine(mechanism, 2, 16 << 10);
             let path = folder.path().join("file");
             let file = engine.open_for_writing(&path, NEW).unwrap();
             let content = bytes(1, 150_001);
-            let failed = write(&room, &file, 0, &content).unwrap_err();
+            let failed = write(&wait_queue, &file, 0, &content).unwrap_err();
             assert_eq!(failed.error.raw_os_error(), Some(libc::EFBIG), "{failed}");
             let found = fs::read(&path).unwrap();
             assert!(failed.written as u64 <= LIMIT && failed.written >= 16 << 10, "{failed}");
@@ -664,17 +664,17 @@ fn a_hole_that_cannot_be_punched_is_zeros() {
     hazard::refuse(libc::SYS_fallocate, libc::EOPNOTSUPP, hazard::Whom::Caller);
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 16 << 10);
+            let (wait_queue, engine) = engine(mechanism, 2, 16 << 10);
             let path = folder.path().join("file");
             let file = engine.open_for_writing(&path, NEW).unwrap();
             let mut content = bytes(1, 700_001);
-            write(&room, &file, 0, &content).unwrap();
+            write(&wait_queue, &file, 0, &content).unwrap();
             for range in [100..101, 5000..600_000, 650_000..900_000, 800_000..900_000] {
                 file.punch(range.clone()).unwrap();
                 let end = content.len().min(range.end as usize);
                 content[end.min(range.start as usize)..end].fill(0);
                 assert!(fs::read(&path).unwrap() == content, "after {range:?}");
-                assert!(read(&room, &file, 0, 171) == content, "after {range:?}, read directly");
+                assert!(read(&wait_queue, &file, 0, 171) == content, "after {range:?}, read directly");
             }
             assert_eq!(file.allocate(0..PAGE as u64).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
         }
@@ -705,7 +705,7 @@ proptest! {
     fn every_flush_ends_once_and_tells_the_truth(
         seed: u64, remembers: bool, at_once: bool, runs in prop::collection::vec((0..20u64, lens()), 1..30),
     ) {
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let completing = if at_once { CompletionPoint::WhenSubmitted } else { CompletionPoint::WhenReaped };
         let sequence = CompletionOrder::Shuffled;
         let faults = Faults { seed, delay_max: 4, sequence, completing, ..Faults::default() };
@@ -715,11 +715,11 @@ proptest! {
         };
         let device = device.with_write_faults(WriteFaults { errors: 150, full: 150, drops: 100, sync_errors: 200 });
         device.fail_writes_at(5 * 4096..6 * 4096, FailureCount::First(2));
-        device.attach(&room);
+        device.attach(&wait_queue);
         for (number, &(page, len)) in runs.iter().enumerate() {
             // One at a time, so that nothing else changes what it says it wrote.
             let content = bytes(number as u32 + 1, len);
-            let written = match write(&room, &device, page, &content) {
+            let written = match write(&wait_queue, &device, page, &content) {
                 Ok(written) => {
                     prop_assert_eq!(written, len);
                     written
@@ -728,13 +728,13 @@ proptest! {
             };
             prop_assert!(written <= len);
             if written > 0 {
-                let found = read(&room, &device, page, len.div_ceil(PAGE));
+                let found = read(&wait_queue, &device, page, len.div_ceil(PAGE));
                 prop_assert!(found[..written] == content[..written]);
             }
             let _ = device.sync(SyncKind::Data, ALL);
         }
         let (flushes, ends): (Vec<_>, Vec<_>) =
-            runs.iter().map(|&(page, len)| Run::flush(&room, page, &vec![1; len])).unzip();
+            runs.iter().map(|&(page, len)| Run::flush(&wait_queue, page, &vec![1; len])).unzip();
         device.flush(flushes);
         prop_assert!(ends.iter().all(|run| run.wait(&device).is_ok() || run.is_done()));
         prop_assert_eq!((device.held(), device.writes()), (0, 2 * runs.len() as u64));
@@ -743,18 +743,18 @@ proptest! {
 
 #[test]
 fn the_write_and_the_sync_that_were_named_fail() {
-    let room = Arc::new(WaitQueue::new());
+    let wait_queue = Arc::new(WaitQueue::new());
     let device =
         SimulatedBackend::of_crash_disk(Arc::new(CrashDisk::new(vec![0; 3 * PAGE])), Faults::default());
-    device.attach(&room);
+    device.attach(&wait_queue);
     device.fail_write(1, libc::ENOSPC);
     device.fail_sync(0, libc::EIO);
     let errno = |result: Result<usize, quinion::backend::FlushError>| {
         result.map_err(|failed| failed.error.raw_os_error())
     };
-    assert_eq!(errno(write(&room, &device, 0, &[1; PAGE])), Ok(PAGE));
-    assert_eq!(errno(write(&room, &device, 1, &[1; PAGE])), Err(Some(libc::ENOSPC)));
-    assert_eq!(errno(write(&room, &device, 1, &[1; PAGE])), Ok(PAGE));
+    assert_eq!(errno(write(&wait_queue, &device, 0, &[1; PAGE])), Ok(PAGE));
+    assert_eq!(errno(write(&wait_queue, &device, 1, &[1; PAGE])), Err(Some(libc::ENOSPC)));
+    assert_eq!(errno(write(&wait_queue, &device, 1, &[1; PAGE])), Ok(PAGE));
     assert_eq!(device.sync(SyncKind::All, ALL).unwrap_err().raw_os_error(), Some(libc::EIO));
     assert!(device.sync(SyncKind::All, ALL).is_ok());
     assert_eq!((device.syncs(), device.writes()), (2, 3));
@@ -777,10 +777,10 @@ fn keeps_its_promises(writer: Writer, seed: u64) -> (bool, usize) {
     let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
     let device = SimulatedBackend::of_crash_disk(Arc::clone(&disk), faults);
     let device = device.with_write_faults(WriteFaults { errors: 100, full: 50, drops: 50, sync_errors: 300 });
-    let room = Arc::new(WaitQueue::new());
-    device.attach(&room);
+    let wait_queue = Arc::new(WaitQueue::new());
+    device.attach(&wait_queue);
     let flush = |page: usize, generation: u8| {
-        while write(&room, &device, page as u64, &[generation; PAGE]).is_err() {}
+        while write(&wait_queue, &device, page as u64, &[generation; PAGE]).is_err() {}
     };
     // The generation of each page in memory, and the log's length with what was promised by then.
     let (mut pages, mut promises) = ([0u8; FILE_PAGES], vec![(0, [0; FILE_PAGES])]);
@@ -878,12 +878,12 @@ fn sectors_of_either_size_hold_what_a_vector_holds() {
 
 /// A file system fills up: what was written is there, and the rest is an error.
 fn fill_up(folder: &Path, mechanism: Mechanism) {
-    let (room, engine) = engine(mechanism, 4, 256 << 10);
+    let (wait_queue, engine) = engine(mechanism, 4, 256 << 10);
     let path = folder.join("large");
     let file = engine.open_for_writing(&path, NEW).unwrap();
     assert_eq!(file.way(), IoMode::Direct);
     let content = bytes(1, 25 << 20);
-    let failed = write(&room, &file, 0, &content).unwrap_err();
+    let failed = write(&wait_queue, &file, 0, &content).unwrap_err();
     assert_eq!(failed.error.raw_os_error(), Some(libc::ENOSPC), "{failed}");
     assert!(failed.written > 1 << 20, "{failed}");
     assert!(fs::read(&path).unwrap()[..failed.written] == content[..failed.written]);
@@ -902,18 +902,18 @@ fn a_block_device_is_written_and_keeps_its_size() {
             return println!("SKIPPED: no loop device can be had here");
         };
         let detached = std::panic::catch_unwind(|| {
-            let (room, engine) = engine(Mechanism::Auto, 4, 64 << 10);
+            let (wait_queue, engine) = engine(Mechanism::Auto, 4, 64 << 10);
             let file = engine.open_for_writing(&device, WriteOptions::default()).unwrap();
             let mut content = bytes(1, 1 << 20);
             let new = bytes(2, 5 * PAGE);
-            write(&room, &file, 3, &new).unwrap();
+            write(&wait_queue, &file, 3, &new).unwrap();
             content[3 * PAGE..8 * PAGE].copy_from_slice(&new);
             file.punch(100_000..200_001).unwrap();
             content[100_000..200_001].fill(0);
-            assert!(read(&room, &file, 0, 256) == content);
+            assert!(read(&wait_queue, &file, 0, 256) == content);
             file.sync(SyncKind::All, ALL).unwrap();
             assert_eq!(file.set_size(4096).unwrap_err().kind(), io::ErrorKind::Unsupported);
-            let full = write(&room, &file, 255, &bytes(3, 2 * PAGE)).unwrap_err();
+            let full = write(&wait_queue, &file, 255, &bytes(3, 2 * PAGE)).unwrap_err();
             assert_eq!((full.error.raw_os_error(), full.written), (Some(libc::ENOSPC), PAGE));
         });
         run("losetup", &["--detach", &device]);
@@ -925,7 +925,7 @@ fn a_block_device_is_written_and_keeps_its_size() {
 #[test]
 fn a_reader_of_the_kernels_cache_undoes_nothing() {
     let folder = disk();
-    let (room, engine) = engine(Mechanism::Auto, 4, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 4, 64 << 10);
     let path = folder.path().join("file");
     let file = engine.open_for_writing(&path, NEW).unwrap();
     let is_over = AtomicBool::new(false);
@@ -945,8 +945,8 @@ fn a_reader_of_the_kernels_cache_undoes_nothing() {
             // Whole pages, or to the end.
             let len = if content.len() == size { size } else { content.len() / PAGE * PAGE };
             if len > 0 {
-                write(&room, &file, 0, &content[..len]).unwrap();
-                let found = read(&room, &file, 0, len.div_ceil(PAGE));
+                write(&wait_queue, &file, 0, &content[..len]).unwrap();
+                let found = read(&wait_queue, &file, 0, len.div_ceil(PAGE));
                 assert!(found[..len] == content[..len], "round {round}");
             }
         }

@@ -115,7 +115,7 @@ fn born(how: Grab) -> Grab {
 
 struct Test<'a> {
     mapping: &'a Mapping,
-    room: &'a WaitQueue,
+    wait_queue: &'a WaitQueue,
 }
 
 impl<'a> Test<'a> {
@@ -134,7 +134,7 @@ impl<'a> Test<'a> {
         frames: &mut Frames<'_>,
         watch: &mut dyn FnMut(GrabStep),
     ) -> (Grabbed<'a>, GrabEnd<&'static str>) {
-        self.mapping.grab(self.room, page(pages.start)..page(pages.end), how, frames, watch)
+        self.mapping.grab(self.wait_queue, page(pages.start)..page(pages.end), how, frames, watch)
     }
 }
 
@@ -224,9 +224,9 @@ fn byte_at(stage: &Stage, position: u64) -> u8 {
 #[test]
 fn g01_nothing_is_nothing_and_much_is_split_inside() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut frames = Frames::of(&stage, 0);
         let (grabbed, end) = test.grab(7..7, how(0), &mut frames);
         assert!(grabbed.is_empty() && end == GrabEnd::All && frames.asked.is_empty());
@@ -250,9 +250,9 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
 #[test]
 fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         for (order_max, folios) in [(0, 128), (4, 8), (9, 1)] {
             let (mut grabbed, end) = test.grab(128..256, how(order_max), &mut Frames::of(&stage, order_max));
             assert_eq!((grabbed.len(), end), (folios, GrabEnd::All));
@@ -269,9 +269,9 @@ fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
 #[test]
 fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
         let (before, locks) = (stage.free_pages(), stage.mapping.tree_counts().locks);
         let mut frames = Frames::of(&stage, 9);
@@ -297,8 +297,8 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
 #[test]
 fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut pages = 0;
         for pattern in 0..256u64 {
             let first = 60 + pattern * 16;
@@ -327,9 +327,9 @@ fn g04_every_pattern_of_eight_is_completed_and_what_was_there_stays_the_same() {
 #[test]
 fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let mut frames = Frames::of(&stage, 0);
         let mut theirs = None;
         let (grabbed, end) = {
@@ -350,9 +350,9 @@ fn g05_a_conflict_at_the_first_page_is_found_in_the_next_round() {
 fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
     for way in WAYS {
         for (at, step) in (1..8).flat_map(|at| [(at, GrabStep::Framed), (at, GrabStep::Locked)]) {
-            let (stage, room) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let behind = put(&stage, 9, 0); // there from the start, behind the conflict
             let mut frames = Frames::of(&stage, 0);
             let (mut theirs, mut prefix) = (None, Vec::new());
@@ -384,9 +384,9 @@ fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
 fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() {
     for way in WAYS {
         for k in 1..10u64 {
-            let (stage, room) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let there: Vec<(u64, Frame)> = [2, 5, 11].map(|index| (index, put(&stage, index, 0))).into();
             let (grabbed, end) = test.grab(0..12, how(0), &mut Frames::of(&stage, 0).at_most(k));
             // The k-th absent page is the first that cannot be had.
@@ -407,9 +407,9 @@ fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() 
 
 #[test]
 fn g08_no_memory_at_all_is_nothing_and_says_so() {
-    let (stage, room) = (stage(), WaitQueue::new());
+    let (stage, wait_queue) = (stage(), WaitQueue::new());
     let free = all_free(&stage);
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     put(&stage, 3, 0);
     let (grabbed, end) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0).at_most(0));
     assert!(grabbed.is_empty() && end == GrabEnd::NoFrames);
@@ -430,9 +430,9 @@ fn g08_no_memory_at_all_is_nothing_and_says_so() {
 fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_handed_out() {
     for way in WAYS {
         for step in [GrabStep::Framed, GrabStep::Locked] {
-            let (stage, room) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let there = [3, 6].map(|index| put(&stage, index, 0));
             let (grabbed, end) = {
                 let cut = || assert_eq!(stage.mapping.remove_range(page(3)..page(4), RemoveFilter::All), 1);
@@ -453,9 +453,9 @@ fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_hand
 #[test]
 fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
     for step in [GrabStep::Framed, GrabStep::Locked, GrabStep::Inserted] {
-        let (stage, room) = (stage(), WaitQueue::new());
+        let (stage, wait_queue) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         put(&stage, 6, 0);
         let (mut grabbed, end) = {
             let mut cut = once(step, || {
@@ -481,9 +481,9 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
 fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind() {
     for way in WAYS {
         for j in 0..8u64 {
-            let (stage, room) = (tuned(way), WaitQueue::new());
+            let (stage, wait_queue) = (tuned(way), WaitQueue::new());
             let free = all_free(&stage);
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             put(&stage, j, 0);
             put(&stage, 7 - u64::from(j == 7), 0);
             let (theirs, end) = test.grab(j..j + 1, how(0), &mut Frames::of(&stage, 0));
@@ -504,9 +504,9 @@ fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind()
 #[test]
 fn g11_what_remembers_an_eviction_is_consumed() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         stage.put_shadow(2, 0, 1);
         stage.put_shadow(8, 3, 2);
         stage.put_shadow(64, 6, 3);
@@ -523,9 +523,9 @@ fn g11_what_remembers_an_eviction_is_consumed() {
 #[test]
 fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         for index in [4, 12, 20] {
             put(&stage, index, 2);
         }
@@ -551,9 +551,9 @@ fn g12_a_large_folio_is_one_entry_wherever_the_range_meets_it() {
 fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
     for (index, order) in [(4, 2), (0, 3), (0, 2)] {
         for step in [GrabStep::Framed, GrabStep::Locked] {
-            let (stage, room) = (stage(), WaitQueue::new());
+            let (stage, wait_queue) = (stage(), WaitQueue::new());
             let free = all_free(&stage);
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             put(&stage, 9, 0);
             let mut other = once(step, || {
                 put(&stage, index, order);
@@ -570,8 +570,8 @@ fn g12_a_large_folio_that_comes_in_between_is_taken_as_it_is() {
 
 #[test]
 fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
-    let (stage, room) = (stage(), WaitQueue::new());
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let (stage, wait_queue) = (stage(), WaitQueue::new());
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (grabbed, _) = test.grab(3..1030, how(9), &mut Frames::of(&stage, 9));
     let orders: Vec<u32> = seen(&grabbed).iter().map(|(_, pages, _)| pages.ilog2()).collect();
     assert_eq!(orders, [0, 2, 3, 4, 5, 6, 7, 8, 9, 2, 1]);
@@ -581,9 +581,9 @@ fn g12_each_new_folio_is_the_largest_that_range_and_alignment_allow() {
 #[test]
 fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
     for (nth, way) in (0..8).flat_map(|nth| WAYS.map(|way| (nth, way))) {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         put(&stage, 2, 1);
         put(&stage, 6, 0);
         let (mut grabbed, _) = test.grab(0..16, how(2), &mut Frames::of(&stage, 2));
@@ -648,8 +648,8 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
     let stage = stage();
     put(&stage, 5, 0);
     let mut holds: Vec<_> = (1..HOLDS_MAX).map(|_| stage.mapping.try_hold(page(5)).unwrap()).collect();
-    let (room, mut frames) = (WaitQueue::new(), Frames::of(&stage, 0));
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let (wait_queue, mut frames) = (WaitQueue::new(), Frames::of(&stage, 0));
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (grabbed, end) = test.grab(5..7, how(0), &mut frames);
     assert_eq!((grabbed.len(), end), (2, GrabEnd::All), "its hold is the last");
     assert_eq!(grabbed.commit_into_held().unwrap_err(), HoldRefused::TooMany);
@@ -662,10 +662,10 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
 
 #[test]
 fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
-    let (stage, room) = (memory(Grabbing::Batched), WaitQueue::new());
+    let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
     let value = Entry::value(Value::spill(1, 40));
     assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let mut frames = Frames::of(&stage, 0);
     let (grabbed, end) = test.grab(2..9, born(how(0)), &mut frames);
     assert_eq!((seen(&grabbed), end), (vec![new(2), new(3)], GrabEnd::Spilled));
@@ -680,9 +680,9 @@ fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
 /// Somebody has the tree's lock, and the page neither there nor gone, for as long as it takes.
 #[test]
 fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
-    let (stage, room) = (stage(), WaitQueue::new());
+    let (stage, wait_queue) = (stage(), WaitQueue::new());
     let frame = put(&stage, 5, 0);
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (rounds, has_begun) = (AtomicU32::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -713,13 +713,13 @@ fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
 
 #[test]
 fn g13_the_next_who_wants_the_lock_gets_it() {
-    let (stage, room) = (stage(), WaitQueue::new());
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let (stage, wait_queue) = (stage(), WaitQueue::new());
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     put(&stage, 1, 0);
     let (grabbed, _) = test.grab(0..3, how(0), &mut Frames::of(&stage, 0));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let (mut grabbed, end) = test.grab(0..3, how(0), &mut Frames::of(&stage, 0));
             fill_all(&mut grabbed, 5);
             (grabbed.commit(), end)
@@ -734,8 +734,8 @@ fn g13_the_next_who_wants_the_lock_gets_it() {
 
 #[test]
 fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
-    let (stage, room) = (stage(), WaitQueue::new());
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let (stage, wait_queue) = (stage(), WaitQueue::new());
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (mut grabbed, _) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0));
     let awake = AtomicBool::new(false);
     let source: Vec<u8> = (0..8 * PAGE_SIZE).map(|at| (at / 7) as u8).collect();
@@ -743,7 +743,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
         let reader = scope.spawn(|| {
             let held = stage.mapping.try_hold(page(5)).unwrap();
             let backend = &*stage.mapping.backend();
-            room.wait(backend, &mut || held.is_readable() != ReadableState::NotYet);
+            wait_queue.wait(backend, &mut || held.is_readable() != ReadableState::NotYet);
             awake.store(true, Ordering::SeqCst);
             assert_eq!(held.is_readable(), ReadableState::Yes);
             let mut bytes = vec![0; PAGE_SIZE];
@@ -768,9 +768,9 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
 #[test]
 fn g15_where_the_source_fails_what_came_is_kept_and_the_rest_is_absent() {
     for (order_max, at) in [(0, 5 * 4096), (0, 5 * 4096 + 100), (2, 5 * 4096 + 100), (4, 0), (4, 1)] {
-        let (stage, room) = (stage(), WaitQueue::new());
+        let (stage, wait_queue) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let (mut grabbed, _) = test.grab(0..16, how(order_max), &mut Frames::of(&stage, order_max));
         for folio in grabbed.folios_mut() {
             let start = folio.first().first_byte();
@@ -793,8 +793,8 @@ fn g16_a_round_takes_the_tree_lock_once() {
     for (pages, order) in [(128, 0), (512, 0), (512, 9), (300, 3)] {
         for is_memory in [false, true] {
             let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
-            let room = WaitQueue::new();
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let wait_queue = WaitQueue::new();
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let locks = || stage.mapping.tree_counts().locks;
             put(&stage, 65, 0);
             let (before, how) = (locks(), if is_memory { born(how(order)) } else { how(order) });
@@ -808,8 +808,8 @@ fn g16_a_round_takes_the_tree_lock_once() {
             assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
         }
     }
-    let (stage, room) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let (stage, wait_queue) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let before = stage.mapping.tree_counts().locks;
     let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
     assert_eq!(stage.mapping.tree_counts().locks - before, 128, "what it is measured against");
@@ -820,8 +820,8 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
     for most in [0, 1] {
         let stage = Stage::with(Tuning::default().node_reserve(NodeReserve::AtMost(most)));
         stage.mapping.set_size(1 << 50);
-        let (room, free) = (WaitQueue::new(), all_free(&stage));
-        let test = Test { mapping: &stage.mapping, room: &room };
+        let (wait_queue, free) = (WaitQueue::new(), all_free(&stage));
+        let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let (grabbed, end) = test.grab(1 << 30..(1 << 30) + 200, how(0), &mut Frames::of(&stage, 0));
         let want = if most == 0 { (0, GrabEnd::NoNode) } else { (200, GrabEnd::All) };
         assert_eq!((grabbed.len(), end), want);
@@ -833,9 +833,9 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
 
 #[test]
 fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
-    let (stage, room) = (memory(Grabbing::Batched), WaitQueue::new());
+    let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
     let free = all_free(&stage);
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (grabbed, _) = test.grab(0..16, born(how(3)), &mut Frames::of(&stage, 3));
     assert_eq!(grabbed.leave_allocated(), Committed::default());
     nothing_leaks(&stage, free);
@@ -870,11 +870,11 @@ fn many_who_grab_ranges_that_overlap_all_get_through() {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 300;
     for way in WAYS {
-        let (stage, room) = (tuned(way), WaitQueue::new());
+        let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
         // Each adds one to the first bytes of each page of its range: none is lost, because the lock is a lock.
         let work = |thread: u64| {
-            let test = Test { mapping: &stage.mapping, room: &room };
+            let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
             let mut seed = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             let mut added = [0u32; 64];
             for _ in 0..ROUNDS {
@@ -1015,9 +1015,9 @@ impl Twin {
 }
 
 fn play(way: Grabbing, ops: &[Op]) {
-    let (stage, room) = (memory(way), WaitQueue::new());
+    let (stage, wait_queue) = (memory(way), WaitQueue::new());
     let free = all_free(&stage);
-    let test = Test { mapping: &stage.mapping, room: &room };
+    let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (mut twin, mut lock): (Twin, Option<Grabbed<'_>>) = Default::default();
     for op in ops {
         match *op {

@@ -303,8 +303,8 @@ impl Backend for Changing {
     fn name(&self) -> &'static str {
         "changing"
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.device.attach(room);
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.device.attach(wait_queue);
     }
     fn attributes(&self) -> std::io::Result<Attributes> {
         let mut now = self.device.attributes()?;

@@ -56,9 +56,10 @@ impl Stage {
     fn new(writes: WriteFaults) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let disk = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), Faults::default());
-        let (disk, room) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitQueue::new()));
+        let (disk, wait_queue) = (Arc::new(disk.with_write_faults(writes)), Arc::new(WaitQueue::new()));
         let backend = Arc::clone(&disk) as Arc<dyn Backend>;
-        let spill = Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &room).unwrap();
+        let spill =
+            Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &wait_queue).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
         let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
@@ -109,11 +110,12 @@ impl Stage {
     }
 
     /// The folio, grabbed: locked and held.
-    fn grab<'a>(&'a self, room: &'a WaitQueue) -> Grabbed<'a> {
+    fn grab<'a>(&'a self, wait_queue: &'a WaitQueue) -> Grabbed<'a> {
         let orders = Orders { min: Order(0), max: Order(9) };
         let shape = FolioShape { purpose: InsertPurpose::Write, ..FolioShape::of(orders) };
         let how = Grab { shape, on_locked: OnLocked::Wait, dirty: Dirtying::Born(Millis(3)) };
-        let (grabbed, end) = self.mapping.grab(room, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
+        let (grabbed, end) =
+            self.mapping.grab(wait_queue, FIRST..FIRST.plus(16), how, &mut NoFrames, &mut |_| {});
         assert_eq!((grabbed.len(), end), (1, GrabEnd::All));
         grabbed
     }
@@ -210,9 +212,9 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
 
 #[test]
 fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
+    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
-    let mut grabbed = stage.grab(&room);
+    let mut grabbed = stage.grab(&wait_queue);
     let page = FIRST.plus(3);
     grabbed.front_mut().unwrap().write(page.first_byte() + 5, &[9; 10]).unwrap();
     let ended = grabbed.commit();
@@ -225,9 +227,9 @@ fn a_folio_that_is_populated_on_its_way_stays_with_what_was_put_there() {
 
 #[test]
 fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
+    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
-    let mut grabbed = stage.grab(&room);
+    let mut grabbed = stage.grab(&wait_queue);
     grabbed.front_mut().unwrap().touch_all();
     drop(grabbed.commit_into_held());
     stage.stays();
@@ -235,9 +237,9 @@ fn a_folio_that_was_lent_to_be_stored_to_on_its_way_stays() {
 
 #[test]
 fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
-    let (stage, room) = (Stage::new(WriteFaults::default()), WaitQueue::new());
+    let (stage, wait_queue) = (Stage::new(WriteFaults::default()), WaitQueue::new());
     stage.send();
-    drop(stage.grab(&room));
+    drop(stage.grab(&wait_queue));
     stage.spill.drain();
     assert_eq!(stage.mapping.spilled_pages(), 16);
     stage.check();

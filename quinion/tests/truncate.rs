@@ -64,8 +64,8 @@ impl Backend for Refusing {
     fn name(&self) -> &'static str {
         "refusing"
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.file.attach(room);
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.file.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()

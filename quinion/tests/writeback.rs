@@ -378,10 +378,10 @@ fn many_who_sync_at_once_share_the_devices_syncs() {
 fn a_lone_writer_needs_no_other_thread_to_sync() {
     for mechanism in [Mechanism::Ring, Mechanism::Threads] {
         let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
-        let engine = Engine::new(Arc::clone(&room), options);
-        let stage = Stage::with_room(room, by_hand());
+        let engine = Engine::new(Arc::clone(&wait_queue), options);
+        let stage = Stage::with_room(wait_queue, by_hand());
         let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
         let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
@@ -406,9 +406,9 @@ fn a_small_append_is_written_by_who_syncs_it() {
     }
     let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
-    let room = Arc::new(WaitQueue::new());
-    let engine = Engine::new(Arc::clone(&room), EngineOptions::default());
-    let stage = Stage::with_room(room, by_hand());
+    let wait_queue = Arc::new(WaitQueue::new());
+    let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
+    let stage = Stage::with_room(wait_queue, by_hand());
     let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
@@ -608,7 +608,7 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
         Arc::new(SimulatedBackend::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
     // It is listed where reclaim looks, unlike the other files of this test.
     let known = device.attributes().unwrap();
-    device.attach(&stage.room);
+    device.attach(&stage.wait_queue);
     let writer = Arc::clone(&device) as Arc<dyn Backend>;
     let mapping = quinion::internals::mapping::Mapping::new(
         Arc::clone(&stage.arena),
@@ -633,7 +633,7 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
         stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.room_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|room| room > 0) {
+    while stage.arena.room_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;

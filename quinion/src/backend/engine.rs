@@ -100,10 +100,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine whose waiters sleep in `room`. Starts no thread.
-    pub fn new(room: Arc<WaitQueue>, options: EngineOptions) -> Self {
+    /// An engine whose waiters sleep in `wait_queue`. Starts no thread.
+    pub fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions) -> Self {
         let wish = std::env::var("QUINION_IO").ok();
-        Self { shared: Arc::new(EngineShared::new(room, options, wish.as_deref())) }
+        Self { shared: Arc::new(EngineShared::new(wait_queue, options, wish.as_deref())) }
     }
 
     /// Opens a file or a block device for reading. Does not wait for pipes.
@@ -188,13 +188,14 @@ pub(super) struct EngineShared {
 }
 
 impl EngineShared {
-    fn new(room: Arc<WaitQueue>, options: EngineOptions, wish: Option<&str>) -> Self {
+    fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions, wish: Option<&str>) -> Self {
         let queue_depth = options.queue_depth.clamp(1, 4096);
         let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
-        let pool = ThreadPool::new(Arc::clone(&room), options.threads, queue_depth);
+        let pool = ThreadPool::new(Arc::clone(&wait_queue), options.threads, queue_depth);
         let (ring, chosen) = match wished(options.mechanism, wish) {
             Mechanism::Threads => (None, ChosenMechanism::Threads),
-            Mechanism::Auto | Mechanism::Ring => match RingDriver::new(room, queue_depth, io_bytes_max) {
+            Mechanism::Auto | Mechanism::Ring => match RingDriver::new(wait_queue, queue_depth, io_bytes_max)
+            {
                 Ok(ring) => (Some(ring), ChosenMechanism::Ring),
                 Err(refused) => (None, ChosenMechanism::Fallback(refused)),
             },
@@ -250,9 +251,9 @@ impl EngineShared {
         }
     }
 
-    /// A ring hands its leadership on through one room only.
-    pub(super) fn attach(&self, room: &Arc<WaitQueue>) {
-        let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(room));
+    /// A ring hands its leadership on through one wait queue only.
+    pub(super) fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(wait_queue));
         assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
     }
 

@@ -213,7 +213,7 @@ struct Stage {
     driver: RingDriver<FakeKernel>,
     kernel_state: Arc<FakeKernelState>,
     file: Arc<OpenFile>,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     /// Fills for anybody to wait for.
     shelf: Mutex<Vec<Asked>>,
 }
@@ -250,17 +250,17 @@ impl Stage {
             dice: AtomicU64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)),
             refuses: AtomicBool::new(false),
         });
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let halves = [(); 3].map(|()| Arc::clone(&kernel_state)).into();
-        let driver = RingDriver::over(Arc::clone(&room), halves, queue_depth, 2 * PAGE_SIZE);
+        let driver = RingDriver::over(Arc::clone(&wait_queue), halves, queue_depth, 2 * PAGE_SIZE);
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        Self { driver, kernel_state, file, room, shelf: Mutex::default() }
+        Self { driver, kernel_state, file, wait_queue, shelf: Mutex::default() }
     }
 
     fn fill(&self) -> (Fill, Asked) {
         let page = self.kernel_state.roll(PAGES - 12);
-        let (fill, request) = Request::new(&self.room, page, self.kernel_state.roll(12) as u32 + 1);
+        let (fill, request) = Request::new(&self.wait_queue, page, self.kernel_state.roll(12) as u32 + 1);
         (fill, Asked { page, request })
     }
 

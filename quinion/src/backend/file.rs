@@ -190,9 +190,9 @@ impl Backend for LocalFile {
         self.engine.name()
     }
     /// # Panics
-    /// If it is not the room of the engine that opened the file.
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.engine.attach(room);
+    /// If it is not the wait queue of the engine that opened the file.
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.engine.attach(wait_queue);
     }
     fn is_direct(&self) -> bool {
         self.way() == IoMode::Direct

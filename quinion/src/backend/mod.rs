@@ -63,6 +63,7 @@ use std::sync::Arc;
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 mod crash;
+mod registration;
 mod waker_registry;
 mod engine;
 mod file;
@@ -98,13 +99,16 @@ pub use memory::MemoryFile;
 pub use null::NullBackend;
 pub use parked::ParkedBackend;
 #[doc(hidden)]
+pub use registration::{Registered, RegisteredWaiter};
+#[doc(hidden)]
 pub use simulated::{
     CompletionOrder, CompletionPoint, FailureCount, Faults, Generator, SimulatedBackend, WriteFaults,
 };
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
-pub use wait_queue::{WaitQueue, WakeCondition};
+pub use wait_queue::WaitQueue;
+pub use waker_registry::WakeCondition;
 #[doc(hidden)]
-pub use waker_registry::{BlockingTask, PageKey, Registered, RegisteredWaiter};
+pub use waker_registry::{BlockingTask, PageKey};
 pub(crate) use waker_registry::{DeferredWakes, is_waking};
 
 /// What a file is at one moment: which file, how long, which content.
@@ -165,18 +169,18 @@ pub enum FileTimes {
 
 /// Where the bytes of one file come from.
 ///
-/// Implementations are shared between threads. A backend whose completions are reaped must wake the rooms
+/// Implementations are shared between threads. A backend whose completions are reaped must wake the wait queues
 /// it was told of by [`Backend::attach`] whenever [`Backend::wants_leader`] may have become true: when
 /// leadership is given up, and when something is submitted while nobody leads.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
 
-    /// Tells the backend of a room in which those sleep who wait for its fills, before the first of them is
-    /// submitted. A backend that is reaped must wake each room it was told of whenever
+    /// Tells the backend of a wait queue in which threads wait for its fills, before the first of them is
+    /// submitted. A backend that is reaped must wake each queue that it was told of whenever
     /// [`Backend::wants_leader`] may have become true; a backend that completes by itself need not remember.
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        let _ = room;
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        let _ = wait_queue;
     }
 
     /// Whether its bytes are read past the kernel's page cache, as far as is known: a file system may still
@@ -260,7 +264,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         ReapOutcome::Elsewhere
     }
 
-    /// Whether nobody leads now, so that a sleeper should try to. Asked with the room's lock held.
+    /// Whether nobody leads now, so that a sleeper should try to. Asked with the wait queue's lock held.
     fn wants_leader(&self) -> bool {
         false
     }
@@ -383,9 +387,9 @@ pub enum ReapMode {
 pub enum ReapOutcome {
     /// It completed this many fills, 0 included.
     Some(usize),
-    /// Another thread leads; sleep in the room.
+    /// Another thread leads; sleep in the wait queue.
     Busy,
-    /// Completions arrive by themselves, or nothing is in flight; sleep in the room.
+    /// Completions arrive by themselves, or nothing is in flight; sleep in the wait queue.
     Elsewhere,
 }
 

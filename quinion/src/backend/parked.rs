@@ -38,8 +38,8 @@ impl Backend for ParkedBackend {
     fn name(&self) -> &'static str {
         self.engine.name()
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.engine.attach(room);
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.engine.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
         Err(nobody_has_it())

@@ -37,12 +37,12 @@
 //! something is in flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
-//! is followed by a look at the room by the thread that made it:
-//!  * `done()` becomes true when a fill completes: the sink wakes the room.
+//! is followed by a look at the wait queue by the thread that made it:
+//!  * `done()` becomes true when a fill completes: the sink wakes the wait queue.
 //!  * The seat becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
 //!  * Something comes in flight while the seat is free: a thread that has entered and does not lead raises the count,
-//!    passes a full fence and looks at the seat. If it sees it free it wakes the room. If it sees it taken, then
+//!    passes a full fence and looks at the seat. If it sees it free it wakes the wait queue. If it sees it taken, then
 //!    the leader's leaving comes later in the order of fences than the count, so those whom the leader's own
 //!    `wake` rouses see the count.
 //!  * Something is left unclaimed: by one who reaps next, and leads or finds a leader; it claims either way.
@@ -173,24 +173,24 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     outstanding: AtomicUsize,
     /// Whether the kernel refused a submission, for good.
     is_refused: AtomicBool,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     queue_depth: usize,
 }
 
 impl RingDriver<Uring> {
     pub(super) fn new(
-        room: Arc<WaitQueue>,
+        wait_queue: Arc<WaitQueue>,
         queue_depth: usize,
         io_bytes_max: usize,
     ) -> Result<Self, RingRefused> {
         let halves = crate::sys::ring::ring((queue_depth * PLACES_PER_PART) as u32)?;
-        Ok(Self::over(room, halves, queue_depth, io_bytes_max))
+        Ok(Self::over(wait_queue, halves, queue_depth, io_bytes_max))
     }
 }
 
 impl<K: Kernel> RingDriver<K> {
     pub(super) fn over(
-        room: Arc<WaitQueue>,
+        wait_queue: Arc<WaitQueue>,
         (half, gate, reap): (K::Submit, K::Gate, K::Reap),
         queue_depth: usize,
         io_bytes_max: usize,
@@ -220,7 +220,7 @@ impl<K: Kernel> RingDriver<K> {
             claimed: AtomicUsize::new(0),
             outstanding: AtomicUsize::new(0),
             is_refused: AtomicBool::new(false),
-            room,
+            wait_queue,
             queue_depth,
         }
     }
@@ -230,9 +230,9 @@ impl<K: Kernel> RingDriver<K> {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Whether it is `room` that this ring wakes.
-    pub(super) fn wakes(&self, room: &Arc<WaitQueue>) -> bool {
-        Arc::ptr_eq(&self.room, room)
+    /// Whether it is `wait_queue` that this ring wakes.
+    pub(super) fn wakes(&self, wait_queue: &Arc<WaitQueue>) -> bool {
+        Arc::ptr_eq(&self.wait_queue, wait_queue)
     }
 
     /// Whether this many more fills, of one part each, would go to the kernel at once.
@@ -249,7 +249,7 @@ impl<K: Kernel> RingDriver<K> {
         drop(submission);
         self.hand_over(claim);
         if self.complete(&mut finished) > 0 {
-            self.room.wake();
+            self.wait_queue.wake();
         }
     }
 
@@ -262,7 +262,7 @@ impl<K: Kernel> RingDriver<K> {
         // Partner: the fence in `WaitQueue::wake`, which follows each leaving of the seat.
         fence(Ordering::SeqCst);
         if self.wants_leader() {
-            self.room.wake();
+            self.wait_queue.wake();
         }
     }
 
@@ -271,7 +271,7 @@ impl<K: Kernel> RingDriver<K> {
         let mut finished = Vec::new();
         drop(self.add(file, work, &mut finished));
         if self.complete(&mut finished) > 0 {
-            self.room.wake();
+            self.wait_queue.wake();
         }
     }
 
@@ -330,7 +330,7 @@ impl<K: Kernel> RingDriver<K> {
             match self.reap(ReapMode::Wait, &mut is_idle) {
                 ReapOutcome::Some(_) => {}
                 ReapOutcome::Busy | ReapOutcome::Elsewhere => {
-                    self.room.sleep(&mut || is_idle() || self.wants_leader());
+                    self.wait_queue.sleep(&mut || is_idle() || self.wants_leader());
                 }
             }
         }
@@ -402,7 +402,7 @@ impl<K: Kernel> RingDriver<K> {
         self.unclaimed.store(0, Ordering::Relaxed);
         drop(submission);
         self.complete(&mut finished);
-        self.room.wake();
+        self.wait_queue.wake();
     }
 
     /// Ends the work of `finished`. Holds no lock.
@@ -470,7 +470,7 @@ impl<K: Kernel> LeaderLock<K> {
     }
 }
 
-/// Sitting in the seat. Leaving it wakes the room, so that a follower can take over.
+/// Sitting in the seat. Leaving it wakes the wait queue, so that a follower can take over.
 struct LeaderGuard<'a, K: Kernel> {
     driver: &'a RingDriver<K>,
 }
@@ -527,7 +527,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
 impl<K: Kernel> Drop for LeaderGuard<'_, K> {
     fn drop(&mut self) {
         self.driver.seat.leave();
-        self.driver.room.wake();
+        self.driver.wait_queue.wake();
     }
 }
 
@@ -845,7 +845,7 @@ mod tests {
     const PAGES: u32 = 6;
 
     fn job(part_pages: usize) -> (SubmissionState<Uring>, Vec<Key>) {
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let mut submission = SubmissionState {
             half: None,
             pushed: VecDeque::new(),
@@ -858,7 +858,7 @@ mod tests {
             news: Vec::new(),
         };
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
-        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), Arc::new(file));
+        submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), Arc::new(file));
         let parts = std::iter::from_fn(|| submission.cut()).collect();
         (submission, parts)
     }
@@ -954,10 +954,10 @@ mod tests {
     fn a_job_that_ends_early_is_not_cut_further() {
         let (mut submission, parts) = job(1);
         assert_eq!(parts.len(), PAGES as usize);
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         submission.queue_depth = parts.len() + 2;
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        submission.add(Work::Fill(Filled::new(&room, 0, PAGES).0), file);
+        submission.add(Work::Fill(Filled::new(&wait_queue, 0, PAGES).0), file);
         let cut: Vec<_> = std::iter::from_fn(|| submission.cut()).collect();
         assert_eq!(cut.len(), 2, "the queue is as deep as was said");
         let mut finished = Vec::new();

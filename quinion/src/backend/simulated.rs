@@ -124,7 +124,7 @@ pub struct SimulatedBackend {
     is_led: AtomicBool,
     is_paused: AtomicBool,
     held: AtomicUsize,
-    rooms: Mutex<Vec<Weak<WaitQueue>>>,
+    queues: Mutex<Vec<Weak<WaitQueue>>>,
 }
 
 enum Content {
@@ -228,7 +228,7 @@ impl SimulatedBackend {
             is_led: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
             held: AtomicUsize::new(0),
-            rooms: Mutex::default(),
+            queues: Mutex::default(),
         }
     }
 
@@ -335,10 +335,10 @@ impl SimulatedBackend {
     }
 
     fn wake(&self) {
-        let mut rooms = self.rooms.lock().unwrap_or_else(PoisonError::into_inner);
-        rooms.retain(|room| room.strong_count() > 0);
-        let rooms: Vec<_> = rooms.iter().filter_map(Weak::upgrade).collect();
-        rooms.iter().for_each(|room| room.wake());
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|queue| queue.strong_count() > 0);
+        let queues: Vec<_> = queues.iter().filter_map(Weak::upgrade).collect();
+        queues.iter().for_each(|queue| queue.wake());
     }
 
     /// Holds work until it is reaped, or does it at once.
@@ -580,7 +580,7 @@ impl Content {
     }
 }
 
-/// Holds the lead; giving it up wakes the rooms.
+/// Holds the lead; giving it up wakes the wait queues.
 struct LeadGuard<'a>(&'a SimulatedBackend);
 
 impl<'a> LeadGuard<'a> {
@@ -603,8 +603,8 @@ impl Backend for SimulatedBackend {
         "simulated"
     }
 
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(room));
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(wait_queue));
     }
 
     fn attributes(&self) -> io::Result<Attributes> {
@@ -717,10 +717,10 @@ mod tests {
     }
 
     fn device(faults: Faults) -> (Arc<WaitQueue>, SimulatedBackend) {
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let device = SimulatedBackend::generated(7, PAGES * 4096 - 100, page, faults);
-        device.attach(&room);
-        (room, device)
+        device.attach(&wait_queue);
+        (wait_queue, device)
     }
 
     fn wanted(first: u64, pages: u64) -> Vec<u8> {
@@ -735,9 +735,9 @@ mod tests {
     #[test]
     fn without_faults_it_is_a_file() {
         for completing in [CompletionPoint::WhenReaped, CompletionPoint::WhenSubmitted] {
-            let (room, device) = device(Faults { completing, ..Faults::default() });
+            let (wait_queue, device) = device(Faults { completing, ..Faults::default() });
             for (first, pages) in [(0, 1), (3, 5), (60, 4), (63, 1), (64, 2)] {
-                let (fill, request) = Request::new(&room, first, pages);
+                let (fill, request) = Request::new(&wait_queue, first, pages);
                 device.submit(vec![fill]);
                 assert_eq!(request.is_done(), completing == CompletionPoint::WhenSubmitted);
                 assert_eq!(request.wait(&device).unwrap(), wanted(first, pages.into()));
@@ -760,8 +760,8 @@ mod tests {
             sequence: CompletionOrder::Shuffled,
             completing: CompletionPoint::WhenReaped,
         };
-        let (room, device) = device(faults);
-        let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|n| Request::new(&room, n, 2)).unzip();
+        let (wait_queue, device) = device(faults);
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|n| Request::new(&wait_queue, n, 2)).unzip();
         device.submit(fills);
         let mut left: Vec<_> = requests.iter().enumerate().collect();
         let mut history = Vec::new();
@@ -791,11 +791,11 @@ mod tests {
 
     #[test]
     fn a_bad_spot_fails_as_often_as_was_said() {
-        let (room, device) = device(Faults::default());
+        let (wait_queue, device) = device(Faults::default());
         device.fail_at(8192..8193, FailureCount::First(2));
         device.fail_at(40_000..50_000, FailureCount::Always);
         let read = |first, pages| {
-            let (fill, request) = Request::new(&room, first, pages);
+            let (fill, request) = Request::new(&wait_queue, first, pages);
             device.submit(vec![fill]);
             request.wait(&device).is_ok()
         };
@@ -808,9 +808,9 @@ mod tests {
 
     #[test]
     fn a_paused_device_completes_when_it_is_resumed() {
-        let (room, device) = device(Faults::default());
+        let (wait_queue, device) = device(Faults::default());
         device.pause();
-        let (fill, request) = Request::new(&room, 0, 1);
+        let (fill, request) = Request::new(&wait_queue, 0, 1);
         device.submit(vec![fill]);
         assert_eq!(device.reap(ReapMode::Ready, &mut || false), ReapOutcome::Elsewhere);
         std::thread::scope(|scope| {
@@ -821,8 +821,8 @@ mod tests {
 
     #[test]
     fn a_fill_held_by_a_device_that_goes_away_fails() {
-        let (room, device) = device(Faults::default());
-        let (fill, request) = Request::new(&room, 0, 1);
+        let (wait_queue, device) = device(Faults::default());
+        let (fill, request) = Request::new(&wait_queue, 0, 1);
         device.submit(vec![fill]);
         drop(device);
         assert!(request.take().is_err());
@@ -832,13 +832,13 @@ mod tests {
     fn many_threads_hand_the_lead_on() {
         let faults =
             Faults { seed: 3, delay_max: 9, sequence: CompletionOrder::Shuffled, ..Faults::default() };
-        let (room, device) = device(faults);
+        let (wait_queue, device) = device(faults);
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
-                let (room, device) = (&room, &device);
+                let (wait_queue, device) = (&wait_queue, &device);
                 scope.spawn(move || {
                     for round in 0..500u64 {
-                        let (fill, request) = Request::new(room, (thread * 7 + round) % PAGES, 1);
+                        let (fill, request) = Request::new(wait_queue, (thread * 7 + round) % PAGES, 1);
                         device.submit(vec![fill]);
                         assert_eq!(request.wait(device).unwrap(), wanted((thread * 7 + round) % PAGES, 1));
                     }

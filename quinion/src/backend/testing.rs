@@ -23,7 +23,7 @@ pub(super) struct Request {
     buffer: NonNull<u8>,
     outcome: Mutex<Option<io::Result<usize>>>,
     is_done: AtomicBool,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 // SAFETY: the buffer is written by the fill and read after its end, which `is_done` publishes.
@@ -33,7 +33,7 @@ unsafe impl Sync for Request {}
 
 impl Request {
     /// A fill of `pages` pages from `page` on, and where its end is seen.
-    pub(super) fn new(room: &Arc<WaitQueue>, page: u64, pages: u32) -> (Fill, Arc<Self>) {
+    pub(super) fn new(wait_queue: &Arc<WaitQueue>, page: u64, pages: u32) -> (Fill, Arc<Self>) {
         let layout = Self::layout(pages);
         // SAFETY: the layout is of at least one page.
         let buffer = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
@@ -45,7 +45,7 @@ impl Request {
             buffer,
             outcome: Mutex::new(None),
             is_done: AtomicBool::new(false),
-            room: Arc::clone(room),
+            wait_queue: Arc::clone(wait_queue),
         });
         // SAFETY: the sink, which the fill holds until it is completed, keeps the memory.
         let fill = unsafe { Fill::new(run, buffer, Arc::clone(&request) as Arc<dyn FillSink>) };
@@ -60,7 +60,7 @@ impl Request {
     }
     /// Waits as a reader does. Returns the bytes delivered.
     pub(super) fn wait(&self, backend: &dyn Backend) -> io::Result<Vec<u8>> {
-        self.room.wait(backend, &mut || self.is_done());
+        self.wait_queue.wait(backend, &mut || self.is_done());
         self.take()
     }
     /// The bytes delivered by a fill that has ended; what follows them is seen to be zero.
@@ -81,7 +81,7 @@ impl FillSink for Request {
         assert_eq!(run, self.run);
         assert!(self.outcome.lock().unwrap().replace(result).is_none(), "a fill ends once");
         self.is_done.store(true, Ordering::Release); // partner: `is_done`
-        self.room.wake();
+        self.wait_queue.wake();
     }
 }
 

@@ -45,21 +45,21 @@ fn file_of(folder: &Path, size: usize) -> PathBuf {
 }
 
 fn engine(mechanism: Mechanism, queue_depth: usize, io_bytes_max: usize) -> (Arc<WaitQueue>, Engine) {
-    let room = Arc::new(WaitQueue::new());
+    let wait_queue = Arc::new(WaitQueue::new());
     let options = EngineOptions { mechanism, queue_depth, io_bytes_max, ..EngineOptions::default() };
-    let engine = Engine::new(Arc::clone(&room), options);
+    let engine = Engine::new(Arc::clone(&wait_queue), options);
     if mechanism == Mechanism::Ring {
         // Where the system has no ring the tests still run, by threads.
         assert!(matches!(engine.mechanism(), ChosenMechanism::Ring | ChosenMechanism::Fallback(_)));
     }
-    (room, engine)
+    (wait_queue, engine)
 }
 
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
 
 /// Reads `pages` pages from `page` on and compares them with a file of `size` bytes.
-fn check(room: &Arc<WaitQueue>, file: &LocalFile, size: usize, page: u64, pages: u32) {
-    let (fill, request) = Request::new(room, page, pages);
+fn check(wait_queue: &Arc<WaitQueue>, file: &LocalFile, size: usize, page: u64, pages: u32) {
+    let (fill, request) = Request::new(wait_queue, page, pages);
     file.submit(vec![fill]);
     let got = request.wait(file).unwrap();
     let wanted = (size as u64).saturating_sub(page * 4096).min(u64::from(pages) * 4096);
@@ -70,12 +70,12 @@ fn check(room: &Arc<WaitQueue>, file: &LocalFile, size: usize, page: u64, pages:
 fn files_of_every_size_are_read_to_their_end() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 8, 64 << 10);
+            let (wait_queue, engine) = engine(mechanism, 8, 64 << 10);
             for size in SIZES {
                 let file = engine.open(file_of(folder.path(), size)).unwrap();
                 assert_eq!(file.attributes().unwrap().size, size as u64);
                 for (page, pages) in [(0, 1), (0, 2), (1, 1), (0, 300), (3, 40), (200, 100), (5000, 1)] {
-                    check(&room, &file, size, page, pages);
+                    check(&wait_queue, &file, size, page, pages);
                 }
             }
         }
@@ -104,14 +104,14 @@ fn a_disk_file_is_read_directly_where_the_file_system_says_so() {
 fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 8, 8192);
+        let (wait_queue, engine) = engine(mechanism, 8, 8192);
         let size = (1 << 20) + 17;
         let file = engine.open(file_of(disk.path(), size)).unwrap();
         if file.way() == IoMode::Buffered {
             return;
         }
         // A buffer that is not aligned is refused by direct I/O; nothing else makes a file system refuse.
-        let (fill, request) = Request::new(&room, 0, 9);
+        let (fill, request) = Request::new(&wait_queue, 0, 9);
         let run = FillRun { pages: 8, ..fill.run() };
         let crooked = std::ptr::NonNull::new(fill.as_ptr().wrapping_add(1)).unwrap();
         let sink: Arc<dyn FillSink> =
@@ -121,7 +121,7 @@ fn a_refused_direct_read_turns_to_the_kernels_cache_for_good() {
         let got = request.wait(&file).unwrap();
         assert_eq!(got[1..], content(0, 8 * 4096));
         assert_eq!(file.way(), IoMode::Buffered);
-        check(&room, &file, size, 0, 300);
+        check(&wait_queue, &file, size, 0, 300);
     }
 }
 
@@ -142,7 +142,7 @@ fn a_block_device_has_a_size_and_an_identity_of_its_own() {
     else {
         return;
     };
-    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 8, 64 << 10);
     let file = engine.open(device).unwrap();
     let attributes = file.attributes().unwrap();
     let sectors = fs::read_to_string(format!("/sys/block/{}/size", &device[5..])).unwrap();
@@ -152,7 +152,7 @@ fn a_block_device_has_a_size_and_an_identity_of_its_own() {
         engine.open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap().attributes().unwrap();
     assert_ne!(attributes.identity, on_it.identity);
     if attributes.size >= 1 << 20 {
-        let (fill, request) = Request::new(&room, 0, 2);
+        let (fill, request) = Request::new(&wait_queue, 0, 2);
         file.submit(vec![fill]);
         assert_eq!(request.wait(&file).unwrap().len(), 8192);
     }
@@ -194,14 +194,14 @@ fn what_cannot_be_cached_is_refused_in_words() {
 #[test]
 fn an_adopted_descriptor_keeps_its_offset_and_flags() {
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 8, 64 << 10);
     let path = file_of(disk.path(), 10_000);
     let theirs = File::open(&path).unwrap();
     std::io::Seek::seek(&mut &theirs, std::io::SeekFrom::Start(77)).unwrap();
     let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
     fs::remove_file(&path).unwrap();
     let file = engine.adopt(OwnedFd::from(theirs.try_clone().unwrap())).unwrap();
-    check(&room, &file, 10_000, 0, 3);
+    check(&wait_queue, &file, 10_000, 0, 3);
     assert_eq!(std::io::Seek::stream_position(&mut &theirs).unwrap(), 77);
     assert_eq!(rustix::fs::fcntl_getfl(&theirs).unwrap(), flags);
     let pipe = std::io::pipe().unwrap().0;
@@ -268,11 +268,11 @@ fn an_empty_file_is_settled() {
 fn many_fills_pass_a_short_queue() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 8192);
+            let (wait_queue, engine) = engine(mechanism, 2, 8192);
             let size = (1 << 20) + 17;
             let file = engine.open(file_of(folder.path(), size)).unwrap();
             let (fills, requests): (Vec<_>, Vec<_>) =
-                (0..100).map(|n| Request::new(&room, n * 3, 1 + n as u32 % 7)).unzip();
+                (0..100).map(|n| Request::new(&wait_queue, n * 3, 1 + n as u32 % 7)).unzip();
             file.submit(fills);
             for (n, request) in requests.iter().enumerate().rev() {
                 let from = n as u64 * 3 * 4096;
@@ -287,17 +287,17 @@ fn many_fills_pass_a_short_queue() {
 fn nobody_hangs_who_waits_only_for_his_own() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 4, 16 << 10);
+        let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
         let size = (1 << 20) + 17;
         let path = file_of(disk.path(), size);
         let file = engine.open(&path).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
-                let (room, file) = (&room, &file);
+                let (wait_queue, file) = (&wait_queue, &file);
                 scope.spawn(move || {
                     for round in 0..150u64 {
                         let page = (thread * 31 + round * 7) % 250;
-                        check(room, file, size, page, 1 + (round % 9) as u32);
+                        check(wait_queue, file, size, page, 1 + (round % 9) as u32);
                     }
                 });
             }
@@ -309,10 +309,10 @@ fn nobody_hangs_who_waits_only_for_his_own() {
 #[test]
 fn a_follower_is_woken_by_a_submitter_who_does_not_wait() {
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Ring, 4, 16 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 4, 16 << 10);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
     for round in 0..300u64 {
-        let (fill, request) = Request::new(&room, round % 250, 2);
+        let (fill, request) = Request::new(&wait_queue, round % 250, 2);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| request.wait(&file).unwrap());
             file.submit(vec![fill]);
@@ -325,13 +325,13 @@ fn a_follower_is_woken_by_a_submitter_who_does_not_wait() {
 fn a_file_cut_under_us_ends_early_and_is_not_an_error() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 4, 16 << 10);
+            let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
             let path = file_of(folder.path(), 1 << 20);
             let file = engine.open(&path).unwrap();
             let other = File::options().write(true).open(&path).unwrap();
             other.set_len(5000).unwrap();
-            check(&room, &file, 5000, 0, 100);
-            check(&room, &file, 5000, 20, 10);
+            check(&wait_queue, &file, 5000, 0, 100);
+            check(&wait_queue, &file, 5000, 20, 10);
             // And while it is read: the end may be anywhere, the bytes before it are the file's or zeros.
             let is_over = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -343,7 +343,7 @@ fn a_file_cut_under_us_ends_early_and_is_not_an_error() {
                     }
                 });
                 for _ in 0..200 {
-                    let (fill, request) = Request::new(&room, 0, 256);
+                    let (fill, request) = Request::new(&wait_queue, 0, 256);
                     file.submit(vec![fill]);
                     let got = request.wait(&file).unwrap();
                     assert!(got.iter().enumerate().all(|(at, &b)| b == byte(at as u64) || b == 0));
@@ -358,13 +358,13 @@ fn a_file_cut_under_us_ends_early_and_is_not_an_error() {
 fn a_file_that_grows_is_read_to_its_new_end() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 4, 16 << 10);
+        let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
         let path = file_of(disk.path(), 100);
         let file = engine.open(&path).unwrap();
-        check(&room, &file, 100, 0, 4);
+        check(&wait_queue, &file, 100, 0, 4);
         let other = File::options().write(true).open(&path).unwrap();
         other.write_all_at(&content(100, 9_000), 100).unwrap();
-        check(&room, &file, 9_100, 0, 4);
+        check(&wait_queue, &file, 9_100, 0, 4);
     }
 }
 
@@ -372,9 +372,10 @@ fn a_file_that_grows_is_read_to_its_new_end() {
 fn dropping_an_engine_waits_for_what_is_in_flight() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 8192);
+            let (wait_queue, engine) = engine(mechanism, 2, 8192);
             let file = engine.open(file_of(folder.path(), 1 << 20)).unwrap();
-            let (fills, requests): (Vec<_>, Vec<_>) = (0..50).map(|n| Request::new(&room, n, 2)).unzip();
+            let (fills, requests): (Vec<_>, Vec<_>) =
+                (0..50).map(|n| Request::new(&wait_queue, n, 2)).unzip();
             file.submit(fills);
             drop(engine);
             drop(file);
@@ -389,13 +390,13 @@ fn dropping_an_engine_waits_for_what_is_in_flight() {
 fn draining_an_engine_ends_all_and_leaves_it_usable() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 2, 8192);
+        let (wait_queue, engine) = engine(mechanism, 2, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
-        let (fills, requests): (Vec<_>, Vec<_>) = (0..50).map(|n| Request::new(&room, n, 2)).unzip();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..50).map(|n| Request::new(&wait_queue, n, 2)).unzip();
         file.submit(fills);
         engine.drain();
         assert!(requests.iter().all(|request| request.is_done()));
-        check(&room, &file, 1 << 20, 0, 10);
+        check(&wait_queue, &file, 1 << 20, 0, 10);
     }
 }
 
@@ -404,11 +405,11 @@ fn draining_an_engine_ends_all_and_leaves_it_usable() {
 fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 4, 8192);
+        let (wait_queue, engine) = engine(mechanism, 4, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
         let left = |page: u64| {
             let (fills, requests): (Vec<_>, Vec<_>) =
-                (page..page + 6).map(|n| Request::new(&room, n, 1)).unzip();
+                (page..page + 6).map(|n| Request::new(&wait_queue, n, 1)).unzip();
             file.submit_with_reap(fills);
             assert!(mechanism == Mechanism::Threads || file.wants_leader());
             requests
@@ -421,7 +422,7 @@ fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
         // One who waits for them, one who submits, one who only looks, one who drains.
         all_right(0, &left(0));
         let requests = left(10);
-        check(&room, &file, 1 << 20, 100, 1);
+        check(&wait_queue, &file, 1 << 20, 100, 1);
         all_right(10, &requests);
         let requests = left(20);
         file.reap(ReapMode::Ready, &mut || false);
@@ -438,11 +439,11 @@ fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
 fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
     for mechanism in MECHANISMS {
         for folder in &folders() {
-            let (room, engine) = engine(mechanism, 4, 4 << 20);
+            let (wait_queue, engine) = engine(mechanism, 4, 4 << 20);
             let bytes = (1 << 20) + 700;
             let file = engine.open(file_of(folder.path(), bytes)).unwrap();
             for (page, pages) in [(0, 1), (7, 16), (255, 2), (256, 1), (300, 1)] {
-                let (fill, request) = Request::new(&room, page, pages);
+                let (fill, request) = Request::new(&wait_queue, page, pages);
                 assert!(file.fills_here(fill.len()));
                 file.fill_here(fill);
                 assert!(request.is_done() && !file.wants_leader());
@@ -458,17 +459,17 @@ fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
 #[test]
 fn who_submits_and_waits_at_once_shares_a_ring_with_others() {
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Ring, 3, 4096);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 3, 4096);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..4u64)
             .map(|reader| {
-                let (room, file) = (&room, &file);
+                let (wait_queue, file) = (&wait_queue, &file);
                 scope.spawn(move || {
                     for round in 0..500 {
                         let page = (reader * 61 + round * 7) % 250;
-                        let (fill, request) = Request::new(room, page, 2);
+                        let (fill, request) = Request::new(wait_queue, page, 2);
                         match round % 3 {
                             0 => file.submit(vec![fill]),
                             _ => file.submit_with_reap(vec![fill]),
@@ -502,9 +503,9 @@ fn a_completion_may_drop_the_engine() {
         }
     }
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Threads, 2, 8192);
+    let (wait_queue, engine) = engine(Mechanism::Threads, 2, 8192);
     let file = engine.open(file_of(disk.path(), 8192)).unwrap();
-    let (inner, request) = Request::new(&room, 0, 2);
+    let (inner, request) = Request::new(&wait_queue, 0, 2);
     let (run, buffer) = (inner.run(), std::ptr::NonNull::new(inner.as_ptr()).unwrap());
     let sink = Arc::new(Last(std::sync::Mutex::new(None)));
     // SAFETY: the memory is the inner fill's, which the sink keeps.
@@ -514,7 +515,7 @@ fn a_completion_may_drop_the_engine() {
     drop(engine);
     submitter.submit(vec![fill]);
     drop(submitter);
-    room.sleep(&mut || request.is_done());
+    wait_queue.sleep(&mut || request.is_done());
     assert_eq!(request.take().unwrap(), content(0, 8192));
 }
 
@@ -536,9 +537,9 @@ fn a_sink_that_panics_takes_no_other_fill_with_it() {
     };
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 32, 8192);
+        let (wait_queue, engine) = engine(mechanism, 32, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
-        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&room, n, 2)).unzip();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&wait_queue, n, 2)).unzip();
         let fills = fills.into_iter().enumerate();
         let fills = fills.map(|(n, fill)| if n % 9 == 0 { flawed(fill) } else { fill }).collect();
         file.submit(fills);
@@ -546,7 +547,7 @@ fn a_sink_that_panics_takes_no_other_fill_with_it() {
         for (n, request) in requests.iter().enumerate() {
             assert_eq!(request.take().unwrap(), content(n as u64 * 4096, 8192));
         }
-        check(&room, &file, 1 << 20, 100, 10);
+        check(&wait_queue, &file, 1 << 20, 100, 10);
     }
 }
 
@@ -555,9 +556,9 @@ fn a_sink_that_panics_takes_no_other_fill_with_it() {
 fn a_leader_that_panics_leaves_its_seat() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 4, 8192);
+        let (wait_queue, engine) = engine(mechanism, 4, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
-        let (fill, request) = Request::new(&room, 3, 200);
+        let (fill, request) = Request::new(&wait_queue, 3, 200);
         file.submit(vec![fill]);
         let leader = std::thread::scope(|scope| {
             scope.spawn(|| file.reap(ReapMode::Wait, &mut || panic!("a leader that panics"))).join()
@@ -579,7 +580,7 @@ fn signals_cost_a_reader_nothing_but_time() {
     }
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 2, 8192);
+        let (wait_queue, engine) = engine(mechanism, 2, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
         let is_done = std::sync::atomic::AtomicBool::new(false);
         let reader = std::sync::OnceLock::new();
@@ -587,7 +588,7 @@ fn signals_cost_a_reader_nothing_but_time() {
             scope.spawn(|| {
                 // SAFETY: it asks for a number.
                 reader.set(unsafe { libc::pthread_self() }).unwrap();
-                (0..100).for_each(|page| check(&room, &file, 1 << 20, page, 100));
+                (0..100).for_each(|page| check(&wait_queue, &file, 1 << 20, page, 100));
                 is_done.store(true, Ordering::Relaxed);
                 // The number is a thread's until the main thread has seen that we are done.
                 while is_done.load(Ordering::Relaxed) {
@@ -637,9 +638,9 @@ impl ReadAt for Stepwise {
 
 #[test]
 fn a_users_source_may_fall_short_fail_and_panic() {
-    let (room, engine) = engine(Mechanism::Auto, 8, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Auto, 8, 64 << 10);
     let source = engine.serve(Stepwise { size: 200_000, calls: AtomicU64::new(0) });
-    let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|page| Request::new(&room, page, 1)).unzip();
+    let (fills, requests): (Vec<_>, Vec<_>) = (0..60).map(|page| Request::new(&wait_queue, page, 1)).unzip();
     source.submit(fills);
     for (page, request) in requests.iter().enumerate() {
         let outcome = request.wait(&source);
@@ -656,11 +657,11 @@ fn a_users_source_may_fall_short_fail_and_panic() {
 
 #[test]
 fn a_memory_file_shows_the_bytes_it_has_now() {
-    let room = Arc::new(WaitQueue::new());
+    let wait_queue = Arc::new(WaitQueue::new());
     let file = MemoryFile::new(content(0, 10_000));
     let before = file.attributes().unwrap();
     let read = |page, pages| {
-        let (fill, request) = Request::new(&room, page, pages);
+        let (fill, request) = Request::new(&wait_queue, page, pages);
         file.submit(vec![fill]);
         request.take().unwrap()
     };
@@ -706,7 +707,7 @@ impl FillSink for Outcome {
 fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
     for mechanism in MECHANISMS {
         for folder in folders() {
-            let (room, engine) = engine(mechanism, 2, 4096);
+            let (wait_queue, engine) = engine(mechanism, 2, 4096);
             let size = 1 << 20;
             let file = engine.open(file_of(folder.path(), size)).unwrap();
             // SAFETY: a new mapping that disturbs nothing; it is the test's alone.
@@ -718,16 +719,16 @@ fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
             // SAFETY: inside the mapping; from its fifth page on nothing may be written.
             let hidden = unsafe { libc::mprotect(memory.byte_add(4 * 4096), 4 * 4096, libc::PROT_NONE) };
             assert_eq!(hidden, 0);
-            let sink = Arc::new(Outcome(std::sync::Mutex::default(), Arc::clone(&room)));
+            let sink = Arc::new(Outcome(std::sync::Mutex::default(), Arc::clone(&wait_queue)));
             let run = FillRun { index: PageIndex(3), frame: Frame(1), pages: 8 };
             let buffer = std::ptr::NonNull::new(memory.cast()).unwrap();
             // SAFETY: a fill that fails is written by the system only, which looks before it writes.
             file.submit(vec![unsafe { Fill::new(run, buffer, Arc::clone(&sink) as Arc<dyn FillSink>) }]);
-            room.wait(&file, &mut || sink.0.lock().unwrap().is_some());
+            wait_queue.wait(&file, &mut || sink.0.lock().unwrap().is_some());
             let outcome = sink.0.lock().unwrap().take().unwrap();
             assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EFAULT));
             // The engine and the file are none the worse.
-            check(&room, &file, size, 0, 256);
+            check(&wait_queue, &file, size, 0, 256);
             // SAFETY: nobody uses the mapping any more.
             unsafe { libc::munmap(memory, 8 * 4096) };
         }
@@ -735,8 +736,8 @@ fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
 }
 
 /// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
-fn check_takeover(room: &Arc<WaitQueue>, backend: &dyn Backend) {
-    let (fill, request) = Request::new(room, 0, 200);
+fn check_takeover(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend) {
+    let (fill, request) = Request::new(wait_queue, 0, 200);
     backend.submit(vec![fill]);
     let looks = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -746,7 +747,7 @@ fn check_takeover(room: &Arc<WaitQueue>, backend: &dyn Backend) {
             // it tries the seat, the second before it sleeps.
             follower.get_or_insert_with(|| {
                 scope.spawn(|| {
-                    room.wait(backend, &mut || {
+                    wait_queue.wait(backend, &mut || {
                         looks.fetch_add(1, Ordering::Relaxed);
                         request.is_done()
                     });
@@ -766,15 +767,15 @@ fn check_takeover(room: &Arc<WaitQueue>, backend: &dyn Backend) {
 #[test]
 fn a_follower_takes_over_when_the_leader_goes() {
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Ring, 2, 4096);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 2, 4096);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
     let device =
         SimulatedBackend::of_memory(Arc::new(MemoryFile::new(content(0, 1 << 20))), Faults::default());
-    device.attach(&room);
+    device.attach(&wait_queue);
     for _ in 0..20 {
-        check_takeover(&room, &device);
+        check_takeover(&wait_queue, &device);
         if engine.mechanism().name() == "io_uring" {
-            check_takeover(&room, &file);
+            check_takeover(&wait_queue, &file);
         }
     }
 }
@@ -783,12 +784,12 @@ fn a_follower_takes_over_when_the_leader_goes() {
 #[test]
 fn a_submitter_may_exit_before_its_reads_have_ended() {
     for folder in folders() {
-        let (room, engine) = engine(Mechanism::Ring, 16, 16 << 10);
+        let (wait_queue, engine) = engine(Mechanism::Ring, 16, 16 << 10);
         let size = (1 << 20) + 17;
         let file = engine.open(file_of(folder.path(), size)).unwrap();
         for round in 0..100u64 {
             let (fills, requests): (Vec<_>, Vec<_>) =
-                (0..8).map(|n| Request::new(&room, (round * 8 + n) % 250, 4)).unzip();
+                (0..8).map(|n| Request::new(&wait_queue, (round * 8 + n) % 250, 4)).unzip();
             std::thread::scope(|scope| scope.spawn(|| file.submit(fills)).join().unwrap());
             for (n, request) in requests.iter().enumerate() {
                 let page = (round * 8 + n as u64) % 250;
@@ -801,7 +802,7 @@ fn a_submitter_may_exit_before_its_reads_have_ended() {
 /// Runs this very test once more in a process of its own, with `role` to be found by [`role`].
 fn in_a_process_of_its_own(test: &str, role: &str, wish: Option<&str>) {
     let run = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", &format!("backend::tests::{test}")])
+        .args(["--exact", "--nocapture", &format!("internals::backend::tests::{test}")])
         .env("QUINION_TEST_ROLE", role)
         .envs(wish.map(|wish| ("QUINION_IO", wish)))
         .output()
@@ -848,12 +849,12 @@ fn a_sandbox_without_io_uring_gets_threads_and_a_reason() {
     }
     forbid(libc::SYS_io_uring_setup);
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Ring, 8, 64 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 8, 64 << 10);
     assert_eq!(engine.mechanism().name(), "threads");
     let words = engine.mechanism().to_string();
     assert!(words.contains("not permitted") && words.contains("sandbox"), "{words}");
     let file = engine.open(file_of(disk.path(), 10_000)).unwrap();
-    check(&room, &file, 10_000, 0, 3);
+    check(&wait_queue, &file, 10_000, 0, 3);
 }
 
 #[test]
@@ -863,13 +864,13 @@ fn a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more() {
         return in_a_process_of_its_own(test, "sandboxed", None);
     }
     let [disk, _] = folders();
-    let (room, engine) = engine(Mechanism::Ring, 4, 16 << 10);
+    let (wait_queue, engine) = engine(Mechanism::Ring, 4, 16 << 10);
     if engine.mechanism().name() == "threads" {
         return;
     }
     let size = 1 << 20;
     let file = engine.open(file_of(disk.path(), size)).unwrap();
-    let (before, requests): (Vec<_>, Vec<_>) = (0..10).map(|n| Request::new(&room, n, 8)).unzip();
+    let (before, requests): (Vec<_>, Vec<_>) = (0..10).map(|n| Request::new(&wait_queue, n, 8)).unzip();
     file.submit(before);
     forbid(libc::SYS_io_uring_enter);
     // What the kernel has it finishes; what it was not given fails, once.
@@ -879,10 +880,10 @@ fn a_sandbox_that_takes_the_ring_away_costs_some_reads_and_no_more() {
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
         }
     }
-    let (fill, request) = Request::new(&room, 0, 1);
+    let (fill, request) = Request::new(&wait_queue, 0, 1);
     file.submit(vec![fill]);
     let _ = request.wait(&file);
-    check(&room, &file, size, 0, 256);
+    check(&wait_queue, &file, size, 0, 256);
 }
 
 #[test]
@@ -892,9 +893,9 @@ fn a_fork_leaves_its_parents_engine_alone() {
     }
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
-        let (room, engine) = engine(mechanism, 2, 8192);
+        let (wait_queue, engine) = engine(mechanism, 2, 8192);
         let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
-        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&room, n, 4)).unzip();
+        let (fills, requests): (Vec<_>, Vec<_>) = (0..20).map(|n| Request::new(&wait_queue, n, 4)).unzip();
         file.submit(fills);
         // SAFETY: the child drops the engine, which takes no lock and allocates nothing there, and exits.
         let child = unsafe { libc::fork() };
@@ -938,10 +939,10 @@ proptest! {
     ) {
         let mechanism = if by_ring { Mechanism::Ring } else { Mechanism::Threads };
         let folder = &folders()[usize::from(!on_disk)];
-        let (room, engine) = engine(mechanism, queue_depth, io_pages * 4096);
+        let (wait_queue, engine) = engine(mechanism, queue_depth, io_pages * 4096);
         let file = engine.open(file_of(folder.path(), size)).unwrap();
         let (given, requests): (Vec<_>, Vec<_>) =
-            fills.iter().map(|&(page, pages)| Request::new(&room, page, pages)).unzip();
+            fills.iter().map(|&(page, pages)| Request::new(&wait_queue, page, pages)).unzip();
         file.submit(given);
         for (&(page, pages), request) in fills.iter().zip(&requests).rev() {
             let wanted = (size as u64).saturating_sub(page * 4096).min(u64::from(pages) * 4096);

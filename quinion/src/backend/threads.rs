@@ -220,7 +220,7 @@ struct Shared {
     bell: Condvar,
     /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     threads_max: usize,
     queue_max: usize,
 }
@@ -242,12 +242,12 @@ impl ThreadPool {
     /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_room`]
     /// says no when more than `queue_max` fills wait; `submit` takes them all the same, each holds frames,
     /// and those are bounded.
-    pub fn new(room: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
+    pub fn new(wait_queue: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
             state: Mutex::default(),
             bell: Condvar::new(),
             outstanding: AtomicUsize::new(0),
-            room,
+            wait_queue,
             threads_max: threads_max.max(1),
             queue_max,
         };
@@ -272,7 +272,7 @@ impl ThreadPool {
     pub(super) fn drain(&self) {
         // Partner: the release in `Shared::run_one`.
         let shared = &self.shared;
-        shared.room.sleep(&mut || shared.outstanding.load(Ordering::Acquire) == 0);
+        shared.wait_queue.sleep(&mut || shared.outstanding.load(Ordering::Acquire) == 0);
     }
 }
 
@@ -367,7 +367,7 @@ impl Shared {
         drop(source);
         // Partner: the acquire in `Pool::drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);
-        self.room.wake();
+        self.wait_queue.wake();
     }
 }
 

@@ -1,26 +1,29 @@
-//! Room: where readers sleep until a folio that somebody else fills is ready.
+//! Wait queue: where threads sleep until a folio that another thread fills is ready.
 //!
 //! ```text
-//!   sleeper: count itself, fence, lock, look, lie down ----------> rung: get up, look again
-//!                                  |                                ^
-//!   waker:   change, fence, anybody counted? lock, ask for each ----+
+//!   waiter:  count itself, fence, lock, evaluate its condition, sleep ----> woken: evaluate it again
+//!                                  |                                         ^
+//!   waker:   change, fence, any waiter counted? lock, evaluate theirs -------+
 //! ```
 //!
-//! A sleeper leaves behind what it waits for, and it is the waker that looks:
-//! it rouses those who are done and, for each backend that wants a leader, one
-//! more. So with many sleepers a completion wakes the one whom it concerns, not
-//! all of them; measured with 32 threads on one file that is a fifth of the context switches.
-//! It rings when it has unlocked the door, and takes the bed out itself, so that a thread that is rung for does not
-//! meet a locked door.
+//! A waiter leaves a pointer to its condition behind, and the waker evaluates
+//! it: it wakes the threads whose condition is true and, for each backend that
+//! wants a leader (a thread that reaps its completions), one more. So with many
+//! waiters a completion wakes the one that it concerns, and not all of them;
+//! with 32 threads on one file that is a fifth of the context switches. The
+//! waker removes a waiter from the list itself and sets its event after it has
+//! released the lock, so that the woken thread does not wait for that lock.
+//!
+//! Futures wait in the same queue without a thread: see `waker_registry.rs`.
 //!
 //! Invariants:
-//!  1. A bed's pointers are followed with the door locked only, and a bed is taken out, with the door
-//!     locked, before it is rung for; its sleeper returns after that. So what they point to, on the
-//!     sleeper's stack, is there.
-//!  2. Between a sleeper's look and its lying down the door stays locked.
-//!  3. A thread that was roused to lead and does not, because it is done, looks whether another should.
+//!  1. The pointers of a waiter are followed with the list locked only; a waiter is removed, with the list locked,
+//!     before its event is set; and its thread returns after that. So what they point to, on that thread's stack, is
+//!     there.
+//!  2. Between the evaluation of a waiter's condition and its place in the list the list stays locked.
+//!  3. A thread that was woken to lead and does not, because it is done, wakes another if one is wanted.
 //!
-//! Not an invariant: that a roused sleeper finds true what it was roused for. It looks again.
+//! Not an invariant: that a woken thread finds true what it was woken for. It looks again.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -28,60 +31,56 @@ use std::sync::{Arc, PoisonError};
 
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
-use super::waker_registry::{PageKey, WakerRegistry};
+use super::waker_registry::{PageKey, WakeCondition, WakerRegistry};
 use super::{Backend, ReapMode, ReapOutcome};
 
-/// What a sleeper waits for: asked by itself and, while it sleeps, by a thread that wakes the room. So it must
-/// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`].
-pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
-
-/// One place to sleep for all who wait on one cache's fills.
+/// Where all threads and futures of one cache wait for fills.
 #[derive(Default)]
 pub struct WaitQueue {
-    beds: Mutex<ParkedWaiters>,
+    parked: Mutex<ParkedWaiters>,
     sleepers: AtomicUsize,
-    /// Those who wait without a thread.
+    /// Futures, which wait without a thread.
     waker_registry: WakerRegistry,
 }
 
 #[derive(Default)]
 struct ParkedWaiters {
-    taken: Vec<ParkedWaiter>,
+    waiters: Vec<ParkedWaiter>,
 }
 
-/// One sleeper, for its wakers.
+/// A thread that sleeps, as its wakers know it.
 struct ParkedWaiter {
-    wish: *mut WakeCondition<'static>,
+    condition: *mut WakeCondition<'static>,
     /// The backend that the sleeper would lead.
     backend: Option<*const dyn Backend>,
-    bell: Arc<WakeEvent>,
+    event: Arc<WakeEvent>,
 }
 
-/// What wakes one sleeper, once.
+/// What wakes one thread, once.
 #[derive(Default)]
 struct WakeEvent {
-    is_rung: Mutex<bool>,
+    is_set: Mutex<bool>,
     changed: Condvar,
 }
 
 impl WakeEvent {
-    fn ring(&self) {
-        *self.is_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    fn set(&self) {
+        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_one();
     }
     fn wait(&self) {
-        let mut is_rung = self.is_rung.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*is_rung {
-            is_rung = self.changed.wait(is_rung).unwrap_or_else(PoisonError::into_inner);
+        let mut is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*is_set {
+            is_set = self.changed.wait(is_set).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-// SAFETY: the wish is `Send`, the backend is `Sync`, and both are used with the door locked.
+// SAFETY: the condition is `Send`, the backend is `Sync`, and both are used with the door locked.
 unsafe impl Send for ParkedWaiter {}
 
 impl WaitQueue {
-    /// An empty room.
+    /// An empty queue.
     pub fn new() -> Self {
         Self::default()
     }
@@ -98,7 +97,7 @@ impl WaitQueue {
                 }
             }
         }
-        // We may have been roused to lead, and only us.
+        // This thread may have been the only one that was woken to lead.
         if has_slept && backend.wants_leader() {
             self.wake();
         }
@@ -111,8 +110,8 @@ impl WaitQueue {
         }
     }
 
-    /// Wakes those to look again for whom something may have changed. Called after the change they wait
-    /// for, with no lock held that a sleeper's wish takes.
+    /// Wakes the threads for which something may have changed, to look again. To be called after the change, with no
+    /// lock held that a condition takes.
     pub fn wake(&self) {
         self.wake_sleepers();
         if self.waker_registry.has_waiters() {
@@ -120,22 +119,22 @@ impl WaitQueue {
         }
     }
 
-    /// As [`WaitQueue::wake`], after a fill of `pages` pages from `first` on has ended: those futures, too, are
-    /// woken who wait for one of these and may go on.
+    /// As [`WaitQueue::wake`], after a fill of `pages` pages from `first` on has ended: futures that wait for one of
+    /// these pages and may go on are woken, too.
     pub fn wake_filled(&self, first: PageKey, pages: u32) {
         self.wake_sleepers();
         if self.waker_registry.has_waiters() {
-            self.waker_registry.rouse(first, pages);
+            self.waker_registry.wake_filled(first, pages);
         }
     }
 
     fn wake_sleepers(&self) {
-        // Partners: the fences in `park` and in `WakerRegistry::leave`. Either we see the sleeper counted and look
-        // for it, or our change came first and it sees it before it lies down. For words: after this, as well.
+        // Partners: the fences in `park` and in `WakerRegistry::register`. Either we see the waiter counted and look
+        // for it, or our change came first and it sees that before it sleeps. Of futures: after this, as well.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            let rung = self.lock().rouse(); // and unlocked
-            rung.iter().for_each(|bell| bell.ring());
+            let woken_events = self.lock().take_woken(); // and the lock is released
+            woken_events.iter().for_each(|event| event.set());
         }
     }
 
@@ -143,64 +142,64 @@ impl WaitQueue {
         &self.waker_registry
     }
 
-    /// Sleeps, once, unless the wish has come true or `backend` wants a leader.
-    fn park(&self, wish: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) {
+    /// Sleeps, once, unless the condition is true or `backend` wants a leader.
+    fn park(&self, condition: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) {
         let _counted = SleeperCount::new(&self.sleepers);
         // Partner: the fence in `wake`.
         fence(Ordering::SeqCst);
-        let mut beds = self.lock();
-        if wish() || backend.is_some_and(|backend| backend.wants_leader()) {
+        let mut parked = self.lock();
+        if condition() || backend.is_some_and(|backend| backend.wants_leader()) {
             return;
         }
-        let bell = beds.take(wish, backend);
-        drop(beds);
-        bell.wait();
+        let event = parked.take(condition, backend);
+        drop(parked);
+        event.wait();
     }
 
     fn lock(&self) -> MutexGuard<'_, ParkedWaiters> {
-        self.beds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ParkedWaiters {
-    /// A bed for the caller, who must wait for its bell before what is given here goes away.
-    fn take(&mut self, wish: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) -> Arc<WakeEvent> {
-        let wish = std::ptr::from_mut(wish);
+    /// Adds the caller, which must wait for the event before what it lends here goes away.
+    fn take(&mut self, condition: &mut WakeCondition<'_>, backend: Option<&dyn Backend>) -> Arc<WakeEvent> {
+        let condition = std::ptr::from_mut(condition);
         // SAFETY: only the lifetime changes, and invariant 1 keeps the pointer within the true one.
-        let wish =
-            unsafe { std::mem::transmute::<*mut WakeCondition<'_>, *mut WakeCondition<'static>>(wish) };
+        let condition =
+            unsafe { std::mem::transmute::<*mut WakeCondition<'_>, *mut WakeCondition<'static>>(condition) };
         let backend = backend.map(|backend| {
             // SAFETY: as above.
             unsafe {
                 std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
             }
         });
-        let bell = Arc::new(WakeEvent::default());
-        self.taken.push(ParkedWaiter { wish, backend, bell: Arc::clone(&bell) });
-        bell
+        let event = Arc::new(WakeEvent::default());
+        self.waiters.push(ParkedWaiter { condition, backend, event: Arc::clone(&event) });
+        event
     }
 
-    /// Takes the beds out of everybody whose wish has come true, and of one sleeper for each backend that
-    /// wants a leader. Their bells are to be rung, with the door unlocked.
+    /// Removes the waiters whose condition is true, and one for each backend that wants a leader. Their events are to
+    /// be set, with the lock released.
     #[must_use]
-    fn rouse(&mut self) -> Vec<Arc<WakeEvent>> {
+    fn take_woken(&mut self) -> Vec<Arc<WakeEvent>> {
         let mut led: Vec<*const ()> = Vec::new();
-        let roused = self.taken.extract_if(.., |bed| {
-            // SAFETY: the sleeper has not been rung for, and the door is locked: invariant 1. It lent its wish
-            // for as long as it is in bed, so no other reference to it is in use.
-            let is_granted = unsafe { (*bed.wish)() };
-            is_granted || bed.should_lead(&mut led)
+        let woken = self.waiters.extract_if(.., |waiter| {
+            // SAFETY: the waiter is in the list, and that is locked: invariant 1. It lent its condition for as long as
+            // it is there, so no other reference to it is in use.
+            let is_true = unsafe { (*waiter.condition)() };
+            is_true || waiter.should_lead(&mut led)
         });
-        roused.map(|bed| bed.bell).collect()
+        woken.map(|waiter| waiter.event).collect()
     }
 }
 
 impl ParkedWaiter {
-    /// Whether the sleeper's backend wants a leader and none of `led` has been roused for it; then it is
-    /// put there.
+    /// Whether the thread's backend wants a leader, and no thread of those in `led` was woken for it; then the backend
+    /// is put there.
     fn should_lead(&self, led: &mut Vec<*const ()>) -> bool {
         let Some(backend) = self.backend else { return false };
-        // SAFETY: the sleeper has not been rung for, and the door is locked: invariant 1 of this file.
+        // SAFETY: the waiter is in the list, and that is locked: invariant 1 of this file.
         let wants_leader = unsafe { (*backend).wants_leader() };
         let is_wanted = wants_leader && !led.contains(&backend.cast());
         if is_wanted {
@@ -228,7 +227,7 @@ impl Drop for SleeperCount<'_> {
 
 impl fmt::Debug for WaitQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitRoom")
+        f.debug_struct("WaitQueue")
             .field("sleepers", &self.sleepers.load(Ordering::Relaxed))
             .finish_non_exhaustive()
     }
@@ -243,38 +242,38 @@ mod tests {
     use super::super::{Faults, MemoryFile, SimulatedBackend};
     use super::*;
 
-    fn device(room: &Arc<WaitQueue>) -> SimulatedBackend {
+    fn device(queue: &Arc<WaitQueue>) -> SimulatedBackend {
         let device = SimulatedBackend::of_memory(Arc::new(MemoryFile::new(vec![1; 4096])), Faults::default());
-        device.attach(room);
+        device.attach(queue);
         device
     }
 
     #[test]
-    fn a_wake_rings_for_those_it_concerns() {
-        let room = Arc::new(WaitQueue::new());
-        let (busy, idle) = (device(&room), device(&room));
-        let (fill, _request) = Request::new(&room, 0, 1);
+    fn a_wake_wakes_those_that_it_concerns() {
+        let queue = Arc::new(WaitQueue::new());
+        let (busy, idle) = (device(&queue), device(&queue));
+        let (fill, _request) = Request::new(&queue, 0, 1);
         busy.submit(vec![fill]);
         let (mut granted, mut open) = (|| true, [(); 5].map(|()| || false));
-        let mut beds = ParkedWaiters::default();
-        let mut bells = vec![beds.take(&mut granted, None)];
+        let mut parked = ParkedWaiters::default();
+        let mut events = vec![parked.take(&mut granted, None)];
         let backends: [Option<&dyn Backend>; 5] = [None, Some(&idle), Some(&busy), Some(&busy), Some(&idle)];
-        for (wish, backend) in open.iter_mut().zip(backends) {
-            bells.push(beds.take(wish, backend));
+        for (condition, backend) in open.iter_mut().zip(backends) {
+            events.push(parked.take(condition, backend));
         }
-        let rung = beds.rouse();
-        let is_rung = |bell: &Arc<WakeEvent>| rung.iter().any(|other| Arc::ptr_eq(bell, other));
-        assert_eq!(bells.iter().map(is_rung).collect::<Vec<_>>(), [true, false, false, true, false, false]);
-        assert_eq!(beds.taken.len(), 4, "who is rung for has no bed");
+        let woken_events = parked.take_woken();
+        let is_set = |event: &Arc<WakeEvent>| woken_events.iter().any(|other| Arc::ptr_eq(event, other));
+        assert_eq!(events.iter().map(is_set).collect::<Vec<_>>(), [true, false, false, true, false, false]);
+        assert_eq!(parked.waiters.len(), 4, "what was woken is in the list no more");
     }
 
-    /// The leader goes and one follower is roused to lead; but it is done by then. The other must hear of it.
+    /// The leader goes and one follower is woken to lead; but it is done by then. The other must be woken.
     #[test]
-    fn who_is_roused_to_lead_and_does_not_passes_it_on() {
+    fn a_thread_that_was_woken_to_lead_and_does_not_wakes_another() {
         for _ in 0..20 {
-            let room = Arc::new(WaitQueue::new());
-            let device = device(&room);
-            let (fill, request) = Request::new(&room, 0, 1);
+            let queue = Arc::new(WaitQueue::new());
+            let device = device(&queue);
+            let (fill, request) = Request::new(&queue, 0, 1);
             device.submit(vec![fill]);
             let (early, late) = (AtomicUsize::new(0), AtomicUsize::new(0));
             let are_there = AtomicBool::new(false);
@@ -285,13 +284,13 @@ mod tests {
             };
             std::thread::scope(|scope| {
                 device.reap(ReapMode::Wait, &mut || {
-                    // Asked when it comes, when it lies down, by its waker, and when it is up: done only then.
+                    // Asked when it comes, before it sleeps, by its waker, and when it is awake: done only then.
                     scope.spawn(|| {
-                        room.wait(&device, &mut || early.fetch_add(1, Ordering::Relaxed) >= 3);
+                        queue.wait(&device, &mut || early.fetch_add(1, Ordering::Relaxed) >= 3);
                     });
                     asked(&early);
                     scope.spawn(|| {
-                        room.wait(&device, &mut || {
+                        queue.wait(&device, &mut || {
                             late.fetch_add(1, Ordering::Relaxed);
                             request.is_done()
                         });

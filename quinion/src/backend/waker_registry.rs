@@ -1,38 +1,36 @@
-//! Desk: where those leave word who wait without a thread, and the one thread that waits for all of them.
+//! Waker registry: the futures that wait for a fill, and the poller, one thread that waits for all of them.
 //!
 //! ```text
-//!   future --leave word: page, wish, waker--> desk <--a fill ended: asked for its pages--: granted? wake()
-//!                                         |
-//!                                         +--> the poller: leads a backend that has words and no leader;
-//!                                              runs errands, which may block
+//!   future --register: page, condition, waker--> registry <--a fill has ended: its pages-- condition true? wake()
+//!                                          |
+//!                                          +--> the poller: leads a backend that futures wait for and no
+//!                                               thread leads; runs tasks, which may block
 //! ```
 //!
-//! A **word** is a page, a wish and a waker: a thread that ends a fill of the page asks
-//! the wish, and if it has come true takes the word away and calls the waker,
-//! once. A future may go before that; dropping the word takes it away. Words lie
-//! in the order of their pages, so a fill asks those whom it concerns and passes
-//! over the rest: with ten thousand words that is a tenth of the processor's time
-//! and less.
+//! A **waiter** is a page, a condition and a waker: the thread that ends a fill of the page evaluates the condition, and
+//! if it is true removes the waiter and calls the waker, once. A future may be dropped before that; its registration
+//! goes with it. Waiters lie in the order of their pages, so a fill looks at those that it concerns and passes over the
+//! rest: with ten thousand of them that is a tenth of the processor's time and less.
 //!
-//! Completions of a ring must be fetched by somebody. The **poller** is a
-//! thread that starts with the first word of a cache and does that, for all
-//! words together, when no waiting reader does. It sleeps while there are
-//! none, and ends with the cache. An **errand** is something that a future
-//! must not do itself because it may block: the poller does it.
+//! Completions of a ring must be reaped by some thread, its **leader**. The **poller** is a thread that starts with the
+//! first future of a cache that waits, and leads for all of them when no waiting reader does. It sleeps while there are
+//! none, and ends with the cache. A **task** is something that a poll must not do because it may block: the poller does
+//! it.
 //!
 //! Invariants:
-//!  1. A waker is called, and what a word holds is dropped, with the desk unlocked: both are strangers' code.
-//!  2. Between the look at a wish and the leaving of the word the desk stays locked.
-//!  3. While there is a word, `words` is not 0; so every wake of the room comes here. A wish comes true only
+//!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run code that is not
+//!     ours.
+//!  2. Between the evaluation of a condition and the registration the registry stays locked.
+//!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true only
 //!     by a fill of its page that ends.
-//!  4. The poller sleeps only after it saw, with the desk locked, that no word's backend wants a leader.
-//!  5. A stranger that panics, waker or errand, takes neither the poller nor anybody else's wake-up with it.
-//!  6. No waker is called by a thread while it lives through a [`DeferredWakes`]: then it holds locks, and a backend
-//!     that completes inside `submit` would have strangers called under them.
-//!  7. A stranger that lets the last of a cache go while a fill's end wakes it can be told from others
-//!     ([`is_waking`]): that fill counts as under way until the waker returns, so its end cannot be waited for there.
+//!  4. The poller sleeps only after it saw, with the registry locked, that no waiter's backend wants a leader.
+//!  5. A waker or a task that panics takes neither the poller nor another future's wake-up with it.
+//!  6. No waker is called by a thread while it has a [`DeferredWakes`]: then it holds locks, and a backend that completes
+//!     inside `submit` would have wakers called under them.
+//!  7. A waker that drops the last handle of a cache inside the end of a fill can be told from others ([`is_waking`]):
+//!     that fill counts as under way until the waker returns, so its end cannot be waited for there.
 //!
-//! Not an invariant: that the wish of a word that was granted is still true when its future looks.
+//! Not an invariant: that the condition of a waiter that was woken is still true when its future looks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -44,32 +42,34 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
-use super::wait_queue::{WaitQueue, WakeCondition};
 use super::{Backend, ReapMode};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
-use crate::sys::fork::ForkGuard;
 use crate::units::{MappingId, PageIndex};
+
+/// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must be
+/// quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
+pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 
 /// Something that may block, done by the poller.
 pub type BlockingTask = Box<dyn FnOnce() + Send>;
 
-/// The words of one room, and its poller.
+/// The futures that wait, and the state of the poller.
 #[derive(Default)]
 pub(super) struct WakerRegistry {
-    book: Mutex<RegistryState>,
-    words: AtomicUsize,
-    bell: Condvar,
+    state: Mutex<RegistryState>,
+    waiters: AtomicUsize,
+    wakes_poller: Condvar,
 }
 
 #[derive(Default)]
 struct RegistryState {
     last: u64,
-    words: BTreeMap<WaiterId, Waiter>,
-    /// The backends of all words, by address, and how many words wait for each.
+    waiters: BTreeMap<WaiterId, Waiter>,
+    /// The backends of all waiters, by address, and how many waiters wait for each.
     backends: BTreeMap<usize, (Arc<dyn Backend>, usize)>,
-    errands: VecDeque<BlockingTask>,
+    tasks: VecDeque<BlockingTask>,
     poller: Poller,
-    /// Whether the poller sleeps, and nobody has rung for it yet.
+    /// Whether the poller sleeps, and has not been woken yet.
     is_asleep: bool,
 }
 
@@ -79,11 +79,11 @@ enum Poller {
     #[default]
     None,
     Running,
-    /// The room is closed: it ends when nothing is left to do.
+    /// The queue is closed: it ends when nothing is left to do.
     Ending,
 }
 
-/// A page that somebody waits for.
+/// A page that is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PageKey {
     /// Which file's.
@@ -92,17 +92,17 @@ pub struct PageKey {
     pub page: PageIndex,
 }
 
-/// Which word: in the order of pages, then of coming.
+/// Which waiter: in the order of pages, then of registration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct WaiterId {
-    place: PageKey,
+pub(super) struct WaiterId {
+    page: PageKey,
     turn: u64,
 }
 
-struct Waiter {
-    wish: Box<WakeCondition<'static>>,
-    backend: Arc<dyn Backend>,
-    waker: Waker,
+pub(super) struct Waiter {
+    pub condition: Box<WakeCondition<'static>>,
+    pub backend: Arc<dyn Backend>,
+    pub waker: Waker,
 }
 
 /// What the poller does next.
@@ -111,157 +111,101 @@ enum Task {
     Run(BlockingTask),
 }
 
-/// What became of a wish.
-#[derive(Debug)]
-pub enum Registered {
-    /// It is true already; nobody will be woken.
-    Granted,
-    /// The waker will be called when it has come true, unless this is dropped before.
-    Word(RegisteredWaiter),
-}
-
-/// A word at the desk; dropping it takes it away.
-#[derive(Debug)]
-pub struct RegisteredWaiter {
-    room: Arc<WaitQueue>,
-    number: WaiterId,
-    process: ForkGuard,
-}
-
-impl Drop for RegisteredWaiter {
-    fn drop(&mut self) {
-        // In a fork the desk may be locked by a thread that is not there.
-        if !self.process.is_forked() {
-            drop(self.room.waker_registry().take_away(self.number));
-        }
-    }
-}
-
-impl WaitQueue {
-    /// Leaves word for a future: `waker` is called once when `wish` has come true, which is looked at after
-    /// every [`WaitQueue::wake_filled`] that covers `place`. `backend` is the one that makes it true; the poller
-    /// leads it if nobody else does. Does not wait.
-    ///
-    /// # Errors
-    /// The system has no thread for the poller.
-    pub fn register(
-        self: &Arc<Self>,
-        backend: &Arc<dyn Backend>,
-        place: PageKey,
-        wish: Box<WakeCondition<'static>>,
-        waker: Waker,
-    ) -> io::Result<Registered> {
-        let word = Waiter { wish, backend: Arc::clone(backend), waker };
-        let Some(number) = self.waker_registry().leave(place, word) else { return Ok(Registered::Granted) };
-        let word = RegisteredWaiter { room: Arc::clone(self), number, process: ForkGuard::new() };
-        self.start_poller()?;
-        Ok(Registered::Word(word))
-    }
-
-    /// Has the poller run `errand`, after those that came before. Does not wait.
-    ///
-    /// # Errors
-    /// The system has no thread for the poller.
-    pub fn send(self: &Arc<Self>, task: BlockingTask) -> io::Result<()> {
-        self.start_poller()?;
-        let mut book = self.waker_registry().lock();
-        book.errands.push_back(task);
-        self.waker_registry().ring(book);
-        Ok(())
-    }
-
-    /// Lets the poller end when it has nothing to do. Nobody leaves word after this.
-    pub fn close(&self) {
-        let mut book = self.waker_registry().lock();
-        if book.poller == Poller::Running {
-            book.poller = Poller::Ending;
-        }
-        self.waker_registry().ring(book);
-    }
-
-    fn start_poller(self: &Arc<Self>) -> io::Result<()> {
-        let mut book = self.waker_registry().lock();
-        if book.poller == Poller::None {
-            let room = Arc::clone(self);
-            std::thread::Builder::new()
-                .name("quinion-poller".into())
-                .spawn(move || room.waker_registry().poll())?;
-            book.poller = Poller::Running;
-        }
-        Ok(())
-    }
-}
-
 impl WakerRegistry {
-    /// Whether somebody left word. Asked after a full fence by a thread that made a change.
+    /// Whether any future waits. To be asked after a full fence by a thread that made a change.
     #[inline]
     pub(super) fn has_waiters(&self) -> bool {
-        self.words.load(Ordering::Relaxed) > 0
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Calls the wakers of those who wait for one of `pages` pages from `first` on and whose wishes have come
-    /// true, and the poller if a backend wants a leader.
-    pub(super) fn rouse(&self, first: PageKey, pages: u32) {
-        let mut book = self.lock();
-        let granted = book.take_granted(first, pages);
-        self.ring_to_lead(book);
-        self.words.fetch_sub(granted.len(), Ordering::Relaxed);
-        granted.into_iter().for_each(Waiter::grant);
+    /// Calls the wakers of the futures that wait for one of `pages` pages from `first` on and whose condition is true,
+    /// and wakes the poller if a backend wants a leader.
+    pub(super) fn wake_filled(&self, first: PageKey, pages: u32) {
+        let mut state = self.lock();
+        let ready = state.take_ready(first, pages);
+        self.wake_poller_to_lead(state);
+        self.waiters.fetch_sub(ready.len(), Ordering::Relaxed);
+        ready.into_iter().for_each(Waiter::notify);
     }
 
-    /// Calls the poller if a backend wants a leader.
+    /// Wakes the poller if a backend wants a leader.
     pub(super) fn seek_leader(&self) {
-        self.ring_to_lead(self.lock());
+        self.wake_poller_to_lead(self.lock());
     }
 
-    /// Wakes the poller, unless it is awake: then it looks at the book before it sleeps. A bell costs a system
-    /// call, also where nobody hears it.
-    fn ring(&self, mut book: MutexGuard<'_, RegistryState>) {
-        let is_asleep = std::mem::take(&mut book.is_asleep);
-        drop(book);
+    /// Has the poller run `task`, after those that came before.
+    pub(super) fn push_task(&self, task: BlockingTask) {
+        let mut state = self.lock();
+        state.tasks.push_back(task);
+        self.wake_poller(state);
+    }
+
+    /// Has `start` start the poller, if it has not been needed yet.
+    pub(super) fn start_poller(&self, start: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.poller == Poller::None {
+            start()?;
+            state.poller = Poller::Running;
+        }
+        Ok(())
+    }
+
+    /// Lets the poller end when it has nothing to do.
+    pub(super) fn end_poller(&self) {
+        let mut state = self.lock();
+        if state.poller == Poller::Running {
+            state.poller = Poller::Ending;
+        }
+        self.wake_poller(state);
+    }
+
+    /// Wakes the poller, unless it is awake: then it looks at the state before it sleeps, and a system call is saved.
+    fn wake_poller(&self, mut state: MutexGuard<'_, RegistryState>) {
+        let is_asleep = std::mem::take(&mut state.is_asleep);
+        drop(state);
         if is_asleep {
-            self.bell.notify_one();
+            self.wakes_poller.notify_one();
         }
     }
 
-    fn ring_to_lead(&self, book: MutexGuard<'_, RegistryState>) {
-        if book.is_asleep && book.leaderless().is_some() {
-            self.ring(book);
+    fn wake_poller_to_lead(&self, state: MutexGuard<'_, RegistryState>) {
+        if state.is_asleep && state.leaderless().is_some() {
+            self.wake_poller(state);
         }
     }
 
-    /// Writes a word down, unless its wish is true already; its number then.
-    fn leave(&self, place: PageKey, mut word: Waiter) -> Option<WaiterId> {
-        let counted = WaiterCount::new(&self.words);
-        // Partner: the fence in `WaitQueue::wake_filled`. Either the waker sees us counted and asks for our
-        // wish, or its change came first and we see it now.
+    /// Registers a waiter, unless its condition is true already; returns its number then.
+    pub(super) fn register(&self, page: PageKey, mut waiter: Waiter) -> Option<WaiterId> {
+        let counted = WaiterCount::new(&self.waiters);
+        // Partner: the fence in `WaitQueue::wake_filled`. Either the waker sees us counted and
+        // evaluates our condition, or its change came first and we see it now.
         fence(Ordering::SeqCst);
-        let mut book = self.lock();
-        if (word.wish)() {
-            drop(book); // before the word goes
+        let mut state = self.lock();
+        if (waiter.condition)() {
+            drop(state); // before the waiter is dropped
             return None;
         }
         counted.keep();
-        let is_needed = word.backend.wants_leader();
-        let number = book.put(place, word);
+        let is_needed = waiter.backend.wants_leader();
+        let number = state.put(page, waiter);
         if is_needed {
-            self.ring(book);
+            self.wake_poller(state);
         }
         Some(number)
     }
 
-    /// Takes a word away, if it is still there.
-    fn take_away(&self, number: WaiterId) -> Option<Waiter> {
-        let word = self.lock().take(number)?;
-        self.words.fetch_sub(1, Ordering::Relaxed);
-        Some(word)
+    /// Removes a waiter, if it is still there.
+    pub(super) fn cancel(&self, number: WaiterId) -> Option<Waiter> {
+        let waiter = self.lock().take(number)?;
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        Some(waiter)
     }
 
-    /// The poller's life.
-    fn poll(&self) {
+    /// What the poller's thread does.
+    pub(super) fn poll(&self) {
         crate::sys::signal::block_all();
         while let Some(task) = self.next_task() {
-            // A user's backend or waker that panics has said so; the others go on.
+            // A user's backend or waker that panics has printed so; the others go on.
             let _ = catch_unwind(AssertUnwindSafe(|| match task {
                 Task::Lead(backend) => self.lead(&*backend),
                 Task::Run(task) => task(),
@@ -269,56 +213,56 @@ impl WakerRegistry {
         }
     }
 
-    /// Leads until there is no word, or something else to do; in that case not before a completion has
-    /// come, so that two backends with words are not turned to and fro between for nothing.
+    /// Leads until there is no waiter, or something else to do; in that case not before a completion has come, so that
+    /// the poller does not switch between two backends for nothing.
     fn lead(&self, backend: &dyn Backend) {
         let mut has_looked = false;
         backend.reap(ReapMode::Wait, &mut || {
-            let (book, is_first_look) = (self.lock(), !std::mem::replace(&mut has_looked, true));
-            book.words.is_empty() || !is_first_look && book.has_other_work()
+            let (state, is_first_look) = (self.lock(), !std::mem::replace(&mut has_looked, true));
+            state.waiters.is_empty() || !is_first_look && state.has_other_work()
         });
     }
 
     fn next_task(&self) -> Option<Task> {
-        let mut book = self.lock();
+        let mut state = self.lock();
         loop {
-            if let Some(task) = book.errands.pop_front() {
+            if let Some(task) = state.tasks.pop_front() {
                 return Some(Task::Run(task));
             }
-            if let Some(backend) = book.leaderless() {
+            if let Some(backend) = state.leaderless() {
                 return Some(Task::Lead(backend));
             }
-            if book.poller == Poller::Ending && book.words.is_empty() {
+            if state.poller == Poller::Ending && state.waiters.is_empty() {
                 return None;
             }
-            book.is_asleep = true;
-            book = self.bell.wait(book).unwrap_or_else(PoisonError::into_inner);
-            book.is_asleep = false;
+            state.is_asleep = true;
+            state = self.wakes_poller.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.is_asleep = false;
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Waiter {
-    /// Calls the waker, or has the thread call it when it may.
-    fn grant(self) {
-        let mut word = Some(self);
-        if HOLDERS.get() > 0 {
-            // A thread that is ending may be without the list, and still read: in a destructor of a stranger's.
-            let _ = HELD_BACK.try_with(|words| words.borrow_mut().extend(word.take()));
+    /// Calls the waker, or has this thread call it when it may.
+    fn notify(self) {
+        let mut waiter = Some(self);
+        if DEFERRING.get() > 0 {
+            // A thread that is ending may be without the list, and still read: in a destructor of its program.
+            let _ = DEFERRED.try_with(|waiters| waiters.borrow_mut().extend(waiter.take()));
         }
-        word.into_iter().for_each(Waiter::wake);
+        waiter.into_iter().for_each(Waiter::wake);
     }
 
-    /// Calls the waker; what it does and how it ends is a stranger's affair.
+    /// Calls the waker, which is the runtime's code: a panic in it goes no further.
     fn wake(self) {
         let _waking = WakingGuard::new();
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            let word = self;
-            word.waker.wake_by_ref();
+            let waiter = self;
+            waiter.waker.wake_by_ref();
         }));
     }
 }
@@ -329,38 +273,38 @@ std::thread_local! {
 }
 
 std::thread_local! {
-    /// How many [`DeferredWakes`] the thread lives through.
-    static HOLDERS: Cell<u32> = const { Cell::new(0) };
-    /// What it has granted meanwhile.
-    static HELD_BACK: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
+    /// How many [`DeferredWakes`] the thread has.
+    static DEFERRING: Cell<u32> = const { Cell::new(0) };
+    /// The waiters that became ready meanwhile.
+    static DEFERRED: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Holds back the wakers that the thread would call, for as long as it lives, and calls them then. To be
-/// let go after the locks for whose sake it was made.
+/// Defers the wakers that the thread would call until it is dropped, and calls them then. To be dropped after the locks
+/// for whose sake it was made are released.
 #[derive(Debug)]
 pub(crate) struct DeferredWakes(PhantomData<*const ()>);
 
 impl DeferredWakes {
     /// From now on.
     pub(crate) fn new() -> Self {
-        HOLDERS.set(HOLDERS.get() + 1);
+        DEFERRING.set(DEFERRING.get() + 1);
         Self(PhantomData)
     }
 }
 
 impl Drop for DeferredWakes {
     fn drop(&mut self) {
-        HOLDERS.set(HOLDERS.get() - 1);
-        if HOLDERS.get() == 0 {
-            let words = HELD_BACK.try_with(RefCell::take).unwrap_or_default();
-            if !words.is_empty() {
-                words.into_iter().for_each(Waiter::grant);
+        DEFERRING.set(DEFERRING.get() - 1);
+        if DEFERRING.get() == 0 {
+            let waiters = DEFERRED.try_with(RefCell::take).unwrap_or_default();
+            if !waiters.is_empty() {
+                waiters.into_iter().for_each(Waiter::notify);
             }
         }
     }
 }
 
-/// Whether the caller is called by a waker of a word, and so inside the end of a fill.
+/// Whether the caller is called by a waker, and so inside the end of a fill.
 pub(crate) fn is_waking() -> bool {
     WAKING.get() > 0
 }
@@ -382,46 +326,47 @@ impl Drop for WakingGuard {
 }
 
 impl RegistryState {
-    fn put(&mut self, place: PageKey, word: Waiter) -> WaiterId {
-        let backend = || (Arc::clone(&word.backend), 0);
-        self.backends.entry(address(&word.backend)).or_insert_with(backend).1 += 1;
+    fn put(&mut self, page: PageKey, waiter: Waiter) -> WaiterId {
+        let backend = || (Arc::clone(&waiter.backend), 0);
+        self.backends.entry(address(&waiter.backend)).or_insert_with(backend).1 += 1;
         self.last += 1;
-        let number = WaiterId { place, turn: self.last };
-        self.words.insert(number, word);
+        let number = WaiterId { page, turn: self.last };
+        self.waiters.insert(number, waiter);
         number
     }
 
-    /// Takes a word out. It still holds its backend, so nothing of a stranger's is dropped here.
+    /// Removes a waiter. It still holds its backend, so no code but ours is dropped here.
     fn take(&mut self, number: WaiterId) -> Option<Waiter> {
-        let word = self.words.remove(&number)?;
-        let address = address(&word.backend);
-        let (_, words) = self.backends.get_mut(&address).expect("a word's backend is counted");
-        *words -= 1;
-        if *words == 0 {
+        let waiter = self.waiters.remove(&number)?;
+        let address = address(&waiter.backend);
+        let (_, waiters) = self.backends.get_mut(&address).expect("a waiter's backend is counted");
+        *waiters -= 1;
+        if *waiters == 0 {
             self.backends.remove(&address);
         }
-        Some(word)
+        Some(waiter)
     }
 
-    /// Takes those words out for `pages` pages from `first` on whose wishes have come true.
-    fn take_granted(&mut self, first: PageKey, pages: u32) -> Vec<Waiter> {
+    /// Removes the waiters for `pages` pages from `first` on whose condition is true.
+    fn take_ready(&mut self, first: PageKey, pages: u32) -> Vec<Waiter> {
         let end = PageKey { page: first.page.plus(u64::from(pages)), ..first };
-        let [first, end] = [first, end].map(|place| WaiterId { place, turn: 0 });
-        let asked = self.words.range_mut(first..end);
-        let granted: Vec<_> = asked.filter_map(|(number, word)| (word.wish)().then_some(*number)).collect();
-        granted.into_iter().filter_map(|number| self.take(number)).collect()
+        let [first, end] = [first, end].map(|page| WaiterId { page, turn: 0 });
+        let asked = self.waiters.range_mut(first..end);
+        let ready: Vec<_> =
+            asked.filter_map(|(number, waiter)| (waiter.condition)().then_some(*number)).collect();
+        ready.into_iter().filter_map(|number| self.take(number)).collect()
     }
 
-    /// A backend that somebody's word waits for and nobody leads.
+    /// A backend that a future waits for and no thread leads.
     fn leaderless(&self) -> Option<Arc<dyn Backend>> {
         let (backend, _) = self.backends.values().find(|(backend, _)| backend.wants_leader())?;
         Some(Arc::clone(backend))
     }
 
-    /// Whether somebody who leads for all words should turn to something else. (The backends that share
-    /// what is being led do not want a leader then.)
+    /// Whether the poller, while it leads, should turn to something else. (Backends that share what is being led do not
+    /// want a leader then.)
     fn has_other_work(&self) -> bool {
-        !self.errands.is_empty() || self.leaderless().is_some()
+        !self.tasks.is_empty() || self.leaderless().is_some()
     }
 }
 
@@ -430,13 +375,13 @@ fn address(backend: &Arc<dyn Backend>) -> usize {
     Arc::as_ptr(backend).cast::<()>().addr()
 }
 
-/// Counts a word while it is being written down, or for good.
+/// Counts a waiter while it is being registered, or for good.
 struct WaiterCount<'a>(&'a AtomicUsize);
 
 impl<'a> WaiterCount<'a> {
-    fn new(words: &'a AtomicUsize) -> Self {
-        words.fetch_add(1, Ordering::Relaxed);
-        Self(words)
+    fn new(waiters: &'a AtomicUsize) -> Self {
+        waiters.fetch_add(1, Ordering::Relaxed);
+        Self(waiters)
     }
     fn keep(self) {
         std::mem::forget(self);
@@ -451,7 +396,9 @@ impl Drop for WaiterCount<'_> {
 
 impl fmt::Debug for WakerRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("words", &self.words.load(Ordering::Relaxed)).finish_non_exhaustive()
+        f.debug_struct("WakerRegistry")
+            .field("waiters", &self.waiters.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
     }
 }
 
@@ -461,7 +408,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stranger does at the end of a thread: a read, which fills.
+    /// What a program does at the end of a thread: a read, which fills.
     struct AtTheEnd(mpsc::Sender<()>);
 
     impl Drop for AtTheEnd {

@@ -18,14 +18,16 @@
 //! Not an invariant: that all reads see the file at one moment, or in order.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use crate::arena::GrownView;
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{BatchedRead, GROUP_MAX, Progress, ReadProgress, Span, read_group, touch};
+use crate::filemap::{BatchedRead, GROUP_MAX, PendingRead, Progress, ReadProgress, Span, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
-use super::future::BatchReadFuture;
 use super::{Cache, File, Handle, ReadOptions};
 
 /// One read of a batch: where from, where to, and once it was made, what came of it.
@@ -103,6 +105,44 @@ impl<'b> BatchRead<'b> {
     fn missing(&self) -> Option<Span> {
         let BatchResult::Missing(done) = self.answer else { return None };
         Some(Span::of(self.position + done as u64, self.buffer.len() - done))
+    }
+}
+
+/// Several reads that are under way or have not begun; see [`File::read_batch_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is polled"]
+pub struct BatchReadFuture<'a, 'b> {
+    file: &'a File,
+    reads: &'a mut [BatchRead<'b>],
+    /// How far each has come; none if it is answered. Empty before the first poll.
+    progress: Vec<Option<PendingRead>>,
+}
+
+impl<'a, 'b> BatchReadFuture<'a, 'b> {
+    fn new(file: &'a File, reads: &'a mut [BatchRead<'b>]) -> Self {
+        Self { file, reads, progress: Vec::new() }
+    }
+}
+
+impl Future for BatchReadFuture<'_, '_> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Self { file, reads, progress } = self.get_mut();
+        progress.resize_with(reads.len(), || Some(PendingRead::default()));
+        let mut is_pending = false;
+        for (read, progress) in reads.iter_mut().zip(progress) {
+            let Some(under_way) = progress else { continue };
+            let position = read.position();
+            match file.poll_read(under_way, read.buffer(), (position, ReadOptions::default()), context) {
+                Poll::Pending => is_pending = true,
+                Poll::Ready(result) => {
+                    read.answer(result);
+                    *progress = None;
+                }
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 

@@ -1,10 +1,10 @@
-//! Futures: reads, pins, batches and writes as values that are polled.
+//! Futures: a read and a pin as values that are polled.
 //!
 //! ```text
 //!   ReadFuture        waits without a thread: see the fill path's `future.rs`
-//!   BatchReadFuture   several of them; all that is missing is asked for by the first poll
 //!   PinFuture         waits as a read of one byte for each page that is missing, and then pins without waiting
-//!   WriteFuture       in the cache at the first poll if it can be; else by a thread of the cache (`blocking.rs`)
+//!   BatchReadFuture   (`batch.rs`) several reads; all that is missing is asked for by the first poll
+//!   WriteFuture       (`write.rs`) made by the first poll if it can be; else by a thread of the cache (`blocking.rs`)
 //! ```
 //!
 //! A future borrows its file and its buffers, so it cannot outlive either; to
@@ -19,9 +19,7 @@ use crate::error::Result;
 use crate::filemap::{PendingRead, WaitPolicy};
 use crate::folio::Pinned;
 
-use super::batch::BatchRead;
 use super::blocking::BlockingCall;
-use super::write::WriteOptions;
 use super::{File, ReadOptions};
 
 /// A read that is under way or has not begun; see [`File::read_at_async`]. May be polled again after it is
@@ -48,44 +46,6 @@ impl Future for ReadFuture<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { file, buffer, position, options, progress } = self.get_mut();
         file.poll_read(progress, buffer, (*position, *options), context)
-    }
-}
-
-/// Several reads that are under way or have not begun; see [`File::read_batch_async`].
-#[derive(Debug)]
-#[must_use = "a future does nothing until it is polled"]
-pub struct BatchReadFuture<'a, 'b> {
-    file: &'a File,
-    reads: &'a mut [BatchRead<'b>],
-    /// How far each has come; none if it is answered. Empty before the first poll.
-    progress: Vec<Option<PendingRead>>,
-}
-
-impl<'a, 'b> BatchReadFuture<'a, 'b> {
-    pub(super) fn new(file: &'a File, reads: &'a mut [BatchRead<'b>]) -> Self {
-        Self { file, reads, progress: Vec::new() }
-    }
-}
-
-impl Future for BatchReadFuture<'_, '_> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Self { file, reads, progress } = self.get_mut();
-        progress.resize_with(reads.len(), || Some(PendingRead::default()));
-        let mut is_pending = false;
-        for (read, progress) in reads.iter_mut().zip(progress) {
-            let Some(under_way) = progress else { continue };
-            let position = read.position();
-            match file.poll_read(under_way, read.buffer(), (position, ReadOptions::default()), context) {
-                Poll::Pending => is_pending = true,
-                Poll::Ready(result) => {
-                    read.answer(result);
-                    *progress = None;
-                }
-            }
-        }
-        if is_pending { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 
@@ -188,41 +148,5 @@ impl Future for PinFuture<'_> {
                 return Poll::Ready(ended);
             }
         }
-    }
-}
-
-/// A write that is under way or has not begun; see [`File::write_at_async`].
-#[derive(Debug)]
-#[must_use = "a future does nothing until it is polled"]
-pub struct WriteFuture<'a> {
-    file: &'a File,
-    bytes: &'a [u8],
-    position: u64,
-    options: WriteOptions,
-    handed_over: Option<BlockingCall<usize>>,
-}
-
-impl<'a> WriteFuture<'a> {
-    pub(super) fn new(file: &'a File, bytes: &'a [u8], position: u64, options: WriteOptions) -> Self {
-        Self { file, bytes, position, options, handed_over: None }
-    }
-}
-
-impl Future for WriteFuture<'_> {
-    type Output = Result<usize>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { file, bytes, position, options, handed_over } = self.get_mut();
-        let (position, options) = (*position, *options);
-        if handed_over.is_none() {
-            if let Some(written) = file.write_at_once(bytes, position, options) {
-                return Poll::Ready(written);
-            }
-            let (clone, bytes) = (file.clone(), bytes.to_vec());
-            let call = move || clone.write_at_with(&bytes, position, options);
-            *handed_over = Some(file.blocking().run(call));
-        }
-        let call = handed_over.as_mut().expect("it was put there");
-        Pin::new(call).poll(context)
     }
 }

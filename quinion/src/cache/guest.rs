@@ -119,7 +119,7 @@ impl Image {
     pub fn from_backend(cache: &Cache, backend: Arc<dyn Backend>, name: &str) -> Result<Self> {
         cache.check_process()?;
         let shared = &cache.shared;
-        backend.attach(&shared.filemap.room);
+        backend.attach(&shared.filemap.wait_queue);
         // The number is taken when the mapping is made known, which may come late: room is made before.
         let id = shared.table.lock().next_id(&shared.filemap);
         let frozen =

@@ -88,13 +88,13 @@ mod write;
 
 pub use crate::filemap::{ReadaheadUse, ResizeOutcome};
 pub use crate::guest::GuestSlice;
-pub use batch::BatchRead;
+pub use batch::{BatchRead, BatchReadFuture};
 pub use blocking::BlockingCall;
 use blocking::BlockingCalls;
 pub use coherence::{Coherence, CoherenceInForce};
 use coherence::{CoherenceState, ObservedTimes};
 pub use file::{File, ReadOptions};
-pub use future::{BatchReadFuture, PinFuture, ReadFuture, WriteFuture};
+pub use future::{PinFuture, ReadFuture};
 pub use guest::{GuestMemory, Image, ImageStats};
 pub use io::Metadata;
 pub use mem_file::{MemFile, MemFileOptions, MemFileStats};
@@ -106,7 +106,7 @@ pub use residency::{Residency, ResidentRange, ResidentRanges};
 pub use stats::Stats;
 #[cfg(feature = "tokio")]
 pub use tokio_io::AsyncFile;
-pub use write::{BatchWrite, WriteOptions};
+pub use write::{BatchWrite, WriteFuture, WriteOptions};
 
 /// How many files that nobody has open are looked at at a time, whether they were removed.
 const LOOKED_AT: usize = 4;
@@ -372,18 +372,20 @@ impl Builder {
         let reservation = Reservation { memory_max: self.memory_max.unwrap_or(memory), swap: self.swap };
         let arena = Arena::build_within(ArenaOptions { memory }, reservation);
         let arena = arena.map_err(|e| Repr::Build(Box::new(e)))?;
-        let room = Arc::new(WaitQueue::new());
-        let engine = Engine::new(Arc::clone(&room), self.engine);
+        let wait_queue = Arc::new(WaitQueue::new());
+        let engine = Engine::new(Arc::clone(&wait_queue), self.engine);
         let max = self.folio_order_max.unwrap_or_else(|| folio_order_default(memory));
         let orders = Orders { min: self.folio_order_min, max: max.max(self.folio_order_min) };
         let arena = Arc::new(arena);
         let spill = match self.spill {
             None => None,
-            Some((options, None)) => Some(Spill::open(&options, &engine, &arena, &room)),
-            Some((options, Some(backend))) => Some(Spill::with_backend(backend, &options, &arena, &room)),
+            Some((options, None)) => Some(Spill::open(&options, &engine, &arena, &wait_queue)),
+            Some((options, Some(backend))) => {
+                Some(Spill::with_backend(backend, &options, &arena, &wait_queue))
+            }
         };
         let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
-        let filemap = Filemap::new(arena, room, orders, self.tuning).with_spill(spill);
+        let filemap = Filemap::new(arena, wait_queue, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
         let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
@@ -563,7 +565,7 @@ impl Cache {
         if options.writes() && !backend.can_write() {
             return Err(Repr::CannotWrite { backend: backend.name() }.into());
         }
-        backend.attach(&self.shared.filemap.room);
+        backend.attach(&self.shared.filemap.wait_queue);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         self.shared.look_for_removed(LOOKED_AT);
         let writes = options.writes();
@@ -1042,7 +1044,7 @@ impl Drop for CacheInner {
             filemap.background.close();
             filemap.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
-            filemap.room.close();
+            filemap.wait_queue.close();
             // What is in flight writes into the arena: it ends before anything else does.
             engine.drain();
             files.values().for_each(|known| filemap.reclaim.remove_mapping(known.mapping.id()));

@@ -29,8 +29,11 @@
 //!  2. Each handle is told of each error of write-back once, by the first of its syncs after it.
 
 use std::fmt;
+use std::future::Future;
 use std::io::IoSlice;
 use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use crate::backend::SyncKind;
 use crate::error::{Error, Repr, Result};
@@ -39,7 +42,6 @@ use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
 use super::blocking::BlockingCall;
-use super::future::WriteFuture;
 use super::open::Durability;
 use super::{File, Handle};
 
@@ -119,6 +121,42 @@ impl fmt::Debug for BatchWrite<'_> {
 
 /// Of a [`File`] that was opened for writing ([`Cache::open_with`](crate::Cache::open_with)): how it is changed. All of
 /// it takes `&self`, and may be done by many threads at once.
+/// A write that is under way or has not begun; see [`File::write_at_async`].
+#[derive(Debug)]
+#[must_use = "a future does nothing until it is polled"]
+pub struct WriteFuture<'a> {
+    file: &'a File,
+    bytes: &'a [u8],
+    position: u64,
+    options: WriteOptions,
+    handed_over: Option<BlockingCall<usize>>,
+}
+
+impl<'a> WriteFuture<'a> {
+    fn new(file: &'a File, bytes: &'a [u8], position: u64, options: WriteOptions) -> Self {
+        Self { file, bytes, position, options, handed_over: None }
+    }
+}
+
+impl Future for WriteFuture<'_> {
+    type Output = Result<usize>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { file, bytes, position, options, handed_over } = self.get_mut();
+        let (position, options) = (*position, *options);
+        if handed_over.is_none() {
+            if let Some(written) = file.write_at_once(bytes, position, options) {
+                return Poll::Ready(written);
+            }
+            let (clone, bytes) = (file.clone(), bytes.to_vec());
+            let call = move || clone.write_at_with(&bytes, position, options);
+            *handed_over = Some(file.blocking().run(call));
+        }
+        let call = handed_over.as_mut().expect("it was put there");
+        Pin::new(call).poll(context)
+    }
+}
+
 impl File {
     /// Writes `bytes` at byte `position`, and returns how many were written: all of them, or fewer because something
     /// went wrong after some (the next call tells what). Past the file's end the file grows, and what lies between

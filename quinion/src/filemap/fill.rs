@@ -98,7 +98,7 @@ const STALL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Filemap {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) room: Arc<WaitQueue>,
+    pub(crate) wait_queue: Arc<WaitQueue>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) reclaim: Reclaim,
     /// Dirty pages on their way to their files.
@@ -242,7 +242,7 @@ impl Filemap {
     ///
     /// # Panics
     /// If the smallest is larger than the largest.
-    pub fn new(arena: Arc<Arena>, room: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
+    pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
         let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
         let writeback = WritebackOptions::default();
@@ -250,12 +250,12 @@ impl Filemap {
             reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
             writeback: Writeback::new(
                 Arc::clone(&arena),
-                Arc::clone(&room),
+                Arc::clone(&wait_queue),
                 Arc::clone(&counters),
                 writeback,
             ),
             arena,
-            room,
+            wait_queue,
             counters,
             background: BackgroundThread::new(),
             makes_room: false,
@@ -282,9 +282,9 @@ impl Filemap {
     /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
     #[must_use]
     pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
-        let (arena, room, counters) =
-            (Arc::clone(&self.arena), Arc::clone(&self.room), Arc::clone(&self.counters));
-        self.writeback = Writeback::new(arena, room, counters, options);
+        let (arena, wait_queue, counters) =
+            (Arc::clone(&self.arena), Arc::clone(&self.wait_queue), Arc::clone(&self.counters));
+        self.writeback = Writeback::new(arena, wait_queue, counters, options);
         self
     }
 
@@ -360,9 +360,9 @@ impl Filemap {
         let is_asked = wanted.contains(&gaps[0].0);
         let coming = (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(self, &gaps, is_asked));
         let how = (need, coming.as_ref());
-        let room = self.charge_and_frames((pool, mapping), &mut gaps, window, how, wait_policy.locks());
-        let (charge, frames) = match room {
-            Ok(room) => room,
+        let reserved = self.charge_and_frames((pool, mapping), &mut gaps, window, how, wait_policy.locks());
+        let (charge, frames) = match reserved {
+            Ok(wait_queue) => wait_queue,
             Err(refused) => return refused,
         };
         let runs = deal_out(&gaps, &frames);
@@ -873,7 +873,7 @@ impl Filemap {
         } else {
             let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
             let looks_again = || self.under_way().1 != any;
-            self.room.wait(&*backend, &mut || landed(fills()) || looks_again());
+            self.wait_queue.wait(&*backend, &mut || landed(fills()) || looks_again());
         }
     }
 
@@ -1375,7 +1375,7 @@ impl FillSink for WindowFills {
         self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.filemap.reclaim.fill_ends(self.pool);
         let first = PageKey { mapping: self.mapping.id(), page: run.index };
-        self.filemap.room.wake_filled(first, run.pages);
+        self.filemap.wait_queue.wake_filled(first, run.pages);
     }
 
     fn pages_read(&self, run: FillRun, pages: Range<u32>) {
@@ -1390,7 +1390,7 @@ impl FillSink for WindowFills {
 
     fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
         let first = PageKey { mapping: self.mapping.id(), page: run.index.plus(u64::from(pages.start)) };
-        self.filemap.room.wake_filled(first, pages.end - pages.start);
+        self.filemap.wait_queue.wake_filled(first, pages.end - pages.start);
     }
 }
 
@@ -1444,9 +1444,9 @@ mod tests {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
         let leaving = Arc::new(ReapBacklog { file, left: AtomicUsize::new(0) });
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
-        let room = Arc::new(WaitQueue::new());
+        let wait_queue = Arc::new(WaitQueue::new());
         let orders = Orders { min: Order(0), max: Order(9) };
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
         let known = leaving.attributes().unwrap();
         let mapping = Mapping::new(arena, id, backend, &known, ForkGuard::new(), Tuning::default());

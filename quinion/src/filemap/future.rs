@@ -3,8 +3,8 @@
 //! ```text
 //!   poll   1 what was waited for: still pending?                     -> Pending
 //!          2 read what is there, start what is not                   -> all of it: Ready
-//!          3 the page that stops it is being filled: leave word      -> Pending
-//!            it is not there and could not be started: an errand     -> Pending
+//!          3 the page that stops it is being filled: register        -> Pending
+//!            it is not there and could not be started: a task        -> Pending
 //! ```
 //!
 //! Bytes land in the cache's frames, never in the caller's buffer; they are
@@ -12,13 +12,12 @@
 //! a fill that ends in the cache, and borrows its buffer like any call.
 //!
 //! What may block is not done by a poll. Memory that is short, a page whose
-//! fill failed and a look at the file's end are **errands**: the room's poller
-//! does them, one after the other, and wakes the future.
+//! fill failed and a look at the file's end are **tasks**: the wait queue's
+//! poller does them, one after the other, and wakes the future.
 //!
 //! Invariants:
-//!  1. A pending future has a word at the desk or an errand under way, each with the waker of its last poll.
-//!  2. A page that was waited for and did not come is sought by an errand, which finds out why: no future
-//!     polls for ever.
+//!  1. A pending future is registered or has a task under way, each with the waker of its last poll.
+//!  2. A page that was waited for and did not come is sought by a task, which finds out why: no future polls for ever.
 //!  3. Bytes that were read before an error are returned; the error comes with the next read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,13 +49,13 @@ pub(crate) struct PendingRead {
 enum WaitingFor {
     #[default]
     Nothing,
-    /// The page at this byte; a word for it lies at the desk.
-    Page { position: u64, word: Option<RegisteredWaiter> },
+    /// The page at this byte, for which it is registered.
+    Page { position: u64, waiter: Option<RegisteredWaiter> },
     /// Something that the poller does.
-    Errand(Arc<Mutex<TaskOutcome>>),
+    Task(Arc<Mutex<TaskOutcome>>),
 }
 
-/// What has become of an errand.
+/// What has become of a task.
 #[derive(Debug)]
 enum TaskOutcome {
     Pending(Waker),
@@ -107,7 +106,7 @@ impl Filemap {
             match self.read_ready(mapping, reader, &mut progress.read, position, to) {
                 // 3
                 Ok(Some(PollBlocked::Page(position))) => {
-                    progress.waited = WaitingFor::Page { position, word: None }
+                    progress.waited = WaitingFor::Page { position, waiter: None }
                 }
                 Ok(Some(PollBlocked::End))
                     if progress.read.done == 0
@@ -141,8 +140,8 @@ impl Filemap {
     ) -> Result<Poll<()>, Error> {
         match std::mem::take(&mut progress.waited) {
             WaitingFor::Nothing => Ok(Poll::Ready(())),
-            WaitingFor::Page { position, word } => {
-                drop(word); // it was granted, or this is not the waker it has
+            WaitingFor::Page { position, waiter } => {
+                drop(waiter); // it was woken, or this is not the waker it has
                 match mapping.probe(PageIndex::of_byte(position)) {
                     Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
                     Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
@@ -157,7 +156,7 @@ impl Filemap {
                     }
                 }
             }
-            WaitingFor::Errand(outcome) => {
+            WaitingFor::Task(outcome) => {
                 let own = context.waker().clone();
                 let mut now = outcome.lock().unwrap_or_else(PoisonError::into_inner);
                 match &mut *now {
@@ -166,7 +165,7 @@ impl Filemap {
                         let before = std::mem::replace(waker, own);
                         drop(now); // before the waker goes
                         drop(before);
-                        progress.waited = WaitingFor::Errand(outcome);
+                        progress.waited = WaitingFor::Task(outcome);
                         Ok(Poll::Pending)
                     }
                 }
@@ -193,7 +192,7 @@ impl Filemap {
         }
     }
 
-    /// Leaves word for the page at byte `position`, which is being filled.
+    /// Registers for the page at byte `position`, which is being filled.
     fn await_page(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
@@ -203,16 +202,17 @@ impl Filemap {
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
-        let wish = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
+        let condition = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
         let place = PageKey { mapping: mapping.id(), page: index };
-        let left = self.room.register(&mapping.backend(), place, wish, context.waker().clone());
-        let word = match left.map_err(Repr::NoThread)? {
-            Registered::Granted => None,
-            Registered::Word(word) => Some(word),
+        let registered =
+            self.wait_queue.register(&mapping.backend(), place, condition, context.waker().clone());
+        let waiter = match registered.map_err(Repr::NoThread)? {
+            Registered::Ready => None,
+            Registered::Waiting(waiter) => Some(waiter),
         };
-        let is_left = word.is_some();
-        progress.waited = WaitingFor::Page { position, word };
-        if is_left { Ok(Poll::Pending) } else { self.poll_waited(mapping, reader, progress, context) }
+        let is_registered = waiter.is_some();
+        progress.waited = WaitingFor::Page { position, waiter };
+        if is_registered { Ok(Poll::Pending) } else { self.poll_waited(mapping, reader, progress, context) }
     }
 
     /// Has the poller do what may block.
@@ -236,8 +236,8 @@ impl Filemap {
                 waker.wake();
             }
         };
-        self.room.send(Box::new(task)).map_err(Repr::NoThread)?;
-        progress.waited = WaitingFor::Errand(outcome);
+        self.wait_queue.send(Box::new(task)).map_err(Repr::NoThread)?;
+        progress.waited = WaitingFor::Task(outcome);
         Ok(())
     }
 }

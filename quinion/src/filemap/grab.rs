@@ -79,7 +79,7 @@ impl Filemap {
         let (room, refused) = (None, None);
         let mut frames = CacheFrames { filemap: self, mapping, pool, shape, bring_back, room, refused };
         let how = Grab { shape, on_locked, dirty };
-        let (grabbed, end) = mapping.grab(&self.room, pages, how, &mut frames, &mut |_| {});
+        let (grabbed, end) = mapping.grab(&self.wait_queue, pages, how, &mut frames, &mut |_| {});
         match end {
             _ if !grabbed.is_empty() => Ok(grabbed),
             GrabEnd::All | GrabEnd::Size => Ok(grabbed),

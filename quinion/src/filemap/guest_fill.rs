@@ -108,7 +108,7 @@ impl Filemap {
                     continue;
                 }
             };
-            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
+            self.wait_queue.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
             match held.is_readable() {
                 ReadableState::Yes => {
                     let end = held.first().plus(u64::from(held.order().pages()));

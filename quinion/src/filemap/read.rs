@@ -391,7 +391,7 @@ impl Filemap {
         let readable = || held.is_readable_at(miss.index);
         match wait_policy {
             WaitPolicy::Wait => {
-                self.room.wait(&*mapping.backend(), &mut || readable() != ReadableState::NotYet);
+                self.wait_queue.wait(&*mapping.backend(), &mut || readable() != ReadableState::NotYet);
             }
             // Fetching what has arrived starts nothing and waits for nothing.
             WaitPolicy::Start | WaitPolicy::Now | WaitPolicy::CacheOnly => {

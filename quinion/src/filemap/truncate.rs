@@ -309,14 +309,14 @@ impl Filemap {
             }
         }
         // What has left the index while it was being written.
-        self.room.wait(&*flushed_by(mapping), &mut || mapping.detached_pages() == 0);
+        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.detached_pages() == 0);
     }
 
     /// Waits until what is in flight of a held folio has ended.
     fn wait_for_folio(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let word = || self.arena.view().own(held.frame()).word();
-        self.room.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
-        self.room.wait(&*flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
+        self.wait_queue.wait(&*mapping.backend(), &mut || !word().has(Flags::LOCKED));
+        self.wait_queue.wait(&*flushed_by(mapping), &mut || !word().has(Flags::WRITEBACK));
     }
 
     // ---- step 5 ---------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ impl Filemap {
                 Err(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != ReadableState::NotYet;
-                    self.room.wait(&*mapping.backend(), &mut || filled());
+                    self.wait_queue.wait(&*mapping.backend(), &mut || filled());
                 }
                 Err(WriteRefused::Pinned) => {
                     drop(held);

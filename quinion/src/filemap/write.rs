@@ -427,7 +427,7 @@ impl Filemap {
     /// Waits until a thread that fills the folio at `index` has done so, if anybody does.
     fn wait_filled(&self, mapping: &Mapping, index: PageIndex) {
         if let Ok(held) = mapping.try_hold(index) {
-            self.room.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
+            self.wait_queue.wait(&*mapping.backend(), &mut || held.is_readable() != ReadableState::NotYet);
         }
     }
 
@@ -578,15 +578,15 @@ impl Filemap {
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let mut gaps = vec![(pages.start, count)];
-        let room = self.charge_and_frames(
+        let reserved = self.charge_and_frames(
             (pool, mapping),
             &mut gaps,
             window,
             (FillUrgency::Asked, None),
             LockWait::Wait,
         );
-        let (charge, frames) = match room {
-            Ok(room) => room,
+        let (charge, frames) = match reserved {
+            Ok(wait_queue) => wait_queue,
             Err(FillOutcome::Nothing) => return Ok(0), // others have brought the first page to its place
             Err(FillOutcome::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
             Err(_) => return Err(self.no_memory(piece.position).into()),
@@ -703,7 +703,7 @@ impl Filemap {
                 self.arena.free(frame, order);
             }
         }
-        self.room.wake_filled(PageKey { mapping: mapping.id(), page: run.index }, run.pages);
+        self.wait_queue.wake_filled(PageKey { mapping: mapping.id(), page: run.index }, run.pages);
     }
 
     pub(super) fn no_memory(&self, position: u64) -> Error {

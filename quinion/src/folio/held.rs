@@ -20,10 +20,9 @@
 //! readable. A fill may fail, and a change of the file detaches it.
 
 use crate::arena::written as arena_written;
-use crate::arena::{Arena, HoldRefused, PutOutcome, ReadableState, Ticket, WriteRefused};
+use crate::arena::{Arena, HoldRefused, PutOutcome, ReadableState, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
-use super::writer::FolioWriter;
 use super::{copy, written};
 
 /// A folio that this value keeps from being reused. It may leave the index all the same.
@@ -168,12 +167,6 @@ impl<'a> HeldFolio<'a> {
         if !arena_written::is_quiet(self.arena.view().own_write_sequence(frame)) {
             drop(self.arena.page_locks().lock(frame));
         }
-    }
-
-    /// The right to change the folio's bytes in place, for as long as it is held; see [`FolioWriter`].
-    #[inline]
-    pub fn writer(&self) -> Result<FolioWriter<'_>, WriteRefused> {
-        FolioWriter::begin(self)
     }
 
     /// How many bytes from file position `position` on can be read: to the folio's end, or while it is filled to

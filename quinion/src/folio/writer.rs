@@ -52,10 +52,18 @@ pub struct WriteOutcome {
     pub refused: Option<WriteRefused>,
 }
 
+impl HeldFolio<'_> {
+    /// The right to change the folio's bytes in place, for as long as it is held; see [`FolioWriter`].
+    #[inline]
+    pub fn writer(&self) -> Result<FolioWriter<'_>, WriteRefused> {
+        FolioWriter::begin(self)
+    }
+}
+
 impl<'h> FolioWriter<'h> {
     /// See [`HeldFolio::writer`].
     #[inline]
-    pub(super) fn begin(held: &'h HeldFolio<'h>) -> Result<Self, WriteRefused> {
+    fn begin(held: &'h HeldFolio<'h>) -> Result<Self, WriteRefused> {
         held.arena().view().own(held.frame()).begin_writes()?;
         Ok(Self { held })
     }

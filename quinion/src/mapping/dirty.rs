@@ -44,7 +44,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::arena::dirty::{BitTable, after_bytes, before_flush};
 use crate::arena::pages_read::words;
@@ -54,6 +54,7 @@ use crate::folio::HeldFolio;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 
+use super::dirty_counts::{DirtyPages, NEVER};
 use super::owner::{Mapping, MappingGuard};
 
 /// The mark of an entry that is dirty.
@@ -71,86 +72,6 @@ pub const TAGGED_MAX: usize = 4096;
 const ENTRIES_MAX: usize = 1024;
 /// Of these, listed at a time.
 const ENTRIES_BATCH: usize = 64;
-/// In place of a moment: nothing is dirty.
-const NEVER: u64 = u64::MAX;
-
-/// How many pages are dirty, and how many under write-back: of one mapping, or of all those of a cache. They change
-/// under tree locks; a thread that has none reads what was so a moment ago.
-#[derive(Debug, Default)]
-pub struct DirtyPages {
-    dirty: AtomicU64,
-    writeback: AtomicU64,
-    behind: AtomicU64,
-}
-
-impl DirtyPages {
-    /// Pages that are to be written.
-    pub fn dirty(&self) -> u64 {
-        self.dirty.load(Ordering::Relaxed)
-    }
-    /// Pages that are being written, those of folios that have left the index among them.
-    pub fn writeback(&self) -> u64 {
-        self.writeback.load(Ordering::Relaxed)
-    }
-    /// Of the dirty ones, those of folios that go when they have been written, unless somebody wants them.
-    pub fn drop_behind(&self) -> u64 {
-        self.behind.load(Ordering::Relaxed)
-    }
-    /// What is not in the files yet: a page that was changed while it is being written is counted twice, because
-    /// it is written twice.
-    pub fn total(&self) -> u64 {
-        self.dirty() + self.writeback()
-    }
-}
-
-/// What one mapping counts.
-#[derive(Debug)]
-pub(super) struct Counts {
-    own: DirtyPages,
-    /// Pages under write-back of folios that have left the index.
-    detached: AtomicU64,
-    /// When the first of what is dirty became so; [`NEVER`] if nothing is.
-    since: AtomicU64,
-    totals: Arc<DirtyPages>,
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        let (own, detached) = (DirtyPages::default(), AtomicU64::new(0));
-        Self { own, detached, since: AtomicU64::new(NEVER), totals: Arc::default() }
-    }
-}
-
-/// One of the numbers of [`DirtyPages`].
-type DirtyCounter = fn(&DirtyPages) -> &AtomicU64;
-
-impl Counts {
-    fn add(&self, number: DirtyCounter, pages: u32) {
-        number(&self.own).fetch_add(u64::from(pages), Ordering::Relaxed);
-        number(&self.totals).fetch_add(u64::from(pages), Ordering::Relaxed);
-    }
-    fn sub(&self, number: DirtyCounter, pages: u32) {
-        let before = number(&self.own).fetch_sub(u64::from(pages), Ordering::Relaxed);
-        debug_assert!(before >= u64::from(pages), "{pages} pages are taken off {before}");
-        number(&self.totals).fetch_sub(u64::from(pages), Ordering::Relaxed);
-    }
-    /// `pages` pages became dirty.
-    fn dirtied(&self, pages: u32, behind: bool, now: Millis) {
-        if self.own.dirty() == 0 && pages > 0 {
-            self.since.store(now.0.min(NEVER - 1), Ordering::Relaxed);
-        }
-        self.add(|pages| &pages.dirty, pages);
-        self.add(|pages| &pages.behind, if behind { pages } else { 0 });
-    }
-    /// `pages` pages are not dirty any more.
-    fn cleaned(&self, pages: u32, behind: bool) {
-        self.sub(|pages| &pages.dirty, pages);
-        self.sub(|pages| &pages.behind, if behind { pages } else { 0 });
-        if self.own.dirty() == 0 {
-            self.since.store(NEVER, Ordering::Relaxed);
-        }
-    }
-}
 
 /// What became of pages that were to be marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

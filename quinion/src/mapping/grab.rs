@@ -180,7 +180,7 @@ pub trait FrameSource {
 #[derive(Debug)]
 pub struct Grabbed<'a> {
     mapping: &'a Mapping,
-    room: &'a WaitQueue,
+    wait_queue: &'a WaitQueue,
     dirty: Dirtying,
     folios: VecDeque<LockedFolio<'a>>,
 }
@@ -203,8 +203,8 @@ enum Untouched {
 
 impl<'a> Grabbed<'a> {
     /// Nothing, yet.
-    fn none(mapping: &'a Mapping, room: &'a WaitQueue, dirty: Dirtying) -> Self {
-        Self { mapping, room, dirty, folios: VecDeque::new() }
+    fn none(mapping: &'a Mapping, wait_queue: &'a WaitQueue, dirty: Dirtying) -> Self {
+        Self { mapping, wait_queue, dirty, folios: VecDeque::new() }
     }
     /// The folios, in rising order.
     pub fn folios(&self) -> impl Iterator<Item = &LockedFolio<'a>> {
@@ -224,7 +224,7 @@ impl<'a> Grabbed<'a> {
     }
     /// Lets go of all but the first `folios`.
     pub fn truncate(&mut self, folios: usize) {
-        let mut rest = Grabbed::none(self.mapping, self.room, self.dirty);
+        let mut rest = Grabbed::none(self.mapping, self.wait_queue, self.dirty);
         rest.folios = self.folios.split_off(folios.min(self.folios.len()));
     }
     /// How many folios there are.
@@ -301,7 +301,8 @@ impl<'a> Grabbed<'a> {
             }
         }
         if let Some(page) = first {
-            self.room.wake_filled(PageKey { mapping: self.mapping.id(), page }, (end.0 - page.0) as u32);
+            self.wait_queue
+                .wake_filled(PageKey { mapping: self.mapping.id(), page }, (end.0 - page.0) as u32);
         }
         ended
     }
@@ -379,7 +380,7 @@ impl Mapping {
     /// mapping's but Write.
     pub fn grab<'a, S: FrameSource>(
         &'a self,
-        room: &'a WaitQueue,
+        wait_queue: &'a WaitQueue,
         pages: Range<PageIndex>,
         how: Grab,
         source: &mut S,
@@ -387,7 +388,7 @@ impl Mapping {
     ) -> (Grabbed<'a>, GrabEnd<S::Error>) {
         let unit = how.shape.orders.min;
         let (mut at, end) = (pages.start.align_down(unit), pages.end.align_up(unit));
-        let mut grabbed = Grabbed::none(self, room, how.dirty);
+        let mut grabbed = Grabbed::none(self, wait_queue, how.dirty);
         let mut fruitless = 0;
         while at < end {
             let limit = end.min(self.grab_limit(unit));
@@ -454,7 +455,7 @@ impl Mapping {
         let framed = round.end;
         watch(GrabStep::Framed);
         // 3
-        self.lock_present(grabbed.room, pages.start, how, &mut round);
+        self.lock_present(grabbed.wait_queue, pages.start, how, &mut round);
         watch(GrabStep::Locked);
         // 4, 5
         let (inserted, left) = self.insert_gaps(how, &mut round);
@@ -500,7 +501,13 @@ impl Mapping {
 
     /// 3: locks the folios between the runs of a round, in rising order. The round ends before the first page at which
     /// none is any more, and before one that is locked and not waited for.
-    fn lock_present<'a>(&'a self, room: &WaitQueue, from: PageIndex, how: Grab, round: &mut GrabRound<'a>) {
+    fn lock_present<'a>(
+        &'a self,
+        wait_queue: &WaitQueue,
+        from: PageIndex,
+        how: Grab,
+        round: &mut GrabRound<'a>,
+    ) {
         let GrabRound { end, runs, present, stop, .. } = round;
         let (mut at, mut runs) = (from, runs.iter().peekable());
         let mut batch = ReadBatch::new();
@@ -516,7 +523,7 @@ impl Mapping {
                 *end = at; // it has left since the look
             }
             for held in batch.drain() {
-                match self.lock_folio(room, held, how.on_locked) {
+                match self.lock_folio(wait_queue, held, how.on_locked) {
                     Ok(locked) => {
                         at = locked.end();
                         present.push(locked);
@@ -537,7 +544,7 @@ impl Mapping {
     /// Locks a held folio.
     fn lock_folio<'a>(
         &'a self,
-        room: &WaitQueue,
+        wait_queue: &WaitQueue,
         mut held: HeldFolio<'a>,
         on_locked: OnLocked,
     ) -> Result<LockedFolio<'a>, LockRefused> {
@@ -548,7 +555,7 @@ impl Mapping {
                 Ok(locked) => return Ok(locked),
                 Err((LockRefused::Locked, it)) if on_locked == OnLocked::Wait => {
                     let descriptor = self.view().own(it.frame());
-                    room.wait(&*self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
+                    wait_queue.wait(&*self.backend(), &mut || !descriptor.word().has(Flags::LOCKED));
                     held = it;
                 }
                 Err((refused, _)) => return Err(refused),
@@ -671,7 +678,7 @@ impl Mapping {
         let rest = all.split_off(kept);
         grabbed.folios.extend(all);
         // Unlocked, waked, and what was created taken out again.
-        let mut surplus = Grabbed::none(self, grabbed.room, grabbed.dirty);
+        let mut surplus = Grabbed::none(self, grabbed.wait_queue, grabbed.dirty);
         surplus.folios.extend(rest);
         drop(surplus);
         end

@@ -46,22 +46,11 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind, Value};
 
+use super::backing::Backing;
 use super::owner::{Mapping, MappingGuard};
 
 /// Entries that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 4096;
-
-/// What is behind the pages of a mapping.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Backing {
-    /// A file.
-    #[default]
-    Device,
-    /// Nothing: it is a memory file, whose pages stay where they are until they are punched or the file ends.
-    Kept,
-    /// Nothing, but its folios may go to the spill file.
-    Spills,
-}
 
 /// What stands at a page of a memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

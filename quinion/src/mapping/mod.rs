@@ -51,11 +51,15 @@
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
 #[cfg(feature = "std")]
+mod backing;
+#[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
 pub mod device;
 #[cfg(feature = "std")]
 mod dirty;
+#[cfg(feature = "std")]
+mod dirty_counts;
 #[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
@@ -67,6 +71,8 @@ mod lookup;
 mod memory;
 #[cfg(feature = "std")]
 mod nodes;
+#[cfg(feature = "std")]
+mod own_changes;
 #[cfg(feature = "std")]
 mod owner;
 #[cfg(feature = "std")]
@@ -85,14 +91,17 @@ mod split;
 mod version;
 
 #[cfg(feature = "std")]
+pub use backing::Backing;
+#[cfg(feature = "std")]
 pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
 #[cfg(feature = "std")]
 pub use device::Device;
 #[cfg(feature = "std")]
 pub use dirty::{
-    DirtyPages, MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome,
-    WritebackRun,
+    MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
+#[cfg(feature = "std")]
+pub use dirty_counts::DirtyPages;
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
 #[cfg(feature = "std")]
@@ -109,7 +118,7 @@ pub use insert::{
 };
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
-pub use memory::{Backing, MemoryEntry, MemoryPages, SeekTarget};
+pub use memory::{MemoryEntry, MemoryPages, SeekTarget};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]

@@ -50,12 +50,11 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, ForgetOutcome, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
+use super::backing::{Backing, SpillTarget};
 use super::device::Device;
-use super::dirty::Counts;
-use super::memory::Backing;
+use super::dirty_counts::DirtyCounts;
 use super::nodes::{Nodes, SpareNodes, Surplus, TreeCounts};
-use super::spill::SpillsTo;
-use super::version::OwnChanges;
+use super::own_changes::OwnChanges;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -94,7 +93,7 @@ pub struct Mapping {
     /// Where its frames are, if each page has its place.
     places: Option<Arc<GuestExtents>>,
     /// What is dirty; changed under the tree's lock.
-    pub(super) dirty: Counts,
+    pub(super) dirty: DirtyCounts,
     /// What flushes of our own have made of the file's times.
     pub(super) ours: OwnChanges,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
@@ -104,7 +103,7 @@ pub struct Mapping {
     /// The largest folio that writers make.
     folio_order_max: Order,
     /// Where its folios go when memory is short, if they may.
-    pub(super) spills_to: Option<SpillsTo>,
+    pub(super) spills_to: Option<SpillTarget>,
     /// Pages of values in the tree that stand for what is in the spill file; changed under its lock.
     pub(super) spilled: AtomicU64,
 }
@@ -165,7 +164,7 @@ impl Mapping {
             tuning,
             lists: None,
             places: None,
-            dirty: Counts::default(),
+            dirty: DirtyCounts::default(),
             ours: OwnChanges::default(),
             counters: None,
             backing: Backing::Device,

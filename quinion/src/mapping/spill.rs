@@ -41,17 +41,10 @@ use crate::spill::Spill;
 use crate::units::{Frame, Millis, Order, PageIndex, PoolNumber};
 use crate::xarray::{ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Stored, Value};
 
+use super::backing::SpillTarget;
 use super::dirty::{TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use super::insert::NewFolio;
 use super::owner::{Mapping, MappingGuard};
-
-/// Where a mapping's folios go when memory is short.
-#[derive(Clone, Debug)]
-pub(super) struct SpillsTo {
-    spill: Arc<Spill>,
-    /// The pool that is charged when they come back.
-    pool: PoolNumber,
-}
 
 /// A folio on its way to the spill file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -104,7 +97,7 @@ impl Mapping {
     /// back.
     #[must_use]
     pub fn with_spill(mut self, spill: &Arc<Spill>, pool: PoolNumber) -> Self {
-        self.spills_to = Some(SpillsTo { spill: Arc::clone(spill), pool });
+        self.spills_to = Some(SpillTarget { spill: Arc::clone(spill), pool });
         self
     }
 

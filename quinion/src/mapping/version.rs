@@ -28,21 +28,10 @@
 use std::sync::PoisonError;
 
 use crate::backend::{Attributes, Version};
-use crate::sync::lock::{Mutex, MutexGuard};
+use crate::sync::lock::MutexGuard;
 
+use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
-
-/// What is known of the file's times besides the version its folios were filled from.
-#[derive(Debug, Default)]
-pub(super) struct OwnChanges(Mutex<ObservedVersion>);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct ObservedVersion {
-    /// After the last of our flushes.
-    after: Option<Version>,
-    /// Before one of ours the file was not as we knew it.
-    is_strange: bool,
-}
 
 /// The moment before somebody looks at the file's attributes.
 #[derive(Clone, Copy, Debug)]

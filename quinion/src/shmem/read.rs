@@ -176,7 +176,7 @@ impl Shmem {
     /// Waits until a thread that fills a held folio has done so, if anybody does.
     pub(super) fn wait_filled(&self, mapping: &Mapping, held: &HeldFolio<'_>) {
         let is_done = || held.is_readable() != ReadableState::NotYet;
-        self.filemap.room.wait(&*mapping.backend(), &mut || is_done());
+        self.filemap.wait_queue.wait(&*mapping.backend(), &mut || is_done());
     }
 
     /// A folio was read; for a caller that judges it.

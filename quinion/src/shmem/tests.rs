@@ -42,16 +42,19 @@ impl Stage {
     /// The same, of a cache with a spill file, which holds what it was given until somebody waits for it.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
-        let (disk, room) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
+        let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
         let disk = Arc::new(SimulatedBackend::of_memory(disk, Faults::default()));
-        let spill = Spill::with_backend(disk, &SpillOptions::new("", 1 << 20), &arena, &room).unwrap();
-        (Self::with(pages, (arena, room, Some(Arc::clone(&spill)))), spill)
+        let spill = Spill::with_backend(disk, &SpillOptions::new("", 1 << 20), &arena, &wait_queue).unwrap();
+        (Self::with(pages, (arena, wait_queue, Some(Arc::clone(&spill)))), spill)
     }
 
-    fn with(pages: u64, (arena, room, spill): (Arc<Arena>, Arc<WaitQueue>, Option<Arc<Spill>>)) -> Self {
+    fn with(
+        pages: u64,
+        (arena, wait_queue, spill): (Arc<Arena>, Arc<WaitQueue>, Option<Arc<Spill>>),
+    ) -> Self {
         let orders = Orders { min: Order(0), max: Order(9) };
         let spills = spill.as_ref().map(|_| PoolNumber::DEFAULT);
-        let filemap = Filemap::new(arena, room, orders, Tuning::default()).with_spill(spill);
+        let filemap = Filemap::new(arena, wait_queue, orders, Tuning::default()).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
         let new = |id, spills| {
             shmem.new_mapping(MappingId(id), Order(9), spills, ForkGuard::new(), Tuning::default()).unwrap()
@@ -83,7 +86,7 @@ impl Stage {
     fn end(&self, run: FillRun, has_bytes: bool) {
         assert_eq!(self.shmem.filemap.arena.view().own(run.frame).complete(has_bytes), FillEnd::Attached);
         let place = PageKey { mapping: self.mapping.id(), page: run.index };
-        self.shmem.filemap.room.wake_filled(place, run.pages);
+        self.shmem.filemap.wait_queue.wake_filled(place, run.pages);
     }
 
     /// Puts a folio there that was allocated and not written, with junk in its frames.
@@ -292,7 +295,7 @@ fn t08_who_waits_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
             stage.shmem.filemap.arena.free(run.frame, order);
         }
         let place = PageKey { mapping: stage.mapping.id(), page: run.index };
-        stage.shmem.filemap.room.wake_filled(place, run.pages);
+        stage.shmem.filemap.wait_queue.wake_filled(place, run.pages);
         writer.join().unwrap();
         let read = reader.join().unwrap();
         assert!(

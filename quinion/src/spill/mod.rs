@@ -187,7 +187,7 @@ struct Store {
 pub struct Spill {
     me: Weak<Spill>,
     arena: Arc<Arena>,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     backend: Arc<dyn Backend>,
     compress: bool,
     store: Mutex<Store>,
@@ -207,7 +207,7 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in `room`.
+    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in `wait_queue`.
     ///
     /// # Errors
     /// See [`SpillRefused`].
@@ -215,7 +215,7 @@ impl Spill {
         options: &SpillOptions,
         engine: &Engine,
         arena: &Arc<Arena>,
-        room: &Arc<WaitQueue>,
+        wait_queue: &Arc<WaitQueue>,
     ) -> Result<Arc<Self>, SpillRefused> {
         let path = || options.path.clone();
         let refused = |source: io::Error| SpillRefused::File { path: path(), source };
@@ -224,7 +224,7 @@ impl Spill {
         let again = format!("/proc/self/fd/{}", file.as_raw_fd());
         let how = WriteOptions { creation: Creation::MustExist, start: InitialContent::Kept, mode: 0o600 };
         let opened = engine.open_for_writing(again, how).map_err(|error| refused(io::Error::other(error)))?;
-        Self::with_backend(Arc::new(opened), options, arena, room)
+        Self::with_backend(Arc::new(opened), options, arena, wait_queue)
     }
 
     /// As [`Spill::open`], in the file behind `backend`, which can write.
@@ -235,7 +235,7 @@ impl Spill {
         backend: Arc<dyn Backend>,
         options: &SpillOptions,
         arena: &Arc<Arena>,
-        room: &Arc<WaitQueue>,
+        wait_queue: &Arc<WaitQueue>,
     ) -> Result<Arc<Self>, SpillRefused> {
         let bytes = options.bytes_max;
         if !(PAGE_SIZE as u64..=BYTES_MAX).contains(&bytes) {
@@ -243,11 +243,11 @@ impl Spill {
         }
         let slots = Slots::new((bytes / PAGE_SIZE as u64) as u32);
         let records = vec![0; slots.slots() as usize];
-        backend.attach(room);
+        backend.attach(wait_queue);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             arena: Arc::clone(arena),
-            room: Arc::clone(room),
+            wait_queue: Arc::clone(wait_queue),
             backend,
             compress: options.compress,
             store: Mutex::new(Store { slots, records }),
@@ -275,7 +275,7 @@ impl Spill {
 
     /// Waits until nothing is under way to it.
     pub fn drain(&self) {
-        self.room.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
+        self.wait_queue.wait(&*self.backend, &mut || self.in_flight.load(Ordering::Relaxed) == 0);
     }
 
     /// Waits until the way of some folio has ended that is under way now, fetching completions meanwhile. `false`: none
@@ -283,7 +283,7 @@ impl Spill {
     pub fn wait_for_one(&self) -> bool {
         let (in_flight, ended) = self.under_way();
         let has_ended = |(now, others): (u64, u64)| now == 0 || others != ended;
-        self.room.wait(&*self.backend, &mut || has_ended(self.under_way()));
+        self.wait_queue.wait(&*self.backend, &mut || has_ended(self.under_way()));
         in_flight > 0
     }
 
@@ -386,7 +386,7 @@ impl Spill {
 
     /// Waits until nobody reads what `value` stood for a moment ago.
     pub fn wait_for_reader(&self, value: Value) {
-        self.room.wait(&*self.backend, &mut || {
+        self.wait_queue.wait(&*self.backend, &mut || {
             let store = self.store();
             let slots = store.slots_of(value);
             !store.slots.is_read(&slots)
@@ -464,7 +464,7 @@ impl Drop for SlotReadGuard<'_> {
         ended.into_iter().for_each(|slots| store.slots.end_read(slots));
         self.spill.missing_run.store(u32::MAX, Ordering::Relaxed);
         drop(store);
-        self.spill.room.wake();
+        self.spill.wait_queue.wake();
     }
 }
 

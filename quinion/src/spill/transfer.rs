@@ -165,7 +165,7 @@ impl Spill {
     fn end(&self, order: Order) {
         self.ended.fetch_add(1, Ordering::Relaxed);
         self.in_flight.fetch_sub(u64::from(order.pages()), Ordering::Relaxed);
-        self.room.wake();
+        self.wait_queue.wake();
     }
 }
 
@@ -194,7 +194,7 @@ impl FlushSink for OutgoingFolio {
 struct FetchBatch {
     left: AtomicUsize,
     failed: Mutex<Option<io::Error>>,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 impl FetchBatch {
@@ -213,7 +213,7 @@ impl FillSink for FetchBatch {
         // Release, partner: the Acquire in `fetch`: a thread that sees that all have ended sees their errors, and the
         // bytes.
         self.left.fetch_sub(1, Ordering::Release);
-        self.room.wake();
+        self.wait_queue.wake();
     }
 }
 
@@ -234,12 +234,12 @@ impl Spill {
     /// # Safety
     /// The frames are the caller's alone, and in no tree.
     pub unsafe fn fetch(&self, parts: &[SpilledPart]) -> io::Result<()> {
-        let room = Arc::clone(&self.room);
+        let wait_queue = Arc::clone(&self.wait_queue);
         let (plain, packed) = self.sorted(parts);
         // Should a backend panic, somebody may still be reading into these: then they are nobody's for ever.
         let mut packed = ManuallyDrop::new(packed);
         let left = AtomicUsize::new(plain.len() + packed.len());
-        let fetching = Arc::new(FetchBatch { left, failed: Mutex::default(), room });
+        let fetching = Arc::new(FetchBatch { left, failed: Mutex::default(), wait_queue });
         let sink = || Arc::clone(&fetching) as Arc<dyn FillSink>;
         let mut fills = Vec::with_capacity(plain.len() + packed.len());
         for &run in &plain {
@@ -259,7 +259,7 @@ impl Spill {
         }
         self.backend.submit_with_reap(fills);
         // Acquire, partner: the Release in `fill_completed`.
-        self.room.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
+        self.wait_queue.wait(&*self.backend, &mut || fetching.left.load(Ordering::Acquire) == 0);
         let packed = ManuallyDrop::into_inner(packed);
         let failed = fetching.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let outcome = failed

@@ -9,7 +9,7 @@
 //!     a need of memory           | anything                            (round.rs)
 //!                                v
 //!     run.rs   tree lock: take runs of dirty pages, give each a number --> Flush --> backend
-//!              the end: bits, the account, the error --> room.wake()
+//!              the end: bits, the account, the error --> wait_queue.wake()
 //!     plan.rs  when, whom, how long: numbers in, decisions out
 //! ```
 //!
@@ -157,7 +157,7 @@ pub struct Writeback {
     /// For what outlives a call: flushes that are under way.
     me: Weak<Writeback>,
     arena: Arc<Arena>,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
     counters: Arc<Counters>,
     options: WritebackOptions,
     totals: Arc<DirtyPages>,
@@ -179,17 +179,17 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// The write-back of a cache over `arena`, whose waiters wait in `room`. No file is dirty, and no thread runs yet.
+    /// The write-back of a cache over `arena`, whose waiters wait in `wait_queue`. No file is dirty, and no thread runs yet.
     pub fn new(
         arena: Arc<Arena>,
-        room: Arc<WaitQueue>,
+        wait_queue: Arc<WaitQueue>,
         counters: Arc<Counters>,
         options: WritebackOptions,
     ) -> Arc<Self> {
         let writeback = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             arena,
-            room,
+            wait_queue,
             counters,
             options,
             totals: Arc::default(),

@@ -178,7 +178,7 @@ impl FlushSink for FlushInFlight {
         }
         mapping.look_after_flush();
         writeback.count_flush(written, bytes, errno);
-        writeback.room.wake();
+        writeback.wait_queue.wake();
     }
 }
 

@@ -171,7 +171,7 @@ impl Writeback {
     pub fn wait_for(&self, mapping: &Mapping, pages: Range<PageIndex>) {
         if let Some(writer) = mapping.writes_by() {
             let device = mapping.device();
-            self.room.wait(&**writer, &mut || !device.is_under_way(&pages, None));
+            self.wait_queue.wait(&**writer, &mut || !device.is_under_way(&pages, None));
         }
     }
 
@@ -203,14 +203,14 @@ impl Writeback {
         }
         // 3
         let begun = Some(device.next_flush());
-        self.room.wait(writer, &mut || !device.is_under_way(&pages, begun));
+        self.wait_queue.wait(writer, &mut || !device.is_under_way(&pages, begun));
     }
 
     /// Waits while much of the file is under way.
     fn wait_for_room(&self, mapping: &Mapping, writer: &dyn Backend) {
         let under_way = || mapping.dirty_pages().writeback();
         if under_way() > UNDER_WAY_MAX / 2 {
-            self.room.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);
+            self.wait_queue.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);
         }
     }
 
@@ -228,7 +228,7 @@ impl Writeback {
             Some((number, end)) if number >= tagged => end,
             Some((number, _)) => {
                 let is_over = || device.flush_at(page).is_none_or(|(other, _)| other != number);
-                self.room.wait(writer, &mut || is_over());
+                self.wait_queue.wait(writer, &mut || is_over());
                 page
             }
         }
@@ -247,7 +247,7 @@ impl Writeback {
         loop {
             match device.begin_sync(kind, pages, seen) {
                 Commit::Shared => return 0,
-                Commit::Wait => self.room.sleep(&mut || !device.is_syncing()),
+                Commit::Wait => self.wait_queue.sleep(&mut || !device.is_syncing()),
                 Commit::Own(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
             }
         }
@@ -273,7 +273,7 @@ impl Writeback {
             Ok(Err(error)) => self.dirty_again(mapping, (kind, pages), taken, errno_of(error)),
             Err(_) => self.dirty_again(mapping, (kind, pages), taken, UNNAMED),
         };
-        self.room.wake();
+        self.wait_queue.wake();
         if let Err(panic) = outcome {
             resume_unwind(panic);
         }

@@ -40,7 +40,7 @@
 //!   insert   one way down: conflict, shadow, split, store; and a run of folios
 //!   erase    remove, replace, compare-exchange; nodes and levels that go with it
 //!   split    a folio becomes several, each with a number of its own
-//!   iter     entries in order, gaps        mark    three searchable bits
+//!   iter     entries in order, gaps        mark    three searchable bits, set and found by `marking`
 //!   reserve  nodes taken before the lock   walk    readers
 //!   check    all invariants, and text
 //! ```
@@ -83,6 +83,8 @@ mod insert;
 mod iter;
 #[cfg(feature = "std")]
 mod mark;
+#[cfg(feature = "std")]
+mod marking;
 #[cfg(feature = "std")]
 mod node;
 #[cfg(feature = "std")]

@@ -26,7 +26,7 @@ pub struct Run {
     pages: usize,
     outcome: Mutex<Option<Result<usize, FlushError>>>,
     is_done: AtomicBool,
-    room: Arc<WaitQueue>,
+    wait_queue: Arc<WaitQueue>,
 }
 
 // SAFETY: the buffer is used by the fill or flush, and by the test after its end, which `is_done` publishes.
@@ -35,7 +35,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    fn new(room: &Arc<WaitQueue>, pages: usize) -> Arc<Self> {
+    fn new(wait_queue: &Arc<WaitQueue>, pages: usize) -> Arc<Self> {
         let layout = Self::layout(pages);
         // SAFETY: the layout is of at least one page, and the memory that long.
         let buffer = unsafe {
@@ -44,12 +44,18 @@ impl Run {
             buffer
         };
         let outcome = Mutex::new(None);
-        Arc::new(Self { buffer, pages, outcome, is_done: AtomicBool::new(false), room: Arc::clone(room) })
+        Arc::new(Self {
+            buffer,
+            pages,
+            outcome,
+            is_done: AtomicBool::new(false),
+            wait_queue: Arc::clone(wait_queue),
+        })
     }
 
     /// A fill of `pages` pages from `page` on.
-    pub fn fill(room: &Arc<WaitQueue>, page: u64, pages: usize) -> (Fill, Arc<Self>) {
-        let run = Self::new(room, pages);
+    pub fn fill(wait_queue: &Arc<WaitQueue>, page: u64, pages: usize) -> (Fill, Arc<Self>) {
+        let run = Self::new(wait_queue, pages);
         let fill_run = FillRun { index: PageIndex(page), frame: Frame(1), pages: pages as u32 };
         // SAFETY: the sink, which the fill holds until it is completed, keeps the memory.
         let fill = unsafe { Fill::new(fill_run, run.buffer, Arc::clone(&run) as Arc<dyn FillSink>) };
@@ -57,13 +63,18 @@ impl Run {
     }
 
     /// A flush of `bytes` to the file from `page` on.
-    pub fn flush(room: &Arc<WaitQueue>, page: u64, bytes: &[u8]) -> (Flush, Arc<Self>) {
-        Self::flush_from(room, page, bytes, 0)
+    pub fn flush(wait_queue: &Arc<WaitQueue>, page: u64, bytes: &[u8]) -> (Flush, Arc<Self>) {
+        Self::flush_from(wait_queue, page, bytes, 0)
     }
 
     /// The same, with memory that begins `crooked` bytes after a page's start.
-    pub fn flush_from(room: &Arc<WaitQueue>, page: u64, bytes: &[u8], crooked: usize) -> (Flush, Arc<Self>) {
-        let run = Self::new(room, (crooked + bytes.len()).div_ceil(PAGE));
+    pub fn flush_from(
+        wait_queue: &Arc<WaitQueue>,
+        page: u64,
+        bytes: &[u8],
+        crooked: usize,
+    ) -> (Flush, Arc<Self>) {
+        let run = Self::new(wait_queue, (crooked + bytes.len()).div_ceil(PAGE));
         let flush_run = FlushRun { index: PageIndex(page), frame: Frame(1), bytes: bytes.len() };
         // SAFETY: inside the memory, which the sink keeps, and which the flush holds until it is completed.
         let flush = unsafe {
@@ -85,7 +96,7 @@ impl Run {
     fn end(&self, outcome: Result<usize, FlushError>) {
         assert!(self.outcome.lock().unwrap().replace(outcome).is_none(), "it ends once");
         assert!(!self.is_done.swap(true, Ordering::AcqRel), "and only once"); // partner: `is_done`
-        self.room.wake();
+        self.wait_queue.wake();
     }
 
     /// How it ended. It has.
@@ -96,7 +107,7 @@ impl Run {
 
     /// Waits as those above do, reaping, and says how it ended.
     pub fn wait(&self, backend: &dyn Backend) -> Result<usize, FlushError> {
-        self.room.wait(backend, &mut || self.is_done());
+        self.wait_queue.wait(backend, &mut || self.is_done());
         self.outcome()
     }
 
@@ -132,19 +143,19 @@ impl Drop for Run {
 
 /// Writes one run and waits for it.
 pub fn write(
-    room: &Arc<WaitQueue>,
+    wait_queue: &Arc<WaitQueue>,
     backend: &dyn Backend,
     page: u64,
     bytes: &[u8],
 ) -> Result<usize, FlushError> {
-    let (flush, run) = Run::flush(room, page, bytes);
+    let (flush, run) = Run::flush(wait_queue, page, bytes);
     backend.flush(vec![flush]);
     run.wait(backend)
 }
 
 /// Reads `pages` pages from `page` on.
-pub fn read(room: &Arc<WaitQueue>, backend: &dyn Backend, page: u64, pages: usize) -> Vec<u8> {
-    let (fill, run) = Run::fill(room, page, pages);
+pub fn read(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend, page: u64, pages: usize) -> Vec<u8> {
+    let (fill, run) = Run::fill(wait_queue, page, pages);
     backend.submit(vec![fill]);
     run.bytes(backend)
 }

@@ -143,8 +143,8 @@ impl Rig {
     /// Folios of these orders, windows of at most `window` pages, and what the handle asks for.
     pub fn new(memory: u64, device: Arc<Parts>, orders: Orders, window: u32, handle: Orders) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
-        let room = Arc::new(WaitQueue::new());
-        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), room, orders, Tuning::default()));
+        let wait_queue = Arc::new(WaitQueue::new());
+        let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
         let known = device.attributes().unwrap();
         let backend = Arc::clone(&device) as Arc<dyn Backend>;
         let mapping = Mapping::new(

@@ -37,7 +37,7 @@ pub fn pages(range: Range<u64>) -> Range<PageIndex> {
 /// A cache of 16 MiB that can write back, and nothing above it.
 pub struct Stage {
     pub arena: Arc<Arena>,
-    pub room: Arc<WaitQueue>,
+    pub wait_queue: Arc<WaitQueue>,
     pub filemap: Arc<Filemap>,
     pub writeback: Arc<Writeback>,
 }
@@ -46,18 +46,18 @@ impl Stage {
     pub fn new(options: WritebackOptions) -> Self {
         Self::with_room(Arc::new(WaitQueue::new()), options)
     }
-    pub fn with_room(room: Arc<WaitQueue>, options: WritebackOptions) -> Self {
+    pub fn with_room(wait_queue: Arc<WaitQueue>, options: WritebackOptions) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let orders = Orders { min: Order(0), max: Order(0) };
-        let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&room), orders, Tuning::default());
+        let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&wait_queue), orders, Tuning::default());
         let filemap = Arc::new(filemap.with_writeback(options));
         let writeback = Arc::clone(filemap.writeback());
-        Self { arena, room, filemap, writeback }
+        Self { arena, wait_queue, filemap, writeback }
     }
 
     /// A file of this cache, with its size.
     pub fn open(&self, number: u32, backend: Arc<dyn Backend>) -> Opened<'_> {
-        backend.attach(&self.room);
+        backend.attach(&self.wait_queue);
         let known = backend.attributes().unwrap();
         let arena = Arc::clone(&self.arena);
         let reads_by = Arc::clone(&backend);
@@ -226,8 +226,8 @@ impl Backend for Watched {
     fn name(&self) -> &'static str {
         "watched"
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        self.inner.attach(room);
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.inner.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.call(|told| &mut told.before_attributes);
@@ -264,7 +264,7 @@ impl Backend for Watched {
 /// is reaped, as one does that is slow.
 pub struct Early {
     pub file: Arc<MemoryFile>,
-    room: Mutex<Option<Arc<WaitQueue>>>,
+    wait_queue: Mutex<Option<Arc<WaitQueue>>>,
     taken: Mutex<Vec<Flush>>,
     sync_fails: Mutex<Option<i32>>,
     is_full: AtomicBool,
@@ -274,7 +274,7 @@ impl Early {
     pub fn new(file: Arc<MemoryFile>) -> Arc<Self> {
         Arc::new(Self {
             file,
-            room: Mutex::default(),
+            wait_queue: Mutex::default(),
             taken: Mutex::default(),
             sync_fails: Mutex::default(),
             is_full: AtomicBool::new(false),
@@ -300,8 +300,8 @@ impl Backend for Early {
     fn name(&self) -> &'static str {
         "early"
     }
-    fn attach(&self, room: &Arc<WaitQueue>) {
-        *self.room.lock().unwrap() = Some(Arc::clone(room));
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        *self.wait_queue.lock().unwrap() = Some(Arc::clone(wait_queue));
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.file.attributes()
@@ -332,8 +332,8 @@ impl Backend for Early {
             self.file.change(|content| content[at..at + bytes.len()].copy_from_slice(&bytes));
         }
         self.taken.lock().unwrap().extend(flushes);
-        let room = self.room.lock().unwrap().clone();
-        room.iter().for_each(|room| room.wake());
+        let wait_queue = self.wait_queue.lock().unwrap().clone();
+        wait_queue.iter().for_each(|wait_queue| wait_queue.wake());
     }
     fn sync(&self, _kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
         self.sync_fails

@@ -565,9 +565,7 @@ impl Service {
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
         self.shared.ring_bell();
         self.shared.door.wake();
-        for thread in self.threads.drain(..) {
-            thread.join().expect("a thread of the service does not panic");
-        }
+        workers::join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
         self.shared.wake_waiters();
         self.shared.drain_rings();
@@ -612,6 +610,9 @@ impl Shared {
 
     /// Gives a process a seat and a page, if it is of our domain.
     fn admit(&self, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
+        if self.is_closed() {
+            return Err(Errno::SRCH);
+        }
         let member = self.domain.member(number).map_err(|_| Errno::ACCES)?;
         // The number was that process's when we asked: a descriptor of one that has ended is ready.
         if has_ended(&alive) {
@@ -866,6 +867,7 @@ impl Shared {
 
     /// What the code does that the viewer's process has loaded.
     fn examine(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
+        let _probe = self.workers.probe(job.process.number).ok_or(Errno::AGAIN)?;
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
@@ -913,19 +915,33 @@ impl Shared {
         let spent = descriptor & CREDIT_SPENT != 0;
         let was_sent = descriptor & SENT != 0;
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
+        let name = FileName { device, inode };
+        let probe = self.workers.probe(job.process.number).ok_or(Errno::AGAIN)?;
         // A process that has become somebody else has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
-        let name = FileName { device, inode };
-        let (file, mount) =
-            if was_sent { self.take_sent(job, descriptor)? } else { self.take_from(job, descriptor, name)? };
-        let _at_work = self.workers.enter(mount.device).ok_or(Errno::AGAIN)?;
-        check_readable(&file)?;
-        if FileName::of(&file) != Some(name) {
-            return Err(Errno(libc::ESTALE)); // the number is another file's by now
+        let (file, mount) = if was_sent {
+            self.take_sent(job, descriptor, name)?
+        } else {
+            self.take_from(job, descriptor, name)?
+        };
+        drop(probe);
+        // A file system that may hang in `close` is closed where nobody waits; else here, counted as work for it.
+        let close = |file: OwnedFd| match mount.answers() {
+            true => drop(file),
+            false => self.queues.close(QueueKey::Device(mount.device), file),
+        };
+        let Some(_at_work) = self.workers.enter(mount.device) else {
+            self.queues.close(QueueKey::Device(mount.device), file);
+            return Err(Errno::AGAIN);
+        };
+        if let Err(error) = check_file(&file, name) {
+            close(file);
+            return Err(error);
         }
         if let Some(credit) = self.owner.leaves_to_kernel(file.as_fd(), name, spent) {
+            close(file);
             return Ok([0, credit]);
         }
         // No viewer believes us before it is seen to that it hears of our end.
@@ -955,52 +971,41 @@ impl Shared {
     }
 
     /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
+    ///
+    /// Nothing of that process is read before: `/proc/PID/fdinfo/N` takes locks of what the number is of, and a process
+    /// can hold those of an epoll descriptor for ever. What was taken has a number of ours, which nobody exchanges.
     fn take_from(&self, job: &ViewerJob, descriptor: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
-        let process = job.process.number;
-        let expected = match mounts::of_descriptor(process, descriptor) {
-            Ok(mount) => {
-                self.check_file_system(mount).inspect_err(|_| {
-                    // What it is called is the kernel's to say, and asks no file system.
-                    if let Ok(path) = std::fs::read_link(format!("/proc/{process}/fd/{descriptor}")) {
-                        self.owner.unserved_file_system(&path, name);
-                    }
-                })?;
-                Some(mount)
-            }
-            // Then it cannot be taken either, which is told below.
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => None,
-            Err(_) => return Err(Errno::OPNOTSUPP),
-        };
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
             // Not to us: the process may be none that we have started.
             rustix::io::Errno::PERM | rustix::io::Errno::NOSYS if self.door.is_open() => Errno(TO_BE_SENT),
             error => Errno(error.raw_os_error()),
         })?;
-        self.check_mount(job, file, expected)
+        self.check_mount(job, file, name)
     }
 
     /// Takes a descriptor that the viewer has sent.
-    fn take_sent(&self, job: &ViewerJob, ticket: i32) -> Result<(OwnedFd, Mount), Errno> {
+    fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where nobody waits for it.
-        self.check_mount(job, offer.descriptor()?, None)
+        self.check_mount(job, offer.descriptor()?, name)
     }
 
-    /// What was taken, if it is of a file system whose files are served: the number that was looked at may have become
-    /// another file's. What is not is closed where nobody waits for it.
-    fn check_mount(
-        &self,
-        job: &ViewerJob,
-        file: OwnedFd,
-        expected: Option<Mount>,
-    ) -> Result<(OwnedFd, Mount), Errno> {
-        let mount = mounts::of_own(file.as_fd(), job.process.number, expected);
-        let checked = mount.map_err(|_| Errno::OPNOTSUPP);
-        match checked.and_then(|mount| self.check_file_system(mount).map(|()| mount)) {
-            Ok(mount) => Ok((file, mount)),
+    /// What was taken, if it is of a file system whose files are served. What is not is closed where nobody waits for
+    /// it.
+    fn check_mount(&self, job: &ViewerJob, file: OwnedFd, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
+        let known = mounts::path_of_own(file.as_fd())
+            .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
+        let Ok((path, mount)) = known else {
+            self.queues.close(QueueKey::Sender(job.process.number), file);
+            return Err(Errno::OPNOTSUPP);
+        };
+        match self.check_file_system(mount) {
+            Ok(()) => Ok((file, mount)),
             Err(error) => {
-                self.queues.close(QueueKey::Sender(job.process.number), file);
+                self.owner.unserved_file_system(&path, name);
+                // As a file of it that was served: a process that is about to unmount it waits for that.
+                self.queues.close(QueueKey::Device(mount.device), file);
                 Err(error)
             }
         }
@@ -1083,6 +1088,7 @@ impl Shared {
         self.drain_rings();
         self.drain_opened();
         self.drop_offers();
+        self.queues.retry();
         for viewer in self.present() {
             self.free_if_over(viewer);
         }
@@ -1284,6 +1290,15 @@ fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errn
 }
 
 /// Whether who has this descriptor can read the file by it.
+/// That it is the file of that name, and can be read.
+fn check_file(file: &OwnedFd, name: FileName) -> Result<(), Errno> {
+    check_readable(file)?;
+    if FileName::of(file) != Some(name) {
+        return Err(Errno(libc::ESTALE)); // the number is another file's by now
+    }
+    Ok(())
+}
+
 fn check_readable(file: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| Errno(error.raw_os_error()))?;
     // Access mode 3 is for ioctl alone: it includes O_WRONLY.

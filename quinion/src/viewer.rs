@@ -668,6 +668,11 @@ impl Viewer {
             if now == state::DONE {
                 return Ok(());
             }
+            // Only we free it: so zeros are in the place of the page, which this process has given back meanwhile. Its
+            // answer was written elsewhere, and nobody would wake us.
+            if now == state::FREE {
+                return Err(RequestError::OwnerGone);
+            }
             let time = sys::clock_millis();
             let beats = heartbeat.load(Ordering::Relaxed);
             if beats != beat {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -890,4 +891,149 @@ fn threads_of_a_viewer_read_right_while_everything_is_evicted_under_them() {
     let totals = service.stop();
     assert!(totals.misses > 0);
     Arc::into_inner(owner).expect("nobody else has it").arena().check().unwrap();
+}
+
+fn connected(path: &Path) -> std::os::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// 1. A process sends messages of no bytes, and behind them a socket that lingers, and closes all.
+/// 2. The keeper takes the first, takes the second for the end, and closes the connection: it waits for the socket.
+#[test]
+fn a_descriptor_behind_empty_messages_keeps_nobody_waiting() {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = listen(&path).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
+    let mut others = Vec::new();
+    for empty in [0, 1, 2, 3] {
+        let (stream, other) = lingering();
+        let end = connected(&path);
+        for _ in 0..empty {
+            send(&end, b"", SendFlags::NOSIGNAL).unwrap();
+        }
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [stream.as_fd()];
+        assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&end, &[std::io::IoSlice::new(b"x")], &mut with, SendFlags::NOSIGNAL).unwrap();
+        others.push(other);
+    }
+    // All of it lies there before the service starts, and is closed by the other side.
+    let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let begun = Instant::now();
+    Viewer::connect(&path, &hello).expect("it is let in beside them");
+    service.stop();
+    assert!(begun.elapsed() < Duration::from_secs(10), "somebody waited for a socket to linger");
+    drop(others); // ends the closes
+}
+
+/// 1. More connections than may be silent say nothing.
+/// 2. One that speaks is closed unread.
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let _service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
+    let _silent: Vec<_> = (0..100).map(|_| connected(&path)).collect();
+    Viewer::connect(&path, &hello).expect("a process that speaks is let in");
+}
+
+/// 1. Processes wait for events of an epoll instance, into memory whose faults nobody answers: a lock of it is held.
+/// 2. They ask for it to be attached, again and again. What the kernel tells of it waits for that lock.
+/// 3. No worker is left for anybody else, and none can be killed.
+#[test]
+fn a_descriptor_whose_lock_is_held_keeps_nobody_waiting() {
+    let Some(fault) = UnansweredFault::new() else {
+        return eprintln!("SKIPPED: userfaultfd is refused here");
+    };
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 4).unwrap();
+    let poller = fault.epoll_in_wait();
+    let file = temporary(1, 100_000);
+    let data = file.as_file().metadata().unwrap();
+    let (device, inode) = (data.dev(), data.ino());
+    let mut children: Vec<_> = (0..5)
+        .map(|_| {
+            let poller = Stdio::from(poller.try_clone().unwrap());
+            Command::new("sleep").arg("1000").stdin(poller).spawn().unwrap()
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for child in &children {
+            let theirs = service.admit(child.id()).unwrap().view().unwrap().waiting_at_most(100);
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    std::thread::sleep(Duration::from_millis(10));
+                    assert!(theirs.request(Operation::Attach, [0, device, inode]).is_err());
+                }
+            });
+        }
+    });
+    let honest = service.admit(us()).unwrap().view().unwrap().waiting_at_most(10_000);
+    let answer = honest.request(Operation::Attach, [file.as_file().as_raw_fd() as u64, device, inode]);
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    answer.expect("a worker is left");
+}
+
+/// Memory whose first touch waits until this is dropped.
+struct UnansweredFault {
+    _userfaultfd: std::os::fd::OwnedFd,
+    hole: usize,
+}
+
+impl UnansweredFault {
+    /// `None` if the system refuses it.
+    fn new() -> Option<Self> {
+        use std::os::fd::FromRawFd;
+        const API: (libc::Ioctl, [u64; 3]) = (0xc018_aa3f, [0xaa, 0, 0]);
+        const REGISTER: libc::Ioctl = 0xc020_aa00;
+        // SAFETY: the calls are given memory of ours of the sizes that they take, and the descriptor is new.
+        unsafe {
+            let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+            if descriptor < 0 {
+                return None;
+            }
+            let _userfaultfd = std::os::fd::OwnedFd::from_raw_fd(descriptor);
+            let mut api = API.1;
+            assert_eq!(libc::ioctl(descriptor, API.0, api.as_mut_ptr()), 0);
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let hole = libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) as usize;
+            let mut register = [hole as u64, 4096, 1, 0];
+            assert_eq!(libc::ioctl(descriptor, REGISTER, register.as_mut_ptr()), 0);
+            Some(Self { _userfaultfd, hole })
+        }
+    }
+
+    /// An epoll instance of which a thread waits for an event that is there, into this memory.
+    fn epoll_in_wait(&self) -> std::os::fd::OwnedFd {
+        use std::os::fd::FromRawFd;
+        // SAFETY: the descriptors are new; what the thread writes to is not used for anything else.
+        unsafe {
+            let poller = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+            let ready = libc::eventfd(1, libc::EFD_CLOEXEC);
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            assert_eq!(libc::epoll_ctl(poller, libc::EPOLL_CTL_ADD, ready, &raw mut event), 0);
+            let hole = self.hole;
+            std::thread::spawn(move || libc::epoll_wait(poller, hole as *mut _, 8, -1));
+            std::thread::sleep(Duration::from_millis(300)); // until it is there
+            std::os::fd::OwnedFd::from_raw_fd(poller)
+        }
+    }
 }

@@ -240,8 +240,14 @@ fn check_floors(house: &House, source: &Source) -> Vec<Complaint> {
     complaints
 }
 
-/// The packages, by the folders of their sources.
-const PACKAGES: [&str; 3] = ["faces/cli/src/", "bench/src/", "xtask/src/"];
+/// The packages, by the folders of their sources, and how many circles of imports each still has. They may only fall.
+const PACKAGES: [(&str, usize); 5] = [
+    ("quinion/src/", 1), // the fill path and what uncached reads leave behind
+    ("faces/cli/src/", 0),
+    ("faces/preload/src/", 1), // the viewer's state, and what is done when it changes: signals, forks, descriptors
+    ("bench/src/", 0),
+    ("xtask/src/", 0),
+];
 
 /// No files of a package name each other in a circle.
 fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
@@ -696,10 +702,14 @@ fn modules_name_only_floors_below() {
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     let sources = rust_files();
-    for root in PACKAGES {
+    for (root, known) in PACKAGES {
         assert!(sources.iter().any(|source| source.path.starts_with(root)), "there is no {root}");
+        let circles = check_imports(root, &sources);
+        assert!(circles.len() >= known, "{root} has fewer circles now; say so in PACKAGES");
+        if circles.len() > known {
+            expect_tidy(circles);
+        }
     }
-    expect_tidy(PACKAGES.into_iter().flat_map(|root| check_imports(root, &sources)).collect());
 }
 
 #[test]

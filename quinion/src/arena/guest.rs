@@ -66,14 +66,13 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::descriptor::before_bytes;
+use super::guests::{Guest, WORD, clear, is_set, set};
 use super::owner::{Arena, ArenaError, FrameStock, no_memory};
 use super::segment::{PageSize, Sharing, create_sized, seal};
 use super::shrink::{EmptyingCost, is_pinned};
 use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
-
-const WORD: u32 = u64::BITS;
 
 /// The processes that may write the memory of a guest, besides the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -351,106 +350,6 @@ impl Drop for GuestExtents {
     }
 }
 
-/// A guest as the stock knows it.
-#[derive(Debug)]
-pub(super) struct Guest {
-    extents: u32,
-    first: Frame,
-    /// A bit for each frame.
-    claimed: Vec<u64>,
-    claimed_pages: u32,
-    /// Its handle is gone.
-    is_closing: bool,
-}
-
-impl Guest {
-    fn new(first: Frame, extents: u32) -> Self {
-        let words = (extents * EXTENT_PAGES / WORD) as usize;
-        Self { extents, first, claimed: vec![0; words], claimed_pages: 0, is_closing: false }
-    }
-
-    fn end(&self) -> u32 {
-        self.first.extent() + self.extents
-    }
-    fn has(&self, frame: Frame) -> bool {
-        is_set(&self.claimed, frame.0 - self.first.0)
-    }
-
-    /// Claims those of `pages` frames from `frame` on that come before the first that is claimed; how many.
-    fn claim(&mut self, frame: Frame, pages: u32) -> u32 {
-        let start = frame.0 - self.first.0;
-        let free = (0..pages).find(|page| is_set(&self.claimed, start + page)).unwrap_or(pages);
-        (start..start + free).for_each(|page| set(&mut self.claimed, page));
-        self.claimed_pages += free;
-        free
-    }
-
-    /// Takes frames back; whether the guest has ended by that.
-    fn unclaim(&mut self, frame: Frame, pages: u32) -> bool {
-        let start = frame.0 - self.first.0;
-        for page in start..start + pages {
-            assert!(is_set(&self.claimed, page), "{frame:?} is freed twice");
-            clear(&mut self.claimed, page);
-        }
-        self.claimed_pages -= pages;
-        self.is_closing && self.claimed_pages == 0
-    }
-}
-
-/// All guests of an arena, by their first extents.
-#[derive(Debug, Default)]
-pub(super) struct Guests {
-    by_first: BTreeMap<u32, Guest>,
-    extents: u32,
-    /// Extents that are being emptied for one that is to come, and how many it is to have.
-    demand: Option<Range<u32>>,
-}
-
-impl Guests {
-    pub fn is_empty(&self) -> bool {
-        self.by_first.is_empty()
-    }
-    /// Extents of all of them.
-    pub fn extents(&self) -> u32 {
-        self.extents
-    }
-    /// Whose extent this is, with its first; `None`: no guest's.
-    pub fn of(&self, extent: u32) -> Option<(u32, &Guest)> {
-        let (&first, guest) = self.by_first.range(..=extent).next_back()?;
-        (extent < guest.end()).then_some((first, guest))
-    }
-    fn of_mut(&mut self, extent: u32) -> Option<(u32, &mut Guest)> {
-        let (&first, guest) = self.by_first.range_mut(..=extent).next_back()?;
-        (extent < guest.end()).then_some((first, guest))
-    }
-    /// The extents of each.
-    pub fn ranges(&self) -> Vec<Range<u32>> {
-        self.by_first.iter().map(|(&first, guest)| first..guest.end()).collect()
-    }
-    /// Whether it is an extent of a guest.
-    pub fn has(&self, extent: u32) -> bool {
-        self.of(extent).is_some()
-    }
-    /// The extents of a guest that is to come, whatever they are now.
-    pub fn demand(&self) -> Option<&Range<u32>> {
-        self.demand.as_ref()
-    }
-    /// How many extents a guest that is to come will take.
-    pub fn demanded(&self) -> u32 {
-        self.demand.as_ref().map_or(0, |range| range.end - range.start)
-    }
-
-    /// Takes back frames of one extent, if it is a guest's; whether it was, and whether that guest has ended.
-    pub fn take_back(&mut self, frame: Frame, pages: u32) -> Option<bool> {
-        self.of_mut(frame.extent()).map(|(_, guest)| guest.unclaim(frame, pages))
-    }
-
-    /// Whether nobody has the frame, if it is a guest's.
-    pub fn is_unclaimed(&self, frame: Frame) -> bool {
-        self.of(frame.extent()).is_some_and(|(_, guest)| !guest.has(frame))
-    }
-}
-
 impl Arena {
     /// Takes `extents` extents that follow each other for a guest, named `name` in `/proc`. They count as grown from
     /// now on; their pages get their memory when they are claimed.
@@ -708,16 +607,6 @@ fn cheapest_window(all: Range<u32>, extents: u32, cost: impl Fn(u32) -> Option<E
         }
     }
     best.map(|(_, first)| first)
-}
-
-fn is_set(words: &[u64], bit: u32) -> bool {
-    words[(bit / WORD) as usize] & 1 << (bit % WORD) != 0
-}
-fn set(words: &mut [u64], bit: u32) {
-    words[(bit / WORD) as usize] |= 1 << (bit % WORD);
-}
-fn clear(words: &mut [u64], bit: u32) {
-    words[(bit / WORD) as usize] &= !(1 << (bit % WORD));
 }
 
 #[cfg(test)]

@@ -23,9 +23,6 @@ use crate::sys::mountinfo::Line;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::owner::{Arena, MEMORY_MAX};
-use crate::units::EXTENT_SIZE;
-
 /// The most memory, in bytes, that this process may use by the limits of the machine, its control
 /// groups and its own resource limits. `u64::MAX` if none can be read. Reads a few files.
 pub fn process_limit() -> u64 {
@@ -35,14 +32,6 @@ pub fn process_limit() -> u64 {
         .filter_map(|file| group_limit(&read(file)?));
     let own = [Resource::As, Resource::Fsize].into_iter().filter_map(|resource| getrlimit(resource).current);
     machine.into_iter().chain(groups).chain(own).min().unwrap_or(u64::MAX)
-}
-
-/// What a cache takes that was told nothing: a quarter of [`process_limit`] in bytes, in whole extents,
-/// and at least the least an arena can be built with.
-pub fn default_memory() -> u64 {
-    let quarter = process_limit() / 4;
-    let whole = quarter - quarter % EXTENT_SIZE as u64;
-    whole.clamp(Arena::MEMORY_MIN, MEMORY_MAX)
 }
 
 /// The text of a file of the kernel's. These have no size to go by, so what most of them fit into is there before: a
@@ -155,6 +144,8 @@ impl Mount {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::{Arena, default_memory};
+    use crate::units::EXTENT_SIZE;
 
     fn files(cgroup: &str, mountinfo: &str) -> Vec<String> {
         let files = group_limits(&Some(cgroup.into()), &Some(mountinfo.into()));

@@ -65,6 +65,8 @@ mod cells;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod guest;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod guests;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod limits;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
@@ -72,6 +74,8 @@ mod owner;
 mod page_locks;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod segment;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod returned_frames;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod shrink;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -83,11 +87,11 @@ pub use guest::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use limits::{GroupVersion, default_memory, memory_groups, process_limit};
+pub use limits::{GroupVersion, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use owner::{
     AllocAmount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, FrameAlignment, OwnedView,
-    Reservation, Swap,
+    Reservation, Swap, default_memory,
 };
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};

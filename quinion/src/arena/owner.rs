@@ -50,11 +50,11 @@ use super::buddy::{Buddy, FrameRun, FreeLinks};
 use super::cells::{CELL_EXTENTS_MAX, CellFreed, CellLinks, Cells};
 use super::control::{COMMON_BYTES, CONTROL_BYTES, ControlView, VIEWER_BYTES, page_offset};
 use super::dirty::BitTable;
-use super::guest::Guests;
+use super::guests::Guests;
 use super::limits::process_limit;
 use super::page_locks::PageLocks;
+use super::returned_frames::ReturnedFrames;
 use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
-use super::shrink::ReturnedFrames;
 use super::tables::Tables;
 use super::view::{CellNumber, View};
 use super::{Flags, Layout, NodeHead};
@@ -1120,6 +1120,14 @@ impl CellLinks for View {
     fn set_link(&self, cell: CellNumber, to: u32) {
         self.slots(cell).expect("a cell of our own arena exists")[0].store(to, Ordering::Relaxed);
     }
+}
+
+/// What a cache takes that was told nothing: a quarter of [`process_limit`] in bytes, in whole extents,
+/// and at least the least an arena can be built with.
+pub fn default_memory() -> u64 {
+    let quarter = process_limit() / 4;
+    let whole = quarter - quarter % EXTENT_SIZE as u64;
+    whole.clamp(Arena::MEMORY_MIN, MEMORY_MAX)
 }
 
 /// Whether a descriptor's word is that of a frame no folio heads and nobody holds.

@@ -52,34 +52,10 @@
 use super::descriptor::before_bytes;
 use super::owner::{Arena, ArenaError, FrameStock, extents_within};
 use super::referenced::is_wanted;
+use super::returned_frames::ReturnedFrames;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
 use std::sync::atomic::Ordering;
-
-/// Which frames of an extent have come back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct ReturnedFrames([u64; EXTENT_PAGES as usize / 64]);
-
-impl ReturnedFrames {
-    /// Notes `pages` frames from `frame` on, which lie in its extent.
-    fn add(&mut self, frame: Frame, pages: u32) {
-        for at in (frame.0..frame.0 + pages).map(|frame| frame % EXTENT_PAGES) {
-            let (word, bit) = (&mut self.0[at as usize / 64], 1 << (at % 64));
-            assert!(*word & bit == 0, "{frame:?} is freed twice");
-            *word |= bit;
-        }
-    }
-    fn has(&self, frame: Frame) -> bool {
-        let at = frame.0 % EXTENT_PAGES;
-        self.0[at as usize / 64] & 1 << (at % 64) != 0
-    }
-    fn is_all(&self) -> bool {
-        self.0.iter().all(|word| *word == u64::MAX)
-    }
-    fn pages(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-}
 
 /// What emptying an extent would cost; the least is chosen first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

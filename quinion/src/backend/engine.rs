@@ -16,11 +16,9 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
-use super::file::{BufferedFile, LocalFile, OpenError, OpenFile, WriteOptions};
+use super::open_file::{BufferedFile, OpenFile};
 use super::ring::RingDriver;
 use super::threads::{BlockingSource, PoolSender, ReadAt, Source, ThreadPool, WriteAt};
 use super::work::Work;
@@ -96,7 +94,7 @@ impl fmt::Display for ChosenMechanism {
 /// What reads the files of one cache. The files keep it alive.
 #[derive(Clone, Debug)]
 pub struct Engine {
-    shared: Arc<EngineShared>,
+    pub(super) shared: Arc<EngineShared>,
 }
 
 impl Engine {
@@ -104,49 +102,6 @@ impl Engine {
     pub fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions) -> Self {
         let wish = std::env::var("QUINION_IO").ok();
         Self { shared: Arc::new(EngineShared::new(wait_queue, options, wish.as_deref())) }
-    }
-
-    /// Opens a file or a block device for reading. Does not wait for pipes.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<LocalFile, OpenError> {
-        Ok(LocalFile::new(OpenFile::open(path.as_ref())?, Arc::clone(&self.shared)))
-    }
-
-    /// As [`Engine::open`], and as if nobody had: where this process may, its reads leave the time of the last access
-    /// alone; and somebody's lease that is in the way is not waited for.
-    ///
-    /// # Errors
-    /// See [`OpenError`]; `EAGAIN`, where there is such a lease.
-    pub fn open_unseen(&self, path: impl AsRef<Path>) -> Result<LocalFile, OpenError> {
-        Ok(LocalFile::new(OpenFile::open_unseen(path.as_ref())?, Arc::clone(&self.shared)))
-    }
-
-    /// Opens a file or a block device for reading and writing; `options` say whether it may be new, and whether
-    /// it begins empty. Does not wait for pipes. The name of a new file is durable when its folder has been
-    /// synced, which no backend does. As with any program that writes, a process with a limit on the size of files
-    /// (`RLIMIT_FSIZE`) is sent `SIGXFSZ` at the limit, and has to ignore it to be told `EFBIG` instead.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_for_writing(
-        &self,
-        path: impl AsRef<Path>,
-        options: WriteOptions,
-    ) -> Result<LocalFile, OpenError> {
-        let file = OpenFile::open_for_writing(path.as_ref(), options)?;
-        Ok(LocalFile::new(file, Arc::clone(&self.shared)))
-    }
-
-    /// Reads a file that somebody else opened for reading. It is opened once more, so the other's offset
-    /// and flags stay as they are. If that cannot be done it is read by the descriptor given, through the
-    /// kernel's cache.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn adopt(&self, descriptor: OwnedFd) -> Result<LocalFile, OpenError> {
-        Ok(LocalFile::new(OpenFile::adopt(descriptor)?, Arc::clone(&self.shared)))
     }
 
     /// Makes a backend of a source that blocks, read by the engine's threads.

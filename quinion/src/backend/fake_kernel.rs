@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::file::OpenFile;
+use super::open_file::OpenFile;
 use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
 use super::testing::Request;
 use super::work::Work;

@@ -66,7 +66,8 @@ mod crash;
 mod registration;
 mod waker_registry;
 mod engine;
-mod file;
+mod local_file;
+mod open_file;
 mod flush;
 mod memory;
 mod null;
@@ -90,13 +91,15 @@ pub use crash::{CrashDisk, CrashLog};
 pub use engine::Mechanism;
 #[doc(hidden)]
 pub use engine::{ChosenMechanism, Engine, EngineOptions};
-#[doc(hidden)]
-pub use file::{Creation, InitialContent, IoMode, LocalFile, NotAFileKind, OpenError, WriteOptions};
 pub use flush::{Flush, FlushError, FlushRun, FlushSink};
 use flush::{read_only, zero_by};
+#[doc(hidden)]
+pub use local_file::LocalFile;
 pub use memory::MemoryFile;
 #[doc(hidden)]
 pub use null::NullBackend;
+#[doc(hidden)]
+pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions};
 pub use parked::ParkedBackend;
 #[doc(hidden)]
 pub use registration::{Registered, RegisteredWaiter};

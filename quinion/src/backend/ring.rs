@@ -79,7 +79,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
-use super::file::{IoMode, OpenFile};
+use super::open_file::{IoMode, OpenFile};
 use super::slab::{Key, Slab};
 use super::transfer::{Transfer, TransferStep};
 use super::work::{Direction, Work};

@@ -7,10 +7,10 @@
 //!                                               thread leads; runs tasks, which may block
 //! ```
 //!
-//! A **waiter** is a page, a condition and a waker: the thread that ends a fill of the page evaluates the condition, and
-//! if it is true removes the waiter and calls the waker, once. A future may be dropped before that; its registration
-//! goes with it. Waiters lie in the order of their pages, so a fill looks at those that it concerns and passes over the
-//! rest: with ten thousand of them that is a tenth of the processor's time and less.
+//! A **waiter** is a page, a condition and a waker: the thread that ends a fill of the page evaluates the condition,
+//! and if it is true removes the waiter and calls the waker, once. A future may be dropped before that; its
+//! registration goes with it. Waiters lie in the order of their pages, so a fill looks at those that it concerns and
+//! passes over the rest: with ten thousand of them that is a tenth of the processor's time and less.
 //!
 //! Completions of a ring must be reaped by some thread, its **leader**. The **poller** is a thread that starts with the
 //! first future of a cache that waits, and leads for all of them when no waiting reader does. It sleeps while there are
@@ -21,12 +21,12 @@
 //!  1. A waker is called, and what a waiter holds is dropped, with the registry unlocked: both run code that is not
 //!     ours.
 //!  2. Between the evaluation of a condition and the registration the registry stays locked.
-//!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true only
-//!     by a fill of its page that ends.
+//!  3. While there is a waiter, `waiters` is not 0; so every wake of the queue comes here. A condition becomes true
+//!     only by a fill of its page that ends.
 //!  4. The poller sleeps only after it saw, with the registry locked, that no waiter's backend wants a leader.
 //!  5. A waker or a task that panics takes neither the poller nor another future's wake-up with it.
-//!  6. No waker is called by a thread while it has a [`DeferredWakes`]: then it holds locks, and a backend that completes
-//!     inside `submit` would have wakers called under them.
+//!  6. No waker is called by a thread while it has a [`DeferredWakes`]: then it holds locks, and a backend that
+//!     completes inside `submit` would have wakers called under them.
 //!  7. A waker that drops the last handle of a cache inside the end of a fill can be told from others ([`is_waking`]):
 //!     that fill counts as under way until the waker returns, so its end cannot be waited for there.
 //!
@@ -46,8 +46,8 @@ use super::{Backend, ReapMode};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::{MappingId, PageIndex};
 
-/// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must be
-/// quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
+/// What a thread or a future waits for: evaluated by itself and, while it waits, by a thread that wakes it. So it must
+/// be quick, and take no lock that is held by a caller of [`WaitQueue::wake`](super::WaitQueue::wake).
 pub type WakeCondition<'a> = dyn FnMut() -> bool + Send + 'a;
 
 /// Something that may block, done by the poller.

@@ -71,9 +71,8 @@ use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 use crate::writeback::{Writeback, WritebackOptions};
 use crate::xarray::RangeStop;
 
-use super::read::WaitPolicy;
-use super::refault::Refaults;
 use super::uncached::DropBehindState;
+use super::wait_policy::WaitPolicy;
 
 /// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
@@ -159,6 +158,17 @@ struct WantedFrames<'g> {
     /// How many are evicted at a time for them, under pressure.
     at_a_time: u32,
     locks: LockWait,
+}
+
+/// What of one window came back from an eviction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Refaults {
+    /// Pages of folios that found a shadow.
+    pub pages: u64,
+    /// Of these, pages that had not been away for long.
+    pub activated: u64,
+    /// Folios among these that had been in the working set when they were evicted.
+    pub working_set: u32,
 }
 
 /// Where room is short.

@@ -33,8 +33,9 @@ use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
 use super::fill::Filemap;
-use super::read::{ReadProgress, WaitPolicy};
+use super::read::ReadProgress;
 use super::uncached::Reader;
+use super::wait_policy::WaitPolicy;
 
 /// How far a pending read has come.
 #[derive(Debug, Default)]

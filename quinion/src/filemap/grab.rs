@@ -31,7 +31,7 @@ use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex, PoolNumber};
 
 use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
-use super::read::WaitPolicy;
+use super::wait_policy::WaitPolicy;
 
 /// Brings back what is spilled, from one page on and before another. The paths of memory files hand it down.
 pub(crate) type SpillIn<'b> = &'b mut dyn FnMut(PageIndex, PageIndex) -> Result<(), Error>;

@@ -37,8 +37,8 @@ use crate::sync::{LockWait, Rank, RankedMutex};
 use crate::units::{Order, PAGE_SIZE, PageIndex, PoolNumber};
 
 use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, RUN_ORDER_MAX, SubmitBatch};
-use super::read::WaitPolicy;
 use super::uncached::Reader;
+use super::wait_policy::WaitPolicy;
 
 /// How long a place is waited for at most.
 const WAIT_MAX: Duration = Duration::from_secs(10);

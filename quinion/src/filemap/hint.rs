@@ -25,7 +25,7 @@ use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
 use super::fill::{AfterSubmit, Filemap, FillUrgency, SubmitBatch};
-use super::read::WaitPolicy;
+use super::wait_policy::WaitPolicy;
 
 /// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
 const PIECE_PAGES: u64 = 256;

@@ -58,6 +58,10 @@ mod guest_fill;
 #[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]
+mod touch;
+#[cfg(feature = "std")]
+mod wait_policy;
+#[cfg(feature = "std")]
 mod refault;
 #[cfg(feature = "std")]
 mod resize;
@@ -89,9 +93,7 @@ pub use hit_batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
 #[cfg(feature = "std")]
 pub use pin::PinRequest;
 #[cfg(feature = "std")]
-pub use read::WaitPolicy;
-#[cfg(feature = "std")]
-pub(crate) use read::{ReadProgress, touch};
+pub(crate) use read::ReadProgress;
 #[cfg(feature = "std")]
 pub(crate) use resize::DeferredShrink;
 #[cfg(feature = "std")]
@@ -105,8 +107,12 @@ pub(crate) use start::{Progress, Span};
 #[cfg(feature = "std")]
 pub(crate) use stream_positions::StreamPositions;
 #[cfg(feature = "std")]
+pub(crate) use touch::touch;
+#[cfg(feature = "std")]
 pub use truncate::OnPinned;
 #[cfg(feature = "std")]
 pub use uncached::{DropBehindState, PAUSE, Reader, TRAILS_MAX, UncachedRead};
+#[cfg(feature = "std")]
+pub use wait_policy::WaitPolicy;
 #[cfg(feature = "std")]
 pub(crate) use write::WriteContext;

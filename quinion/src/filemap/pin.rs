@@ -37,8 +37,9 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex};
 
 use super::fill::Filemap;
-use super::read::{ReadProgress, WaitPolicy};
+use super::read::ReadProgress;
 use super::uncached::Reader;
+use super::wait_policy::WaitPolicy;
 
 /// What is to be pinned.
 #[derive(Clone, Copy, Debug)]

@@ -39,56 +39,24 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::arena::{GrownView, HOLDS_MAX, HoldRefused, NotReady, ReadableState, referenced};
+use crate::arena::{GrownView, HOLDS_MAX, HoldRefused, NotReady, ReadableState};
 use crate::backend::{Attributes, ReapMode};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
 use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
-use crate::units::{FILE_BYTES_MAX, Frame, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
+use crate::sync::{Rank, RankedGuard, RankedMutex};
+use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
 use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch, WindowFills};
 use super::hit::{HitStop, read_hits_into};
 use super::uncached::{DropBehindState, Reader, UncachedRead};
-
-/// How far a read may go for bytes that are not there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum WaitPolicy {
-    /// It waits for what it needs.
-    #[default]
-    Wait,
-    /// It starts what it can and waits for no device and no memory; it does wait for locks, which nobody
-    /// holds while waiting for those, and its requests may stand in a queue. For futures.
-    Start,
-    /// It starts what it can and waits for no device, no memory and no lock.
-    Now,
-    /// It takes what is in the cache and starts nothing.
-    CacheOnly,
-}
-
-impl WaitPolicy {
-    /// Whether locks may be waited for.
-    pub(crate) fn locks(self) -> LockWait {
-        match self {
-            WaitPolicy::Wait | WaitPolicy::Start => LockWait::Wait,
-            WaitPolicy::Now | WaitPolicy::CacheOnly => LockWait::Try,
-        }
-    }
-}
+use super::wait_policy::WaitPolicy;
 
 /// How often a page is sought before the read gives up: each time it was there and gone again, or its
 /// fill ended without it and without an error.
 const SEEKS: u32 = 1000;
-
-/// Notes that a folio was read, in its referenced byte, if that does not say so.
-#[inline]
-pub(crate) fn touch(grown: GrownView<'_>, frame: Frame) {
-    if let Some(byte) = grown.referenced(frame) {
-        referenced::touch(byte);
-    }
-}
 
 /// What readahead may ask: hints, by lookups without a lock; a slot for each page, and a way down for each leaf.
 impl Cached for Mapping {

@@ -28,18 +28,7 @@ use crate::units::{Frame, PoolNumber};
 use crate::workingset::{EvictedState, Refault, ShadowInfo};
 use crate::xarray::Value;
 
-use super::fill::Filemap;
-
-/// What of one window came back from an eviction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Refaults {
-    /// Pages of folios that found a shadow.
-    pub pages: u64,
-    /// Of these, pages that had not been away for long.
-    pub activated: u64,
-    /// Folios among these that had been in the working set when they were evicted.
-    pub working_set: u32,
-}
+use super::fill::{Filemap, Refaults};
 
 impl Filemap {
     /// The folio that `frame` heads, just inserted for `pool`, took the place of `shadow`.

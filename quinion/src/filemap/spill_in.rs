@@ -45,7 +45,7 @@ use crate::units::{Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 
 use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
-use super::read::WaitPolicy;
+use super::wait_policy::WaitPolicy;
 
 /// Pages are brought back with those that share so large a block with them: 64 KiB.
 const AROUND: Order = Order(4);

@@ -34,8 +34,9 @@ use crate::xarray::Kind;
 
 use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch};
 use super::hit::{HitStop, read_hits_into};
-use super::read::{ReadProgress, WaitPolicy};
+use super::read::ReadProgress;
 use super::uncached::Reader;
+use super::wait_policy::WaitPolicy;
 
 /// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
 const JOINED_PAGES_MAX: u64 = 256;

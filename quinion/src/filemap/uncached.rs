@@ -75,7 +75,7 @@ use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, PageIndex, PoolNumber};
 
 use super::fill::Filemap;
-use super::read::touch;
+use super::touch::touch;
 
 /// The most trails of a handle. A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;

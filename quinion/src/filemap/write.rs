@@ -68,11 +68,11 @@ use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, P
 use crate::xarray::RangeStop as TreeStop;
 
 use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, folios_in, pages_of};
-use super::read::WaitPolicy;
 use super::spill_in::TruncateExclusion;
 use super::stream_positions::StreamPositions;
 use super::truncate::OnPinned;
 use super::uncached::Reader;
+use super::wait_policy::WaitPolicy;
 
 /// The most pages that are inserted at a time: a folio of the largest order.
 const INSERT_PAGES_MAX: u64 = Order::MAX.pages() as u64;

@@ -10,8 +10,8 @@
 //! which is what its end is noticed by; on older kernels one is made of its number while it is connected, and counts
 //! only if it is connected still.
 //!
-//! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is one more than
-//! [`GREETINGS_MAX`].
+//! Nothing here waits for a process. A connection that says nothing for [`HELLO_MAX`] is closed, as is the oldest of
+//! more than [`GREETINGS_MAX`] silent ones.
 //!
 //! A viewer of ours may also **send** a descriptor ([`DescriptorOffer`]), because this process may not duplicate it.
 //! The connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper
@@ -41,7 +41,7 @@ use crate::viewer::sys::Errno;
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 /// How long nobody is let in after somebody could not be: it is ready all the time, and would be looked at without end.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Processes that are connected at a time.
+/// Connections that have said nothing yet, at a time.
 const GREETINGS_MAX: usize = 64;
 
 /// Where processes join.
@@ -110,7 +110,7 @@ impl Listener {
 
     /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
     /// what is to be done about them. For the keeper alone.
-    pub(super) fn wait(&self, until: Instant, shared: &Shared) {
+    pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
         // 1 whom to wait for; a viewer that has ended while somebody is at work for it is looked at with each beat
         let viewers: Vec<_> = shared
             .present()
@@ -161,10 +161,14 @@ impl Listener {
         *self.greetings.lock() = greetings;
     }
 
-    fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Shared) {
+    fn accept(&self, greetings: &mut Vec<PeerConnection>, shared: &Arc<Shared>) {
         let Some(listener) = &self.listener else { return };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while !self.queues.are_full() {
+        // As many as may wait at most, so that a flood of them does not keep the keeper from its other work.
+        for _ in 0..GREETINGS_MAX {
+            if self.queues.are_full() {
+                return;
+            }
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
@@ -176,14 +180,25 @@ impl Listener {
             };
             let theirs = PeerConnection::new(socket, &self.queues);
             let is_ours = peer::user(theirs.as_fd()) == Some(rustix::process::geteuid().as_raw());
-            if is_ours && greetings.len() < GREETINGS_MAX {
-                greetings.extend(self.read_message(theirs, shared)); // most have said it by now
+            if !is_ours {
+                continue;
             }
+            // Most have said it by now. Of those that have not, the oldest goes when there are too many: silence keeps
+            // nobody out that speaks.
+            let Some(silent) = self.read_message(theirs, shared) else { continue };
+            if greetings.len() >= GREETINGS_MAX {
+                greetings.remove(0);
+            }
+            greetings.push(silent);
         }
     }
 
-    /// Hears what a process wants, and answers. The connection, if it has said nothing yet.
-    fn read_message(&self, theirs: PeerConnection, shared: &Shared) -> Option<PeerConnection> {
+    /// Hears what a process wants, and has it answered. The connection, if it has said nothing yet.
+    ///
+    /// It is let in by the thread of its queue: what the kernel is asked about a process can wait for it. (A read of
+    /// `/proc/PID/status` may be the last to hold that process's memory, and then takes it apart, files mapped there
+    /// and all.)
+    fn read_message(&self, theirs: PeerConnection, shared: &Arc<Shared>) -> Option<PeerConnection> {
         let message = match theirs.peek() {
             Ok(Some(message)) => message,
             Ok(None) => return Some(theirs),
@@ -193,7 +208,8 @@ impl Listener {
             theirs.take();
         }
         if let Some(hello) = JoinRequest::of(message.bytes()) {
-            self.welcome(&theirs, hello, shared);
+            let (shared, key) = (Arc::clone(shared), theirs.process_key());
+            self.queues.spawn(key, move || shared.door.welcome(&theirs, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
             self.accept_offer(theirs, offer, shared);
         }

@@ -2,7 +2,8 @@
 //!
 //! `stat`, `statfs`, `open` and the last `close` of a file are questions to its file system, and one that hangs (a FUSE
 //! daemon that sleeps, a network that is gone) answers none of them; a thread that has asked cannot even be killed. The
-//! kernel's own tables answer without it: `/proc/PID/fdinfo/N` has the number of the mount that a descriptor is of, and
+//! kernel's own tables answer without it: `/proc/self/fdinfo/N` has the number of the mount that a descriptor is of,
+//! and
 //! `/proc/PID/mountinfo` has, for each mount, the type of its file system. So what another process offers is looked at
 //! here first, and taken only if its type may be served.
 //!
@@ -12,7 +13,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::arena::file_systems::FileSystem;
 use crate::sys::mountinfo::Line;
@@ -47,22 +48,23 @@ const FDINFO_BYTES_MAX: u64 = 64 << 10;
 /// More than any sane number of mounts takes: what lies behind that is not known.
 const MOUNTINFO_BYTES_MAX: u64 = 16 << 20;
 
-/// The mount that a descriptor of `process` is of. Asks no file system.
+/// What the kernel calls a descriptor of this process. Asks no file system, and takes no lock of what it is of.
 ///
 /// # Errors
-/// There is no such descriptor, this process may not look at that one, or the mount is in no table.
-pub fn of_descriptor(process: u32, descriptor: i32) -> io::Result<Mount> {
-    find(number_of_mount(process, descriptor)?, process)
+/// It is of nothing that has a path: a pipe, a socket, an epoll instance. Nothing more is to be asked about that: what
+/// `/proc` tells of some of these waits for locks that their users hold for as long as they like.
+pub fn path_of_own(descriptor: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))?;
+    if path.is_absolute() { Ok(path) } else { Err(io::Error::new(io::ErrorKind::NotFound, "it has no path")) }
 }
 
-/// The mount that a descriptor of this process is of, which it was given by `process`. It is `expected` as a rule; then
-/// no table is read.
+/// The mount that a descriptor of this process is of, which it was given by `process`. To be asked of what
+/// [has a path](path_of_own). Asks no file system.
 ///
 /// # Errors
-/// As [`of_descriptor`].
-pub fn of_own(descriptor: BorrowedFd<'_>, process: u32, expected: Option<Mount>) -> io::Result<Mount> {
-    let id = number_of_mount(std::process::id(), descriptor.as_raw_fd())?;
-    expected.filter(|mount| mount.id == id).map_or_else(|| find(id, process), Ok)
+/// The mount is in no table.
+pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
+    find(number_of_mount(std::process::id(), descriptor.as_raw_fd())?, process)
 }
 
 /// Whether each mount that an absolute path without links and dots may lead through in `process`, as its table is now,
@@ -117,10 +119,8 @@ mod tests {
         let own = std::process::id();
         let path = std::env::current_exe().unwrap().canonicalize().unwrap();
         let file = File::open(&path).unwrap();
-        let by_number = of_descriptor(own, file.as_raw_fd()).unwrap();
-        assert_eq!(by_number, of_own(file.as_fd(), own, None).unwrap());
-        let wrong = Mount { id: by_number.id ^ 1, device: 0, ..by_number };
-        assert_eq!(by_number, of_own(file.as_fd(), own, Some(wrong)).unwrap(), "it is looked up anew");
+        let by_number = of_own(file.as_fd(), own).unwrap();
+        assert_eq!(path_of_own(file.as_fd()).unwrap(), path);
         assert!(do_all_answer(own, &path).unwrap());
         let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
         assert_eq!(by_number.system, FileSystem::of(magic));
@@ -131,7 +131,7 @@ mod tests {
     fn what_has_no_mount_of_the_table_is_unknown() {
         let own = std::process::id();
         let (reader, _writer) = io::pipe().unwrap();
-        assert!(of_own(reader.as_fd(), own, None).is_err());
-        assert!(of_descriptor(own, 1 << 20).is_err());
+        assert!(of_own(reader.as_fd(), own).is_err());
+        assert!(path_of_own(reader.as_fd()).is_err());
     }
 }

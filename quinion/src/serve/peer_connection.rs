@@ -18,7 +18,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, sockopt,
+};
 
 use crate::sys::peer;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
@@ -57,6 +59,15 @@ impl PeerConnection {
         let sender = peer::process(socket.as_fd()).unwrap_or(0);
         let key = QueueKey::Sender(sender as u32);
         Self { socket: Some(socket), queues: queues.clone(), key, since: Instant::now() }
+    }
+
+    /// The queue for what the kernel is asked about the process that connected: not the one of what it sent, which may
+    /// be stuck with what a process sent that had its number before.
+    pub(super) fn process_key(&self) -> QueueKey {
+        match self.key {
+            QueueKey::Sender(process) => QueueKey::Process(process),
+            other => other,
+        }
     }
 
     /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
@@ -127,18 +138,26 @@ impl AsFd for PeerConnection {
 impl Drop for PeerConnection {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
-        // Behind this nothing more comes, so what is found empty stays so.
-        let _ = rustix::net::shutdown(&socket, Shutdown::Read);
-        // An error that stands is told first, and once: as when the other has closed without hearing us.
-        let is_empty = (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
-            Ok((count, flags)) => count == 0 && !flags.contains(ReturnFlags::CTRUNC),
-            Err(error) => error == rustix::io::Errno::AGAIN,
-        });
-        if is_empty {
-            return;
+        if !is_empty(&socket) {
+            self.queues.close(self.key, socket);
         }
-        self.queues.close(self.key, socket);
     }
+}
+
+/// Whether no message lies in the connection, nor ever will. A message of no bytes looks like the end of the
+/// connection, and another may lie behind it. With the sender's credentials asked for, the kernel says of each message
+/// that these found no place ([`ReturnFlags::CTRUNC`]), and of the end it does not.
+fn is_empty(socket: &OwnedFd) -> bool {
+    if sockopt::set_socket_passcred(socket, true).is_err() {
+        return false;
+    }
+    // Behind this nothing more comes, so what is found empty stays so.
+    let _ = rustix::net::shutdown(socket, Shutdown::Read);
+    // An error that stands is told first, and once: as when the other has closed without hearing us.
+    (0..LOOKS).any(|_| match peek(socket.as_fd(), &mut [0]) {
+        Ok((count, flags)) => count == 0 && !flags.contains(ReturnFlags::CTRUNC),
+        Err(error) => error == rustix::io::Errno::AGAIN,
+    })
 }
 
 #[cfg(test)]
@@ -219,9 +238,37 @@ mod tests {
     /// 2. The thread that drops the connection waits for as long as it lingers.
     #[test]
     fn who_drops_a_connection_with_a_lingering_socket_in_it_does_not_wait() {
+        drop_with_a_lingering_socket(&[], b"words");
+    }
+
+    /// A message of no bytes looks like the end of a connection: what lies behind it, and what comes with it, is seen.
+    #[test]
+    fn a_lingering_socket_behind_empty_messages_or_with_one_is_seen() {
+        drop_with_a_lingering_socket(&[b"", b""], b"words");
+        drop_with_a_lingering_socket(&[b""], b"");
+        drop_with_a_lingering_socket(&[], b"");
+    }
+
+    #[test]
+    fn an_empty_connection_is_closed_at_once_and_one_with_messages_in_the_queue() {
+        for (messages, waiting) in [(0, true), (1, false), (2, false)] {
+            let (theirs, ours) = pair();
+            for _ in 0..messages {
+                rustix::net::send(&theirs, b"", SendFlags::NOSIGNAL).unwrap();
+            }
+            assert_eq!(is_empty(ours.socket.as_ref().unwrap()), waiting, "{messages}");
+            drop(theirs);
+            assert_eq!(is_empty(ours.socket.as_ref().unwrap()), waiting, "{messages}, and the end");
+        }
+    }
+
+    fn drop_with_a_lingering_socket(before: &[&[u8]], words: &[u8]) {
         let (theirs, ours) = pair();
         let (stream, other) = lingering();
-        send(&theirs, b"words", &stream);
+        for bytes in before {
+            rustix::net::send(&theirs, bytes, SendFlags::NOSIGNAL).unwrap();
+        }
+        send(&theirs, words, &stream);
         drop(stream);
         let queues = ours.queues.clone();
         let begun = Instant::now();

@@ -8,6 +8,11 @@
 //! (`Shared::take`). And while all workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`]; so
 //! some file systems that hang leave enough for the others.
 //!
+//! What a worker asks of a process itself before the file system is known (its descriptor, its memory map) can hang,
+//! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such questions are
+//! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
+//! of the workers wait so.
+//!
 //! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
 //! or with the process.
 
@@ -24,8 +29,10 @@ const WORKERS_MAX: usize = 64;
 const AT_WORK_MAX: usize = 8;
 /// How long that takes on no file system that is well.
 const STUCK_MIN: Duration = Duration::from_millis(500);
+/// Questions about one process that may wait for longer than that.
+const PROBES_STUCK_MAX: usize = 2;
 /// How long the end of the service waits for workers that are at work.
-const END_MAX: Duration = Duration::from_secs(1);
+pub(super) const END_MAX: Duration = Duration::from_secs(1);
 
 /// The threads that answer.
 #[derive(Debug)]
@@ -35,6 +42,8 @@ pub(super) struct Workers {
     resting: AtomicUsize,
     /// By device: how many are at work, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<u64, (usize, Instant)>>,
+    /// Questions about processes that are under way: which process, and since when.
+    probes: RankedMutex<Vec<(u32, Instant)>>,
 }
 
 impl Default for Workers {
@@ -44,6 +53,7 @@ impl Default for Workers {
             count: AtomicUsize::new(0),
             resting: AtomicUsize::new(0),
             at_work: RankedMutex::new(Rank::Viewer, HashMap::new()),
+            probes: RankedMutex::new(Rank::Viewer, Vec::new()),
         }
     }
 }
@@ -89,20 +99,43 @@ impl Workers {
         Some(BusyWorker { workers: self, device })
     }
 
+    /// Begins to ask something about that process; `None` if it, or all together, keep too many waiting.
+    pub(super) fn probe(&self, process: u32) -> Option<Probe<'_>> {
+        self.probe_at(process, Instant::now())
+    }
+
+    fn probe_at(&self, process: u32, now: Instant) -> Option<Probe<'_>> {
+        let mut probes = self.probes.lock();
+        let stuck = || probes.iter().filter(|(_, since)| now.saturating_duration_since(*since) >= STUCK_MIN);
+        let of_it = stuck().filter(|(other, _)| *other == process).count();
+        if of_it >= PROBES_STUCK_MAX || stuck().count() >= WORKERS_MAX / 2 {
+            return None;
+        }
+        probes.push((process, now));
+        Some(Probe { workers: self, probe: (process, now) })
+    }
+
     /// Waits for all, which have been told to end; not for those that hang.
     pub(super) fn end(&self) {
-        let until = Instant::now() + END_MAX;
-        let mut threads = std::mem::take(&mut *self.threads.lock());
-        while !threads.is_empty() {
-            let (ended, rest) = threads.into_iter().partition(JoinHandle::is_finished);
-            threads = rest;
-            Vec::into_iter(ended).for_each(|thread| thread.join().expect("a worker does not panic"));
-            if !threads.is_empty() {
-                if Instant::now() >= until {
-                    return;
-                }
-                sleep(Duration::from_millis(1));
+        let threads = std::mem::take(&mut *self.threads.lock());
+        join_within(END_MAX, threads);
+    }
+}
+
+/// Waits for threads that have been told to end, for so long at most: one that hangs in the kernel is left behind.
+pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    let until = Instant::now() + time;
+    let mut threads: Vec<_> = threads.into_iter().collect();
+    while !threads.is_empty() {
+        let (ended, rest) = threads.into_iter().partition(JoinHandle::is_finished);
+        threads = rest;
+        Vec::into_iter(ended)
+            .for_each(|thread| thread.join().expect("a thread of the service does not panic"));
+        if !threads.is_empty() {
+            if Instant::now() >= until {
+                return;
             }
+            sleep(Duration::from_millis(1));
         }
     }
 }
@@ -117,9 +150,40 @@ impl Drop for BusyWorker<'_> {
     }
 }
 
+/// A question about a process is under way, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Probe<'a> {
+    workers: &'a Workers,
+    probe: (u32, Instant),
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        let mut probes = self.workers.probes.lock();
+        if let Some(place) = probes.iter().position(|probe| *probe == self.probe) {
+            probes.swap_remove(place);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_keeps_questions_waiting_is_asked_nothing_more_and_others_are() {
+        let (workers, begun) = (Workers::default(), Instant::now());
+        let later = begun + STUCK_MIN;
+        let first: Vec<_> = (0..4).map(|_| workers.probe_at(7, begun).unwrap()).collect();
+        assert!(workers.probe_at(7, later).is_none() && workers.probe_at(8, later).is_some());
+        drop(first);
+        assert!(workers.probe_at(7, later).is_some());
+        let all: Vec<_> = (0..WORKERS_MAX as u32 / 2).map(|n| workers.probe_at(n, begun).unwrap()).collect();
+        assert!(workers.probe_at(1000, begun).is_some(), "none of them waits for long");
+        assert!(workers.probe_at(1000, later).is_none(), "the other half is for other questions");
+        drop(all);
+        assert!(workers.probes.lock().is_empty());
+    }
 
     #[test]
     fn a_file_system_has_some_workers_at_most_and_gives_them_back() {

@@ -207,7 +207,8 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in `wait_queue`.
+    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in
+    /// `wait_queue`.
     ///
     /// # Errors
     /// See [`SpillRefused`].

@@ -33,6 +33,8 @@ const TASKS_MAX: usize = 4096;
 pub enum QueueKey {
     /// What the process of this number has sent. 0 if that is not known.
     Sender(u32),
+    /// What the kernel is asked about the process of this number.
+    Process(u32),
     /// Files of the file system on this device.
     Device(u64),
     /// What is looked at from time to time, and may close files of several file systems.
@@ -106,10 +108,11 @@ impl SerialQueues {
         self.lock().get(&key).map_or(0, Queue::waiting)
     }
 
-    /// Waits until no task is left that is not for what others have sent, for so long at most.
+    /// Waits until no task is left for file systems and in the background, for so long at most.
     pub fn wait_for_own(&self, time: Duration) {
         let until = Instant::now() + time;
-        let are_left = || self.waiting_where(|key| !matches!(key, QueueKey::Sender(_))) > 0;
+        let is_own = |key| matches!(key, QueueKey::Device(_) | QueueKey::Background);
+        let are_left = || self.waiting_where(is_own) > 0;
         while are_left() && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -123,7 +126,7 @@ impl SerialQueues {
     }
 
     /// Does `task` behind all others with this key. One that panics is over. Without a thread (the system has none to
-    /// give) it waits, until the next with this key is given one.
+    /// give) it waits, until the next with this key is given one, or [`SerialQueues::retry`] is called.
     pub fn spawn(&self, key: QueueKey, task: impl FnOnce() + Send + 'static) {
         let mut queues = self.lock();
         let queue = queues.entry(key).or_default();
@@ -133,6 +136,21 @@ impl SerialQueues {
         }
         queue.has_thread = true;
         drop(queues);
+        self.start(key);
+    }
+
+    /// Starts threads for queues that have tasks and could be given none before. To be called from time to time.
+    pub fn retry(&self) {
+        let mut left = Vec::new();
+        for (key, queue) in self.lock().iter_mut().filter(|(_, queue)| !queue.has_thread) {
+            queue.has_thread = true;
+            left.push(*key);
+        }
+        left.into_iter().for_each(|key| self.start(key));
+    }
+
+    /// Starts the thread of a queue, which counts as there.
+    fn start(&self, key: QueueKey) {
         let own = self.clone();
         let spawned = std::thread::Builder::new().name("quinion-serial".into()).spawn(move || own.run(key));
         if spawned.is_err()
@@ -190,6 +208,23 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(queues.lock().is_empty(), "a queue without tasks stays");
+    }
+
+    /// 1. The system has no thread for a queue when its task comes.
+    /// 2. No other task comes with that key, as of the one that is only added when none waits.
+    #[test]
+    fn a_queue_that_was_given_no_thread_is_tried_again() {
+        let queues = SerialQueues::default();
+        let (say, said) = channel();
+        let mut tasks = VecDeque::new();
+        tasks.push_back(Box::new(move || say.send(7).unwrap()) as Task);
+        queues.lock().insert(QueueKey::Background, Queue { tasks, ..Queue::default() });
+        queues.retry();
+        assert_eq!(said.recv(), Ok(7));
+        queues.retry(); // nothing is left, and no thread is started for that
+        while queues.waiting() > 0 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

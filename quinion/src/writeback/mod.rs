@@ -179,7 +179,8 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// The write-back of a cache over `arena`, whose waiters wait in `wait_queue`. No file is dirty, and no thread runs yet.
+    /// The write-back of a cache over `arena`, whose waiters wait in `wait_queue`. No file is dirty, and no thread runs
+    /// yet.
     pub fn new(
         arena: Arc<Arena>,
         wait_queue: Arc<WaitQueue>,

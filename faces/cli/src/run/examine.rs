@@ -57,6 +57,17 @@ enum Object {
     Other(SyscallAudit),
 }
 
+/// More than the table of mappings of any sane program takes; one with more is not looked at.
+const MAPS_BYTES_MAX: u64 = 16 << 20;
+
+/// The table of mappings of a process, if it is no longer than that.
+fn read_maps(process: u32) -> Option<String> {
+    let mut text = String::new();
+    let table = File::open(format!("/proc/{process}/maps")).ok()?;
+    let bytes = table.take(MAPS_BYTES_MAX).read_to_string(&mut text).ok()?;
+    ((bytes as u64) < MAPS_BYTES_MAX).then_some(text)
+}
+
 /// Looks at processes, and remembers the files it has scanned.
 pub struct ProcessAuditor {
     known: Mutex<HashMap<Identity, Object>>,
@@ -96,7 +107,7 @@ impl ProcessAuditor {
     }
 
     fn look(&self, process: u32) -> Option<SyscallAudit> {
-        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
+        let maps = read_maps(process)?;
         let mut worst = SyscallAudit::Clean;
         let mut c_library = Vec::new();
         // Memory without a file in our object's place is its own: variables, and functions' moved beginnings.
@@ -220,7 +231,7 @@ fn open_object(process: u32, path: &str) -> Option<File> {
     // so no file system is asked for it on the way.
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::CACHED;
     let found = openat2(root, path, flags, Mode::empty(), how).ok()?;
-    mounts::of_own(found.as_fd(), process, None).ok().filter(Mount::answers)?;
+    mounts::of_own(found.as_fd(), process).ok().filter(Mount::answers)?;
     // One that is a pipe would make us wait for a process that writes to it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let again = open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty()).ok()?;

@@ -49,13 +49,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::engine::EngineShared;
 use super::threads::Source;
 use super::transfer::{Transfer, TransferStep};
-use super::{
-    Attributes, Backend, FileTimes, Fill, Flush, FlushError, Identity, Leasable, ParkedBackend, ReapMode,
-    ReapOutcome, SyncKind, Version, WaitQueue, read_only, zero_by,
-};
+use super::{Attributes, FileTimes, Fill, Flush, FlushError, Identity, Leasable, SyncKind, Version, zero_by};
 use crate::arena::file_systems::FileSystem;
 use crate::units::PAGE_SIZE;
 
@@ -158,145 +154,9 @@ pub enum InitialContent {
     Emptied,
 }
 
-/// A regular file or block device, read, and written if it was opened for that, by an [`Engine`](super::Engine).
-#[derive(Debug)]
-pub struct LocalFile {
-    file: Arc<OpenFile>,
-    engine: Arc<EngineShared>,
-}
-
-impl LocalFile {
-    pub(super) fn new(file: OpenFile, engine: Arc<EngineShared>) -> Self {
-        Self { file: Arc::new(file), engine }
-    }
-    fn writing(&self) -> io::Result<()> {
-        self.file.writing.as_ref().map(|_| ()).ok_or_else(|| read_only(self.name()))
-    }
-    /// How it is read and written now. May turn from direct to buffered, once.
-    pub fn way(&self) -> IoMode {
-        self.file.way()
-    }
-}
-
-impl AsFd for LocalFile {
-    /// The descriptor it is read by. Changing its flags changes how it is read.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.descriptor()
-    }
-}
-
-impl Backend for LocalFile {
-    fn name(&self) -> &'static str {
-        self.engine.name()
-    }
-    /// # Panics
-    /// If it is not the wait queue of the engine that opened the file.
-    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
-        self.engine.attach(wait_queue);
-    }
-    fn is_direct(&self) -> bool {
-        self.way() == IoMode::Direct
-    }
-
-    fn read_by_kernels_cache(&self) {
-        if self.file.writing.is_none() {
-            self.file.fall_back();
-        }
-    }
-
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.descriptor())
-    }
-    fn leasable(&self) -> Option<Leasable<'_>> {
-        self.file.leasable()
-    }
-    fn mount(&self) -> Option<u64> {
-        self.file.mount
-    }
-    fn parked(&self) -> Option<ParkedBackend> {
-        Some(ParkedBackend::new(&self.engine, &self.file.open))
-    }
-    fn attributes(&self) -> io::Result<Attributes> {
-        self.file.attributes()
-    }
-    fn submit(&self, fills: Vec<Fill>) {
-        self.engine.submit(&self.file, fills);
-    }
-    fn submit_with_reap(&self, fills: Vec<Fill>) {
-        self.engine.submit_with_reap(&self.file, fills);
-    }
-    /// A small read by itself: one system call, no queue, and nobody to be woken.
-    fn fills_here(&self, bytes: usize) -> bool {
-        bytes <= HERE_BYTES_MAX
-    }
-    fn fill_here(&self, fill: Fill) {
-        let outcome = self.file.read_blocking(&fill);
-        fill.complete(outcome);
-    }
-    fn has_room(&self, fills: usize) -> bool {
-        self.engine.has_room(fills)
-    }
-    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
-        self.engine.reap(how, done)
-    }
-    fn wants_leader(&self) -> bool {
-        self.engine.wants_leader()
-    }
-    fn can_write(&self) -> bool {
-        self.file.writing.is_some()
-    }
-    fn can_grow(&self) -> bool {
-        self.file.kind == FileKind::Regular
-    }
-    /// Asked of local file systems alone: others may have to wait for another machine.
-    fn is_removed(&self) -> bool {
-        let stat = || rustix::fs::fstat(&self.file.descriptor);
-        self.file.kind == FileKind::Regular
-            && self.file.clock.local.is_some()
-            && stat().is_ok_and(|stat| stat.st_nlink == 0)
-    }
-    fn flush(&self, flushes: Vec<Flush>) {
-        if self.can_write() {
-            return self.engine.flush(&self.file, flushes);
-        }
-        for flush in flushes {
-            flush.complete(Err(FlushError { written: 0, error: read_only(self.name()) }));
-        }
-    }
-    /// A last partial page by itself: it goes by calls that block, and a thread that waits for it may make them.
-    fn flushes_here(&self, flush: &Flush) -> bool {
-        self.can_write() && self.file.tail_of(flush) == Some(0)
-    }
-    fn flush_here(&self, flush: Flush) {
-        let outcome = self.file.write_by_cache(&flush);
-        flush.complete(outcome);
-    }
-    /// Makes all of the file durable: Linux has no call for less.
-    fn sync(&self, kind: SyncKind, _range: Range<u64>) -> io::Result<()> {
-        self.writing()?;
-        self.file.sync(kind)
-    }
-    /// The system syncs a file by any descriptor of it.
-    fn sync_others(&self, kind: SyncKind) -> io::Result<()> {
-        self.file.sync(kind)
-    }
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.writing()?;
-        self.file.set_size(bytes)
-    }
-    fn punch(&self, range: Range<u64>) -> io::Result<()> {
-        self.writing()?;
-        self.file.punch(range)
-    }
-    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
-        self.writing()?;
-        self.file.allocate(range)
-    }
-}
-
 /// What is behind a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum FileKind {
+pub(super) enum FileKind {
     Regular,
     BlockDevice,
 }
@@ -304,27 +164,27 @@ enum FileKind {
 /// An open file, shared by the reads and writes that are under way.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    descriptor: OwnedFd,
-    kind: FileKind,
-    is_direct: AtomicBool,
+    pub(super) descriptor: OwnedFd,
+    pub(super) kind: FileKind,
+    pub(super) is_direct: AtomicBool,
     /// What direct reads must be aligned to, in bytes; a power of two up to 4096.
-    direct_align: usize,
+    pub(super) direct_align: usize,
     /// Of its file system.
-    clock: TimestampClock,
+    pub(super) clock: TimestampClock,
     /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
     /// through this kernel.
-    lease: Option<FileTimes>,
+    pub(super) lease: Option<FileTimes>,
     /// If it was opened for writing.
-    writing: Option<WriteState>,
+    pub(super) writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
-    mount: Option<u64>,
+    pub(super) mount: Option<u64>,
     /// Dropped last: a thread that finds nobody holding it knows that the descriptors are closed.
-    open: Arc<()>,
+    pub(super) open: Arc<()>,
 }
 
 /// What a file needs to be written.
 #[derive(Debug)]
-struct WriteState {
+pub(super) struct WriteState {
     /// A second way to the file, through the kernel's cache, if the first may be direct.
     by_cache: Option<OwnedFd>,
     /// Where the page begins, in bytes, that was written by it last, and stays in that cache; [`NO_TAIL`] if none.
@@ -336,7 +196,7 @@ const NO_TAIL: u64 = u64::MAX;
 
 /// What a descriptor's description is, and whose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Description {
+pub(super) enum Description {
     /// Made by us: its flags may be changed.
     Ours,
     /// Shared with others.
@@ -452,7 +312,7 @@ impl OpenFile {
     }
 
     /// The description, unless it is shared with others or open for writing: then there is no read lease by it.
-    fn leasable(&self) -> Option<Leasable<'_>> {
+    pub(super) fn leasable(&self) -> Option<Leasable<'_>> {
         let times = self.lease.filter(|_| self.writing.is_none())?;
         Some(Leasable { descriptor: self.descriptor(), times })
     }
@@ -496,7 +356,7 @@ impl OpenFile {
         self.size().is_ok_and(|size| size <= position)
     }
 
-    fn attributes(&self) -> io::Result<Attributes> {
+    pub(super) fn attributes(&self) -> io::Result<Attributes> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = statx(&self.descriptor, "", AtFlags::EMPTY_PATH, wanted)?;
         Ok(match self.kind {
@@ -537,7 +397,7 @@ impl OpenFile {
     }
 
     /// Reads a whole fill by calls that block. Returns how many bytes came.
-    fn read_blocking(&self, fill: &Fill) -> io::Result<usize> {
+    pub(super) fn read_blocking(&self, fill: &Fill) -> io::Result<usize> {
         let mut way = self.way();
         let mut transfer = Transfer::new(fill.len(), self.align(way));
         loop {
@@ -621,7 +481,7 @@ impl OpenFile {
     }
 
     /// Writes a flush through the kernel's cache, and has the kernel write it back. Its last page stays there.
-    fn write_by_cache(&self, flush: &Flush) -> Result<(), FlushError> {
+    pub(super) fn write_by_cache(&self, flush: &Flush) -> Result<(), FlushError> {
         let mut transfer = Transfer::new(flush.len(), 1);
         loop {
             match write_step(self.by_cache(), flush, &mut transfer) {
@@ -675,7 +535,7 @@ impl OpenFile {
     }
 
     /// Always by one descriptor, whose description is told each failure of the kernel's write-back once.
-    fn sync(&self, kind: SyncKind) -> io::Result<()> {
+    pub(super) fn sync(&self, kind: SyncKind) -> io::Result<()> {
         let sync = || match kind {
             SyncKind::Data => fdatasync(&self.descriptor),
             SyncKind::All => fsync(&self.descriptor),
@@ -683,7 +543,7 @@ impl OpenFile {
         Ok(rustix::io::retry_on_intr(sync)?)
     }
 
-    fn set_size(&self, bytes: u64) -> io::Result<()> {
+    pub(super) fn set_size(&self, bytes: u64) -> io::Result<()> {
         if self.kind == FileKind::BlockDevice {
             let words = "a block device has the size it has; write to a file, or leave the size alone";
             return Err(io::Error::new(io::ErrorKind::Unsupported, words));
@@ -691,7 +551,7 @@ impl OpenFile {
         Ok(rustix::io::retry_on_intr(|| ftruncate(&self.descriptor, bytes))?)
     }
 
-    fn punch(&self, range: Range<u64>) -> io::Result<()> {
+    pub(super) fn punch(&self, range: Range<u64>) -> io::Result<()> {
         let range = range.start..range.end.min(self.size()?);
         if range.is_empty() {
             return Ok(());
@@ -716,7 +576,7 @@ impl OpenFile {
         Ok(())
     }
 
-    fn allocate(&self, range: Range<u64>) -> io::Result<()> {
+    pub(super) fn allocate(&self, range: Range<u64>) -> io::Result<()> {
         if range.is_empty() {
             return Ok(());
         }
@@ -784,13 +644,13 @@ fn reopen_for_writing(descriptor: &OwnedFd) -> io::Result<OwnedFd> {
 
 /// What is known of a file system's times.
 #[derive(Clone, Copy, Debug)]
-struct TimestampClock {
+pub(super) struct TimestampClock {
     /// How old a change must be before a later one is sure to carry another time, in nanoseconds.
     settling: i64,
     /// Whether a time that was looked at is not used again.
     steps: bool,
     /// What they tell, if every change of its files asks for a lease's end.
-    local: Option<FileTimes>,
+    pub(super) local: Option<FileTimes>,
 }
 
 impl TimestampClock {
@@ -886,7 +746,7 @@ fn linux() -> (u32, u32) {
 }
 
 /// The most bytes of a read that its reader makes by itself.
-const HERE_BYTES_MAX: usize = 64 << 10;
+pub(super) const HERE_BYTES_MAX: usize = 64 << 10;
 
 /// `STATX_DIOALIGN`, since Linux 6.1.
 const STATX_DIOALIGN: u32 = 0x2000;

@@ -1,0 +1,31 @@
+//! Wait policy: how far a read may go for bytes that are not in the cache.
+//!
+//! All paths that may have to wait take one: for the device, for memory, for a
+//! lock.
+
+use crate::sync::LockWait;
+
+/// How far a read may go for bytes that are not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WaitPolicy {
+    /// It waits for what it needs.
+    #[default]
+    Wait,
+    /// It starts what it can and waits for no device and no memory; it does wait for locks, which nobody
+    /// holds while waiting for those, and its requests may stand in a queue. For futures.
+    Start,
+    /// It starts what it can and waits for no device, no memory and no lock.
+    Now,
+    /// It takes what is in the cache and starts nothing.
+    CacheOnly,
+}
+
+impl WaitPolicy {
+    /// Whether locks may be waited for.
+    pub(crate) fn locks(self) -> LockWait {
+        match self {
+            WaitPolicy::Wait | WaitPolicy::Start => LockWait::Wait,
+            WaitPolicy::Now | WaitPolicy::CacheOnly => LockWait::Try,
+        }
+    }
+}

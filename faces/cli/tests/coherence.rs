@@ -77,6 +77,25 @@ fn same(options: &[&str], case: &str, make: impl Fn(&str) -> PathBuf) {
     assert_eq!(output(served(options, case, &make("with"))), expected, "{case} {options:?} (right: without)");
 }
 
+/// With these options, a file of that user's that nobody writes is served to that user: so a case in which nothing is
+/// served has left it to the kernel for a reason, and not because nothing ever is.
+fn expect_that_some_file_is_served(options: &[&str], user: Option<u32>) {
+    let folder = open_folder();
+    let (control, report) = (file(folder.path(), "control"), folder.path().join("report"));
+    let mut command = quinion();
+    command.args(["run", "--report", "json", "--report-file"]).arg(&report).args(options);
+    command.args(["--attach", "at-once", "--", "cat"]).arg(&control).stdout(Stdio::null());
+    if let Some(user) = user {
+        std::os::unix::fs::chown(&control, Some(user), Some(user)).expect("root may");
+        command.uid(user).gid(user).current_dir("/");
+    }
+    assert!(command.status().expect("it starts").success(), "{command:?}");
+    let report = std::fs::read_to_string(report).expect("it reports");
+    let served = report.split_once("\"served\":{").and_then(|(_, served)| served.split_once("\"bytes\":"));
+    let is_some = served.is_some_and(|(_, bytes)| bytes.starts_with(|digit| matches!(digit, '1'..='9')));
+    assert!(is_some, "nothing is served by {options:?}: {report}");
+}
+
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -118,6 +137,7 @@ fn lost_write() {
         let mut command = served(options, "lost_write", &folder.path().join("file"));
         command.args(["8", "3"]);
         assert_eq!(output(command), "0 with lost or misplaced records\n", "{options:?}");
+        expect_that_some_file_is_served(&options[options.len().min(2)..], None);
     }
 }
 
@@ -130,6 +150,7 @@ fn mapped_writer() {
         return println!("SKIPPED: only root becomes another user");
     }
     let shared_memory = Path::new("/dev/shm");
+    expect_that_some_file_is_served(&[], Some(NOBODY));
     for options in [AT_ONCE, &[]] {
         for place in [None, Some(shared_memory).filter(|place| place.is_dir())] {
             let folder =
@@ -165,6 +186,7 @@ fn own_map() {
         let mut command = served(options, "own_map", &file(folder.path(), "file"));
         command.uid(NOBODY).gid(NOBODY).current_dir("/");
         assert_eq!(output(command), "0 wrong\n", "{options:?}");
+        expect_that_some_file_is_served(&options[2..], Some(NOBODY));
     }
 }
 
@@ -200,6 +222,7 @@ fn overlay_lower() {
     }
     let merged = folder.path().join("merged/file");
     for options in [AT_ONCE, TIMES] {
+        expect_that_some_file_is_served(&options[2..], None);
         let mut reader = Actor::start(within(served(options, "reread", &merged)));
         for round in 0..5 {
             let version = format!("version{round}");

@@ -72,7 +72,7 @@ pub fn of_own(descriptor: BorrowedFd<'_>, process: u32) -> io::Result<Mount> {
 /// walk passes those on its way.
 ///
 /// # Errors
-/// As [`of_descriptor`].
+/// The table cannot be read, or no mount of it lies above the path.
 pub fn do_all_answer(process: u32, path: &Path) -> io::Result<bool> {
     let table = read(&format!("/proc/{process}/mountinfo"), MOUNTINFO_BYTES_MAX)?;
     let mut above =

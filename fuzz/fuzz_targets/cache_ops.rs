@@ -3,22 +3,20 @@
 //!
 //! ```text
 //!   byte 0        how files are read and written, the sizes of folios, how the cache ends
-//!   the rest      operations, see `Bytes` in quinion/tests/cache_pair
+//!   the rest      operations, see `Bytes` in quinion_testing::twins::cache
 //! ```
 //!
 //! The files lie in memory, where a run takes some milliseconds. A failure prints the operations as a list that a
 //! test can be made of, and how to run the same input again.
 #![no_main]
 
-#[path = "../../quinion/tests/cache_pair/mod.rs"]
-mod cache_pair;
 mod report;
 
 use std::path::PathBuf;
 
-use cache_pair::{Bytes, Ending, Op, Setting, run};
 use libfuzzer_sys::fuzz_target;
 use quinion::Mechanism;
+use quinion_testing::twins::cache::{Bytes, Ending, Op, Setting, run};
 
 /// Operations of one run, at most: what a long run finds a short one finds as well.
 const OPS_MAX: usize = 100;

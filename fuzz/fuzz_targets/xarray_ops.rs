@@ -3,20 +3,16 @@
 //!
 //! ```text
 //!   byte 0        how many slots a node has: 2, 4, 8 or 64
-//!   the rest      operations, see `Bytes` in quinion/tests/xarray_pair
+//!   the rest      operations, see `Bytes` in quinion_testing::twins::xarray
 //! ```
 //!
 //! A failure prints the operations as a list that a test can be made of, and how to run the same input again.
 #![no_main]
 
 mod report;
-#[path = "../../quinion/tests/xarray_keeper/mod.rs"]
-mod xarray_keeper;
-#[path = "../../quinion/tests/xarray_pair/mod.rs"]
-mod xarray_pair;
 
 use libfuzzer_sys::fuzz_target;
-use xarray_pair::{Bytes, Op, run};
+use quinion_testing::twins::xarray::{Bytes, Op, run};
 
 /// Nodes that there are in all; small, so that they run out without being asked to.
 const NODES: u32 = 300;

@@ -56,6 +56,10 @@ compile_error!(
      such a machine (--target x86_64-unknown-linux-gnu); inside a container or a virtual machine it is at home, too."
 );
 
+// The test doubles are compiled into the unit tests as source and say `quinion::`.
+#[cfg(all(test, not(quinion_model)))]
+extern crate self as quinion;
+
 /// The rooms of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
 /// about anything in here: names and behaviour change without a word in the change log. Programs use what stands at the
 /// top of the crate.

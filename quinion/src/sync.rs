@@ -16,7 +16,7 @@
 //! constant `false` and costs nothing.
 
 #[cfg(feature = "std")]
-pub(crate) mod lock;
+pub mod lock;
 
 /// Atomics and fences, from the standard library or from the model checker.
 pub mod atomic {

@@ -12,8 +12,6 @@
 //! (`xarray_insert.rs`). A17, the split of a folio that is being read, is owed: nothing splits a live folio
 //! in this version.
 
-mod stage;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +22,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE};
 use quinion::internals::xarray::{Kind, Value};
-use stage::{Stage, is_folio, page};
+use quinion_testing::stages::mapping::{Stage, is_folio, page};
 
 const ONE: FolioShape = FolioShape::of(Orders::PAGES);
 

@@ -12,14 +12,10 @@
 //! that truncation will take. B20, whether a window met shadows of its own working set, is judged where
 //! shadows are.
 
-mod device;
-mod stage;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use device::{Device, verify};
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
@@ -34,7 +30,8 @@ use quinion::internals::tuning::{Insertion, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, MappingId, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop, Value};
 use quinion::{Cache, File};
-use stage::{Stage, is_folio, page};
+use quinion_testing::device::{Device, verify};
+use quinion_testing::stages::mapping::{Stage, is_folio, page};
 
 const PAGE: u64 = 4096;
 const PAGES: FolioShape = FolioShape::of(Orders::PAGES);

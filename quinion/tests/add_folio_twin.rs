@@ -10,8 +10,7 @@
 //! smallest there is. Only when nodes are short may an answer be "no node"; and
 //! then the frames that were not inserted are the caller's, who gives them back.
 
-mod stage;
-
+use quinion_testing::stages;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -22,7 +21,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::{Descent, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Order, Orders};
 use quinion::internals::xarray::{Kind, RangeStop};
-use stage::{Stage, page};
+use quinion_testing::stages::mapping::{Stage, page};
 
 /// Pages from the start of each region that steps touch.
 const PAGES: u64 = 1024;
@@ -239,7 +238,7 @@ impl Rig {
                 for page in first..first + (1 << order) {
                     let is = match entry.kind() {
                         Kind::Folio(frame) => {
-                            let (index, order) = (stage::page(first), Order(order));
+                            let (index, order) = (stages::mapping::page(first), Order(order));
                             Is::Folio(NewFolio { index, frame: Frame(frame), order })
                         }
                         Kind::Value(value) => Is::Shadow(value.payload()),

@@ -3,16 +3,13 @@
 //! The runtime has one thread, so that a poll that blocks for something that
 //! another task of it has to do is a test that hangs.
 
-mod common;
-mod device;
-
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use proptest::prelude::*;
 use quinion::{AsyncFile, Cache, OpenOptions};
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 
-use device::{Device, verify};
+use quinion_testing::device::{Device, verify};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime of one thread")

@@ -3,9 +3,7 @@
 //! The runtime here is a loop that polls what was woken and sleeps when nothing
 //! was, so that a wake-up that is lost is a test that hangs.
 
-mod common;
-mod device;
-
+use quinion_testing::content;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::io::Write;
@@ -16,10 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Fill, Mechanism, MemoryFile};
 use quinion::error::Result;
 use quinion::{BatchRead, Cache, ErrorKind, File, OpenOptions};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 
@@ -234,7 +232,7 @@ fn content() -> (tempfile::TempDir, std::path::PathBuf) {
     let mut plain = std::fs::File::create(&path).unwrap();
     let mut piece = vec![0; 1 << 20];
     for number in 0..64 {
-        common::fill_content(&mut piece, 1, number << 20, 0);
+        content::fill_content(&mut piece, 1, number << 20, 0);
         plain.write_all(&piece).unwrap();
     }
     plain.sync_all().unwrap();
@@ -270,7 +268,7 @@ fn beside_blocking_readers(mechanism: Mechanism) {
                 .collect();
             assert!(join_all(futures).0.into_iter().all(|bytes| bytes.unwrap() == 3000));
             for (buffer, read) in buffers.iter().zip(0..) {
-                common::verify(buffer, 1, place(read)).unwrap();
+                content::verify(buffer, 1, place(read)).unwrap();
             }
         }
     });

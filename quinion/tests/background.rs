@@ -7,13 +7,11 @@
 //!
 //! What is free is read from the cache's numbers, and what was read from the device.
 
-mod device;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::{Device, verify};
 use quinion::{Cache, File, Hint};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const MEMORY: u64 = 128 << 20;

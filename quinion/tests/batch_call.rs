@@ -3,16 +3,14 @@
 //! The twin is `File::read_at` on a second cache of the same device. Devices can
 //! be watched, held and broken (`device`).
 
-mod device;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use device::{Device, verify};
 use proptest::prelude::*;
 use quinion::{BatchRead, Cache, ErrorKind, File, ReadOptions};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 

@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code, reason = "fork")]
 
+use quinion_testing::block_on;
+use quinion_testing::device;
 use std::fs;
 use std::future::Future;
 use std::io::{Read, Seek, SeekFrom};
@@ -21,11 +23,8 @@ use std::time::Duration;
 use quinion::backend::Mechanism;
 use quinion::{Cache, ErrorKind, ReadOptions};
 
-mod common;
-mod device;
-mod runtime;
-use common::{Dice, fill_content, verify};
-use device::Device;
+use quinion_testing::content::{Dice, fill_content, verify};
+use quinion_testing::device::Device;
 
 const SIZE: u64 = (96 << 20) + 1234;
 
@@ -206,7 +205,7 @@ fn a_thousand_loads_of_the_largest_folios_stay_within_the_bound() {
                     let told = if window % 2 == 0 {
                         load(device, window, |to, at| file.read_at(to, at))
                     } else {
-                        load(device, window, |to, at| runtime::block_on(file.read_at_async(to, at)))
+                        load(device, window, |to, at| block_on::block_on(file.read_at_async(to, at)))
                     };
                     refused.fetch_add(told, Ordering::Relaxed);
                     left.fetch_sub(1, Ordering::Relaxed);

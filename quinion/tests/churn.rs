@@ -29,8 +29,7 @@ use quinion::internals::arena::{Descriptor, FillEnd, PutOutcome, RetireOutcome, 
 use quinion::internals::folio::copy::{copy_in, copy_out};
 use quinion::internals::units::{MappingId, Order, PageIndex};
 
-mod common;
-use common::{Dice, LINE, PAGE, fill_content, generations, page_content, verify};
+use quinion_testing::content::{Dice, LINE, PAGE, fill_content, generations, page_content, verify};
 
 const FRAMES: usize = 24;
 const FILES: usize = 3;

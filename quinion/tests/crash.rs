@@ -23,8 +23,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use quinion::backend::{CompletionOrder, CrashDisk, CrashLog, Faults, SimulatedBackend, WriteFaults};
 use quinion::{Cache, Durability, File, OpenOptions, WriteOptions};
+use quinion_testing::doubles::{CompletionOrder, CrashDisk, CrashLog, Faults, SimulatedBackend, WriteFaults};
 
 const PAGE: usize = 4096;
 /// No file becomes longer.

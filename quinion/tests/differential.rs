@@ -18,10 +18,7 @@
 //!
 //! `QUINION_SOAK=1 cargo test --release --test differential -- --nocapture` does a million operations.
 
-mod cache_pair;
-mod common;
-mod shrinking;
-
+use quinion_testing::shrinking;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -32,14 +29,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use cache_pair::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
-use common::{Dice, PAGE, fill_content, generations, page_content};
-use quinion::backend::{
-    Attributes, Backend, CrashDisk, Faults, Fill, Flush, ReapMode, ReapOutcome, SimulatedBackend, SyncKind,
-    WaitQueue,
-};
+use quinion::backend::{Attributes, Backend, Fill, Flush, ReapMode, ReapOutcome, SyncKind, WaitQueue};
 use quinion::{Cache, File, Mechanism, OpenOptions, WriteOptions};
-use shrinking::shrunk;
+use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_content};
+use quinion_testing::doubles::{CrashDisk, Faults, SimulatedBackend};
+use quinion_testing::shrinking::shrunk;
+use quinion_testing::twins::cache::{At, Bytes, Ending, Op, Reading, Setting, Syncing, Writing, run};
 use tempfile::TempDir;
 
 /// Operations of all four differential tests together.

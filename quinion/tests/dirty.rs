@@ -3,8 +3,6 @@
 //! A mapping on a stage, with nobody above it who writes: the test takes runs, and says how they ended. By letter and
 //! number: D06, D07, D14 to D16 and T09, as far as they are the mapping's; and what a sync wants of tags.
 
-mod stage;
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +16,7 @@ use quinion::internals::mapping::{
 use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Millis, Order, Orders, PageIndex};
-use stage::{Stage, page};
+use quinion_testing::stages::mapping::{Stage, page};
 
 const NOW: Millis = Millis(7);
 

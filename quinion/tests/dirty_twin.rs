@@ -8,8 +8,6 @@
 //! Pages leave while they are being written, and come again as other folios; what is on its way then belongs to frames
 //! of which the index knows nothing, and the twin keeps them apart. Runs end in any order, in parts, well or ill.
 
-mod stage;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -21,7 +19,7 @@ use quinion::internals::mapping::{
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::units::{Frame, Millis, Order, Orders, PageIndex};
-use stage::{Stage, page};
+use quinion_testing::stages::mapping::{Stage, page};
 
 /// Pages that steps touch, in two regions: in one subtree and far away.
 const PAGES: u64 = 160;

@@ -6,20 +6,17 @@
 //!
 //! D06, D07 and D14 to D16 are about dirty folios: what of them is the mapping's is in `dirty.rs`.
 
-mod device;
-mod runtime;
-
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use device::{Device, content, verify};
 use proptest::prelude::*;
 use quinion::backend::{Attributes, Backend, Fill};
 use quinion::{BatchRead, Cache, ErrorKind, File, Hint, PoolOptions, ReadOptions};
-use runtime::block_on;
+use quinion_testing::block_on::block_on;
+use quinion_testing::device::{Device, content, verify};
 
 const PAGE: u64 = 4096;
 

@@ -7,10 +7,8 @@
 //! What needs root and a loop device is skipped where they are not to be had,
 //! and says so: a line that begins with `SKIPPED`.
 
-mod common;
-mod hazard;
-mod runtime;
-
+use quinion_testing::content;
+use quinion_testing::hazard;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,10 +18,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use hazard::Target;
 use quinion::backend::Mechanism;
 use quinion::{Cache, File};
-use runtime::block_on;
+use quinion_testing::block_on::block_on;
+use quinion_testing::hazard::Target;
 
 const PAGE: u64 = 4096;
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];
@@ -37,7 +35,7 @@ fn cache(mechanism: Mechanism) -> Cache {
 
 fn bytes(len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
-    common::fill_content(&mut bytes, 1, 0, 0);
+    content::fill_content(&mut bytes, 1, 0, 0);
     bytes
 }
 
@@ -58,7 +56,7 @@ fn read_and_judge(file: &File, way: u64, position: u64, len: usize) -> usize {
             got.len()
         }
     };
-    common::verify(&buffer[..bytes], 1, position).unwrap();
+    content::verify(&buffer[..bytes], 1, position).unwrap();
     bytes
 }
 

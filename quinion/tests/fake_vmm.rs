@@ -5,13 +5,11 @@
 //!                                  the same, wrong in one way: the monitor says so
 //! ```
 
-mod common;
-mod vmm;
-
+use quinion_testing::vmm;
 use std::os::unix::process::ExitStatusExt;
 
-use vmm::naive::{Naive, Wrong};
-use vmm::{Backing, Image, Monitor, Need, Plan, kernel};
+use quinion_testing::vmm::naive::{Naive, Wrong};
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel};
 
 #[test]
 fn be_the_monitor() {

@@ -6,23 +6,20 @@
 //! under a seed, for several readers at a time. Afterwards nothing is in flight,
 //! no frame is lost, and what is cached is right.
 
-mod common;
-mod device;
-mod runtime;
-
+use quinion_testing::content;
+use quinion_testing::device;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::Dice;
-use device::{Device, verify};
-use quinion::backend::{
-    Attributes, Backend, CompletionOrder, CompletionPoint, Faults, Fill, SimulatedBackend,
-};
+use quinion::backend::{Attributes, Backend, Fill};
 use quinion::error::Result;
 use quinion::{Cache, ErrorKind, File};
-use runtime::{block_on, block_on_while};
+use quinion_testing::block_on::{block_on, block_on_while};
+use quinion_testing::content::Dice;
+use quinion_testing::device::{Device, verify};
+use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, SimulatedBackend};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 120;
@@ -208,7 +205,7 @@ fn storm(seed: u64) {
     };
     let size = 3000 * PAGE + 777;
     let page = |file: u64, page: u64, bytes: &mut [u8]| {
-        bytes.copy_from_slice(&common::page_content(file as u32, page, 0));
+        bytes.copy_from_slice(&content::page_content(file as u32, page, 0));
     };
     // Every other storm is one of large folios that land and fail in parts.
     let (order, parts) = if seed.is_multiple_of(2) { (9, 3) } else { (0, 1 << 20) };
@@ -231,7 +228,7 @@ fn storm(seed: u64) {
                         file.read_at(&mut buffer[..len], position)
                     };
                     match read {
-                        Ok(bytes) => common::verify(&buffer[..bytes], 1, position).unwrap(),
+                        Ok(bytes) => content::verify(&buffer[..bytes], 1, position).unwrap(),
                         Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
                     }
                 }

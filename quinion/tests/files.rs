@@ -16,8 +16,7 @@ use proptest::prelude::*;
 use quinion::backend::Mechanism;
 use quinion::{Cache, ErrorKind, File, PoolOptions};
 
-mod common;
-use common::fill_content;
+use quinion_testing::content::fill_content;
 
 const SIZES: [u64; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];
 

@@ -5,9 +5,7 @@
 //! it: files by io_uring and by threads, on a disk, where they are written directly, and in memory, where they
 //! are not; bytes in memory; a user's source; a device with faults; a disk that remembers.
 
-mod flush_stage;
-mod hazard;
-
+use quinion_testing::hazard;
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -16,13 +14,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use flush_stage::{PAGE, POISON, Run, read, write};
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, CompletionOrder, CompletionPoint, CrashDisk, Creation, Engine, EngineOptions,
-    FailureCount, Faults, Identity, InitialContent, IoMode, LocalFile, Mechanism, MemoryFile, OpenError,
-    ReadAt, SimulatedBackend, SyncKind, Version, WaitQueue, WriteAt, WriteFaults, WriteOptions,
+    Attributes, Backend, Creation, Engine, EngineOptions, Identity, InitialContent, IoMode, LocalFile,
+    Mechanism, MemoryFile, OpenError, ReadAt, SyncKind, Version, WaitQueue, WriteAt, WriteOptions,
 };
+use quinion_testing::doubles::{
+    CompletionOrder, CompletionPoint, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
+};
+use quinion_testing::stages::transfers::{PAGE, POISON, Run, read, write};
 use tempfile::TempDir;
 
 const MECHANISMS: [Mechanism; 2] = [Mechanism::Ring, Mechanism::Threads];

@@ -12,14 +12,13 @@
 //!
 //! The device is a disk that remembers, so that "durable" is what it says after a crash.
 
-mod common;
-
 use std::sync::Arc;
 use std::thread;
 
-use common::{Dice, PAGE, fill_content, verify};
-use quinion::backend::{Backend, CrashDisk, FailureCount, Faults, SimulatedBackend};
+use quinion::backend::Backend;
 use quinion::{Cache, Durability, Error, ErrorKind, File, OpenOptions, WriteOptions};
+use quinion_testing::content::{Dice, PAGE, fill_content, verify};
+use quinion_testing::doubles::{CrashDisk, FailureCount, Faults, SimulatedBackend};
 
 const HANDLES: usize = 10;
 const PAGES: usize = 20;

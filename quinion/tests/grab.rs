@@ -8,8 +8,6 @@
 //!
 //! The letters are those of the specification's statements; G17, spilled pages, is where spills are.
 
-mod stage;
-
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +24,7 @@ use quinion::internals::mapping::{
 use quinion::internals::tuning::{Grabbing, NodeReserve, Tuning};
 use quinion::internals::units::{Frame, Millis, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::xarray::{Entry, Kind, Stored, Value};
-use stage::{Stage, page, shadow};
+use quinion_testing::stages::mapping::{Stage, page, shadow};
 
 const WAYS: [Grabbing; 3] = [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne];
 

@@ -16,11 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
-use quinion::backend::{
-    Attributes, Backend, CompletionOrder, CompletionPoint, FailureCount, Faults, Fill, ReapMode, ReapOutcome,
-    SimulatedBackend, WaitQueue,
-};
+use quinion::backend::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
 use quinion::{Cache, ErrorKind, GuestMemory, Image};
+use quinion_testing::doubles::{CompletionOrder, CompletionPoint, FailureCount, Faults, SimulatedBackend};
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 

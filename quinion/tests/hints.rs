@@ -3,13 +3,11 @@
 //! A device that counts says that nothing is fetched twice, and a device that
 //! is held says that nothing is waited for.
 
-mod device;
-
 use std::sync::Arc;
 use std::thread;
 
-use device::{Device, verify};
 use quinion::{Cache, File};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 

@@ -23,8 +23,7 @@ use std::process::{Command, Stdio};
 use quinion::{Cache, Mechanism, OpenOptions, WriteOptions};
 use tempfile::TempDir;
 
-mod common;
-use common::Dice;
+use quinion_testing::content::Dice;
 
 const PAGE: u64 = 4096;
 /// Somewhat more than the memory, so that changed pages have to leave between two syncs.

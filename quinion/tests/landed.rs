@@ -6,9 +6,7 @@
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a viewer maps files and reads to addresses")]
 
-mod common;
-mod parts_stage;
-
+use quinion_testing::content;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +14,6 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use common::Dice;
-use parts_stage::{ALL, Parts, Rig, land};
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{ArenaShare, ReadableState};
 use quinion::internals::filemap::{
@@ -30,6 +26,8 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex};
 use quinion::internals::viewer::sys::Errno;
 use quinion::internals::viewer::{ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_testing::content::Dice;
+use quinion_testing::stages::parts::{ALL, Parts, Rig, land};
 
 const PAGE: u64 = 4096;
 const LARGEST: Orders = Orders { min: Order(9), max: Order(9) };
@@ -44,7 +42,7 @@ fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
     let Rig { arena, mapping, .. } = rig;
     let position = page * PAGE;
     let hits = read_hits_into(arena.view(), mapping.cell(), mapping.id(), position, bytes, |_, _| ());
-    common::verify(&bytes[..hits.bytes], 1, position).unwrap();
+    content::verify(&bytes[..hits.bytes], 1, position).unwrap();
     hits
 }
 
@@ -68,7 +66,7 @@ fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
     drop(wanted);
     let got = pages.iter().zip(&buffers).enumerate().filter(|(nth, _)| served.has(*nth));
     got.map(|(_, (&page, buffer))| {
-        common::verify(buffer, 1, page * PAGE).unwrap();
+        content::verify(buffer, 1, page * PAGE).unwrap();
         page
     })
     .collect()
@@ -142,7 +140,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         let (view, cell, id) = (rig.arena.view(), rig.mapping.cell(), rig.mapping.id());
         let hits = read_hits_into(view, cell, id, 0, &mut buffer, |_, _| match fill.take() {
             Some(mut fill) => {
-                fill.write(0, &common::page_content(1, next, 0)[..100]);
+                fill.write(0, &content::page_content(1, next, 0)[..100]);
                 fill.complete(Ok(100)); // 2
                 assert_eq!(rig.mapping.size(), next * PAGE + 100);
             }
@@ -154,7 +152,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
             "as far as the file reached then: {:?}",
             hits.stopped
         );
-        common::verify(&buffer[..hits.bytes], 1, 0).unwrap();
+        content::verify(&buffer[..hits.bytes], 1, 0).unwrap();
         rig.finish();
     }
 }
@@ -174,13 +172,13 @@ fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
                 let request = PinRequest { position: 0, len, wait_policy: WaitPolicy::Wait, process };
                 let pinned = rig.filemap.pin(&rig.mapping, reader, request);
                 let lent: Vec<u8> = pinned.unwrap().chunks().flatten().copied().collect();
-                common::verify(&lent, 1, 0).unwrap();
+                content::verify(&lent, 1, 0).unwrap();
                 lent.len()
             });
             let mut fill = rig.device.kept();
             land(&mut fill, 0..1);
             (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
-            fill.write(PAGE_SIZE, &common::page_content(1, 1, 0)[..100]);
+            fill.write(PAGE_SIZE, &content::page_content(1, 1, 0)[..100]);
             fill.complete(Ok(PAGE_SIZE + 100));
             if round % 3 == 0 {
                 // The page is asked for anew if the pin came to it late.
@@ -349,7 +347,7 @@ impl Looker {
         let mut bytes = vec![0; pages * PAGE_SIZE];
         // SAFETY: the buffer is a slice.
         let outcome = unsafe { self.viewer.read(&file, page * PAGE, bytes.as_mut_ptr(), bytes.len()) };
-        common::verify(&bytes[..outcome.bytes], 1, page * PAGE).unwrap();
+        content::verify(&bytes[..outcome.bytes], 1, page * PAGE).unwrap();
         outcome
     }
 }

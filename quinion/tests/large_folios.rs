@@ -10,25 +10,22 @@
 //! runs by itself it cuts each request into parts, lands them last part first, and
 //! fails the parts with a bad page, writing rubbish there.
 
-mod common;
-mod device;
-mod parts_stage;
-
+use quinion_testing::content;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use common::{Dice, page_content};
-use device::Device;
-use parts_stage::{ALL, Parts, Rig, land};
-use quinion::backend::{FailureCount, Faults, SimulatedBackend};
 use quinion::internals::filemap::{PinRequest, Reader, WaitPolicy};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::units::{Order, Orders, PageIndex};
 use quinion::{Cache, ErrorKind, ReadOptions};
+use quinion_testing::content::{Dice, page_content};
+use quinion_testing::device::Device;
+use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
+use quinion_testing::stages::parts::{ALL, Parts, Rig, land};
 
 const PAGE: u64 = 4096;
 
@@ -169,7 +166,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
         land(&mut fill, 64..300);
         land(&mut fill, 304..448);
         fill.complete(Ok(512 * 4096));
-        common::verify(pin.chunks().next().unwrap(), 1, 0).unwrap();
+        content::verify(pin.chunks().next().unwrap(), 1, 0).unwrap();
     });
     assert_eq!((rig.device.requests(), rig.order(0)), (vec![(0, 512)], Some(9)));
     rig.read(0, 512);
@@ -217,7 +214,7 @@ fn a_failed_page_fails_nobody_but_its_own_reader() {
         // Who holds what has arrived keeps it; the index has let it go.
         let mut bytes = vec![0; 64 * 4096];
         assert_eq!(held.copy_out(64 * PAGE, &mut bytes), 64 * 4096);
-        common::verify(&bytes, 1, 64 * PAGE).unwrap();
+        content::verify(&bytes, 1, 64 * PAGE).unwrap();
     });
     assert_eq!(rig.mapping.lock().pages(), 0);
     // Its frames went with the hold.
@@ -258,7 +255,7 @@ fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
             rig.filemap.pin(&rig.mapping, Reader::plain(&rig.readahead), pin_of(200 * PAGE, 8192)).unwrap();
         land(&mut fill, 0..100);
         fill.complete(Ok(100 * 4096));
-        common::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();
+        content::verify(pin.chunks().next().unwrap(), 1, 200 * PAGE).unwrap();
     });
     assert_eq!(rig.mapping.size(), 100 * PAGE);
     assert_eq!(rig.try_read(99, 2).unwrap() as u64, PAGE);
@@ -287,7 +284,7 @@ fn of_a_device_with_bad_spots_exactly_their_pages_fail() {
         let mut buffer = vec![0; 4096];
         for page in (0..PAGES).map(|number| number * step % PAGES) {
             match file.read_at(&mut buffer, page * PAGE) {
-                Ok(bytes) => common::verify(&buffer[..bytes], 1, page * PAGE).unwrap(),
+                Ok(bytes) => content::verify(&buffer[..bytes], 1, page * PAGE).unwrap(),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "{error}"),
             }
             // A part of a page that was asked for by itself is that page.
@@ -325,7 +322,7 @@ fn churn(seed: u64) {
                     let len = 1 + dice.below(1 << bits) as usize;
                     match file.read_at(&mut buffer[..len], at) {
                         Ok(bytes) => {
-                            common::verify(&buffer[..bytes], 1, at).unwrap();
+                            content::verify(&buffer[..bytes], 1, at).unwrap();
                             at = (at + bytes as u64) % (PAGES * PAGE);
                         }
                         Err(error) => {

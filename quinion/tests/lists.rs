@@ -8,11 +8,8 @@
 //!   read a file by 64 bytes ... scan ...  it is gone         (one access for each folio)
 //! ```
 
-mod device;
-
 use std::sync::{Arc, Barrier};
 
-use device::{Device, verify};
 use quinion::backend::{Backend, FillRun};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::mapping::{
@@ -25,6 +22,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex};
 use quinion::{Cache, File};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const HOT: u64 = 256;

@@ -14,18 +14,15 @@
 //!
 //! `QUINION_SOAK=1 cargo test --release --test mem_differential -- --nocapture` does a million operations.
 
-mod cache_pair;
-mod common;
-mod mem_pair;
-mod shrinking;
-
+use quinion_testing::shrinking;
+use quinion_testing::twins::mem_file;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use common::{Dice, PAGE, fill_content, generations};
-use mem_pair::{At, How, Op, Room, Setting, op, run, simpler};
 use quinion::{Cache, MemFile, MemFileOptions};
-use shrinking::shrunk;
+use quinion_testing::content::{Dice, PAGE, fill_content, generations};
+use quinion_testing::shrinking::shrunk;
+use quinion_testing::twins::mem_file::{At, How, Op, Room, Setting, op, run, simpler};
 
 /// Operations of all six differential tests together.
 const OPS: u64 = 20_000;
@@ -37,6 +34,11 @@ const TRIES: u32 = 2;
 
 fn is_soak() -> bool {
     std::env::var_os("QUINION_SOAK").is_some()
+}
+
+/// Files whose folios are of up to `order_max`, in a cache with that room.
+fn setting(room: Room, order_max: u8) -> Setting {
+    Setting { room, order_max, spill_folder: env!("CARGO_TARGET_TMPDIR") }
 }
 
 /// What is wrong with a run of the list.
@@ -69,32 +71,32 @@ fn differ(setting: &Setting, seed: u64) {
 
 #[test]
 fn pages_with_room_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Wide, order_max: 0 }, 51);
+    differ(&setting(Room::Wide, 0), 51);
 }
 
 #[test]
 fn large_folios_with_room_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Wide, order_max: 9 }, 52);
+    differ(&setting(Room::Wide, 9), 52);
 }
 
 #[test]
 fn pages_without_room_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Tight, order_max: 0 }, 53);
+    differ(&setting(Room::Tight, 0), 53);
 }
 
 #[test]
 fn large_folios_without_room_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Tight, order_max: 9 }, 54);
+    differ(&setting(Room::Tight, 9), 54);
 }
 
 #[test]
 fn pages_that_spill_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Spilling, order_max: 0 }, 55);
+    differ(&setting(Room::Spilling, 0), 55);
 }
 
 #[test]
 fn large_folios_that_spill_are_as_tmpfs_has_them() {
-    differ(&Setting { room: Room::Spilling, order_max: 9 }, 56);
+    differ(&setting(Room::Spilling, 9), 56);
 }
 
 /// A cache that is full refuses writes, and what it refused has changed nothing.
@@ -102,7 +104,7 @@ fn large_folios_that_spill_are_as_tmpfs_has_them() {
 fn a_tight_pair_meets_the_end_of_its_memory() {
     let fill = |at: u64| Op::Write { by: 0, at: At::Byte(at), len: 5 << 20, how: How::Plain };
     let ops: Vec<Op> = (0..4).map(|nth| fill(nth * (5 << 20))).chain([Op::Check]).collect();
-    let refused = |room| run(&Setting { room, order_max: 9 }, &ops).unwrap();
+    let refused = |room| run(&setting(room, 9), &ops).unwrap();
     assert!(refused(Room::Tight) > 0);
     assert_eq!([Room::Wide, Room::Spilling].map(refused), [0, 0]);
 }
@@ -110,8 +112,8 @@ fn a_tight_pair_meets_the_end_of_its_memory() {
 #[test]
 fn a_wrong_file_is_found_wrong() {
     // The twin is told less than ours: what the pair would say if ours had kept what it should have lost.
-    let setting = Setting { room: Room::Wide, order_max: 9 };
-    let mut pair = mem_pair::MemPair::new(&setting).unwrap();
+    let setting = setting(Room::Wide, 9);
+    let mut pair = mem_file::MemPair::new(&setting).unwrap();
     pair.step(&Op::Write { by: 0, at: At::Byte(0), len: 9000, how: How::Plain }).unwrap();
     pair.spoil(5000);
     let wrong = pair.step(&Op::Read { by: 1, at: At::Byte(0), len: 9000, how: How::Vectored }).unwrap_err();

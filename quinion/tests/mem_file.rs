@@ -3,17 +3,15 @@
 //! The letters are those of the kernel facts: R for reads, T for what cuts and punches.
 #![allow(unsafe_code, reason = "fork")]
 
-mod common;
-
 use std::io::{IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{Dice, PAGE as PAGE_BYTES, fill_content, generations, page_content, verify};
 use quinion::backend::{Attributes, Backend, Fill, MemoryFile, ReapMode, ReapOutcome};
 use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, OnPinned, Pinned, PoolOptions};
+use quinion_testing::content::{Dice, PAGE as PAGE_BYTES, fill_content, generations, page_content, verify};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const MIB: u64 = 1 << 20;

@@ -11,9 +11,7 @@
 //!
 //! Each page tells its generation (`common`), and readers note, before they begin, which one they may expect at least.
 
-mod common;
-mod hazard;
-
+use quinion_testing::hazard;
 use std::fs::{self, File as Plain, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -25,9 +23,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{fill_content, generations};
 use quinion::backend::{Attributes, Backend, Engine, EngineOptions, Fill, Leasable, WaitQueue};
 use quinion::{BatchRead, Cache, Coherence, ErrorKind, File, NoLease, OpenOptions as Opening};
+use quinion_testing::content::{fill_content, generations};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;

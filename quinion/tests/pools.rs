@@ -6,16 +6,13 @@
 //!   any      fails, is invalidated, dropped, pinned, cut      used_pages is what its files have cached, each time
 //! ```
 
-mod common;
-mod device;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use common::Dice;
-use device::{Device, verify};
 use quinion::{Cache, ErrorKind, File, Hint, Pool, PoolOptions, PoolStats, ReadOptions};
+use quinion_testing::content::Dice;
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

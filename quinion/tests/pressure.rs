@@ -5,9 +5,8 @@
 //! nobody is woken much more often than there is something to do, and what is
 //! read is right.
 
-mod common;
-mod hazard;
-
+use quinion_testing::content;
+use quinion_testing::hazard;
 use std::future::Future;
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,10 +17,10 @@ use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::Instant;
 
-use common::Dice;
 use quinion::backend::Mechanism;
 use quinion::error::Result;
 use quinion::{Cache, File, Hint};
+use quinion_testing::content::Dice;
 
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 16 << 10;
@@ -32,7 +31,7 @@ fn content(folder: &tempfile::TempDir) -> PathBuf {
     let mut plain = std::fs::File::create(&path).unwrap();
     let mut piece = vec![0; 1 << 20];
     for number in 0..(FILE_PAGES * PAGE) >> 20 {
-        common::fill_content(&mut piece, 1, number << 20, 0);
+        content::fill_content(&mut piece, 1, number << 20, 0);
         plain.write_all(&piece).unwrap();
     }
     plain.sync_all().unwrap();
@@ -89,7 +88,7 @@ impl Task {
             assert!(bytes > 0, "the file does not end here");
             done += bytes;
         }
-        common::verify(&buffer, 1, self.position).unwrap();
+        content::verify(&buffer, 1, self.position).unwrap();
         Ok(())
     }
 }
@@ -174,7 +173,7 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
             let own = folder.path().join(number.to_string());
             if !is_shared {
                 let mut bytes = vec![0; (READS * PAGE) as usize];
-                common::fill_content(&mut bytes, 1, 0, 0);
+                content::fill_content(&mut bytes, 1, 0, 0);
                 std::fs::write(&own, bytes).unwrap();
             }
             let file = cache.open(if is_shared { &path } else { &own }).unwrap();
@@ -192,7 +191,7 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
                         if is_shared { (step * 32 + number as u64) * 104_729 % FILE_PAGES } else { step };
                     let position = page * PAGE + 24;
                     file.read_exact_at(&mut buffer, position).unwrap();
-                    common::verify(&buffer, 1, position).unwrap();
+                    content::verify(&buffer, 1, position).unwrap();
                 }
             });
         }

@@ -3,14 +3,12 @@
 //! Tests named with a letter and a number hold the statement of that name: S
 //! and R of the read state machine, B of batched insertion, Q of readahead.
 
-mod device;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use device::{Device, verify};
 use quinion::{Cache, ErrorKind, File, ReadOptions};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 

@@ -16,17 +16,13 @@
 //! them, and that can take folios out and put others in between two of them. Trees here have two levels,
 //! because a page far out makes them so: a descent reads two slots.
 
-mod batch_stage;
-mod common;
-mod device;
-
+use quinion_testing::content;
+use quinion_testing::device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
-use batch_stage::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
-use common::Dice;
 use quinion::internals::arena::{HOLDS_MAX, ReadableState};
 use quinion::internals::mapping::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch};
 use quinion::internals::policy::FetchOrigin;
@@ -34,6 +30,8 @@ use quinion::internals::reclaim::Reclaim;
 use quinion::internals::stats::Counters;
 use quinion::internals::units::PageIndex;
 use quinion::internals::xarray::{Entry, Walker};
+use quinion_testing::content::Dice;
+use quinion_testing::stages::batch::{FILE, Moment, Shape, Stage, State, Watch, shape, shapes};
 
 const PAGE: u64 = 4096;
 /// Far enough out that the tree has two levels.
@@ -118,7 +116,7 @@ fn r04_a_range_that_begins_inside_a_folio_gets_it_once_and_first() {
         assert_eq!(end, BatchEnd::Covered);
         let (mut bytes, position) = ([0; 1000], inside * PAGE + 77);
         assert_eq!(batch.iter().next().unwrap().copy_out(position, &mut bytes), 1000);
-        common::verify(&bytes, FILE, position).unwrap();
+        content::verify(&bytes, FILE, position).unwrap();
     }
 }
 
@@ -287,7 +285,7 @@ fn r11_a_folio_always_contains_its_index() {
     let mut bytes = [0; 4096];
     batch.iter().for_each(|held| {
         held.copy_out(held.first().first_byte(), &mut bytes);
-        common::verify(&bytes, FILE, held.first().first_byte()).unwrap();
+        content::verify(&bytes, FILE, held.first().first_byte()).unwrap();
     });
 }
 
@@ -393,7 +391,7 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     let mut bytes = [0; 4096];
     for held in batch.iter() {
         held.copy_out(held.first().first_byte(), &mut bytes);
-        common::verify(&bytes, FILE, held.first().first_byte()).unwrap();
+        content::verify(&bytes, FILE, held.first().first_byte()).unwrap();
     }
     drop(batch);
     assert_eq!(frames.iter().map(|&frame| stage.holds(frame)).sum::<u32>(), 0);
@@ -558,7 +556,7 @@ fn judge(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
         assert!(at <= to, "a folio behind the one that covers the last index");
         if end != BatchEnd::FirstNotReady {
             let n = held.copy_out(at * PAGE, bytes);
-            common::verify(&bytes[..n], FILE, at * PAGE).unwrap();
+            content::verify(&bytes[..n], FILE, at * PAGE).unwrap();
         }
         at = first + (1 << order);
     }

@@ -3,12 +3,10 @@
 //! The judgement itself is tested beside it, around a naive cache; here it
 //! works in the real read path, with a small cache and a device that is watched.
 
-mod device;
-
 use std::sync::Arc;
 
-use device::{Device, verify};
 use quinion::{Cache, Class, ErrorKind, File, Hint, ReadaheadReport, ReadaheadStyle};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 3000;

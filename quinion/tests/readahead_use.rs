@@ -3,15 +3,13 @@
 //! No hit counts anything, so the account is made where pages leave, and by a look at those that
 //! are there. The twin keeps it the naive way: a word for each page.
 
-mod device;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use device::{Device, verify};
 use proptest::prelude::*;
 use quinion::{Cache, File, Hint, ReadaheadUse};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
+use quinion_testing::device;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -26,10 +27,8 @@ use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure, ServeRules, WithoutLease};
 
-mod common;
-mod device;
-use common::{Dice, fill_content, verify};
-use device::Device;
+use quinion_testing::content::{Dice, fill_content, verify};
+use quinion_testing::device::Device;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 80 * MIB;

@@ -7,9 +7,7 @@
 
 #![cfg(feature = "restore")]
 
-mod common;
-mod vmm;
-
+use quinion_testing::vmm;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,8 +20,8 @@ use quinion::Cache;
 use quinion::restore::{OnFailure, RestoreOptions, Server};
 use tempfile::TempDir;
 
-use vmm::kernel::{self, Userfault};
-use vmm::{Image, Monitor, Need, Plan};
+use quinion_testing::vmm::kernel::{self, Userfault};
+use quinion_testing::vmm::{Image, Monitor, Need, Plan};
 
 fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     let mut options = RestoreOptions::default();

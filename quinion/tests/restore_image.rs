@@ -6,9 +6,7 @@
 
 #![cfg(feature = "restore")]
 
-mod common;
-mod vmm;
-
+use quinion_testing::vmm;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -17,7 +15,7 @@ use quinion::Cache;
 use quinion::restore::{OnFailure, RestoreOptions, Server};
 use tempfile::TempDir;
 
-use vmm::{Backing, Image, Monitor, Need, Plan, kernel};
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel};
 
 fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     let mut options = RestoreOptions::default();

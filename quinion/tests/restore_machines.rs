@@ -6,9 +6,7 @@
 
 #![cfg(feature = "restore")]
 
-mod common;
-mod vmm;
-
+use quinion_testing::vmm;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
@@ -16,7 +14,7 @@ use quinion::Cache;
 use quinion::restore::{OnFailure, RestoreOptions, Server, Trace};
 use tempfile::TempDir;
 
-use vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
 
 fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     let mut options = RestoreOptions::default();

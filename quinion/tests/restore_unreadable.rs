@@ -6,18 +6,16 @@
 
 #![cfg(feature = "restore")]
 
-mod common;
-mod vmm;
-
+use quinion_testing::vmm;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 
-use quinion::backend::{FailureCount, Faults, SimulatedBackend};
 use quinion::restore::{RestoreOptions, Server};
 use quinion::{Cache, File};
+use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
 
-use vmm::{Image, Monitor, Need, PAGE, Plan, kernel};
+use quinion_testing::vmm::{Image, Monitor, Need, PAGE, Plan, kernel};
 
 #[test]
 fn be_the_monitor() {

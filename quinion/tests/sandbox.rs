@@ -6,18 +6,15 @@
 //! reader sees an error and no future is forgotten. Each test lasts in its own process,
 //! because a filter on system calls cannot be taken off.
 
-mod common;
-mod hazard;
-mod runtime;
-
+use quinion_testing::content;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use hazard::{Whom, in_a_process_of_its_own, refuse};
 use quinion::backend::{ChosenMechanism, Engine, EngineOptions, Mechanism, WaitQueue};
 use quinion::{Cache, File, Hint};
-use runtime::block_on;
+use quinion_testing::block_on::block_on;
+use quinion_testing::hazard::{Whom, in_a_process_of_its_own, refuse};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2000;
@@ -26,7 +23,7 @@ fn content() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("content");
     let mut bytes = vec![0; (PAGES * PAGE) as usize];
-    common::fill_content(&mut bytes, 1, 0, 0);
+    content::fill_content(&mut bytes, 1, 0, 0);
     std::fs::write(&path, bytes).unwrap();
     (folder, path)
 }
@@ -38,7 +35,7 @@ fn cache() -> Cache {
 fn read(file: &File, page: u64) {
     let mut buffer = vec![0; 3 * PAGE as usize];
     file.read_exact_at(&mut buffer, page * PAGE + 100).unwrap();
-    common::verify(&buffer, 1, page * PAGE + 100).unwrap();
+    content::verify(&buffer, 1, page * PAGE + 100).unwrap();
 }
 
 fn read_async(file: &File, page: u64) {
@@ -50,7 +47,7 @@ fn read_async(file: &File, page: u64) {
         assert!(bytes > 0);
         done += bytes;
     }
-    common::verify(&buffer, 1, page * PAGE + 100).unwrap();
+    content::verify(&buffer, 1, page * PAGE + 100).unwrap();
 }
 
 fn without_setup(error: i32, words: &str) {

@@ -4,18 +4,16 @@
 //! came less those that went are those that are there. And what is there, and
 //! what is remembered, is told range by range.
 
-mod common;
-mod device;
-mod runtime;
-
+use quinion_testing::block_on;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::Dice;
-use device::Device;
-use quinion::backend::{Backend, CompletionOrder, CompletionPoint, Faults, ReapMode, SimulatedBackend};
+use quinion::backend::{Backend, ReapMode};
 use quinion::{BatchRead, Cache, ErrorKind, File, PageState, ReadOptions, RefaultCurve, Stats};
+use quinion_testing::content::Dice;
+use quinion_testing::device::Device;
+use quinion_testing::doubles::{CompletionOrder, CompletionPoint, Faults, SimulatedBackend};
 
 const PAGE: u64 = 4096;
 
@@ -292,7 +290,7 @@ fn every_kind_of_read_is_part_of_the_curve() {
     assert_eq!(file.read_at(&mut [0; 1], 101 * PAGE).unwrap(), 0);
     assert_eq!(read(), 13, "behind the end there are no pages");
     assert_eq!(file.pin(10 * PAGE, 3 * 4096).unwrap().len(), 3 * 4096);
-    assert_eq!(runtime::block_on(file.read_at_async(&mut [0; 4097], 20 * PAGE)).unwrap(), 4097);
+    assert_eq!(block_on::block_on(file.read_at_async(&mut [0; 4097], 20 * PAGE)).unwrap(), 4097);
     assert_eq!(read(), 13 + 3 + 2);
     for _ in 0..2 {
         // Hits and misses in one batch, and then hits only.

@@ -25,13 +25,8 @@ use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
-#[path = "support/hanging.rs"]
-mod hanging;
-#[path = "support/naive_owner.rs"]
-mod naive_owner;
-
-use hanging::Hanging;
-use naive_owner::NaiveOwner;
+use quinion_testing::hanging::Hanging;
+use quinion_testing::naive_owner::NaiveOwner;
 
 const BAD_DESCRIPTOR: RequestError = RequestError::Errno(9);
 const IO_ERROR: RequestError = RequestError::Errno(5);

@@ -11,8 +11,6 @@
 //! speaks of groups of memory, of which there are none here; what comes nearest is
 //! a mapping that the cache has let go.
 
-mod device;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use device::{Device, verify};
 use proptest::prelude::*;
 use quinion::backend::{Backend, FillRun};
 use quinion::internals::arena::{Arena, ArenaOptions, FrameRun};
@@ -33,6 +30,7 @@ use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Order, Orders, PageIndex};
 use quinion::internals::xarray::{Kind, Value};
 use quinion::{Cache, File, ReadOptions, Stats};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 /// Pages that a leaf of a tree covers.

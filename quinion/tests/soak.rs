@@ -44,8 +44,7 @@ use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions, ServeRules, WithoutLease};
 
-mod common;
-use common::{Dice, fill_content, generations};
+use quinion_testing::content::{Dice, fill_content, generations};
 
 // ---- the files ----------------------------------------------------------------------------------------
 

@@ -9,17 +9,14 @@
 //! The device is memory that can be looked at and damaged, or a simulated one with delays and faults under a seed, or a
 //! file without a name. After each test every slot is somebody's, or free.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{Dice, PAGE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
-use quinion::backend::{
-    Backend, CompletionOrder, FailureCount, Faults, MemoryFile, ReapMode, SimulatedBackend, WriteFaults,
-};
+use quinion::backend::{Backend, MemoryFile, ReapMode};
 use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
+use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_content, verify};
+use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedBackend, WriteFaults};
 
 const MIB: u64 = 1 << 20;
 /// Of the cache of these tests, all but the machinery.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use quinion::backend::{Backend, Faults, FillRun, MemoryFile, SimulatedBackend, WaitQueue, WriteFaults};
+use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::mapping::{
     AddedFolio, Backing, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
@@ -22,6 +22,7 @@ use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PageIndex, PoolNumber};
 use quinion::internals::xarray::Value;
+use quinion_testing::doubles::{Faults, SimulatedBackend, WriteFaults};
 
 /// A mapping of one folio, which can be sent out.
 struct Stage {

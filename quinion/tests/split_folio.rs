@@ -7,13 +7,10 @@
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "frames are filled by address")]
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{page_content, verify};
 use proptest::prelude::*;
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
@@ -29,6 +26,7 @@ use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
 use quinion::internals::units::{Frame, MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
+use quinion_testing::content::{page_content, verify};
 
 const FILE: u32 = 3;
 

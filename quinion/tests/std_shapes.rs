@@ -9,8 +9,9 @@ use std::io::{self, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use quinion::backend::{Faults, MemoryFile, SimulatedBackend};
+use quinion::backend::MemoryFile;
 use quinion::{Cache, Error, ErrorKind, File, OpenOptions};
+use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 fn cache() -> Cache {
     Cache::builder().memory(Cache::MEMORY_MIN).build().expect("there is memory")

@@ -3,9 +3,6 @@
 //! The poller is one thread for all pending reads of a cache. What a stranger
 //! does on it must end the stranger's read at most, not everybody's.
 
-mod device;
-mod runtime;
-
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use device::{Device, verify};
 use quinion::backend::{Attributes, Backend, Fill};
 use quinion::{Cache, ErrorKind, File};
-use runtime::{Unpark, block_on};
+use quinion_testing::block_on::{Unpark, block_on};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 

@@ -8,12 +8,10 @@
 //!
 //! All counts are of the device, which tells how often each page was asked for.
 
-mod device;
-
 use std::sync::Arc;
 
-use device::{Device, verify};
 use quinion::{Cache, File, Hint, ReadOptions};
+use quinion_testing::device::{Device, verify};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

@@ -6,8 +6,6 @@
 //!   device    loses what the file loses, and only that; nothing that comes late brings it back
 //! ```
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
@@ -17,13 +15,13 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::Dice;
 use proptest::prelude::*;
 use quinion::backend::{
-    Attributes, Backend, Faults, Fill, Flush, MemoryFile, ReapMode, ReapOutcome, SimulatedBackend, SyncKind,
-    WaitQueue,
+    Attributes, Backend, Fill, Flush, MemoryFile, ReapMode, ReapOutcome, SyncKind, WaitQueue,
 };
 use quinion::{Cache, ErrorKind, File, OnPinned, OpenOptions, ReadOptions};
+use quinion_testing::content::Dice;
+use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;

@@ -3,18 +3,14 @@
 //! The file under test is beside a twin, a vector, that is written in the same way; what is read must be the twin's,
 //! from the cache and, when it was synced, from a cache of its own.
 
-mod common;
-
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::Dice;
 use quinion::backend::{
-    Attributes, Backend, Engine, EngineOptions, Faults, Fill, Identity, MemoryFile, SimulatedBackend,
-    SyncKind, Version, WaitQueue,
+    Attributes, Backend, Engine, EngineOptions, Fill, Identity, MemoryFile, SyncKind, Version, WaitQueue,
 };
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
@@ -28,6 +24,8 @@ use quinion::{
     BatchWrite, Cache, Durability, ErrorKind, File, OnPinned, OpenOptions, PageState, ReadOptions,
     WriteOptions,
 };
+use quinion_testing::content::Dice;
+use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 const PAGE: usize = 4096;
 

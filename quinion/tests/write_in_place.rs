@@ -15,21 +15,18 @@
 #![cfg(not(quinion_model))]
 #![allow(unsafe_code, reason = "a second mapping of the arena, and pinned bytes by address")]
 
-mod batch_stage;
-mod common;
-
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use batch_stage::{FILE, Stage, State};
-use common::{Dice, LINE, fill_content, generations, page_content, verify};
 use proptest::prelude::*;
 use quinion::internals::arena::{ReadableState, View, WriteRefused};
 use quinion::internals::filemap::{BatchedRead, GROUP_MAX, HitStop, Hits, read_group, read_hits_into};
 use quinion::internals::folio::{WriteOutcome, unpin};
 use quinion::internals::units::{PAGE_SIZE, PageIndex};
+use quinion_testing::content::{Dice, LINE, fill_content, generations, page_content, verify};
+use quinion_testing::stages::batch::{FILE, Stage, State};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

@@ -4,17 +4,15 @@
 //! Files of a small cache whose pages are written by the test itself, over memory, devices with faults, disks that
 //! remember, and files.
 
-mod hazard;
-mod writeback_stage;
-
+use quinion_testing::hazard;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use quinion::backend::{
-    Backend, CompletionOrder, CrashDisk, Creation, Engine, EngineOptions, FailureCount, Faults,
-    InitialContent, Mechanism, MemoryFile, SimulatedBackend, SyncKind, WaitQueue, WriteFaults, WriteOptions,
+    Backend, Creation, Engine, EngineOptions, InitialContent, Mechanism, MemoryFile, SyncKind, WaitQueue,
+    WriteOptions,
 };
 use quinion::internals::mapping::FolioLifetime;
 use quinion::internals::readahead::{Config, Readahead};
@@ -22,7 +20,10 @@ use quinion::internals::stats::Count;
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::internals::writeback::WritebackOptions;
-use writeback_stage::{ALL, Early, Opened, Stage, Watched, content, generation_in, pages};
+use quinion_testing::doubles::{
+    CompletionOrder, CrashDisk, FailureCount, Faults, SimulatedBackend, WriteFaults,
+};
+use quinion_testing::stages::writeback::{ALL, Early, Opened, Stage, Watched, content, generation_in, pages};
 
 const EIO: i32 = libc::EIO;
 const ENOSPC: i32 = libc::ENOSPC;

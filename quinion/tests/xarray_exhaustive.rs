@@ -13,10 +13,7 @@
 //!   splits      a folio of every order, split at every edge, and what comes of it once more
 //! ```
 
-mod xarray_keeper;
-mod xarray_pair;
-
-use xarray_pair::{Op, Pair};
+use quinion_testing::twins::xarray::{Op, Pair};
 
 const NODES: u32 = 64;
 /// What [`Op::Store`] calls a folio, a shadow and a spill.

@@ -12,12 +12,10 @@
 //! The letters are those of the specification's statements. A07 to A11 and A15 to A17 are about locks,
 //! reserves and folios: they belong to the mapping.
 
-mod xarray_keeper;
-
 use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, INDICES_MAX, Inserted, Kind, Mark, RangeStop, Split, Stored, Value,
 };
-use xarray_keeper::{Forest, Reuse, folio};
+use quinion_testing::nodes::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
     Forest::new(1 << 13, Reuse::AtOnce)

@@ -8,12 +8,10 @@
 //! The letters are those of the specification's statements. B08 and B10 to B17 are about what happens
 //! between two takings of the lock, and B19 counts locks: they belong to the mapping.
 
-mod xarray_keeper;
-
 use quinion::internals::xarray::{
     AddedRange, Entry, Inserted, RangeStop, Reserve, ReserveFill, Stored, Value, XArray,
 };
-use xarray_keeper::{Forest, Reuse, folio};
+use quinion_testing::nodes::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
     Forest::new(1 << 13, Reuse::AtOnce)

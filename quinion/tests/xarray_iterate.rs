@@ -10,10 +10,8 @@
 //! that started in the tail of a large folio, a gap reported a page too high, an erased entry of which a
 //! part was left. What they have in common is a position inside an entry that was taken for its first.
 
-mod xarray_keeper;
-
 use quinion::internals::xarray::{Entry, ExchangeOutcome, ForgetOutcome, Kind, Mark, Stored, Value};
-use xarray_keeper::{Forest, Reuse, folio};
+use quinion_testing::nodes::{Forest, Reuse, folio};
 
 fn forest<const BITS: u32>() -> Forest<BITS> {
     Forest::new(1 << 13, Reuse::AtOnce)

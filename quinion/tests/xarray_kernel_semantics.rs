@@ -45,13 +45,11 @@
 //!
 //! The kernel's orders go to 19, ours to 15: the four bits that a value has for its order.
 
-mod xarray_keeper;
-
 use quinion::internals::xarray::{
     ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Mark, NUMBERS_MAX, PAYLOADS_MAX,
     Reserve, ReserveFill, Root, Stored, Value, XArray,
 };
-use xarray_keeper::{Forest, Reuse, folio};
+use quinion_testing::nodes::{Forest, Reuse, folio};
 
 const LAST: u64 = INDICES_MAX - 1;
 

@@ -3,11 +3,8 @@
 //!
 //! What is compared, and with what, says `xarray_pair`.
 
-mod xarray_keeper;
-mod xarray_pair;
-
 use proptest::prelude::*;
-use xarray_pair::{Bytes, Op, run};
+use quinion_testing::twins::xarray::{Bytes, Op, run};
 
 /// Indices mostly near each other, sometimes far out.
 fn index(span: u64) -> impl Strategy<Value = u64> {

@@ -3,12 +3,10 @@
 //! What is in the tree describes itself: a folio's number says its place and order, a shadow's payload its
 //! block. So a reader can judge every entry that it finds by itself.
 
-mod xarray_keeper;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use quinion::internals::xarray::{Entry, Kind, RacySlots, Slab, Stored, Value, XArray};
-use xarray_keeper::{Forest, Keeper, Reuse};
+use quinion_testing::nodes::{Forest, Keeper, Reuse};
 
 const SPAN: u64 = 512;
 const BLOCK_ORDER: u8 = 6;

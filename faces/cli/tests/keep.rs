@@ -4,6 +4,7 @@
 //! Each test has a folder for kept caches of its own, and ends the owners that it finds there, whatever happens to it.
 //! An owner is found by its command line, which names that folder: so it is seen also if it cannot be reached.
 
+use quinion_testing::hanging;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 mod disk;
-#[path = "../../../quinion/tests/support/hanging.rs"]
-mod hanging;
 use disk::{Ended, Report, noise, plain, quinion, scratch};
 
 const FILE_BYTES: usize = 3 << 20;

@@ -6,11 +6,7 @@
 //!
 //! Here the server is a process of its own, so what it has open and how much memory it takes can be seen.
 
-#[path = "../../../quinion/tests/common/mod.rs"]
-mod common;
-#[path = "../../../quinion/tests/vmm/mod.rs"]
-mod vmm;
-
+use quinion_testing::vmm;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -22,8 +18,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use quinion_testing::vmm::{Image, Monitor, Need, Plan, kernel, memory};
 use tempfile::TempDir;
-use vmm::{Image, Monitor, Need, Plan, kernel, memory};
 
 #[test]
 fn be_the_monitor() {

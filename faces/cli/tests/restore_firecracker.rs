@@ -8,11 +8,7 @@
 //!
 //! The guest is 72 bytes in an ELF file that we write. It needs no kernel and no disk.
 
-#[path = "../../../quinion/tests/common/mod.rs"]
-mod common;
-#[path = "../../../quinion/tests/vmm/mod.rs"]
-mod vmm;
-
+use quinion_testing::vmm;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use vmm::{Need, kernel};
+use quinion_testing::vmm::{Need, kernel};
 
 const WATCHDOG: Duration = Duration::from_secs(300);
 

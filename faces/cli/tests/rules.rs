@@ -26,9 +26,7 @@ use quinion::{Cache, CacheOwner};
 use quinion_cli::run::plan::Plan;
 use quinion_cli::run::{LINKER, Session, plan_for};
 
-#[path = "../../../quinion/tests/support/naive_owner.rs"]
-mod naive_owner;
-use naive_owner::NaiveOwner;
+use quinion_testing::naive_owner::NaiveOwner;
 
 const FILE_BYTES: usize = 300_123;
 

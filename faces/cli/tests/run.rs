@@ -16,9 +16,7 @@ use quinion::internals::serve::Owner;
 use quinion_cli::report::Form;
 use quinion_cli::run::{Intercept, OwnerNumbers, Planning, RunOptions, run};
 
-#[path = "../../../quinion/tests/support/naive_owner.rs"]
-mod naive_owner;
-use naive_owner::NaiveOwner;
+use quinion_testing::naive_owner::NaiveOwner;
 
 /// 4 MiB of the files' 16.
 const PAGES: usize = 1024;

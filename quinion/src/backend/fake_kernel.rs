@@ -20,9 +20,9 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use super::doubles::Request;
 use super::open_file::OpenFile;
 use super::ring::{Kernel, PLACES_PER_PART, RingDriver};
-use super::testing::Request;
 use super::work::Work;
 use super::{Attributes, Backend, Fill, ReapMode, ReapOutcome, WaitQueue};
 use crate::sys::ring::{Buffer, Completion, CompletionWait, EnterRefused, Request as KernelRequest};

@@ -88,27 +88,40 @@ impl MemoryFile {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Copies what there is of the fill's range. Returns how many bytes.
-    pub(super) fn copy_to(&self, fill: &mut Fill) -> usize {
+    /// Copies the bytes at `position`, as many as there are and fit in `buffer`. Returns how many. Counted as a device
+    /// read.
+    pub fn read_at(&self, buffer: &mut [u8], position: u64) -> usize {
+        self.copy_out(position, buffer.len(), |bytes| buffer[..bytes.len()].copy_from_slice(bytes))
+    }
+
+    /// Writes `bytes` at `position`, and gives the file a new version. A position behind the end grows the file with
+    /// zeros.
+    ///
+    /// # Errors
+    /// There is no memory for a file of this size; nothing was written.
+    pub fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        self.copy_in(position, bytes.len(), |place| place.copy_from_slice(bytes))
+    }
+
+    fn copy_out(&self, position: u64, length: usize, copy: impl FnOnce(&[u8])) -> usize {
         let content = self.read();
-        let from = usize::try_from(fill.position()).unwrap_or(usize::MAX).min(content.bytes.len());
-        let bytes = (content.bytes.len() - from).min(fill.len());
-        fill.write(0, &content.bytes[from..from + bytes]);
+        let from = usize::try_from(position).unwrap_or(usize::MAX).min(content.bytes.len());
+        let bytes = (content.bytes.len() - from).min(length);
+        copy(&content.bytes[from..from + bytes]);
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         bytes
     }
 
-    /// Takes over the first `bytes` bytes of the flush. Grows if they lie behind the end.
-    pub(super) fn copy_from(&self, flush: &Flush, bytes: usize) -> io::Result<()> {
-        if bytes == 0 {
+    fn copy_in(&self, position: u64, length: usize, copy: impl FnOnce(&mut [u8])) -> io::Result<()> {
+        if length == 0 {
             return Ok(());
         }
         let mut content = self.write();
-        let from = usize::try_from(flush.position()).ok();
-        let to = from.and_then(|from| from.checked_add(bytes)).ok_or(io::ErrorKind::FileTooLarge)?;
+        let from = usize::try_from(position).ok();
+        let to = from.and_then(|from| from.checked_add(length)).ok_or(io::ErrorKind::FileTooLarge)?;
         content.reach(to)?;
-        flush.read(0, &mut content.bytes[to - bytes..to]);
+        copy(&mut content.bytes[to - length..to]);
         content.version += 1;
         Ok(())
     }
@@ -134,7 +147,7 @@ impl Backend for MemoryFile {
     }
     fn submit(&self, fills: Vec<Fill>) {
         for mut fill in fills {
-            let bytes = self.copy_to(&mut fill);
+            let bytes = self.copy_out(fill.position(), fill.len(), |bytes| fill.write(0, bytes));
             fill.complete(Ok(bytes));
         }
     }
@@ -143,7 +156,7 @@ impl Backend for MemoryFile {
     }
     fn flush(&self, flushes: Vec<Flush>) {
         for flush in flushes {
-            let outcome = self.copy_from(&flush, flush.len());
+            let outcome = self.copy_in(flush.position(), flush.len(), |place| flush.read(0, place));
             flush.complete(outcome.map_err(|error| FlushError { written: 0, error }));
         }
     }

@@ -24,7 +24,7 @@
 //! one inside `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
-//! | [`SimulatedBackend`] | memory, a [`CrashDisk`] or a generator, with faults under a seed | when reaped |
+//! | `SimulatedBackend` of `quinion-testing` | memory, a disk that crashes or a generator, with faults under a seed | when reaped |
 //!
 //! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. A thread
 //! that waits for one of these is woken; all of them stay readable if the rest fails.
@@ -62,7 +62,6 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
-mod crash;
 mod registration;
 mod waker_registry;
 mod engine;
@@ -74,20 +73,22 @@ mod null;
 mod parked;
 mod ring;
 mod wait_queue;
-mod simulated;
 mod slab;
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;
 mod threads;
 mod transfer;
 #[cfg(test)]
 mod fake_kernel;
+// The doubles of the crate `quinion-testing`, as source. That crate depends on this one, and the types of its `quinion`
+// are not those of this crate compiled for its unit tests. The doubles name everything by `quinion::`, which is this
+// crate in here, see `lib.rs`.
+#[cfg(test)]
+#[allow(dead_code, unused_imports, reason = "unit tests use a part")]
+#[path = "../../../testing/src/doubles/mod.rs"]
+pub(crate) mod doubles;
 mod work;
 
-#[doc(hidden)]
-pub use crash::{CrashDisk, CrashLog};
 pub use engine::Mechanism;
 #[doc(hidden)]
 pub use engine::{ChosenMechanism, Engine, EngineOptions};
@@ -103,10 +104,6 @@ pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, W
 pub use parked::ParkedBackend;
 #[doc(hidden)]
 pub use registration::{Registered, RegisteredWaiter};
-#[doc(hidden)]
-pub use simulated::{
-    CompletionOrder, CompletionPoint, FailureCount, Faults, Generator, SimulatedBackend, WriteFaults,
-};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
 pub use wait_queue::WaitQueue;
 pub use waker_registry::WakeCondition;

@@ -838,7 +838,7 @@ fn copy_of(error: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Request as Filled;
+    use super::super::doubles::Request as Filled;
     use super::*;
     use crate::units::PAGE_SIZE;
 

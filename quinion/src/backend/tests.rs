@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::testing::Request;
+use super::doubles::{Faults, Request, SimulatedBackend};
 use super::*;
 
 const SIZES: [usize; 9] = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 17];

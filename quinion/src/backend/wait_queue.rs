@@ -238,8 +238,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::testing::Request;
-    use super::super::{Faults, MemoryFile, SimulatedBackend};
+    use super::super::MemoryFile;
+    use super::super::doubles::{Faults, Request, SimulatedBackend};
     use super::*;
 
     fn device(queue: &Arc<WaitQueue>) -> SimulatedBackend {

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
-use crate::backend::{Faults, FillRun, MemoryFile, PageKey, SimulatedBackend, WaitQueue};
+use crate::backend::doubles::{Faults, SimulatedBackend};
+use crate::backend::{FillRun, MemoryFile, PageKey, WaitQueue};
 use crate::filemap::{Filemap, OnPinned, StreamPositions};
 use crate::folio::{FreshFolio, HeldFolio, Pinned};
 use crate::mapping::{

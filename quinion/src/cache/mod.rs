@@ -647,7 +647,7 @@ impl Cache {
         let synced = written.map(|mapping| {
             let cursor = mapping.device().errors().sample();
             let pages = PageIndex(0)..PageIndex(INDICES_MAX);
-            let synced = self.shared.filemap.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
+            let synced = self.shared.filemap.supply.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
         });
         // All are tried before the first error is told.
@@ -689,7 +689,7 @@ impl Cache {
         if self.shared.process.is_forked() {
             return RefaultCurve::default();
         }
-        self.shared.filemap.reclaim.refaults()
+        self.shared.filemap.supply.reclaim.refaults()
     }
 
     /// What share of page reads would miss in a cache of any size: what another GiB would do. It is estimated from a
@@ -709,10 +709,10 @@ impl Cache {
     /// What is broken.
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_process().map_err(|e| e.to_string())?;
-        let reclaim = &self.shared.filemap.reclaim;
+        let reclaim = &self.shared.filemap.supply.reclaim;
         let mappings = reclaim.mappings();
         mappings.iter().try_for_each(|mapping| mapping.check())?;
-        if let Some(spill) = &self.shared.filemap.spill {
+        if let Some(spill) = &self.shared.filemap.supply.spill {
             spill.check(mappings.iter().flat_map(|mapping| mapping.spilled_values()))?;
         }
         reclaim.check()?;
@@ -781,7 +781,7 @@ impl Cache {
 
     /// What the spill file has done and holds; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
-        self.shared.filemap.spill.as_ref().map(|spill| spill.stats())
+        self.shared.filemap.supply.spill.as_ref().map(|spill| spill.stats())
     }
 
     /// What of this cache's memory is shared with viewers.
@@ -832,20 +832,20 @@ impl CacheInner {
         let writer = writes.then(|| Arc::clone(&backend));
         let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
         if let Some(gone) = outdated {
-            self.filemap.reclaim.remove_mapping(gone.id());
+            self.filemap.supply.reclaim.remove_mapping(gone.id());
         }
         let Some(mapping) = new else {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
             return Err(Repr::NoMemory { position: 0, pages }.into());
         };
-        let reclaim = &self.filemap.reclaim;
+        let reclaim = &self.filemap.supply.reclaim;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
-        let mapping = mapping.with_dirty_pages(self.filemap.writeback.totals());
+        let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         if let Some(backend) = writer {
             mapping.write_by(backend);
         }
-        self.filemap.reclaim.add_mapping(Arc::clone(&mapping));
+        self.filemap.supply.reclaim.add_mapping(Arc::clone(&mapping));
         let watch = CoherenceState::new(&mapping, &self.filemap, &self.leases);
         let known = KnownFile {
             mapping: Arc::clone(&mapping),
@@ -889,7 +889,7 @@ impl CacheInner {
         }
         drop(table);
         if is_idle && mapping.dirty_pages().dirty() > 0 {
-            self.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
+            self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
         if is_idle {
@@ -900,7 +900,7 @@ impl CacheInner {
     /// What the table has let go of goes: with its lock given back, since closing a file may wait for its file system.
     fn end_all(&self, gone: DeferredRelease) {
         for mapping in gone.mappings {
-            self.filemap.reclaim.remove_mapping(mapping.id());
+            self.filemap.supply.reclaim.remove_mapping(mapping.id());
         }
         drop(gone.backends);
     }
@@ -953,7 +953,7 @@ impl CacheInner {
         removed.retain(|&(since, _)| table.forget(since).is_some());
         drop(table);
         for (_, mapping) in removed {
-            self.filemap.reclaim.remove_mapping(mapping.id());
+            self.filemap.supply.reclaim.remove_mapping(mapping.id());
         }
     }
 
@@ -977,7 +977,7 @@ impl CacheInner {
             huge_bytes: arena.extents_huge * EXTENT_SIZE as u64,
             files: mappings,
             memory_files: self.shmem.files(),
-            kept_pages: self.filemap.reclaim.kept_pages(),
+            kept_pages: self.filemap.supply.reclaim.kept_pages(),
             reads: counters.sum(Count::Hits) + counters.sum(Count::Misses),
             read_bytes: counters.sum(Count::Bytes),
             hits: counters.sum(Count::Hits),
@@ -985,8 +985,8 @@ impl CacheInner {
             device_reads: counters.sum(Count::DeviceReads),
             device_bytes: counters.sum(Count::DeviceBytes),
             device_errors: counters.sum(Count::DeviceErrors),
-            dirty_pages: self.filemap.writeback.totals().dirty(),
-            writeback_pages: self.filemap.writeback.totals().writeback(),
+            dirty_pages: self.filemap.supply.writeback.totals().dirty(),
+            writeback_pages: self.filemap.supply.writeback.totals().writeback(),
             written_pages: counters.sum(Count::WrittenPages),
             device_writes: counters.sum(Count::DeviceWrites),
             device_written_bytes: counters.sum(Count::DeviceWrittenBytes),
@@ -1018,12 +1018,12 @@ impl CacheInner {
             activated_pages: counters.sum(Count::Activated),
             memory_stall_us: counters.sum(Count::MemoryStall),
             workingset_windows: counters.sum(Count::WorkingsetWindows),
-            shadow_bytes: self.filemap.reclaim.shadow_nodes().count() * NODE_BYTES,
+            shadow_bytes: self.filemap.supply.reclaim.shadow_nodes().count() * NODE_BYTES,
             in_flight: self.filemap.in_flight(),
             mechanism: self.engine.name(),
             ..Stats::default()
         };
-        self.filemap.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
+        self.filemap.supply.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
         stats.cached_pages = inserted.saturating_sub(stats.went_pages());
         stats
     }
@@ -1040,22 +1040,22 @@ impl Drop for CacheInner {
         let end = move || {
             leases.close();
             // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
-            filemap.writeback.write_out_all();
-            filemap.background.close();
-            filemap.spill.iter().for_each(|spill| spill.drain());
+            filemap.supply.writeback.write_out_all();
+            filemap.supply.background.close();
+            filemap.supply.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.wait_queue.close();
             // What is in flight writes into the arena: it ends before anything else does.
             engine.drain();
-            files.values().for_each(|known| filemap.reclaim.remove_mapping(known.mapping.id()));
+            files.values().for_each(|known| filemap.supply.reclaim.remove_mapping(known.mapping.id()));
         };
         if is_waking() {
             // A waker held the last of us, and the fill that woke it ends when we have returned: not to be waited
             // for here. Where something is dirty there is a thread already.
-            let Err(end) = self.filemap.writeback.close_with(Box::new(end)) else { return };
+            let Err(end) = self.filemap.supply.writeback.close_with(Box::new(end)) else { return };
             if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
                 // There is no thread to be had. What is in flight keeps what it needs.
-                self.filemap.writeback.start_all();
+                self.filemap.supply.writeback.start_all();
             }
         } else {
             end();
@@ -1069,7 +1069,7 @@ impl Table {
         loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
             let id = MappingId(self.last_id);
-            if !filemap.reclaim.knows(id) {
+            if !filemap.supply.reclaim.knows(id) {
                 return id;
             }
         }

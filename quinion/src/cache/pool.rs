@@ -112,7 +112,7 @@ impl Drop for PoolShare {
             return;
         }
         let mut pools = self.shared.pools.lock();
-        self.shared.filemap.reclaim.end_pool(self.number);
+        self.shared.filemap.supply.reclaim.end_pool(self.number);
         pools[usize::from(self.number.0)] = None;
     }
 }
@@ -139,7 +139,7 @@ impl Cache {
         // Held until the lock is let go: the last of them to go wants it.
         let alive: Vec<_> = known.iter().flatten().filter_map(Weak::upgrade).collect();
         let is_known = name == "default" || alive.iter().any(|share| &*share.name == name);
-        let (reclaim, taken) = (&shared.filemap.reclaim, known.each_ref().map(Option::is_some));
+        let (reclaim, taken) = (&shared.filemap.supply.reclaim, known.each_ref().map(Option::is_some));
         let begun = if is_known || name.is_empty() {
             let text = format!(
                 "cannot add a pool named {name:?}: choose a name that no pool has, and not \"default\""
@@ -212,7 +212,7 @@ impl CacheInner {
             ));
         }
         let (all, protected) = (self.filemap.protected_pages_max(), protected.div_ceil(PAGE_SIZE as u64));
-        let others = self.filemap.reclaim.protected() - own;
+        let others = self.filemap.supply.reclaim.protected() - own;
         if protected > all.saturating_sub(others) {
             let [asked, others, all] =
                 [protected, others, all].map(|pages| pages.saturating_mul(PAGE_SIZE as u64));
@@ -227,7 +227,7 @@ impl CacheInner {
 
     fn pool_stats(&self, pool: PoolNumber, name: &str) -> PoolStats {
         let PoolCounts { limit, protected, charged, inserted, evicted, refaulted } =
-            self.filemap.reclaim.pool_counts(pool);
+            self.filemap.supply.reclaim.pool_counts(pool);
         let bytes = |pages: u64| pages * PAGE_SIZE as u64;
         PoolStats {
             name: name.to_owned(),
@@ -323,12 +323,12 @@ impl Pool {
         let (shared, number) = (&self.share.shared, self.share.number);
         self.cache().check_process()?;
         let pools = shared.pools.lock();
-        let protected = shared.filemap.reclaim.pool_counts(number).protected;
+        let protected = shared.filemap.supply.reclaim.pool_counts(number).protected;
         let options = PoolOptions { limit: bytes, protected: protected * PAGE_SIZE as u64 };
         let (limit, _) = shared.fitting(options, protected)?;
-        shared.filemap.reclaim.lists().set_limit(number, limit);
+        shared.filemap.supply.reclaim.lists().set_limit(number, limit);
         drop(pools);
-        shared.filemap.shrink_to_limit(number);
+        shared.filemap.supply.shrink_to_limit(number);
         Ok(())
     }
 
@@ -342,10 +342,10 @@ impl Pool {
         let (shared, number) = (&self.share.shared, self.share.number);
         self.cache().check_process()?;
         let _one = shared.pools.lock();
-        let PoolCounts { limit, protected, .. } = shared.filemap.reclaim.pool_counts(number);
+        let PoolCounts { limit, protected, .. } = shared.filemap.supply.reclaim.pool_counts(number);
         let limit = (limit != UNLIMITED).then(|| limit * PAGE_SIZE as u64);
         let (_, pages) = shared.fitting(PoolOptions { limit, protected: bytes }, protected)?;
-        shared.filemap.reclaim.set_protected(number, pages);
+        shared.filemap.supply.reclaim.set_protected(number, pages);
         Ok(())
     }
 }

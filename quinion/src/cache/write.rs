@@ -490,7 +490,7 @@ impl File {
     pub fn write_back(&self) -> Result<()> {
         self.check_process()?;
         let Handle { shared, mapping, .. } = &*self.handle;
-        shared.filemap.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
+        shared.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         Ok(())
     }
 
@@ -513,7 +513,7 @@ impl File {
         let Handle { shared, mapping, cursor, .. } = &*self.handle;
         let pages = PageIndex::of_byte(range.start)..PageIndex(pages_of_bytes(range.end));
         let failed = |failed| Repr::Sync { source: Box::new(failed) }.into();
-        shared.filemap.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
+        shared.filemap.supply.writeback.sync(mapping, pages, kind, cursor).map_err(failed)
     }
 
     /// What a write of `range` owes its handle's durability.

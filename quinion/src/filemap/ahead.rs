@@ -20,7 +20,7 @@ use crate::arena::{Flags, View, referenced};
 use crate::stats::Count;
 use crate::units::Frame;
 
-use super::fill::Filemap;
+use super::shared::Filemap;
 
 /// Pages that were fetched before anybody asked for them, since the cache was built, by what became of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -34,7 +34,8 @@ use crate::background::BackgroundTask;
 use crate::readahead::Window;
 use crate::sync::LockWait;
 
-use super::fill::Filemap;
+use super::frame_supply::FrameSupply;
+use super::shared::Filemap;
 
 /// The high mark is one part in so many of the cache.
 const HIGH_SHARE: u64 = 128;
@@ -73,7 +74,7 @@ impl BackgroundReclaim {
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap) });
         let known: Weak<Self> = Arc::downgrade(&task);
-        filemap.background.add(known);
+        filemap.supply.background.add(known);
         task
     }
 }
@@ -81,7 +82,7 @@ impl BackgroundReclaim {
 impl BackgroundTask for BackgroundReclaim {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
-        let marks = filemap.watermarks();
+        let marks = filemap.supply.watermarks();
         // Every poke comes by here, and most are others'.
         let is_low = |room: u64| room < marks.low;
         if !filemap.arena.room_pages(LockWait::Wait).is_some_and(is_low) {
@@ -89,10 +90,10 @@ impl BackgroundTask for BackgroundReclaim {
         }
         while let Some(room) = filemap.arena.room_pages(LockWait::Wait)
             && room < marks.high
-            && !filemap.background.is_closed()
+            && !filemap.supply.background.is_closed()
         {
             let pages = (marks.high - room).min(AT_A_TIME) as u32;
-            if filemap.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
+            if filemap.supply.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
                 break; // what is in flight or pinned cannot go; who needs it meets that himself
             }
         }
@@ -100,7 +101,7 @@ impl BackgroundTask for BackgroundReclaim {
     }
 }
 
-impl Filemap {
+impl FrameSupply {
     fn watermarks(&self) -> Watermarks {
         if self.makes_room { Watermarks::of(self.arena.pages_max()) } else { Watermarks::of(0) }
     }

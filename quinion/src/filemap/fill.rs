@@ -14,21 +14,12 @@
 //!              page, is read by its reader's own system call, with no lock held
 //! ```
 //!
-//! A window becomes gaps, gaps become runs of consecutive frames, runs become
-//! locked folios in the tree and one [`Fill`] each. Frames are taken for what is
-//! not cached and for nothing else, all or none: a window for which there is
-//! no memory takes none away from others while it reclaims. Fewer frames than
-//! pages is not an error in the end: a window is a wish. Only the first missing
-//! page of a read is worth waiting for memory.
+//! A window becomes gaps, gaps become runs of consecutive frames (`frame_supply.rs`), runs become
+//! locked folios in the tree and one [`Fill`] each. Fewer frames than pages is not an error in the end: a window is a
+//! wish.
 //!
 //! A random read misses one page. Its window takes the same steps with a value where others have a list
 //! (`insert_folio`), as long as nothing is short.
-//!
-//! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
-//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that
-//! would be small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot
-//! go, of what others cached. So many streams at once have small windows, and what is hot stays. One who does not
-//! wait even for locks has to do with what there is without others.
 //!
 //! Where the cache has a smallest folio, a window starts and ends at multiples
 //! of it, as do gaps and runs; the last folio may reach over the end of the
@@ -43,97 +34,44 @@
 //! filled would be a state for eviction, batches, pins and viewers to know, for the sake of bad sectors. Its good pages
 //! come again when they are wanted, by themselves.
 
-use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
-use crate::arena::{AllocAmount, Arena, FillEnd, FrameAlignment, FrameRun, PutOutcome, View};
-use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, ReapMode, Version, WaitQueue};
-use crate::background::BackgroundThread;
-use crate::lists::{Charge, ListReservation};
+use crate::arena::{FillEnd, PutOutcome, View};
+use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
+use crate::lists::ListReservation;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Backing, FolioLifetime, FolioShape, InsertPurpose, Mapping,
     MappingGuard, NewFolio, ShadowObserver, cut,
 };
 use crate::policy;
 use crate::readahead::Window;
-use crate::reclaim::{Protection, Reclaim};
-use crate::spill::Spill;
-use crate::stats::{Count, Counters};
+use crate::stats::Count;
 use crate::sync::lock::Mutex;
-use crate::sync::{LockWait, Rank, RankedMutex, RankedReadGuard};
-use crate::tuning::{Descent, Insertion, Tuning};
+use crate::sync::{LockWait, RankedReadGuard};
+use crate::tuning::{Descent, Insertion};
 use crate::units::{Frame, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
-use crate::writeback::{Writeback, WritebackOptions};
 use crate::xarray::RangeStop;
 
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, RUN_ORDER_MAX, Reservation, SuppliedFrames};
+use super::shared::Filemap;
 use super::uncached::DropBehindState;
 use super::wait_policy::WaitPolicy;
 
 /// Room for the gaps of a window: more of them are rare, and take their list anew under the tree's lock.
 const GAPS_USUAL: usize = 16;
-/// Nodes that only remember, forgotten at a time when nodes run out.
-const FORGET_NODES: u64 = 64;
-/// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
-pub(super) const RUN_ORDER_MAX: Order = Order(8);
-/// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
-const RECLAIM_PAGES: u32 = 256;
-/// How often memory is waited for before it is said that there is none.
-const STALLS_MAX: u32 = 100;
-/// A window is one part in so many of its pool's limit at most, if that is in its way.
-const WINDOW_SHARE: u64 = 4;
-/// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
-const UNCACHED_SHARE: u64 = 8;
-/// Pages that an uncached reader gets of what it asks for, whosever they were.
-const UNCACHED_LEAST: u32 = 16;
-/// How long, where there is nothing in flight to wait for.
-const STALL: Duration = Duration::from_millis(1);
 
-/// What the paths of one cache share.
-#[derive(Debug)]
-pub struct Filemap {
-    pub(crate) arena: Arc<Arena>,
-    pub(crate) wait_queue: Arc<WaitQueue>,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) reclaim: Reclaim,
-    /// Dirty pages on their way to their files.
-    pub(crate) writeback: Arc<Writeback>,
-    /// What nobody waits for.
-    pub(crate) background: BackgroundThread,
-    /// Whether room is made before it is needed.
-    pub(super) makes_room: bool,
-    /// Where folios of memory files go when memory is short, if there is such a place.
-    pub(crate) spill: Option<Arc<Spill>>,
-    /// Held by the thread that resizes.
-    pub(super) resizing: RankedMutex<()>,
-    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
-    pub(super) memory_told: AtomicU64,
-    /// What of the bound users' pins may keep: a part of a whole.
-    pub(super) pinned_share: (u64, u64),
-    /// The folios that fills make.
-    pub(crate) folio_orders: Orders,
-    tuning: Tuning,
-    /// Fills submitted and not completed.
-    in_flight: AtomicU64,
-    /// Fills completed, so that one who waits for memory sees that something happened.
-    completed: AtomicU64,
-    /// Pages of the windows that uncached reads are putting into the cache just now.
-    uncached_coming: AtomicU64,
-}
-
-/// How much the caller needs the first missing page of a window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FillUrgency {
-    /// It was asked for, and the caller will wait for it: worth waiting for memory.
-    Asked,
-    /// It may come handy.
-    Ahead,
-    /// A program said that it will need it, and waits for none of it.
-    Hinted,
+impl From<NoFrames> for FillOutcome {
+    fn from(refused: NoFrames) -> Self {
+        match refused {
+            NoFrames::NoMemory => Self::NoMemory,
+            NoFrames::PoolFull => Self::PoolFull,
+            NoFrames::Present => Self::Nothing,
+            NoFrames::Busy => Self::Busy,
+        }
+    }
 }
 
 /// What the caller does after it has submitted.
@@ -144,20 +82,6 @@ pub(crate) enum AfterSubmit {
     Reap(PageIndex),
     /// Perhaps that, and perhaps not, or not at once.
     Anything,
-}
-
-/// Pages that need frames.
-#[derive(Clone, Copy, Debug)]
-struct WantedFrames<'g> {
-    /// Where they are, as (first page, pages).
-    gaps: &'g [(PageIndex, u32)],
-    /// How many they are.
-    pages: u32,
-    /// The largest folio to be made of them.
-    align: Order,
-    /// How many are evicted at a time for them, under pressure.
-    at_a_time: u32,
-    locks: LockWait,
 }
 
 /// What of one window came back from an eviction.
@@ -171,65 +95,14 @@ pub(crate) struct Refaults {
     pub working_set: u32,
 }
 
-/// Where room is short.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RoomScope {
-    /// In the cache as a whole.
-    Cache,
-    /// Below the limit of the reader's pool.
-    Pool,
-}
-
-/// What an uncached reader lacks for a window.
-#[derive(Clone, Copy, Debug)]
-struct Shortfall {
-    pool: PoolNumber,
-    within: RoomScope,
-    /// Pages for which there is no room.
-    pages: u32,
-    /// Pages in all that it is to have, if that can be.
-    least: u32,
-    locks: LockWait,
-}
-
-/// A window that an uncached read is about to put into the cache, until it is listed, or is not to be had.
-#[derive(Debug)]
-pub(super) struct Reservation<'f> {
-    filemap: &'f Filemap,
-    pages: Cell<u64>,
-    /// Somebody has asked for its first page.
-    is_asked: bool,
-}
-
-impl<'f> Reservation<'f> {
-    fn of(filemap: &'f Filemap, gaps: &[(PageIndex, u32)], is_asked: bool) -> Self {
-        let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
-        filemap.uncached_coming.fetch_add(pages, Ordering::Relaxed);
-        Self { filemap, pages: Cell::new(pages), is_asked }
-    }
-
-    /// Whether a window of so many pages is worth its request: to whom asks, any; ahead, as many as these at least.
-    fn is_content(&self, pages: u32, least: u32) -> bool {
-        pages >= least || self.is_asked && pages > 0
-    }
-
-    /// Whether it takes of others what it needs to begin.
-    fn may_press(&self, locks: LockWait) -> bool {
-        self.is_asked && locks == LockWait::Wait
-    }
-
-    /// It is of so many pages at most.
-    fn keep(&self, pages: u32) {
-        let fewer = self.pages.get().saturating_sub(u64::from(pages));
-        self.filemap.uncached_coming.fetch_sub(fewer, Ordering::Relaxed);
-        self.pages.set(self.pages.get() - fewer);
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        self.keep(0);
-    }
+/// A window that is to be filled.
+#[derive(Clone, Debug)]
+pub(super) struct FillRequest {
+    pub window: Window,
+    /// Pages that a reader asked for; the rest of the window is readahead's.
+    pub wanted: Range<PageIndex>,
+    pub urgency: FillUrgency,
+    pub wait_policy: WaitPolicy,
 }
 
 /// What became of a wish to fill a window.
@@ -248,164 +121,73 @@ pub(crate) enum FillOutcome {
 }
 
 impl Filemap {
-    /// The paths of a cache over `arena`, which makes folios of `folio_orders`.
-    ///
-    /// # Panics
-    /// If the smallest is larger than the largest.
-    pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
-        assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
-        let writeback = WritebackOptions::default();
-        Self {
-            reclaim: Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy),
-            writeback: Writeback::new(
-                Arc::clone(&arena),
-                Arc::clone(&wait_queue),
-                Arc::clone(&counters),
-                writeback,
-            ),
-            arena,
-            wait_queue,
-            counters,
-            background: BackgroundThread::new(),
-            makes_room: false,
-            spill: None,
-            resizing: RankedMutex::new(Rank::Resize, ()),
-            memory_told: AtomicU64::new(memory_told),
-            pinned_share: (1, 2),
-            folio_orders,
-            tuning,
-            in_flight: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
-            uncached_coming: AtomicU64::new(0),
-        }
-    }
-
-    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
-    #[must_use]
-    pub fn with_pinned_max(mut self, bytes: u64) -> Self {
-        let bound = self.arena.bound();
-        self.pinned_share = (bytes.min(bound), bound);
-        self
-    }
-
-    /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
-    #[must_use]
-    pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
-        let (arena, wait_queue, counters) =
-            (Arc::clone(&self.arena), Arc::clone(&self.wait_queue), Arc::clone(&self.counters));
-        self.writeback = Writeback::new(arena, wait_queue, counters, options);
-        self
-    }
-
-    /// The same, with a place where folios of memory files go when memory is short.
-    #[must_use]
-    pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
-        spill.iter().for_each(|spill| self.reclaim.spill_to(spill));
-        self.spill = spill;
-        self
-    }
-
-    /// The part that makes room.
-    pub fn reclaim(&self) -> &Reclaim {
-        &self.reclaim
-    }
-
-    /// How much of `count` was counted so far.
-    pub fn count(&self, count: Count) -> u64 {
-        self.counters.sum(count)
-    }
-
-    /// Dirty pages on their way to their files.
-    pub fn writeback(&self) -> &Arc<Writeback> {
-        &self.writeback
-    }
-
-    /// The same, and the background thread makes room before it is needed; see `background_reclaim.rs`.
-    #[must_use]
-    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
-        self.makes_room = makes_room;
-        self
-    }
-
-    /// Fills submitted and not yet completed.
-    pub fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Relaxed)
-    }
-
-    /// Inserts what of `window` is not cached; it goes to the device with the rest of `together`. Pages in
-    /// `wanted` were asked for. May wait for locks with [`WaitPolicy::Wait`], and for memory with
-    /// [`FillUrgency::Asked`], which is not for those who have others' fills there already; never for the window's own
-    /// bytes.
+    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks with
+    /// [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have others'
+    /// fills in the batch already; never for the window's own bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
-        together: &mut SubmitBatch<'_>,
-        window: Window,
-        wanted: Range<PageIndex>,
-        need: FillUrgency,
-        wait_policy: WaitPolicy,
+        batch: &mut SubmitBatch<'_>,
+        request: &FillRequest,
     ) -> FillOutcome {
         debug_assert!(
-            need != FillUrgency::Asked || together.fills.is_empty(),
-            "nobody waits with fills in hand"
+            request.urgency != FillUrgency::Asked || batch.fills.is_empty(),
+            "memory is not waited for with fills in hand"
         );
-        let mapping = together.mapping;
-        let window = self.whole_folios(window, mapping.size_pages());
+        let window = self.whole_folios(request.window, batch.mapping.size_pages());
+        let request = FillRequest { window, wanted: request.wanted.clone(), ..*request };
         if window.pages == self.folio_orders.min.pages()
             && window.stream.is_none()
-            && let Some(filled) = self.insert_folio(together, window, &wanted, need, wait_policy)
+            && let Some(filled) = self.insert_folio(batch, &request)
         {
             return filled;
         }
+        self.insert_missing(batch, &request).unwrap_or_else(|refused| refused)
+    }
+
+    /// The steps of [`Filemap::insert_window`].
+    ///
+    /// # Errors
+    /// What became of a window of which nothing went into the tree.
+    fn insert_missing(
+        self: &Arc<Self>,
+        batch: &mut SubmitBatch<'_>,
+        request: &FillRequest,
+    ) -> Result<FillOutcome, FillOutcome> {
+        let FillRequest { window, urgency, wait_policy, .. } = *request;
+        let (mapping, pool, fate) = (batch.mapping, batch.pool, batch.fate());
         // 1 What is not there.
-        let Some(mut gaps) = self.gaps(mapping, window, wait_policy) else { return FillOutcome::Busy };
-        if gaps.is_empty() {
-            return FillOutcome::Nothing;
-        }
-        if wait_policy == WaitPolicy::Now && !mapping.backend().has_room(together.fills.len() + gaps.len()) {
-            return FillOutcome::Busy;
-        }
+        let gaps = self.gaps(batch, request)?;
         // 2 A charge for it, and frames.
-        let (pool, fate) = (together.pool, together.fate());
-        let is_asked = wanted.contains(&gaps[0].0);
-        let coming = (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(self, &gaps, is_asked));
-        let how = (need, coming.as_ref());
-        let reserved = self.charge_and_frames((pool, mapping), &mut gaps, window, how, wait_policy.locks());
-        let (charge, frames) = match reserved {
-            Ok(wait_queue) => wait_queue,
-            Err(refused) => return refused,
-        };
-        let runs = deal_out(&gaps, &frames);
+        let is_asked = request.wanted.contains(&gaps[0].0);
+        let announced =
+            (fate == FolioLifetime::DropsBehind).then(|| Reservation::of(&self.supply, &gaps, is_asked));
+        let (reservation, locks) = (announced.as_ref(), wait_policy.locks());
+        let frames = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        let SuppliedFrames { charge, runs } = self.supply.take(&frames, gaps)?;
         // 3 Into the tree and the rings, with invalidation held off until it goes to the device.
-        if together.hold_off(wait_policy).is_none() {
-            self.free_runs(&runs);
-            return FillOutcome::Busy;
+        if batch.hold_off(wait_policy).is_none() {
+            self.supply.free_runs(&runs);
+            return Err(FillOutcome::Busy);
         }
-        let mut refaults = Refaults::default();
-        let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
-        let Some(promise) = self.promise_places(mapping, &runs, wait_policy) else {
-            self.free_runs(&runs);
-            return self.nodes_ran_out(pool, wait_policy);
+        let Some(promise) = self.supply.promise_places(mapping, &runs, wait_policy) else {
+            self.supply.free_runs(&runs);
+            return Err(self.nodes_ran_out(pool, wait_policy));
         };
-        let orders = self.orders_for(window);
-        let shape = FolioShape { orders, marker: window.marker, purpose: InsertPurpose::Read, wanted, fate };
+        let shape = batch.shape(request, self.supply.orders_for(window));
+        let mut refaults = Refaults::default();
         let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
-            return FillOutcome::Busy;
+            return Err(FillOutcome::Busy);
         };
         self.list(&added.inserted, window, shape, promise.with_charge(charge));
-        if let (Some(behind), Some(first), Some(last)) =
-            (together.behind, added.inserted.first(), added.inserted.last())
-        {
-            behind.note_made(first.index..last.index.plus(u64::from(last.pages)));
-        }
+        batch.note_made(&added.inserted);
         if added.inserted.is_empty() {
-            return match added.stop {
+            return Err(match added.stop {
                 RangeStop::NoNode => self.nodes_ran_out(pool, wait_policy),
                 _ => FillOutcome::Nothing,
-            };
+            });
         }
         // 4 A request for each run.
-        self.begin_fills(together, &added.inserted, refaults, need)
+        Ok(self.begin_fills(batch, &added.inserted, refaults, urgency))
     }
 
     /// As [`Filemap::insert_window`], of a window of one folio, the smallest there is: what random reads miss. It is
@@ -414,33 +196,29 @@ impl Filemap {
     /// nothing has happened then, and the window goes the long way, which makes room and asks the device for its.
     fn insert_folio(
         self: &Arc<Self>,
-        together: &mut SubmitBatch<'_>,
-        window: Window,
-        wanted: &Range<PageIndex>,
-        need: FillUrgency,
-        wait_policy: WaitPolicy,
+        batch: &mut SubmitBatch<'_>,
+        request: &FillRequest,
     ) -> Option<FillOutcome> {
-        let SubmitBatch { mapping, pool, .. } = *together;
+        let FillRequest { window, urgency, wait_policy, .. } = *request;
+        let SubmitBatch { mapping, pool, .. } = *batch;
         if wait_policy.locks() == LockWait::Try || mapping.places().is_some() {
             return None;
         }
         // 2
         let order = self.folio_orders.min;
-        let charge = self.reclaim.lists().charge(pool, window.pages, order);
+        let charge = self.supply.reclaim.lists().charge(pool, window.pages, order);
         if charge.pages() == 0 {
             return None;
         }
         let frame = self.arena.alloc(order)?;
         let run = FillRun { index: window.start, frame, pages: window.pages };
         // 3
-        together.hold_off(wait_policy);
-        let Some(promise) = self.promise_places(mapping, &[run], wait_policy) else {
+        batch.hold_off(wait_policy);
+        let Some(promise) = self.supply.promise_places(mapping, &[run], wait_policy) else {
             self.arena.free(frame, order);
             return Some(self.nodes_ran_out(pool, wait_policy));
         };
-        let wanted = AskedFor::Only { from: wanted.start, end: wanted.end };
-        let (orders, fate) = (Orders { min: order, max: order }, together.fate());
-        let shape = FolioShape { orders, marker: window.marker, purpose: InsertPurpose::Read, wanted, fate };
+        let shape = batch.shape(request, Orders { min: order, max: order });
         let folio = NewFolio { index: run.index, frame, order };
         let added = match run.index.0 < mapping.size_pages() {
             true => mapping.add_folio_watched(folio, shape, LockWait::Wait, &mut || {}),
@@ -448,7 +226,7 @@ impl Filemap {
         };
         let mut refaults = Refaults::default();
         match added {
-            AddedFolio::Added { shadow: Some(shadow) } if fate == FolioLifetime::Stays => {
+            AddedFolio::Added { shadow: Some(shadow) } if shape.fate == FolioLifetime::Stays => {
                 self.note_refault(pool, frame, shadow, &mut refaults);
             }
             AddedFolio::Added { .. } => {}
@@ -461,66 +239,62 @@ impl Filemap {
                 return Some(self.nodes_ran_out(pool, wait_policy));
             }
         }
-        self.wake_background_reclaim(window);
+        self.supply.wake_background_reclaim(window);
         if promise.entries() > 0 {
             let came = completion_of(run.index, order, window, shape);
-            self.reclaim.list([(frame, came)], promise.with_charge(charge));
+            self.supply.reclaim.list([(frame, came)], promise.with_charge(charge));
         }
-        if let Some(behind) = together.behind {
-            behind.note_made(run.index..run.index.plus(u64::from(run.pages)));
-        }
+        batch.note_made(&[run]);
         // 4
-        Some(self.begin_fills(together, &[run], refaults, need))
+        Some(self.begin_fills(batch, &[run], refaults, urgency))
     }
 
     /// Makes a request for each run that went into the tree, and counts what went.
     fn begin_fills(
         self: &Arc<Self>,
-        together: &mut SubmitBatch<'_>,
+        batch: &mut SubmitBatch<'_>,
         runs: &[FillRun],
         refaults: Refaults,
-        need: FillUrgency,
+        urgency: FillUrgency,
     ) -> FillOutcome {
-        let (pool, pages) = (together.pool, pages_of(runs));
-        let batch = Arc::new(WindowFills::new(
-            Arc::clone(self),
-            Arc::clone(together.mapping),
-            pool,
-            runs[0],
-            refaults,
-        ));
-        self.reclaim.count_inserted(pool, pages, refaults.pages);
+        let (pool, pages) = (batch.pool, pages_of(runs));
+        let fills =
+            Arc::new(WindowFills::new(Arc::clone(self), Arc::clone(batch.mapping), pool, runs[0], refaults));
+        self.supply.reclaim.count_inserted(pool, pages, refaults.pages);
         self.counters.add(Count::Inserted, pages);
-        if need == FillUrgency::Hinted {
+        if urgency == FillUrgency::Hinted {
             self.counters.add(Count::WillNeed, pages);
         }
         if refaults.pages > 0 {
             self.count_refaults(refaults);
         }
-        self.add_fills(&batch, runs, &mut together.fills);
-        FillOutcome::Submitted(batch)
+        self.add_fills(&fills, runs, &mut batch.fills);
+        FillOutcome::Submitted(fills)
     }
 
-    /// What of `window` no folio covers, as (first page, pages). `None` if the lock is busy and the caller does not
-    /// wait. A window of one folio comes here only if memory is short: one way down is enough for it.
+    /// What of the window no folio covers, as (first page, pages): never nothing. A window of one folio comes here only
+    /// if memory is short: one descent is enough for it.
     fn gaps(
         &self,
-        mapping: &Mapping,
-        window: Window,
-        wait_policy: WaitPolicy,
-    ) -> Option<Vec<(PageIndex, u32)>> {
-        if window.pages == self.folio_orders.min.pages() {
-            return Some(vec![(window.start, window.pages)]);
-        }
+        batch: &SubmitBatch<'_>,
+        request: &FillRequest,
+    ) -> Result<Vec<(PageIndex, u32)>, FillOutcome> {
+        let FillRequest { window, wait_policy, .. } = *request;
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        add_gaps(&mut gaps, &mapping.lock_as(wait_policy.locks())?, window);
-        Some(gaps)
-    }
-
-    /// The orders of the folios that are made for `window`.
-    pub(super) fn orders_for(&self, window: Window) -> Orders {
-        let Orders { min, max } = self.folio_orders;
-        Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
+        if window.pages == self.folio_orders.min.pages() {
+            gaps.push((window.start, window.pages));
+        } else {
+            let guard = batch.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
+            add_gaps(&mut gaps, &guard, window);
+        }
+        if gaps.is_empty() {
+            return Err(FillOutcome::Nothing);
+        }
+        let requests = batch.fills.len() + gaps.len();
+        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_room(requests) {
+            return Err(FillOutcome::Busy);
+        }
+        Ok(gaps)
     }
 
     /// The window, made of whole folios: its start at a multiple of the smallest and what that adds, its end
@@ -533,358 +307,6 @@ impl Filemap {
         let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
-    }
-
-    /// A charge of the pool for the pages of `gaps`, as far as that goes, and frames for what it is for. Where pages
-    /// have their places, those at their places, and no charge; [`FillOutcome::Nothing`] then says that somebody else
-    /// has brought the first page, and the caller looks again.
-    pub(super) fn charge_and_frames(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        gaps: &mut Vec<(PageIndex, u32)>,
-        window: Window,
-        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
-        locks: LockWait,
-    ) -> Result<(Charge<'_>, Vec<FrameRun>), FillOutcome> {
-        if let Some(places) = mapping.places() {
-            return self.claim_places((pool, mapping), places, gaps, need, locks);
-        }
-        let mut charge = self.charge((pool, mapping), gaps, window, (need, coming), locks);
-        if charge.pages() == 0 {
-            return Err(FillOutcome::PoolFull);
-        }
-        let frames = self.alloc_frames((pool, mapping), gaps, window, (need, coming), locks);
-        if frames.is_empty() {
-            return Err(FillOutcome::NoMemory);
-        }
-        charge.keep(frames.iter().map(|run| run.pages).sum());
-        Ok((charge, frames))
-    }
-
-    /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
-    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
-    /// for, if `need` says so and `locks` allows it.
-    fn charge(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        gaps: &mut Vec<(PageIndex, u32)>,
-        window: Window,
-        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
-        locks: LockWait,
-    ) -> Charge<'_> {
-        let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
-        let wanted = gaps.iter().map(|(_, pages)| pages).sum();
-        let mut charge = lists.charge(pool, wanted, unit);
-        if charge.pages() == wanted {
-            return charge; // always, where there is no limit
-        }
-        // A window as large as the pool would empty it for its own sake.
-        let share = (lists.limit(pool) / WINDOW_SHARE).max(u64::from(unit.pages()));
-        let mut wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
-        charge.keep(wanted);
-        if let Some(passed) = window.stream {
-            self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
-            charge.grow(wanted, unit);
-        }
-        if let Some(coming) = coming.filter(|_| charge.pages() < wanted) {
-            let (least, lacking) = (self.uncached_least(wanted), wanted - charge.pages());
-            let lack = Shortfall { pool, within: RoomScope::Pool, pages: lacking, least, locks };
-            let has = self.make_room_for_uncached(lack, coming, || {
-                charge.grow(wanted, unit);
-                charge.pages()
-            });
-            wanted = match () {
-                () if coming.is_content(has, least) => has,
-                () if coming.may_press(locks) => least,
-                () => 0,
-            };
-            charge.keep(wanted);
-        }
-        self.charge_slow(mapping, &mut charge, wanted, need, locks);
-        cut_short(gaps, charge.pages());
-        charge
-    }
-
-    /// Charges the pool for `wanted` pages in all, as long as it can evict something for them.
-    fn charge_slow(
-        &self,
-        mapping: &Mapping,
-        charge: &mut Charge<'_>,
-        wanted: u32,
-        need: FillUrgency,
-        locks: LockWait,
-    ) {
-        let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
-        let mut began = None;
-        while charge.pages() < wanted {
-            let (_, completed) = self.under_way_for(pool);
-            if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
-                charge.grow(wanted, unit); // others may have given something back
-                let waits = charge.pages() == 0 && need == FillUrgency::Asked && locks == LockWait::Wait;
-                if waits {
-                    self.writeback.ask_for_room();
-                }
-                let began = *began.get_or_insert_with(Instant::now);
-                if !waits || stalls >= STALLS_MAX && !self.may_bring_room(pool, began) {
-                    return;
-                }
-                stalls += 1;
-                self.wait_for_fill_progress(mapping, || self.under_way_for(pool), completed);
-            }
-            charge.grow(wanted, unit);
-            if locks == LockWait::Try {
-                return;
-            }
-        }
-    }
-
-    /// Evicts of a pool what it has above its limit, as far as it can go.
-    pub(crate) fn shrink_to_limit(&self, pool: PoolNumber) {
-        let lists = self.reclaim.lists();
-        loop {
-            let over = lists.charged(pool).saturating_sub(lists.limit(pool)).min(u64::from(RECLAIM_PAGES));
-            if over == 0 || self.reclaim.reclaim_in(pool, over as u32, LockWait::Wait) == 0 {
-                return;
-            }
-        }
-    }
-
-    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
-    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
-    fn alloc_frames(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        gaps: &[(PageIndex, u32)],
-        window: Window,
-        (need, coming): (FillUrgency, Option<&Reservation<'_>>),
-        locks: LockWait,
-    ) -> Vec<FrameRun> {
-        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
-        let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
-        let mut runs = Vec::new();
-        if let Some(passed) = window.stream
-            && self.is_low_for_stream(wanted.pages)
-        {
-            self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks);
-        }
-        if self.take_frames(wanted, AllocAmount::All, &mut runs) > 0 {
-            self.wake_background_reclaim(window);
-            return runs;
-        }
-        if let Some(coming) = coming {
-            return self.alloc_for_uncached((pool, mapping), wanted, (need, coming), runs);
-        }
-        let (_, completed) = self.under_way();
-        let some = match window.stream {
-            // It takes of others what it lacks now and no more.
-            Some(_) => self.lacking(pages),
-            None => pages.max(RECLAIM_PAGES),
-        };
-        let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
-        if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, &mut runs) == 0 {
-            self.alloc_frames_slow((pool, mapping), wanted, (need, completed), &mut runs);
-        }
-        runs
-    }
-
-    /// Frames for an uncached reader, for whom there is not all that is wanted; as the head of this file says.
-    fn alloc_for_uncached(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        wanted: WantedFrames<'_>,
-        (need, coming): (FillUrgency, &Reservation<'_>),
-        mut runs: Vec<FrameRun>,
-    ) -> Vec<FrameRun> {
-        let (least, locks, mut has) = (self.uncached_least(wanted.pages), wanted.locks, 0);
-        let pages = self.lacking(wanted.pages).max(1);
-        let lack = Shortfall { pool, within: RoomScope::Cache, pages, least, locks };
-        self.make_room_for_uncached(lack, coming, || {
-            has += self.take_frames(wanted, AllocAmount::Less, &mut runs);
-            has
-        });
-        if coming.is_content(has, least) {
-            return runs;
-        }
-        // What is not asked for can wait, and leaves that to others.
-        runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
-        if coming.may_press(locks) {
-            // Others were quicker to take what was made.
-            let (_, completed) = self.under_way();
-            let mut gaps = wanted.gaps.to_vec();
-            cut_short(&mut gaps, least);
-            let wanted = WantedFrames { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
-            self.alloc_frames_slow((pool, mapping), wanted, (need, completed), &mut runs);
-        }
-        runs
-    }
-
-    /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
-    /// then, has enough of them. Waits for nothing but locks.
-    fn make_room_for_uncached(
-        &self,
-        lack: Shortfall,
-        coming: &Reservation<'_>,
-        mut take: impl FnMut() -> u32,
-    ) -> u32 {
-        let Shortfall { pool, within, pages, least, locks } = lack;
-        let evict = |pages| match within {
-            RoomScope::Cache => self.reclaim.reclaim_for(pool, pages, locks),
-            RoomScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
-        };
-        // 1 Of others, within the share.
-        let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
-        if may > 0 {
-            evict(may);
-        }
-        let mut has = take();
-        if has >= least {
-            return has;
-        }
-        // 2 Of what uncached reads have.
-        coming.keep(least);
-        self.reclaim.reclaim_uncached(pool, least - has, locks);
-        has = take();
-        if has >= least || !coming.may_press(locks) {
-            return has;
-        }
-        // 3 Of anybody.
-        evict(least - has);
-        take()
-    }
-
-    /// Pages without which a window of `pages` is not worth its request to an uncached reader.
-    fn uncached_least(&self, pages: u32) -> u32 {
-        UNCACHED_LEAST.max(self.folio_orders.min.pages()).min(pages)
-    }
-
-    /// Of `pages` that are wanted, those for which no frame is free.
-    fn lacking(&self, pages: u32) -> u32 {
-        u64::from(pages).saturating_sub(self.arena.room_pages(LockWait::Try).unwrap_or(0)) as u32
-    }
-
-    /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
-    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too
-    /// much.
-    fn uncached_may_take(
-        &self,
-        (within, pool): (RoomScope, PoolNumber),
-        coming: &Reservation<'_>,
-        locks: LockWait,
-    ) -> u32 {
-        let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
-        let (whole, of) = match within {
-            RoomScope::Cache => (self.arena.pages_max(), None),
-            RoomScope::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
-        };
-        let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
-        (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
-    }
-
-    /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
-    /// the first of them memory is waited for, if `need` says so and `locks` allows it.
-    fn alloc_frames_slow(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        wanted: WantedFrames<'_>,
-        (need, mut completed): (FillUrgency, u64),
-        runs: &mut Vec<FrameRun>,
-    ) {
-        let (mut got, mut stalls, began) = (0, 0, Instant::now());
-        loop {
-            got += self.take_frames(wanted, AllocAmount::Less, runs);
-            if got == wanted.pages {
-                return;
-            }
-            let evicted = self.reclaim.reclaim_for(pool, wanted.at_a_time, wanted.locks);
-            if evicted > 0 && wanted.locks == LockWait::Wait {
-                continue;
-            }
-            let waits = got == 0 && need == FillUrgency::Asked && wanted.locks == LockWait::Wait;
-            if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
-                break;
-            }
-            stalls += 1;
-            self.writeback.ask_for_room();
-            self.wait_for_fill_progress(mapping, || self.under_way(), completed);
-            (_, completed) = self.under_way();
-        }
-        // Once more, for what the last look brought.
-        self.take_frames(wanted, AllocAmount::Less, runs);
-    }
-
-    /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
-    fn take_frames(&self, wanted: WantedFrames<'_>, amount: AllocAmount, runs: &mut Vec<FrameRun>) -> u32 {
-        let WantedFrames { gaps, align, locks, .. } = wanted;
-        let fit = FrameAlignment {
-            runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) },
-            align,
-        };
-        self.arena.alloc_runs(gaps, fit, amount, locks, runs)
-    }
-
-    /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
-    fn under_way(&self) -> (u64, u64) {
-        let ((flushes, flushed), (spills, spilled)) = (self.writeback.flushes(), self.spills());
-        (self.in_flight() + flushes + spills, self.completed.load(Ordering::Relaxed) + flushed + spilled)
-    }
-
-    /// Pages on their way to the spill file, and folios whose way has ended.
-    fn spills(&self) -> (u64, u64) {
-        self.spill.as_ref().map_or((0, 0), |spill| spill.under_way())
-    }
-
-    /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
-    fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
-        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
-        let (spills, spilled) = self.spills();
-        (fills + flushes + spills, filled + flushed + spilled)
-    }
-
-    /// Whether folios on their way to the spill file are still waited for, by a thread that began at that moment:
-    /// others may have been quicker to take what the last of them left.
-    fn spill_brings_room(&self, began: Instant) -> bool {
-        let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
-        self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
-    }
-
-    /// Whether what is in flight is still waited for on behalf of a pool, by a thread that began at that moment. A file
-    /// that takes nothing always has flushes under way for it, because it asks for them: they are waited for so long
-    /// and no longer.
-    fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
-        let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
-        self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
-    }
-
-    /// Nothing can be evicted: what is in flight may be, once it has arrived. Waits for a fill or a flush to end after
-    /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
-    /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
-    /// ended.
-    fn wait_for_fill_progress(
-        &self,
-        mapping: &Mapping,
-        fills: impl Fn() -> (u64, u64) + Sync,
-        completed: u64,
-    ) {
-        // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
-        // For what is meant may be at a third.
-        let (_, any) = self.under_way();
-        let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // One that is led now may be left the next moment, so a thread that has no device waits at another's: nobody
-        // would ask it to lead nothing.
-        let own = || match mapping.spill() {
-            Some(spill) => Arc::clone(spill.backend()),
-            None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
-            None => mapping.backend(),
-        };
-        let backend = idle.unwrap_or_else(own);
-        backend.reap(ReapMode::Ready, &mut || false);
-        if fills() == (0, completed) {
-            std::thread::sleep(STALL);
-        } else {
-            let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
-            let looks_again = || self.under_way().1 != any;
-            self.wait_queue.wait(&*backend, &mut || landed(fills()) || looks_again());
-        }
     }
 
     /// Puts the runs of a window into the tree, as far as the file still goes, and frees what stays outside.
@@ -900,7 +322,7 @@ impl Filemap {
         // The file may have become shorter since the window was judged.
         let end = PageIndex(mapping.size_pages()).align_up(self.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
-        self.free_runs(&beyond);
+        self.supply.free_runs(&beyond);
         if inside.is_empty() {
             return Some(AddedRuns { inserted: inside, left: beyond, stop: RangeStop::All });
         }
@@ -915,25 +337,10 @@ impl Filemap {
             _ => Some(one_by_one(mapping, &inside, shape, wait_policy.locks(), consumed)),
         };
         match &added {
-            Some(added) => self.free_runs(&added.left),
-            None => self.free_runs(&inside),
+            Some(added) => self.supply.free_runs(&added.left),
+            None => self.supply.free_runs(&inside),
         }
         added
-    }
-
-    /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
-    /// the mapping has no rings. `None`: there is no cell for them.
-    pub(super) fn promise_places(
-        &self,
-        mapping: &Mapping,
-        runs: &[FillRun],
-        wait_policy: WaitPolicy,
-    ) -> Option<ListReservation<'_>> {
-        if mapping.lists().is_none() {
-            return Some(self.reclaim.lists().empty_reservation(PoolNumber::DEFAULT));
-        }
-        let pages: u32 = runs.iter().map(|run| run.pages).sum();
-        self.reclaim.lists().reserve(pages >> self.folio_orders.min.0, wait_policy.locks())
     }
 
     /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
@@ -951,7 +358,7 @@ impl Filemap {
         }
         let heads =
             |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
-        self.reclaim.list_kept(runs.iter().flat_map(heads), promise);
+        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), promise);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
@@ -972,13 +379,12 @@ impl Filemap {
                 (run.frame.plus(page), completion_of(index, order, window, shape))
             })
         });
-        self.reclaim.list(folios, promise);
+        self.supply.reclaim.list(folios, promise);
     }
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
     fn add_fills(&self, batch: &Arc<WindowFills>, runs: &[FillRun], fills: &mut Vec<Fill>) {
-        self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
-        self.reclaim.fills_begin(batch.pool, runs.len() as u64);
+        self.supply.fills_begin(batch.pool, runs.len() as u64);
         let requests = runs.iter().map(|&run| {
             let bytes = self.arena.view().bytes(run.frame).expect("a run of ours exists");
             let buffer = NonNull::new(bytes).expect("no frame is at address 0");
@@ -993,44 +399,10 @@ impl Filemap {
         }
     }
 
-    pub(super) fn free_runs(&self, runs: &[FillRun]) {
-        for run in runs {
-            self.arena.free_run(run.frame, run.pages);
-        }
-    }
-
     /// There is no cell for a node or a chunk: the caller looks again if one can be made.
     fn nodes_ran_out(&self, pool: PoolNumber, wait_policy: WaitPolicy) -> FillOutcome {
-        let made = wait_policy == WaitPolicy::Wait && self.make_nodes(pool);
+        let made = wait_policy == WaitPolicy::Wait && self.supply.make_nodes(pool);
         if made { FillOutcome::Nothing } else { FillOutcome::NoMemory }
-    }
-
-    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
-    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
-    /// turn), then whole extents of them.
-    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
-        self.reclaim.collect_spare_nodes();
-        self.reclaim.lists().give_back();
-        for attempt in 0..8 {
-            let scattered = attempt < 4;
-            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, LockWait::Wait) as u32;
-            if freed == 0 {
-                freed = if scattered {
-                    self.reclaim.reclaim_for(pool, RECLAIM_PAGES, LockWait::Wait)
-                } else {
-                    let protection = if attempt < 6 { Protection::Kept } else { Protection::Ignored };
-                    self.reclaim.reclaim_extent(protection)
-                };
-            }
-            if let Some(cell) = self.arena.alloc_cell() {
-                self.arena.free_cell(cell);
-                return true;
-            }
-            if freed == 0 && attempt == 7 {
-                return false;
-            }
-        }
-        false
     }
 }
 
@@ -1056,6 +428,20 @@ impl<'m> SubmitBatch<'m> {
     /// How long what they make is to stay.
     pub fn fate(&self) -> FolioLifetime {
         if self.behind.is_some() { FolioLifetime::DropsBehind } else { FolioLifetime::Stays }
+    }
+
+    /// The folios that `request` makes, of these orders.
+    fn shape(&self, request: &FillRequest, orders: Orders) -> FolioShape {
+        let wanted = AskedFor::Only { from: request.wanted.start, end: request.wanted.end };
+        let (marker, purpose, fate) = (request.window.marker, InsertPurpose::Read, self.fate());
+        FolioShape { orders, marker, purpose, wanted, fate }
+    }
+
+    /// Folios of these runs went into the tree: an uncached reader notes where, to drop them behind it.
+    fn note_made(&self, runs: &[FillRun]) {
+        if let (Some(behind), Some(first), Some(last)) = (self.behind, runs.first(), runs.last()) {
+            behind.note_made(first.index..last.index.plus(u64::from(last.pages)));
+        }
     }
 
     /// Whose they are.
@@ -1141,37 +527,6 @@ fn add_gaps(gaps: &mut Vec<(PageIndex, u32)>, guard: &MappingGuard<'_>, window: 
         gaps.push((first, pages as u32));
         from = first.plus(pages);
     }
-}
-
-/// Cuts the last of `gaps` off, until they are `pages` pages.
-fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
-    let mut left = pages;
-    for (_, gap) in gaps.iter_mut() {
-        *gap = left.min(*gap);
-        left -= *gap;
-    }
-    gaps.retain(|(_, pages)| *pages > 0);
-}
-
-/// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
-pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[FrameRun]) -> Vec<FillRun> {
-    let mut runs = Vec::with_capacity(gaps.len() + frames.len());
-    let mut frames = frames.iter().copied();
-    let mut rest = FrameRun { frame: Frame(0), pages: 0 };
-    for &(mut index, mut pages) in gaps {
-        while pages > 0 {
-            if rest.pages == 0 {
-                let Some(next) = frames.next() else { return runs };
-                rest = next;
-            }
-            let taken = rest.pages.min(pages);
-            runs.push(FillRun { index, frame: rest.frame, pages: taken });
-            (index, pages) = (index.plus(u64::from(taken)), pages - taken);
-            rest = FrameRun { frame: rest.frame.plus(taken), pages: rest.pages - taken };
-        }
-    }
-    debug_assert_eq!(rest.pages, 0, "no more frames were taken than there are gaps");
-    runs
 }
 
 /// What of `runs` lies before `end`, and what at or behind it.
@@ -1381,9 +736,7 @@ impl FillSink for WindowFills {
             }
         }
         self.filemap.arena.free_all(&free);
-        self.filemap.completed.fetch_add(1, Ordering::Relaxed);
-        self.filemap.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.filemap.reclaim.fill_ends(self.pool);
+        self.filemap.supply.fill_ends(self.pool);
         let first = PageKey { mapping: self.mapping.id(), page: run.index };
         self.filemap.wait_queue.wake_filled(first, run.pages);
     }
@@ -1412,11 +765,12 @@ impl std::fmt::Debug for WindowFills {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use crate::arena::ArenaOptions;
-    use crate::backend::{Attributes, Backend, MemoryFile};
+    use crate::arena::{Arena, ArenaOptions};
+    use crate::backend::{Attributes, Backend, MemoryFile, WaitQueue};
     use crate::sys::fork::ForkGuard;
+    use crate::tuning::Tuning;
     use crate::units::MappingId;
 
     use super::*;
@@ -1466,8 +820,9 @@ mod tests {
                 (Window::exact(PageIndex(first), pages), PageIndex(first)..PageIndex(first));
             let before = leaving.left.load(Ordering::Relaxed);
             let mut together = SubmitBatch::of(&mapping, PoolNumber::DEFAULT, None);
-            let filled =
-                filemap.insert_window(&mut together, window, wanted, FillUrgency::Asked, WaitPolicy::Wait);
+            let (urgency, wait_policy) = (FillUrgency::Asked, WaitPolicy::Wait);
+            let request = FillRequest { window, wanted, urgency, wait_policy };
+            let filled = filemap.insert_window(&mut together, &request);
             together.submit(next);
             assert!(matches!(filled, FillOutcome::Submitted(_)), "{filled:?}");
             leaving.left.load(Ordering::Relaxed) - before

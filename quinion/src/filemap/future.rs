@@ -32,8 +32,8 @@ use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::PageIndex;
 
-use super::fill::Filemap;
 use super::read::ReadProgress;
+use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 

@@ -30,7 +30,9 @@ use crate::stats::Count;
 use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex, PoolNumber};
 
-use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
+use super::fill::pages_of;
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
+use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
 /// Brings back what is spilled, from one page on and before another. The paths of memory files hand it down.
@@ -73,7 +75,7 @@ impl Filemap {
             wanted: AskedFor::All,
             fate: FolioLifetime::Stays,
         };
-        let now = self.writeback.now();
+        let now = self.supply.writeback.now();
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();
         let (room, refused) = (None, None);
@@ -97,42 +99,40 @@ impl FrameSource for CacheFrames<'_> {
 
     fn take(&mut self, gaps: &[(PageIndex, u32)], memory: MemoryWait) -> Result<GapFrames, Error> {
         let (filemap, mapping, pool) = (self.filemap, self.mapping, self.pool);
-        let need = match memory {
+        let urgency = match memory {
             MemoryWait::Wait => FillUrgency::Asked,
             MemoryWait::Hurry => FillUrgency::Ahead,
         };
         let (first, largest) = (gaps[0].0, gaps.iter().map(|(_, pages)| *pages).max().unwrap_or(1));
         let order = Order::fitting(largest).min(self.shape.orders.max);
         let window = Window { order, ..Window::exact(first, largest) };
-        let mut gaps = gaps.to_vec();
-        let room =
-            filemap.charge_and_frames((pool, mapping), &mut gaps, window, (need, None), LockWait::Wait);
-        let (charge, frames) = match room {
-            Ok(room) => room,
-            Err(FillOutcome::Nothing | FillOutcome::Busy) => return Ok(GapFrames::LookAgain),
-            Err(FillOutcome::PoolFull) => {
+        let (reservation, locks) = (None, LockWait::Wait);
+        let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        let SuppliedFrames { charge, runs } = match filemap.supply.take(&request, gaps.to_vec()) {
+            Ok(supplied) => supplied,
+            Err(NoFrames::Present | NoFrames::Busy) => return Ok(GapFrames::LookAgain),
+            Err(NoFrames::PoolFull) => {
                 self.refused = Some(filemap.pool_full(pool, first.first_byte()));
                 return Ok(GapFrames::Runs(Vec::new()));
             }
-            Err(FillOutcome::NoMemory | FillOutcome::Submitted(_)) => return Ok(GapFrames::Runs(Vec::new())),
+            Err(NoFrames::NoMemory) => return Ok(GapFrames::Runs(Vec::new())),
         };
-        let runs = deal_out(&gaps, &frames);
-        match filemap.promise_places(mapping, &runs, WaitPolicy::Wait) {
+        match filemap.supply.promise_places(mapping, &runs, WaitPolicy::Wait) {
             Some(promise) => {
                 self.room = Some((charge, promise));
                 Ok(GapFrames::Runs(runs))
             }
             None => {
-                filemap.free_runs(&runs);
+                filemap.supply.free_runs(&runs);
                 drop(charge);
-                let again = filemap.make_nodes(pool);
+                let again = filemap.supply.make_nodes(pool);
                 Ok(if again { GapFrames::LookAgain } else { GapFrames::Runs(Vec::new()) })
             }
         }
     }
 
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]) {
-        self.filemap.free_runs(left);
+        self.filemap.supply.free_runs(left);
         let Some((charge, promise)) = self.room.take() else { return };
         if inserted.is_empty() {
             return;
@@ -141,11 +141,11 @@ impl FrameSource for CacheFrames<'_> {
         let window = Window::exact(inserted[0].index, 1);
         filemap.list_new(self.mapping, inserted, window, self.shape, promise.with_charge(charge));
         filemap.counters.add(Count::Inserted, pages);
-        filemap.reclaim.count_inserted(self.pool, pages, 0);
+        filemap.supply.reclaim.count_inserted(self.pool, pages, 0);
     }
 
     fn make_nodes(&mut self) -> bool {
-        self.filemap.make_nodes(self.pool)
+        self.filemap.supply.make_nodes(self.pool)
     }
 
     fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {

@@ -25,27 +25,20 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::arena::{ClaimOutcome, FrameRun, GuestExtents, NotReady, ReadableState};
+use crate::arena::ReadableState;
 use crate::backend::DeferredWakes;
 use crate::error::{Error, ErrorKind};
-use crate::lists::Charge;
 use crate::mapping::Mapping;
 use crate::readahead::{Config, Readahead, Window};
-use crate::sync::{LockWait, Rank, RankedMutex};
+use crate::sync::{Rank, RankedMutex};
 use crate::units::{Order, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, RUN_ORDER_MAX, SubmitBatch};
+use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch};
+use super::frame_supply::FillUrgency;
+use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
-
-/// How long a place is waited for at most.
-const WAIT_MAX: Duration = Duration::from_secs(10);
-/// Looks at it without sleeping: the thread that has claimed a page inserts it some steps later.
-const LOOKS: u32 = 64;
-/// Between two looks from then on.
-const LOOK: Duration = Duration::from_micros(200);
 
 /// How often a page is brought that was there, and had gone when its folio had ended.
 const TRIES: u32 = 1000;
@@ -76,7 +69,9 @@ impl Filemap {
         let count = (pages.end.0 - pages.start.0) as u32;
         let window = Window { order: Order::fitting(count), ..Window::exact(pages.start, count) };
         let mut together = SubmitBatch::of(mapping, PoolNumber::DEFAULT, None);
-        let filled = self.insert_window(&mut together, window, pages.clone(), need, WaitPolicy::Wait);
+        let (wanted, wait_policy) = (pages.clone(), WaitPolicy::Wait);
+        let request = FillRequest { window, wanted, urgency: need, wait_policy };
+        let filled = self.insert_window(&mut together, &request);
         together.submit(AfterSubmit::Anything);
         match filled {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => Ok(()),
@@ -136,84 +131,5 @@ impl Filemap {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(PAGE_SIZE as u32)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
         self.read(mapping, reader, WaitPolicy::Wait, position, to)
-    }
-
-    /// The frames of `gaps` at their places, as many as nobody has from the first page on, and a charge of nothing. For
-    /// the first of them its place is waited for, if `need` says so and `locks` allows it.
-    ///
-    /// # Errors
-    /// [`FillOutcome::Nothing`]: somebody else has brought the first page; [`FillOutcome::Busy`]: a lock is; else there
-    /// is no memory for the first page.
-    pub(super) fn claim_places(
-        &self,
-        (pool, mapping): (PoolNumber, &Mapping),
-        places: &Arc<GuestExtents>,
-        gaps: &[(PageIndex, u32)],
-        need: FillUrgency,
-        locks: LockWait,
-    ) -> Result<(Charge<'_>, Vec<FrameRun>), FillOutcome> {
-        let Some(&(first, _)) = gaps.first() else { return Err(FillOutcome::Nothing) };
-        let (mut looks, mut since) = (0, None);
-        loop {
-            let mut runs = Vec::with_capacity(gaps.len());
-            match self.claim_all(places, gaps, locks, &mut runs) {
-                _ if !runs.is_empty() => {
-                    return Ok((self.reclaim.lists().charge(pool, 0, Order::ZERO), runs));
-                }
-                ClaimOutcome::Busy => return Err(FillOutcome::Busy),
-                ClaimOutcome::NoMemory(_) => return Err(FillOutcome::NoMemory),
-                ClaimOutcome::Pages(_) | ClaimOutcome::Taken => {}
-            }
-            if mapping.probe(first) != Err(NotReady::Mismatch) {
-                return Err(FillOutcome::Nothing);
-            }
-            let since = *since.get_or_insert_with(Instant::now);
-            if need != FillUrgency::Asked || locks == LockWait::Try || since.elapsed() > WAIT_MAX {
-                return Err(FillOutcome::NoMemory);
-            }
-            looks += 1;
-            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
-        }
-    }
-
-    /// Claims from the first of `gaps` on, until a page cannot be had; says what became of the last claim.
-    fn claim_all(
-        &self,
-        places: &GuestExtents,
-        gaps: &[(PageIndex, u32)],
-        locks: LockWait,
-        runs: &mut Vec<FrameRun>,
-    ) -> ClaimOutcome {
-        let unit = self.folio_orders.min;
-        let longest = u64::from(self.folio_orders.max.max(RUN_ORDER_MAX).pages());
-        let end = u64::from(places.pages());
-        let mut last = ClaimOutcome::Taken;
-        for &(gap, pages) in gaps {
-            let mut done = 0;
-            while done < pages {
-                let index = gap.plus(u64::from(done));
-                // A run is one request, and what lies behind the guest's end has no place.
-                let most = (longest - index.0 % longest).min(end.saturating_sub(index.0));
-                let wanted = most.min(u64::from(pages - done)) as u32 & !(unit.pages() - 1);
-                if wanted == 0 {
-                    return last;
-                }
-                last = places.claim(index, wanted, locks);
-                let ClaimOutcome::Pages(got) = last else { return last };
-                let frame = places.place(index).expect("it was claimed");
-                let whole = got & !(unit.pages() - 1);
-                if whole < got {
-                    self.arena.free_run(frame.plus(whole), got - whole);
-                }
-                if whole > 0 {
-                    runs.push(FrameRun { frame, pages: whole });
-                }
-                if whole < wanted {
-                    return last;
-                }
-                done += whole;
-            }
-        }
-        last
     }
 }

@@ -24,7 +24,9 @@ use crate::stats::Count;
 use crate::units::{Order, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::INDICES_MAX;
 
-use super::fill::{AfterSubmit, Filemap, FillUrgency, SubmitBatch};
+use super::fill::{AfterSubmit, FillRequest, SubmitBatch};
+use super::frame_supply::FillUrgency;
+use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
 /// Pages of a piece: 1 MiB, so that a lock is held for a moment only.
@@ -51,7 +53,7 @@ impl Filemap {
         len: u64,
     ) -> Prefetch {
         let (first, end) = pages_touched(mapping, position, len);
-        let limit = self.pages_max().min(self.reclaim.lists().limit(pool)) / 2;
+        let limit = self.pages_max().min(self.supply.reclaim.lists().limit(pool)) / 2;
         let mut done = Prefetch::default();
         let mut at = first;
         while at < end && done.started_pages < limit {
@@ -81,8 +83,9 @@ impl Filemap {
             let window = Window { order: Order::fitting(pages), ..Window::exact(from, pages) };
             // Whatever came of it shows in what is missing afterwards.
             let mut together = SubmitBatch::of(mapping, pool, None);
-            let _ =
-                self.insert_window(&mut together, window, from..from, FillUrgency::Hinted, WaitPolicy::Start);
+            let (urgency, wait_policy) = (FillUrgency::Hinted, WaitPolicy::Start);
+            let request = FillRequest { window, wanted: from..from, urgency, wait_policy };
+            let _ = self.insert_window(&mut together, &request);
             together.submit(AfterSubmit::Anything);
         }
         let left = if missing > 0 { missing.min(self::missing(&mapping.lock(), from, end)) } else { 0 };

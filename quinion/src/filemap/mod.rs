@@ -14,7 +14,8 @@
 //! ```
 //!
 //! [`read_hits`] is the hit, in `hit.rs`; it is all that a viewer has of this
-//! room. `fill.rs` is steps 3 to 5 and the end of a fill, with `refault.rs` for folios
+//! room. `shared.rs` is what all paths share. `fill.rs` is steps 3 to 5 and the end of a fill, `frame_supply.rs` where
+//! its frames come from, with `refault.rs` for folios
 //! that had been evicted; `read.rs` is the story as told above, for the owner's threads
 //! and on behalf of viewers. `future.rs` tells it once more for those who have no thread
 //! to wait with. [`read_group`], in `hit_batch.rs`, is the hit of several reads side by side,
@@ -24,7 +25,7 @@
 //! of copying them, and `resize.rs` gives memory back to the machine, in `shrinker.rs` before the machine has none;
 //! `background_reclaim.rs` makes room before somebody needs it, and `truncate.rs` takes out what is taken out of a
 //! file.
-//! `guest_fill.rs` gives out frames where each page has its own.
+//! `guest_places.rs` claims frames where each page has its own, `guest_fill.rs` fills them.
 //! `spill_in.rs` fetches pages of memory files from the spill file.
 //!
 //! Invariants:
@@ -42,6 +43,8 @@ mod spill_in;
 #[cfg(feature = "std")]
 mod fill;
 #[cfg(feature = "std")]
+mod frame_supply;
+#[cfg(feature = "std")]
 mod future;
 #[cfg(feature = "std")]
 mod grab;
@@ -56,6 +59,8 @@ mod pin;
 #[cfg(feature = "std")]
 mod guest_fill;
 #[cfg(feature = "std")]
+mod guest_places;
+#[cfg(feature = "std")]
 mod read;
 #[cfg(feature = "std")]
 mod touch;
@@ -65,6 +70,8 @@ mod wait_policy;
 mod refault;
 #[cfg(feature = "std")]
 mod resize;
+#[cfg(feature = "std")]
+mod shared;
 #[cfg(feature = "std")]
 mod start;
 #[cfg(feature = "std")]
@@ -81,9 +88,7 @@ pub use ahead::ReadaheadUse;
 #[cfg(feature = "std")]
 pub(crate) use background_reclaim::BackgroundReclaim;
 #[cfg(feature = "std")]
-pub use fill::Filemap;
-#[cfg(feature = "std")]
-pub(crate) use fill::FillUrgency;
+pub(crate) use frame_supply::FillUrgency;
 #[cfg(feature = "std")]
 pub(crate) use future::PendingRead;
 #[cfg(feature = "std")]
@@ -98,6 +103,8 @@ pub(crate) use read::ReadProgress;
 pub(crate) use resize::DeferredShrink;
 #[cfg(feature = "std")]
 pub use resize::ResizeOutcome;
+#[cfg(feature = "std")]
+pub use shared::Filemap;
 #[cfg(feature = "std")]
 pub(crate) use shrinker::Shrinker;
 #[cfg(feature = "std")]

@@ -36,8 +36,8 @@ use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex};
 
-use super::fill::Filemap;
 use super::read::ReadProgress;
+use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 

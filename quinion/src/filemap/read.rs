@@ -49,8 +49,10 @@ use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 
-use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch, WindowFills};
+use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
+use super::frame_supply::FillUrgency;
 use super::hit::{HitStop, read_hits_into};
+use super::shared::Filemap;
 use super::uncached::{DropBehindState, Reader, UncachedRead};
 use super::wait_policy::WaitPolicy;
 
@@ -431,16 +433,18 @@ impl Filemap {
         (window, wanted, judge): (Window, Range<PageIndex>, Option<RankedGuard<'_, Readahead>>),
         next: AfterSubmit,
     ) -> FillOutcome {
-        let begin = |need, judge: Option<RankedGuard<'_, Readahead>>| {
+        let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
+        let begin = |request: &FillRequest, judge: Option<RankedGuard<'_, Readahead>>| {
             let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
-            let filled = self.insert_window(&mut together, window, wanted.clone(), need, wait_policy);
+            let filled = self.insert_window(&mut together, request);
             drop(judge); // a fill may end inside the call, and whoever it wakes may want it
             together.submit(next);
             filled
         };
-        match begin(FillUrgency::Ahead, judge) {
+        match begin(&request, judge) {
             FillOutcome::NoMemory | FillOutcome::PoolFull if wait_policy == WaitPolicy::Wait => {
-                begin(FillUrgency::Asked, None)
+                request.urgency = FillUrgency::Asked;
+                begin(&request, None)
             }
             filled => filled,
         }
@@ -543,7 +547,8 @@ impl Filemap {
         wait_policy: WaitPolicy,
     ) -> ReadaheadOutcome {
         for (at, &window) in windows.iter().enumerate() {
-            match self.insert_window(together, window, wanted.clone(), FillUrgency::Ahead, wait_policy) {
+            let (wanted, urgency) = (wanted.clone(), FillUrgency::Ahead);
+            match self.insert_window(together, &FillRequest { window, wanted, urgency, wait_policy }) {
                 FillOutcome::Submitted(_) | FillOutcome::Nothing => {}
                 FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy if at == 0 => {
                     return ReadaheadOutcome::Refused;
@@ -627,8 +632,8 @@ impl Filemap {
 
     /// The error of a reader whose pool can have no more.
     pub(super) fn pool_full(&self, pool: PoolNumber, position: u64) -> Error {
-        let limit = self.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
-        Repr::PoolFull { position, pool: self.reclaim.pool_name(pool), limit }.into()
+        let limit = self.supply.reclaim.lists().limit(pool).saturating_mul(PAGE_SIZE as u64);
+        Repr::PoolFull { position, pool: self.supply.reclaim.pool_name(pool), limit }.into()
     }
 
     pub(super) fn pages_max(&self) -> u64 {

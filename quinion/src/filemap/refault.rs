@@ -28,7 +28,8 @@ use crate::units::{Frame, PoolNumber};
 use crate::workingset::{EvictedState, Refault, ShadowInfo};
 use crate::xarray::Value;
 
-use super::fill::{Filemap, Refaults};
+use super::fill::Refaults;
+use super::shared::Filemap;
 
 impl Filemap {
     /// The folio that `frame` heads, just inserted for `pool`, took the place of `shadow`.
@@ -37,7 +38,7 @@ impl Filemap {
         let order = descriptor.word().order();
         let memory = ShadowInfo::from_payload(shadow.payload());
         seen.pages += u64::from(order.pages());
-        match self.reclaim.judge(pool, memory, order) {
+        match self.supply.reclaim.judge(pool, memory, order) {
             Refault::Old => {}
             Refault::Recent => {
                 let had_its_time = memory.standing == EvictedState::WorkingSet;

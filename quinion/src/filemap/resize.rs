@@ -42,7 +42,7 @@ use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_SIZE, PAGE_SIZE};
 
-use super::fill::Filemap;
+use super::shared::Filemap;
 
 /// One part in so many of the cache's data is nobody's protected share.
 const UNPROTECTED_SHARE: u64 = 16;
@@ -127,7 +127,7 @@ impl Filemap {
             self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
             taken = self.arena.take_guest(extents, name, usage);
             self.arena.end_demand();
-            self.background.poke(); // late readers
+            self.supply.background.poke(); // late readers
         }
         match taken {
             Ok(guest) => Ok(Arc::new(guest)),
@@ -148,9 +148,9 @@ impl Filemap {
         self.arena.set_bound(memory)?;
         in_force();
         // 2
-        let remembered = self.reclaim.shadow_nodes().count();
-        let too_many = remembered.saturating_sub(self.reclaim.shadow_nodes_max());
-        self.reclaim.forget_nodes(too_many, LockWait::Wait);
+        let remembered = self.supply.reclaim.shadow_nodes().count();
+        let too_many = remembered.saturating_sub(self.supply.reclaim.shadow_nodes_max());
+        self.supply.reclaim.forget_nodes(too_many, LockWait::Wait);
         // 3 to 5
         self.empty_extents(Instant::now() + wait_max);
         // 6
@@ -161,7 +161,7 @@ impl Filemap {
         // Also of what earlier resizes gave back: a reader may have been late for them.
         let found = if stats.returned_bytes > 0 { self.arena.sweep() } else { 0 };
         if stats.returned_bytes > before || found > 0 || stats.slack_bytes > 0 {
-            self.background.poke();
+            self.supply.background.poke();
         }
         Ok(ResizeOutcome {
             memory_bytes: stats.bound_bytes,
@@ -193,7 +193,7 @@ impl Filemap {
     fn empty_once(&self) -> u32 {
         let mut gone = 0;
         for extent in self.arena.choose_emptying() {
-            self.reclaim.evict_extent(extent, Protection::Ignored);
+            self.supply.reclaim.evict_extent(extent, Protection::Ignored);
             gone += self.arena.punch_empty();
         }
         gone
@@ -201,8 +201,10 @@ impl Filemap {
 
     /// Has what is dirty written, fetches completions that nobody else fetches, and waits a moment.
     fn let_things_end(&self) {
-        self.writeback.ask_for_room();
-        for backend in [self.reclaim.idle_backend(), self.writeback.idle_backend()].into_iter().flatten() {
+        self.supply.writeback.ask_for_room();
+        for backend in
+            [self.supply.reclaim.idle_backend(), self.supply.writeback.idle_backend()].into_iter().flatten()
+        {
             backend.reap(ReapMode::Ready, &mut || false);
         }
         std::thread::sleep(ROUND);
@@ -212,7 +214,7 @@ impl Filemap {
     fn go_on_resizing(&self) -> bool {
         let _one = self.resizing.lock();
         if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
-            self.writeback.ask_for_room();
+            self.supply.writeback.ask_for_room();
         }
         let found = self.arena.sweep();
         found > 0 || self.arena.excess_extents() > 0
@@ -221,7 +223,7 @@ impl Filemap {
     /// The least bound, in bytes, beside which all that pools protect can be kept, with some room for others; 0 if
     /// nothing is protected.
     pub(crate) fn memory_for_protected(&self) -> u64 {
-        match self.reclaim.protected() {
+        match self.supply.reclaim.protected() {
             0 => 0,
             pages => self.arena.bound_for(pages.div_ceil(UNPROTECTED_SHARE - 1) * UNPROTECTED_SHARE),
         }
@@ -260,7 +262,7 @@ impl DeferredShrink {
     pub fn of(filemap: &Arc<Filemap>) -> Arc<Self> {
         let task = Arc::new(Self { filemap: Arc::downgrade(filemap), looked: Mutex::new(None) });
         let known: Weak<Self> = Arc::downgrade(&task);
-        filemap.background.add(known);
+        filemap.supply.background.add(known);
         task
     }
 }

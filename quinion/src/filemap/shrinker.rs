@@ -18,7 +18,7 @@ use crate::background::BackgroundTask;
 use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceReading, wish};
 use crate::sync::lock::Mutex;
 
-use super::fill::Filemap;
+use super::shared::Filemap;
 
 /// From one look to the next.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -56,8 +56,8 @@ impl Shrinker {
             seen: Mutex::new(seen),
         });
         let known: Weak<Self> = Arc::downgrade(&task);
-        filemap.background.add(known);
-        filemap.background.poke();
+        filemap.supply.background.add(known);
+        filemap.supply.background.poke();
         task
     }
 

@@ -44,7 +44,9 @@ use crate::sync::LockWait;
 use crate::units::{Order, Orders, PAGE_SIZE, PageIndex};
 use crate::xarray::Value;
 
-use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, pages_of};
+use super::fill::pages_of;
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
+use super::shared::Filemap;
 use super::wait_policy::WaitPolicy;
 
 /// Pages are brought back with those that share so large a block with them: 64 KiB.
@@ -134,10 +136,10 @@ impl Filemap {
             // 1
             let Some(plan) = self.plan(mapping, spill, pages.clone(), reach) else { return Ok(()) };
             // 2
-            let (charge, runs) = self.frames_back(mapping, &plan)?;
+            let SuppliedFrames { charge, runs } = self.frames_back(mapping, &plan)?;
             let got = pages_of(&runs) as u32;
             let Some(plan) = plan.cut(got, self.folio_orders.min, wanted, spill) else {
-                self.free_runs(&runs);
+                self.supply.free_runs(&runs);
                 reach = SpillInExtent::Alone;
                 short += 1;
                 if short == SHORT_MAX {
@@ -149,8 +151,8 @@ impl Filemap {
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());
-            let Some(promise) = self.promise_places(mapping, &runs, WaitPolicy::Wait) else {
-                self.free_runs(&runs);
+            let Some(promise) = self.supply.promise_places(mapping, &runs, WaitPolicy::Wait) else {
+                self.supply.free_runs(&runs);
                 self.nodes_for(mapping, wanted)?;
                 continue;
             };
@@ -158,7 +160,7 @@ impl Filemap {
             match self.fetch_back(mapping, &plan, &runs, (charge, promise), kept) {
                 Ok(RestoreOutcome::Done) => return Ok(()),
                 Ok(restored) => {
-                    self.free_runs(&runs);
+                    self.supply.free_runs(&runs);
                     match restored {
                         RestoreOutcome::NoNode => self.nodes_for(mapping, wanted)?,
                         _ if kept == TruncateExclusion::No => drop(mapping.hold_off_invalidation()), // who cuts is done
@@ -166,11 +168,11 @@ impl Filemap {
                     }
                 }
                 Err(_) if reach == SpillInExtent::Batch && plan.count() > self.folio_orders.min.pages() => {
-                    self.free_runs(&runs);
+                    self.supply.free_runs(&runs);
                     reach = SpillInExtent::Alone;
                 }
                 Err(source) => {
-                    self.free_runs(&runs);
+                    self.supply.free_runs(&runs);
                     return Err(Repr::Read { position: wanted.first_byte(), len: PAGE_SIZE, source }.into());
                 }
             }
@@ -204,26 +206,16 @@ impl Filemap {
     }
 
     /// 2: frames for the pages, or for fewer of them, and the charge for these.
-    fn frames_back(
-        &self,
-        mapping: &Mapping,
-        plan: &SpillInPlan,
-    ) -> Result<(Charge<'_>, Vec<FillRun>), Error> {
+    fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
         let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
-        let mut gaps = vec![(plan.pages.start, plan.count())];
+        let gaps = vec![(plan.pages.start, plan.count())];
         let window = self.window_of(mapping, plan);
-        let room = self.charge_and_frames(
-            (pool, mapping),
-            &mut gaps,
-            window,
-            (FillUrgency::Asked, None),
-            LockWait::Wait,
-        );
-        let (charge, frames) = room.map_err(|refused| match refused {
-            FillOutcome::PoolFull => self.pool_full(pool, position),
-            _ => self.no_memory(position),
-        })?;
-        Ok((charge, deal_out(&gaps, &frames)))
+        let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
+        let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        self.supply.take(&request, gaps).map_err(|refused| match refused {
+            NoFrames::PoolFull => self.pool_full(pool, position),
+            NoFrames::NoMemory | NoFrames::Present | NoFrames::Busy => self.no_memory(position),
+        })
     }
 
     fn window_of(&self, mapping: &Mapping, plan: &SpillInPlan) -> Window {
@@ -240,13 +232,13 @@ impl Filemap {
             kept.extend((before.pages > 0).then_some(before));
             rest.extend((behind.pages > 0).then_some(behind));
         }
-        self.free_runs(&rest);
+        self.supply.free_runs(&rest);
         kept
     }
 
     /// There was no cell: one is made, or that is said.
     fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
-        match self.make_nodes(mapping.spill_pool()) {
+        match self.supply.make_nodes(mapping.spill_pool()) {
             true => Ok(()),
             false => Err(self.no_memory(wanted.first_byte())),
         }
@@ -281,7 +273,7 @@ impl Filemap {
         unsafe { spill.fetch(&parts) }?;
         // 5
         let window = self.window_of(mapping, plan);
-        let folios = cut_to_folios(runs, self.orders_for(window));
+        let folios = cut_to_folios(runs, self.supply.orders_for(window));
         let mut held: Vec<HeldFolio<'_>> = Vec::with_capacity(folios.len());
         let held_off = match kept {
             TruncateExclusion::ByCaller => None,
@@ -304,7 +296,7 @@ impl Filemap {
         }
         // 6
         let shape = FolioShape {
-            orders: self.orders_for(window),
+            orders: self.supply.orders_for(window),
             marker: None,
             purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
@@ -312,7 +304,7 @@ impl Filemap {
         };
         self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, u64::from(plan.count()));
-        self.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
+        self.supply.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);
         drop(reading); // now the slots are free
         Ok(RestoreOutcome::Done)

@@ -32,9 +32,11 @@ use crate::readahead::{ReadRequest, Readahead};
 use crate::units::{Frame, PAGE_SIZE, PageIndex, pages_of_bytes};
 use crate::xarray::Kind;
 
-use super::fill::{AfterSubmit, Filemap, FillOutcome, FillUrgency, SubmitBatch};
+use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch};
+use super::frame_supply::FillUrgency;
 use super::hit::{HitStop, read_hits_into};
 use super::read::ReadProgress;
+use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
 
@@ -147,7 +149,8 @@ impl Filemap {
             judge.on_miss(ReadRequest { index: span.first, pages, file_pages: size_pages }, &**mapping);
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
-        match self.insert_window(together, window, wanted.clone(), FillUrgency::Ahead, wait_policy) {
+        let (asked, urgency) = (wanted.clone(), FillUrgency::Ahead);
+        match self.insert_window(together, &FillRequest { window, wanted: asked, urgency, wait_policy }) {
             FillOutcome::Submitted(_) | FillOutcome::Nothing => {
                 if together.fate() == FolioLifetime::Stays {
                     self.touch_asked(mapping, span.first, pages);

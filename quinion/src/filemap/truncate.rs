@@ -63,7 +63,7 @@ use crate::stats::Count;
 use crate::sync::{LockWait, RankedWriteGuard};
 use crate::units::{Millis, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::fill::Filemap;
+use super::shared::Filemap;
 use super::spill_in::TruncateExclusion;
 
 /// How long a folio that reaches over an edge is tried to be split before it is detached.
@@ -335,7 +335,7 @@ impl Filemap {
                 SplitOutcome::Packed => {
                     self.spill_in(mapping, edge..edge.plus(1), TruncateExclusion::ByCaller)?
                 }
-                SplitOutcome::NoNode if self.make_nodes(PoolNumber::DEFAULT) => {}
+                SplitOutcome::NoNode if self.supply.make_nodes(PoolNumber::DEFAULT) => {}
                 SplitOutcome::NoNode => return Err(self.no_memory(edge.first_byte())),
                 SplitOutcome::Busy if begun.elapsed() < HOLDS_WAIT && !is_pinned(mapping, edge) => {
                     std::thread::sleep(AGAIN);
@@ -393,8 +393,8 @@ impl Filemap {
                 DetachOutcome::InFlight => self.wait_for_folio(mapping, held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {
-                    self.make_nodes(PoolNumber::DEFAULT);
-                    self.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait);
+                    self.supply.make_nodes(PoolNumber::DEFAULT);
+                    self.supply.reclaim.reclaim_for(PoolNumber::DEFAULT, RECLAIM_PAGES, LockWait::Wait);
                 }
             }
         }

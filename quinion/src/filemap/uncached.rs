@@ -74,7 +74,7 @@ use crate::sync::{LockWait, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, PageIndex, PoolNumber};
 
-use super::fill::Filemap;
+use super::shared::Filemap;
 use super::touch::touch;
 
 /// The most trails of a handle. A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
@@ -223,7 +223,7 @@ impl DropBehindState {
             trails: Mutex::new(StreamTrails::new(lag)),
         });
         let task: Weak<Self> = Arc::downgrade(&behind);
-        filemap.background.add(task);
+        filemap.supply.background.add(task);
         behind
     }
 
@@ -255,7 +255,7 @@ impl DropBehindState {
             self.drop_pages(pages, DropReason::LeftOver, locks);
         }
         if watch {
-            self.filemap.background.poke();
+            self.filemap.supply.background.poke();
         }
     }
 
@@ -277,7 +277,7 @@ impl DropBehindState {
         let watch = trails.wants_watch();
         drop(trails);
         if watch {
-            self.filemap.background.poke();
+            self.filemap.supply.background.poke();
         }
     }
 

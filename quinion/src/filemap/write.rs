@@ -67,7 +67,9 @@ use crate::sync::LockWait;
 use crate::units::{FILE_BYTES_MAX, Frame, Millis, Order, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
 use crate::xarray::RangeStop as TreeStop;
 
-use super::fill::{Filemap, FillOutcome, FillUrgency, deal_out, folios_in, pages_of};
+use super::fill::{folios_in, pages_of};
+use super::frame_supply::{FillUrgency, FrameRequest, NoFrames, SuppliedFrames};
+use super::shared::Filemap;
 use super::spill_in::TruncateExclusion;
 use super::stream_positions::StreamPositions;
 use super::truncate::OnPinned;
@@ -305,7 +307,7 @@ impl Filemap {
         if mapping.is_memory() {
             return Ok(());
         }
-        self.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
+        self.supply.writeback.throttle(mapping, pages.end.0 - pages.start.0).map_err(failed)
     }
 
     /// 1: inside the file side by side with other writers, as far as that goes; and alone.
@@ -380,7 +382,7 @@ impl Filemap {
     fn end_write(&self, mapping: &Arc<Mapping>, author: WriteContext<'_>, done: usize) {
         if done > 0 && author.is_uncached() {
             // Soon, and not at once: so that many small ones go to the device together.
-            self.writeback.kick(mapping);
+            self.supply.writeback.kick(mapping);
         }
     }
 
@@ -463,7 +465,7 @@ impl Filemap {
         end: u64,
         wants: CachePolicy,
     ) -> bool {
-        let now = self.writeback.now();
+        let now = self.supply.writeback.now();
         let mut tree = mapping.lock();
         let marked = tree.mark_dirty(held, pages, now);
         if marked != MarkOutcome::Left {
@@ -474,7 +476,7 @@ impl Filemap {
         }
         drop(tree);
         if matches!(marked, MarkOutcome::Done { newly: 1.. }) && !mapping.is_memory() {
-            self.writeback.note_dirty(mapping);
+            self.supply.writeback.note_dirty(mapping);
         }
         marked != MarkOutcome::Left
     }
@@ -577,24 +579,17 @@ impl Filemap {
         let order = Order::fitting(count).min(mapping.folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
-        let mut gaps = vec![(pages.start, count)];
-        let reserved = self.charge_and_frames(
-            (pool, mapping),
-            &mut gaps,
-            window,
-            (FillUrgency::Asked, None),
-            LockWait::Wait,
-        );
-        let (charge, frames) = match reserved {
-            Ok(wait_queue) => wait_queue,
-            Err(FillOutcome::Nothing) => return Ok(0), // others have brought the first page to its place
-            Err(FillOutcome::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
+        let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
+        let request = FrameRequest { mapping, pool, window, urgency, reservation, locks };
+        let SuppliedFrames { charge, runs } = match self.supply.take(&request, vec![(pages.start, count)]) {
+            Ok(supplied) => supplied,
+            Err(NoFrames::Present) => return Ok(0), // others have brought the first page to its place
+            Err(NoFrames::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
             Err(_) => return Err(self.no_memory(piece.position).into()),
         };
-        let runs = deal_out(&gaps, &frames);
-        let Some(promise) = self.promise_places(mapping, &runs, WaitPolicy::Wait) else {
-            self.free_runs(&runs);
-            let again = self.make_nodes(pool);
+        let Some(promise) = self.supply.promise_places(mapping, &runs, WaitPolicy::Wait) else {
+            self.supply.free_runs(&runs);
+            let again = self.supply.make_nodes(pool);
             return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
         };
         // 3 The bytes, before anybody can see them.
@@ -602,7 +597,7 @@ impl Filemap {
         // 4 Into the tree and the rings, and unlocked. Meanwhile nobody forgets what is cached.
         let held_off = mapping.hold_off_invalidation();
         let shape = FolioShape {
-            orders: self.orders_for(window),
+            orders: self.supply.orders_for(window),
             marker: None,
             purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
@@ -610,14 +605,14 @@ impl Filemap {
         };
         let added = mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
-        self.free_runs(&added.left);
+        self.supply.free_runs(&added.left);
         let end = self.mark_new(mapping, piece, &added.inserted);
         self.list_new(mapping, &added.inserted, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, pages_of(&added.inserted));
-        self.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
+        self.supply.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
         added.inserted.iter().for_each(|&run| self.unlock_new(mapping, run));
         drop(held_off);
-        if added.inserted.is_empty() && added.stop == TreeStop::NoNode && !self.make_nodes(pool) {
+        if added.inserted.is_empty() && added.stop == TreeStop::NoNode && !self.supply.make_nodes(pool) {
             return Err(self.no_memory(piece.position).into());
         }
         let end = end.first_byte().min(piece.end());
@@ -655,7 +650,7 @@ impl Filemap {
     /// do: it did when the write began, unless the caller is alone, but others may have cut it since. Returns up to
     /// which page they are in the tree without a gap.
     fn mark_new(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
-        let (now, changed) = (self.writeback.now(), piece.pages(piece.bytes.len()));
+        let (now, changed) = (self.supply.writeback.now(), piece.pages(piece.bytes.len()));
         let begin = changed.start.align_down(self.folio_orders.min);
         let mut end = begin;
         let mut tree = mapping.lock();
@@ -677,7 +672,7 @@ impl Filemap {
         }
         drop(tree);
         if !mapping.is_memory() {
-            self.writeback.note_dirty(mapping);
+            self.supply.writeback.note_dirty(mapping);
         }
         end
     }

@@ -86,7 +86,7 @@ impl Shmem {
         tuning: Tuning,
     ) -> Option<Arc<Mapping>> {
         let (arena, reclaim) = (Arc::clone(&self.filemap.arena), self.filemap.reclaim());
-        let to = self.filemap.spill.as_ref().zip(spills);
+        let to = self.filemap.supply.spill.as_ref().zip(spills);
         let backing = if to.is_some() { Backing::Spills } else { Backing::Kept };
         let mapping = Mapping::memory(arena, id, backing, folio_order_max, process, tuning)?;
         let mapping = match to {

@@ -1,0 +1,668 @@
+//! Frame supply: frames for the pages of a window, and a charge of the reader's pool for them.
+//!
+//! ```text
+//!   gaps       (first page, pages) of what is not cached
+//!   charge     the pool's, for all of them; at its limit the pool evicts of its own, then the gaps are cut short
+//!   frames     all of them in one hold of the arena's lock
+//!              none or too few: reclaim, then once more
+//!              still too few: in pieces, evicting and waiting for what is in flight, as many as memory allows
+//! ```
+//!
+//! Frames are taken for what is not cached and for nothing else, all or none: a window for which there is no memory
+//! takes none away from others while it reclaims. Only the first missing page of a read is worth waiting for memory
+//! ([`FillUrgency::Asked`]); what is waited for is the end of a fill, a flush or a spill, after which pages can go that
+//! could not before.
+//!
+//! **An uncached reader** leaves what others cached. What uncached reads have in the cache may take from others an
+//! eighth of it, or of their pool's limit; beyond that a window is as large as what is free, and one ahead that
+//! would be small is none. But what is asked for gets 64 KiB: of what uncached reads have made, and if that cannot
+//! go, of what others cached. So many streams at once have small windows, and what is hot stays. A reader that does not
+//! wait even for locks gets what there is without evicting.
+//!
+//! Invariants:
+//!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
+//!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
+//!  3. A wait for memory ends: after [`STALLS_MAX`] waits without progress, or when nothing in flight can bring room.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::arena::{AllocAmount, Arena, FrameAlignment, FrameRun};
+use crate::backend::{FillRun, ReapMode, WaitQueue};
+use crate::background::BackgroundThread;
+use crate::lists::{Charge, ListReservation};
+use crate::mapping::Mapping;
+use crate::readahead::Window;
+use crate::reclaim::{Protection, Reclaim};
+use crate::spill::Spill;
+use crate::sync::LockWait;
+use crate::units::{Frame, Order, Orders, PageIndex, PoolNumber};
+use crate::writeback::Writeback;
+
+use super::wait_policy::WaitPolicy;
+
+/// Nodes that only remember, forgotten at a time when nodes run out.
+const FORGET_NODES: u64 = 64;
+/// log2 of the pages of the longest run that one fill asks for, 1 MiB; a larger folio is more.
+pub(super) const RUN_ORDER_MAX: Order = Order(8);
+/// Pages reclaimed at a time, so that a window of evictions frees neighbouring frames together.
+const RECLAIM_PAGES: u32 = 256;
+/// How often memory is waited for before it is said that there is none.
+const STALLS_MAX: u32 = 100;
+/// A window is one part in so many of its pool's limit at most, if that is in its way.
+const WINDOW_SHARE: u64 = 4;
+/// What uncached reads have may take from others one part in so many of the cache, or of their pool's limit.
+const UNCACHED_SHARE: u64 = 8;
+/// Pages that an uncached reader gets of what it asks for, whosever they were.
+const UNCACHED_LEAST: u32 = 16;
+/// How long, where there is nothing in flight to wait for.
+const STALL: Duration = Duration::from_millis(1);
+
+/// How much the caller needs the first missing page of a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FillUrgency {
+    /// It was asked for, and the caller will wait for it: worth waiting for memory.
+    Asked,
+    /// It may come handy.
+    Ahead,
+    /// A program said that it will need it, and waits for none of it.
+    Hinted,
+}
+/// Frames that are wanted for pages of one mapping.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameRequest<'r> {
+    /// Whose pages they are.
+    pub mapping: &'r Mapping,
+    /// The pool that is charged.
+    pub pool: PoolNumber,
+    /// What is fetched: the order of its folios, and what its stream has passed and can lose.
+    pub window: Window,
+    /// How much the first of the pages is needed.
+    pub urgency: FillUrgency,
+    /// What an uncached reader has announced; `None` for any other.
+    pub reservation: Option<&'r Reservation<'r>>,
+    /// Whether locks, and with them memory, may be waited for.
+    pub locks: LockWait,
+}
+
+/// Frames for pages that are not cached, and what is charged for them.
+#[derive(Debug)]
+pub(super) struct SuppliedFrames<'s> {
+    /// Of as many pages as `runs` have; of none where pages have their places.
+    pub charge: Charge<'s>,
+    /// Never empty: the first page of the first gap has its frame.
+    pub runs: Vec<FillRun>,
+}
+
+/// Why there is no frame for the first page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoFrames {
+    /// No frame could be had.
+    NoMemory,
+    /// The pool is at its limit, and has nothing that can go.
+    PoolFull,
+    /// Another thread has brought the page to its place meanwhile.
+    Present,
+    /// A lock was held, and the caller does not wait.
+    Busy,
+}
+
+/// Where frames come from: free ones, evicted ones, and those of what is in flight.
+#[derive(Debug)]
+pub(crate) struct FrameSupply {
+    pub(super) arena: Arc<Arena>,
+    wait_queue: Arc<WaitQueue>,
+    pub(crate) reclaim: Reclaim,
+    /// Dirty pages on their way to their files.
+    pub(crate) writeback: Arc<Writeback>,
+    /// Where folios of memory files go when memory is short, if there is such a place.
+    pub(crate) spill: Option<Arc<Spill>>,
+    /// The thread for tasks that no caller waits for.
+    pub(crate) background: BackgroundThread,
+    /// Whether room is made before it is needed.
+    pub(super) makes_room: bool,
+    /// The folios that fills make.
+    pub(super) folio_orders: Orders,
+    /// Fills submitted and not completed.
+    in_flight: AtomicU64,
+    /// Fills completed, so that a thread that waits for memory sees progress.
+    completed: AtomicU64,
+    /// Pages of the windows that uncached reads are putting into the cache just now.
+    uncached_coming: AtomicU64,
+}
+
+/// Pages that need frames.
+#[derive(Clone, Copy, Debug)]
+struct WantedFrames<'g> {
+    /// Where they are, as (first page, pages).
+    gaps: &'g [(PageIndex, u32)],
+    /// How many they are.
+    pages: u32,
+    /// The largest folio to be made of them.
+    align: Order,
+    /// How many are evicted at a time for them, under pressure.
+    at_a_time: u32,
+    locks: LockWait,
+}
+
+/// Where room is short.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RoomScope {
+    /// In the cache as a whole.
+    Cache,
+    /// Below the limit of the reader's pool.
+    Pool,
+}
+
+/// What an uncached reader lacks for a window.
+#[derive(Clone, Copy, Debug)]
+struct Shortfall {
+    pool: PoolNumber,
+    within: RoomScope,
+    /// Pages for which there is no room.
+    pages: u32,
+    /// Pages in all that it is to have, if that can be.
+    least: u32,
+    locks: LockWait,
+}
+
+/// A window that an uncached read is about to put into the cache, until it is listed, or is not to be had.
+#[derive(Debug)]
+pub(super) struct Reservation<'f> {
+    supply: &'f FrameSupply,
+    pages: Cell<u64>,
+    /// Somebody has asked for its first page.
+    is_asked: bool,
+}
+
+impl<'f> Reservation<'f> {
+    pub(super) fn of(supply: &'f FrameSupply, gaps: &[(PageIndex, u32)], is_asked: bool) -> Self {
+        let pages = gaps.iter().map(|(_, pages)| u64::from(*pages)).sum();
+        supply.uncached_coming.fetch_add(pages, Ordering::Relaxed);
+        Self { supply, pages: Cell::new(pages), is_asked }
+    }
+
+    /// Whether a window of so many pages is worth its request: to whom asks, any; ahead, as many as these at least.
+    fn is_content(&self, pages: u32, least: u32) -> bool {
+        pages >= least || self.is_asked && pages > 0
+    }
+
+    /// Whether it takes of others what it needs to begin.
+    fn may_press(&self, locks: LockWait) -> bool {
+        self.is_asked && locks == LockWait::Wait
+    }
+
+    /// It is of so many pages at most.
+    fn keep(&self, pages: u32) {
+        let fewer = self.pages.get().saturating_sub(u64::from(pages));
+        self.supply.uncached_coming.fetch_sub(fewer, Ordering::Relaxed);
+        self.pages.set(self.pages.get() - fewer);
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.keep(0);
+    }
+}
+
+impl FrameSupply {
+    /// The supply of a cache over `arena`.
+    pub(super) fn new(
+        arena: Arc<Arena>,
+        wait_queue: Arc<WaitQueue>,
+        reclaim: Reclaim,
+        writeback: Arc<Writeback>,
+        folio_orders: Orders,
+    ) -> Self {
+        Self {
+            arena,
+            wait_queue,
+            reclaim,
+            writeback,
+            spill: None,
+            background: BackgroundThread::new(),
+            makes_room: false,
+            folio_orders,
+            in_flight: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            uncached_coming: AtomicU64::new(0),
+        }
+    }
+
+    /// Fills submitted and not yet completed.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// So many fills of the pool have been submitted.
+    pub(super) fn fills_begin(&self, pool: PoolNumber, fills: u64) {
+        self.in_flight.fetch_add(fills, Ordering::Relaxed);
+        self.reclaim.fills_begin(pool, fills);
+    }
+
+    /// A fill of the pool has completed.
+    pub(super) fn fill_ends(&self, pool: PoolNumber) {
+        self.completed.fetch_add(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.reclaim.fill_ends(pool);
+    }
+
+    /// The orders of the folios that are made for `window`.
+    pub(super) fn orders_for(&self, window: Window) -> Orders {
+        let Orders { min, max } = self.folio_orders;
+        Orders { min, max: max.min(window.order.max(window.order_min)).max(min) }
+    }
+
+    /// Frames for the pages of `gaps`, the first of them at least, and a charge of the pool for what there are frames
+    /// for. Where pages have their places, those at their places, and a charge of nothing.
+    pub(super) fn take(
+        &self,
+        request: &FrameRequest<'_>,
+        mut gaps: Vec<(PageIndex, u32)>,
+    ) -> Result<SuppliedFrames<'_>, NoFrames> {
+        if let Some(places) = request.mapping.places() {
+            return self.claim_places(request, places, &gaps);
+        }
+        let mut charge = self.charge(request, &mut gaps);
+        if charge.pages() == 0 {
+            return Err(NoFrames::PoolFull);
+        }
+        let frames = self.alloc_frames(request, &gaps);
+        if frames.is_empty() {
+            return Err(NoFrames::NoMemory);
+        }
+        charge.keep(frames.iter().map(|run| run.pages).sum());
+        Ok(SuppliedFrames { charge, runs: deal_out(&gaps, &frames) })
+    }
+
+    /// A charge of the pool for the pages of `gaps`, which are cut short to what it is for. A pool at its limit evicts
+    /// of its own, a stream's pages of what its reader has passed first. For the first of the pages that is waited
+    /// for, if the urgency says so and `locks` allows it.
+    fn charge(&self, request: &FrameRequest<'_>, gaps: &mut Vec<(PageIndex, u32)>) -> Charge<'_> {
+        let &FrameRequest { mapping, pool, window, reservation, locks, .. } = request;
+        let (unit, lists) = (self.folio_orders.min, self.reclaim.lists());
+        let wanted = gaps.iter().map(|(_, pages)| pages).sum();
+        let mut charge = lists.charge(pool, wanted, unit);
+        if charge.pages() == wanted {
+            return charge; // always, where there is no limit
+        }
+        // A window as large as the pool would empty it for its own sake.
+        let share = (lists.limit(pool) / WINDOW_SHARE).max(u64::from(unit.pages()));
+        let mut wanted = wanted.min(share.try_into().unwrap_or(u32::MAX) & !(unit.pages() - 1));
+        charge.keep(wanted);
+        if let Some(passed) = window.stream {
+            self.reclaim.reclaim_passed((pool, mapping), passed, wanted - charge.pages(), locks);
+            charge.grow(wanted, unit);
+        }
+        if let Some(coming) = reservation.filter(|_| charge.pages() < wanted) {
+            let (least, lacking) = (self.uncached_least(wanted), wanted - charge.pages());
+            let lack = Shortfall { pool, within: RoomScope::Pool, pages: lacking, least, locks };
+            let has = self.make_room_for_uncached(lack, coming, || {
+                charge.grow(wanted, unit);
+                charge.pages()
+            });
+            wanted = match () {
+                () if coming.is_content(has, least) => has,
+                () if coming.may_press(locks) => least,
+                () => 0,
+            };
+            charge.keep(wanted);
+        }
+        self.charge_slow(request, &mut charge, wanted);
+        cut_short(gaps, charge.pages());
+        charge
+    }
+
+    /// Charges the pool for `wanted` pages in all, as long as it can evict something for them.
+    fn charge_slow(&self, request: &FrameRequest<'_>, charge: &mut Charge<'_>, wanted: u32) {
+        let &FrameRequest { mapping, urgency, locks, .. } = request;
+        let (pool, unit, mut stalls) = (charge.pool(), self.folio_orders.min, 0);
+        let mut began = None;
+        while charge.pages() < wanted {
+            let (_, completed) = self.under_way_for(pool);
+            if self.reclaim.reclaim_in(pool, wanted - charge.pages(), locks) == 0 {
+                charge.grow(wanted, unit); // others may have given something back
+                let waits = charge.pages() == 0 && urgency == FillUrgency::Asked && locks == LockWait::Wait;
+                if waits {
+                    self.writeback.ask_for_room();
+                }
+                let began = *began.get_or_insert_with(Instant::now);
+                if !waits || stalls >= STALLS_MAX && !self.may_bring_room(pool, began) {
+                    return;
+                }
+                stalls += 1;
+                self.wait_for_fill_progress(mapping, || self.under_way_for(pool), completed);
+            }
+            charge.grow(wanted, unit);
+            if locks == LockWait::Try {
+                return;
+            }
+        }
+    }
+
+    /// Evicts of a pool what it has above its limit, as far as it can go.
+    pub(crate) fn shrink_to_limit(&self, pool: PoolNumber) {
+        let lists = self.reclaim.lists();
+        loop {
+            let over = lists.charged(pool).saturating_sub(lists.limit(pool)).min(u64::from(RECLAIM_PAGES));
+            if over == 0 || self.reclaim.reclaim_in(pool, over as u32, LockWait::Wait) == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Frames for all the gaps, in one hold of the arena's lock, or with one reclaim in two: a stream's of what its
+    /// reader has passed, if it can be. Under more pressure than that, in pieces, as many as can be had.
+    fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[(PageIndex, u32)]) -> Vec<FrameRun> {
+        let &FrameRequest { mapping, pool, window, locks, .. } = request;
+        let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
+        let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
+        let mut runs = Vec::new();
+        if let Some(passed) = window.stream
+            && self.is_low_for_stream(wanted.pages)
+        {
+            self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks);
+        }
+        if self.take_frames(wanted, AllocAmount::All, &mut runs) > 0 {
+            self.wake_background_reclaim(window);
+            return runs;
+        }
+        if let Some(reservation) = request.reservation {
+            return self.alloc_for_uncached(request, reservation, wanted, runs);
+        }
+        let (_, completed) = self.under_way();
+        let some = match window.stream {
+            // It takes of others what it lacks now and no more.
+            Some(_) => self.lacking(pages),
+            None => pages.max(RECLAIM_PAGES),
+        };
+        let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
+        if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, &mut runs) == 0 {
+            self.alloc_frames_slow(request, wanted, completed, &mut runs);
+        }
+        runs
+    }
+
+    /// Frames for an uncached reader, for whom there is not all that is wanted; as the head of this file says.
+    fn alloc_for_uncached(
+        &self,
+        request: &FrameRequest<'_>,
+        coming: &Reservation<'_>,
+        wanted: WantedFrames<'_>,
+        mut runs: Vec<FrameRun>,
+    ) -> Vec<FrameRun> {
+        let (least, locks, mut has) = (self.uncached_least(wanted.pages), wanted.locks, 0);
+        let pages = self.lacking(wanted.pages).max(1);
+        let lack = Shortfall { pool: request.pool, within: RoomScope::Cache, pages, least, locks };
+        self.make_room_for_uncached(lack, coming, || {
+            has += self.take_frames(wanted, AllocAmount::Less, &mut runs);
+            has
+        });
+        if coming.is_content(has, least) {
+            return runs;
+        }
+        // What is not asked for can wait, and leaves that to others.
+        runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
+        if coming.may_press(locks) {
+            // Others were quicker to take what was made.
+            let (_, completed) = self.under_way();
+            let mut gaps = wanted.gaps.to_vec();
+            cut_short(&mut gaps, least);
+            let wanted = WantedFrames { gaps: &gaps, pages: least, at_a_time: least, ..wanted };
+            self.alloc_frames_slow(request, wanted, completed, &mut runs);
+        }
+        runs
+    }
+
+    /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
+    /// then, has enough of them. Waits for nothing but locks.
+    fn make_room_for_uncached(
+        &self,
+        lack: Shortfall,
+        coming: &Reservation<'_>,
+        mut take: impl FnMut() -> u32,
+    ) -> u32 {
+        let Shortfall { pool, within, pages, least, locks } = lack;
+        let evict = |pages| match within {
+            RoomScope::Cache => self.reclaim.reclaim_for(pool, pages, locks),
+            RoomScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
+        };
+        // 1 Of others, within the share.
+        let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
+        if may > 0 {
+            evict(may);
+        }
+        let mut has = take();
+        if has >= least {
+            return has;
+        }
+        // 2 Of what uncached reads have.
+        coming.keep(least);
+        self.reclaim.reclaim_uncached(pool, least - has, locks);
+        has = take();
+        if has >= least || !coming.may_press(locks) {
+            return has;
+        }
+        // 3 Of anybody.
+        evict(least - has);
+        take()
+    }
+
+    /// Pages without which a window of `pages` is not worth its request to an uncached reader.
+    fn uncached_least(&self, pages: u32) -> u32 {
+        UNCACHED_LEAST.max(self.folio_orders.min.pages()).min(pages)
+    }
+
+    /// Of `pages` that are wanted, those for which no frame is free.
+    fn lacking(&self, pages: u32) -> u32 {
+        u64::from(pages).saturating_sub(self.arena.room_pages(LockWait::Try).unwrap_or(0)) as u32
+    }
+
+    /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
+    /// counted as if they had all that they want; so several at a time may get little for a moment, and not too
+    /// much.
+    fn uncached_may_take(
+        &self,
+        (within, pool): (RoomScope, PoolNumber),
+        coming: &Reservation<'_>,
+        locks: LockWait,
+    ) -> u32 {
+        let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
+        let (whole, of) = match within {
+            RoomScope::Cache => (self.arena.pages_max(), None),
+            RoomScope::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
+        };
+        let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
+        (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
+    }
+
+    /// Takes what frames there are of those wanted, and reclaims for the rest as long as that brings some. For
+    /// the first of them memory is waited for, if the urgency says so and `locks` allows it.
+    fn alloc_frames_slow(
+        &self,
+        request: &FrameRequest<'_>,
+        wanted: WantedFrames<'_>,
+        mut completed: u64,
+        runs: &mut Vec<FrameRun>,
+    ) {
+        let (mut got, mut stalls, began) = (0, 0, Instant::now());
+        loop {
+            got += self.take_frames(wanted, AllocAmount::Less, runs);
+            if got == wanted.pages {
+                return;
+            }
+            let evicted = self.reclaim.reclaim_for(request.pool, wanted.at_a_time, wanted.locks);
+            if evicted > 0 && wanted.locks == LockWait::Wait {
+                continue;
+            }
+            let waits = got == 0 && request.urgency == FillUrgency::Asked && wanted.locks == LockWait::Wait;
+            if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
+                break;
+            }
+            stalls += 1;
+            self.writeback.ask_for_room();
+            self.wait_for_fill_progress(request.mapping, || self.under_way(), completed);
+            (_, completed) = self.under_way();
+        }
+        // Once more, for what the last look brought.
+        self.take_frames(wanted, AllocAmount::Less, runs);
+    }
+
+    /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
+    fn take_frames(&self, wanted: WantedFrames<'_>, amount: AllocAmount, runs: &mut Vec<FrameRun>) -> u32 {
+        let WantedFrames { gaps, align, locks, .. } = wanted;
+        let fit = FrameAlignment {
+            runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) },
+            align,
+        };
+        self.arena.alloc_runs(gaps, fit, amount, locks, runs)
+    }
+
+    /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
+    fn under_way(&self) -> (u64, u64) {
+        let ((flushes, flushed), (spills, spilled)) = (self.writeback.flushes(), self.spills());
+        (self.in_flight() + flushes + spills, self.completed.load(Ordering::Relaxed) + flushed + spilled)
+    }
+
+    /// Pages on their way to the spill file, and folios whose way has ended.
+    fn spills(&self) -> (u64, u64) {
+        self.spill.as_ref().map_or((0, 0), |spill| spill.under_way())
+    }
+
+    /// The same, of a pool; whose the pages of a flush are is not known, so all of these count.
+    fn under_way_for(&self, pool: PoolNumber) -> (u64, u64) {
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.fills(pool), self.writeback.flushes());
+        let (spills, spilled) = self.spills();
+        (fills + flushes + spills, filled + flushed + spilled)
+    }
+
+    /// Whether folios on their way to the spill file are still waited for, by a thread that began at that moment:
+    /// others may have been quicker to take what the last of them left.
+    fn spill_brings_room(&self, began: Instant) -> bool {
+        let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
+        self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
+    }
+
+    /// Whether what is in flight is still waited for on behalf of a pool, by a thread that began at that moment. A file
+    /// that takes nothing always has flushes under way for it, because it asks for them: they are waited for so long
+    /// and no longer.
+    fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
+        let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
+        self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
+    }
+
+    /// Nothing can be evicted: what is in flight may be, once it has arrived. Waits for a fill or a flush to end after
+    /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
+    /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
+    /// ended.
+    fn wait_for_fill_progress(
+        &self,
+        mapping: &Mapping,
+        fills: impl Fn() -> (u64, u64) + Sync,
+        completed: u64,
+    ) {
+        // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
+        // For what is meant may be at a third.
+        let (_, any) = self.under_way();
+        let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
+        // One that is led now may be left the next moment, so a thread that has no device waits at another's: nobody
+        // would ask it to lead nothing.
+        let own = || match mapping.spill() {
+            Some(spill) => Arc::clone(spill.backend()),
+            None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
+            None => mapping.backend(),
+        };
+        let backend = idle.unwrap_or_else(own);
+        backend.reap(ReapMode::Ready, &mut || false);
+        if fills() == (0, completed) {
+            std::thread::sleep(STALL);
+        } else {
+            let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
+            let looks_again = || self.under_way().1 != any;
+            self.wait_queue.wait(&*backend, &mut || landed(fills()) || looks_again());
+        }
+    }
+
+    /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
+    /// the mapping has no rings. `None`: there is no cell for them.
+    pub(super) fn promise_places(
+        &self,
+        mapping: &Mapping,
+        runs: &[FillRun],
+        wait_policy: WaitPolicy,
+    ) -> Option<ListReservation<'_>> {
+        if mapping.lists().is_none() {
+            return Some(self.reclaim.lists().empty_reservation(PoolNumber::DEFAULT));
+        }
+        let pages: u32 = runs.iter().map(|run| run.pages).sum();
+        self.reclaim.lists().reserve(pages >> self.folio_orders.min.0, wait_policy.locks())
+    }
+
+    pub(super) fn free_runs(&self, runs: &[FillRun]) {
+        for run in runs {
+            self.arena.free_run(run.frame, run.pages);
+        }
+    }
+
+    /// Takes cells from those who only keep them, mappings and rings; then forgets and evicts until one can be
+    /// had; whether one can. Nodes that only remember go first, then scattered folios (and what they leave, at the next
+    /// turn), then whole extents of them.
+    pub(super) fn make_nodes(&self, pool: PoolNumber) -> bool {
+        self.reclaim.collect_spare_nodes();
+        self.reclaim.lists().give_back();
+        for attempt in 0..8 {
+            let scattered = attempt < 4;
+            let mut freed = self.reclaim.forget_nodes(FORGET_NODES, LockWait::Wait) as u32;
+            if freed == 0 {
+                freed = if scattered {
+                    self.reclaim.reclaim_for(pool, RECLAIM_PAGES, LockWait::Wait)
+                } else {
+                    let protection = if attempt < 6 { Protection::Kept } else { Protection::Ignored };
+                    self.reclaim.reclaim_extent(protection)
+                };
+            }
+            if let Some(cell) = self.arena.alloc_cell() {
+                self.arena.free_cell(cell);
+                return true;
+            }
+            if freed == 0 && attempt == 7 {
+                return false;
+            }
+        }
+        false
+    }
+}
+
+/// Cuts the last of `gaps` off, until they are `pages` pages.
+fn cut_short(gaps: &mut Vec<(PageIndex, u32)>, pages: u32) {
+    let mut left = pages;
+    for (_, gap) in gaps.iter_mut() {
+        *gap = left.min(*gap);
+        left -= *gap;
+    }
+    gaps.retain(|(_, pages)| *pages > 0);
+}
+
+/// Cuts `frames` to the gaps they are for: both in order, and the last gaps go without if frames are few.
+pub(super) fn deal_out(gaps: &[(PageIndex, u32)], frames: &[FrameRun]) -> Vec<FillRun> {
+    let mut runs = Vec::with_capacity(gaps.len() + frames.len());
+    let mut frames = frames.iter().copied();
+    let mut rest = FrameRun { frame: Frame(0), pages: 0 };
+    for &(mut index, mut pages) in gaps {
+        while pages > 0 {
+            if rest.pages == 0 {
+                let Some(next) = frames.next() else { return runs };
+                rest = next;
+            }
+            let taken = rest.pages.min(pages);
+            runs.push(FillRun { index, frame: rest.frame, pages: taken });
+            (index, pages) = (index.plus(u64::from(taken)), pages - taken);
+            rest = FrameRun { frame: rest.frame.plus(taken), pages: rest.pages - taken };
+        }
+    }
+    debug_assert_eq!(rest.pages, 0, "no more frames were taken than there are gaps");
+    runs
+}

@@ -1,0 +1,103 @@
+//! Guest places: frames for pages that have their places.
+//!
+//! Each page of a guest's memory has one frame and no other, so nothing is allocated: the frames of a range are
+//! claimed, from its first page on, until one is taken. A place is taken by a thread that inserts the page just now, by
+//! a folio that has left the tree and is still held, or by the folio itself.
+//!
+//! Invariants:
+//!  1. A frame that is claimed belongs to the claiming thread until it is in the tree or given back.
+//!  2. The wait for a place is bounded: a folio that has left and is held for long ends it with "no memory".
+
+use std::time::{Duration, Instant};
+
+use crate::arena::{ClaimOutcome, FrameRun, GuestExtents, NotReady};
+use crate::sync::LockWait;
+use crate::units::{Order, PageIndex};
+
+use super::frame_supply::{
+    FillUrgency, FrameRequest, FrameSupply, NoFrames, RUN_ORDER_MAX, SuppliedFrames, deal_out,
+};
+
+/// How long a place is waited for at most.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// Looks at it without sleeping: the thread that has claimed a page inserts it some steps later.
+const LOOKS: u32 = 64;
+/// Between two looks from then on.
+const LOOK: Duration = Duration::from_micros(200);
+
+impl FrameSupply {
+    /// The frames of `gaps` at their places, as many as nobody has from the first page on, and a charge of nothing. For
+    /// the first of them its place is waited for, if the urgency says so and `locks` allows it.
+    pub(super) fn claim_places(
+        &self,
+        request: &FrameRequest<'_>,
+        places: &GuestExtents,
+        gaps: &[(PageIndex, u32)],
+    ) -> Result<SuppliedFrames<'_>, NoFrames> {
+        let &FrameRequest { mapping, pool, urgency, locks, .. } = request;
+        let Some(&(first, _)) = gaps.first() else { return Err(NoFrames::Present) };
+        let (mut looks, mut since) = (0, None);
+        loop {
+            let mut runs = Vec::with_capacity(gaps.len());
+            match self.claim_all(places, gaps, locks, &mut runs) {
+                _ if !runs.is_empty() => {
+                    let charge = self.reclaim.lists().charge(pool, 0, Order::ZERO);
+                    return Ok(SuppliedFrames { charge, runs: deal_out(gaps, &runs) });
+                }
+                ClaimOutcome::Busy => return Err(NoFrames::Busy),
+                ClaimOutcome::NoMemory(_) => return Err(NoFrames::NoMemory),
+                ClaimOutcome::Pages(_) | ClaimOutcome::Taken => {}
+            }
+            if mapping.probe(first) != Err(NotReady::Mismatch) {
+                return Err(NoFrames::Present);
+            }
+            let since = *since.get_or_insert_with(Instant::now);
+            if urgency != FillUrgency::Asked || locks == LockWait::Try || since.elapsed() > WAIT_MAX {
+                return Err(NoFrames::NoMemory);
+            }
+            looks += 1;
+            if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
+        }
+    }
+
+    /// Claims from the first of `gaps` on, until a page cannot be had; says what became of the last claim.
+    fn claim_all(
+        &self,
+        places: &GuestExtents,
+        gaps: &[(PageIndex, u32)],
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
+    ) -> ClaimOutcome {
+        let unit = self.folio_orders.min;
+        let longest = u64::from(self.folio_orders.max.max(RUN_ORDER_MAX).pages());
+        let end = u64::from(places.pages());
+        let mut last = ClaimOutcome::Taken;
+        for &(gap, pages) in gaps {
+            let mut done = 0;
+            while done < pages {
+                let index = gap.plus(u64::from(done));
+                // A run is one request, and what lies behind the guest's end has no place.
+                let most = (longest - index.0 % longest).min(end.saturating_sub(index.0));
+                let wanted = most.min(u64::from(pages - done)) as u32 & !(unit.pages() - 1);
+                if wanted == 0 {
+                    return last;
+                }
+                last = places.claim(index, wanted, locks);
+                let ClaimOutcome::Pages(got) = last else { return last };
+                let frame = places.place(index).expect("it was claimed");
+                let whole = got & !(unit.pages() - 1);
+                if whole < got {
+                    self.arena.free_run(frame.plus(whole), got - whole);
+                }
+                if whole > 0 {
+                    runs.push(FrameRun { frame, pages: whole });
+                }
+                if whole < wanted {
+                    return last;
+                }
+                done += whole;
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,123 @@
+//! Shared: what the paths of one cache have in common.
+//!
+//! A [`Filemap`] is what a read, a write, a grab and a resize of one cache need besides the mapping they are of: the
+//! arena, the wait queue, the counters, and the [`FrameSupply`]. Each path is an `impl Filemap` in a file of its own.
+//!
+//! Invariant: nothing here changes while the cache lives but numbers.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::arena::Arena;
+use crate::backend::WaitQueue;
+use crate::reclaim::Reclaim;
+use crate::spill::Spill;
+use crate::stats::{Count, Counters};
+use crate::sync::{Rank, RankedMutex};
+use crate::tuning::Tuning;
+use crate::units::Orders;
+use crate::writeback::{Writeback, WritebackOptions};
+
+use super::frame_supply::FrameSupply;
+
+/// What the paths of one cache share.
+#[derive(Debug)]
+pub struct Filemap {
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) wait_queue: Arc<WaitQueue>,
+    pub(crate) counters: Arc<Counters>,
+    /// Where frames come from.
+    pub(crate) supply: FrameSupply,
+    /// Held by the thread that resizes.
+    pub(super) resizing: RankedMutex<()>,
+    /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
+    pub(super) memory_told: AtomicU64,
+    /// What of the bound users' pins may keep: a part of a whole.
+    pub(super) pinned_share: (u64, u64),
+    /// The folios that fills make.
+    pub(crate) folio_orders: Orders,
+    pub(super) tuning: Tuning,
+}
+
+impl Filemap {
+    /// The paths of a cache over `arena`, which makes folios of `folio_orders`.
+    ///
+    /// # Panics
+    /// If the smallest is larger than the largest.
+    pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
+        assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
+        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
+        let reclaim = Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy);
+        let writeback = Writeback::new(
+            Arc::clone(&arena),
+            Arc::clone(&wait_queue),
+            Arc::clone(&counters),
+            WritebackOptions::default(),
+        );
+        let supply =
+            FrameSupply::new(Arc::clone(&arena), Arc::clone(&wait_queue), reclaim, writeback, folio_orders);
+        Self {
+            arena,
+            wait_queue,
+            counters,
+            supply,
+            resizing: RankedMutex::new(Rank::Resize, ()),
+            memory_told: AtomicU64::new(memory_told),
+            pinned_share: (1, 2),
+            folio_orders,
+            tuning,
+        }
+    }
+
+    /// With users' pins that may keep `bytes` bytes, and that share of the bound when it is changed.
+    #[must_use]
+    pub fn with_pinned_max(mut self, bytes: u64) -> Self {
+        let bound = self.arena.bound();
+        self.pinned_share = (bytes.min(bound), bound);
+        self
+    }
+
+    /// The same, which writes back in this way. To be called before any mapping counts its dirty pages.
+    #[must_use]
+    pub fn with_writeback(mut self, options: WritebackOptions) -> Self {
+        let (arena, wait_queue, counters) =
+            (Arc::clone(&self.arena), Arc::clone(&self.wait_queue), Arc::clone(&self.counters));
+        self.supply.writeback = Writeback::new(arena, wait_queue, counters, options);
+        self
+    }
+
+    /// The same, with a place where folios of memory files go when memory is short.
+    #[must_use]
+    pub fn with_spill(mut self, spill: Option<Arc<Spill>>) -> Self {
+        spill.iter().for_each(|spill| self.supply.reclaim.spill_to(spill));
+        self.supply.spill = spill;
+        self
+    }
+
+    /// The part that makes room.
+    pub fn reclaim(&self) -> &Reclaim {
+        &self.supply.reclaim
+    }
+
+    /// How much of `count` was counted so far.
+    pub fn count(&self, count: Count) -> u64 {
+        self.counters.sum(count)
+    }
+
+    /// Dirty pages on their way to their files.
+    pub fn writeback(&self) -> &Arc<Writeback> {
+        &self.supply.writeback
+    }
+
+    /// The same, and the background thread makes room before it is needed; see `background_reclaim.rs`.
+    #[must_use]
+    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
+        self.supply.makes_room = makes_room;
+        self
+    }
+
+    /// Fills submitted and not yet completed.
+    pub fn in_flight(&self) -> u64 {
+        self.supply.in_flight()
+    }
+}

@@ -67,9 +67,11 @@ use rustix::process::{Resource, getrlimit};
 
 use super::descriptor::before_bytes;
 use super::guests::{Guest, WORD, clear, is_set, set};
-use super::owner::{Arena, ArenaError, FrameStock, no_memory};
+use super::options::{ArenaError, no_memory};
+use super::owner::Arena;
 use super::segment::{PageSize, Sharing, create_sized, seal};
 use super::shrink::{EmptyingCost, is_pinned};
+use super::stock::FrameStock;
 use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};

@@ -21,7 +21,11 @@
 //!
 //! ```text
 //!   for viewers and owner, no_std       view -> layout, descriptor      control      file_systems
-//!   for the owner                       owner -> segment   memory from the machine, sealed to the largest bound
+//!   for the owner                       owner -> options   bounds, errors, numbers
+//!                                             -> segment   memory from the machine, sealed to the largest bound
+//!                                             -> stock     what is grown, and which of it is free
+//!                                             -> allocate  frames and cells, handed out and given back
+//!                                             -> share     what viewers and handles have of it
 //!                                             -> buddy     which frames are free
 //!                                             -> cells     which cells are free
 //!                                             -> tables    memory for the tables, when frames need it
@@ -59,6 +63,8 @@ pub mod referenced;
 mod view;
 // The owner's side.
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod allocate;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod buddy;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod cells;
@@ -69,6 +75,8 @@ mod guests;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod limits;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod options;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod owner;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod page_locks;
@@ -77,7 +85,11 @@ mod segment;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod returned_frames;
 #[cfg(all(feature = "std", not(quinion_model)))]
+mod share;
+#[cfg(all(feature = "std", not(quinion_model)))]
 mod shrink;
+#[cfg(all(feature = "std", not(quinion_model)))]
+mod stock;
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod tables;
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -89,11 +101,14 @@ pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{GroupVersion, memory_groups, process_limit};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::{
-    AllocAmount, Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, FrameAlignment, OwnedView,
-    Reservation, Swap, default_memory,
-};
+pub use options::{ArenaError, ArenaOptions, ArenaStats, Reservation, Swap, default_memory};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use owner::Arena;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use share::{ArenaShare, OwnedView};
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use stock::{AllocAmount, FrameAlignment};
 #[cfg(not(quinion_model))]
 pub use view::{CELLS_PER_PAGE, CellNumber, GrownView, NodeHead, Record, Validation, View};

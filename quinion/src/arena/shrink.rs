@@ -50,9 +50,11 @@
 #![deny(unsafe_code)]
 
 use super::descriptor::before_bytes;
-use super::owner::{Arena, ArenaError, FrameStock, extents_within};
+use super::options::{ArenaError, extents_within};
+use super::owner::Arena;
 use super::referenced::is_wanted;
 use super::returned_frames::ReturnedFrames;
+use super::stock::FrameStock;
 use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
 use std::sync::atomic::Ordering;

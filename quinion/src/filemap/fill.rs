@@ -121,9 +121,9 @@ pub(crate) enum FillOutcome {
 }
 
 impl Filemap {
-    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks with
-    /// [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have others'
-    /// fills in the batch already; never for the window's own bytes.
+    /// Inserts what of the window is not cached; it goes to the device with the rest of `batch`. May wait for locks
+    /// with [`WaitPolicy::Wait`], and for memory with [`FillUrgency::Asked`], which is not for callers that have
+    /// others' fills in the batch already; never for the window's own bytes.
     pub(super) fn insert_window(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,

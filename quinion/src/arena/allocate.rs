@@ -1,0 +1,328 @@
+//! Allocate: frames and cells, handed out and given back.
+//!
+//! ```text
+//!   something is free           one hold of the arena's lock
+//!   nothing, and it may grow    the growth lock; look again, for another thread may have grown; populate an extent,
+//!                               publish it, hand out
+//!   nothing, and it may not     None: the caller reclaims and asks again
+//! ```
+//!
+//! Locks: `Rank::Growth` around growing, which may take milliseconds, and `Rank::Arena` around the lists, for a few
+//! steps. Populating happens under the first only, so a thread that finds something free never waits for the kernel.
+//!
+//! Invariant: nothing here reclaims.
+
+use std::sync::atomic::Ordering;
+
+use super::buddy::FrameRun;
+use super::cells::CellFreed;
+use super::owner::Arena;
+use super::stock::{AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, is_nobodys};
+use super::view::CellNumber;
+use super::{Flags, NodeHead};
+use crate::sync::LockWait;
+use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
+
+/// The first page of `gaps`, as (first page, pages), that has no frame if `got` pages have one; and how many
+/// follow it in its gap, itself included.
+fn next_wanted(gaps: &[(PageIndex, u32)], mut got: u32) -> Option<(PageIndex, u32)> {
+    gaps.iter().find_map(|&(first, pages)| {
+        let wanted = (got < pages).then(|| (first.plus(u64::from(got)), pages - got));
+        got = got.saturating_sub(pages);
+        wanted
+    })
+}
+
+fn wanted_pages(gaps: &[(PageIndex, u32)]) -> u32 {
+    gaps.iter().map(|(_, pages)| pages).sum()
+}
+
+pub(super) fn pages_of(runs: &[FrameRun]) -> u32 {
+    runs.iter().map(|run| run.pages).sum()
+}
+
+/// Whether it is worth looking again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GrowOutcome {
+    /// There is an extent more than there was.
+    Yes,
+    /// The bound, the reserve or the machine forbids it.
+    No,
+}
+
+impl Arena {
+    /// Takes a naturally aligned run of `order` (at most 9). Its bytes are arbitrary, its descriptors odd.
+    /// `None`: nothing is free and the arena may not grow; reclaim and ask again.
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
+    pub fn alloc(&self, order: Order) -> Option<Frame> {
+        assert!(order <= Order::MAX, "{order:?} is larger than an extent");
+        self.alloc_growing(LockWait::Wait, |stock, _| stock.buddy.alloc(&self.view, order))
+    }
+
+    /// Takes the largest naturally aligned run of at most `pages` pages (1 to 512) that can be had: the
+    /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
+    /// many. Otherwise as [`Arena::alloc`].
+    ///
+    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
+    /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
+    /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
+    /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
+    pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
+        debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
+        let (fit, wanted) =
+            (FrameAlignment::anywhere(FrameStock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
+        self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
+    }
+
+    /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
+    /// Appends the runs to `runs`, which begins with those for the first of the pages, if some have frames
+    /// already. Says how many pages more have one now: all, or with [`AllocAmount::Less`] fewer where there are no
+    /// more. No run reaches over the end of a gap.
+    /// One hold of the arena's lock, and one more for each extent that is grown. Otherwise as [`Arena::alloc`], or with
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]; to give back what was not enough it takes the lock of the lists.
+    pub fn alloc_runs(
+        &self,
+        gaps: &[(PageIndex, u32)],
+        fit: FrameAlignment,
+        amount: AllocAmount,
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
+    ) -> u32 {
+        let (before, had) = (runs.len(), pages_of(runs));
+        let (wanted, mut got) = (wanted_pages(gaps) - had, had);
+        self.alloc_growing(locks, |stock, wish| {
+            if wish == AllocPolicy::Pieces && !stock.has_for(had + wanted - got, amount) {
+                return None;
+            }
+            while let Some(next) = next_wanted(gaps, got) {
+                let run = stock.take_run(&self.view, next, fit, wish)?;
+                got += run.pages;
+                runs.push(run);
+            }
+            Some(())
+        });
+        self.all_or(amount, got - had, wanted, before, runs)
+    }
+
+    /// Gives `got` of `pages` pages back if that is not enough; how many there are then.
+    fn all_or(
+        &self,
+        amount: AllocAmount,
+        got: u32,
+        pages: u32,
+        before: usize,
+        runs: &mut Vec<FrameRun>,
+    ) -> u32 {
+        if got == pages || amount == AllocAmount::Less {
+            return got;
+        }
+        runs.drain(before..).for_each(|run| self.free_run(run.frame, run.pages));
+        0
+    }
+
+    /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
+    /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
+    pub fn room_pages(&self, locks: LockWait) -> Option<u64> {
+        let stock = self.stock.lock_as(locks)?;
+        let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
+        Some(stock.buddy.free_pages() + growable)
+    }
+
+    /// The first extent of data at or after `from`, or else the first of all; `None` if there is none.
+    pub fn next_data_extent(&self, from: u32) -> Option<u32> {
+        let stock = self.stock.lock();
+        let meta = self.view.layout().frames_meta / EXTENT_PAGES;
+        let from = from.clamp(meta, stock.extents_reached);
+        (from..stock.extents_reached).chain(meta..from).find(|extent| stock.is_data(*extent))
+    }
+
+    /// Gives a run back, as [`Arena::alloc`] gave it or as a naturally aligned part of it. The caller owns
+    /// all its frames alone: their folios are retired and not held.
+    /// Locks: Arena. Panics if the frames are no data frames of this arena, or free already.
+    pub fn free(&self, frame: Frame, order: Order) {
+        self.free_all(&[(frame, order)]);
+    }
+
+    /// Gives `pages` frames from `frame` on back, whatever their alignment; as [`Arena::free`].
+    pub fn free_run(&self, frame: Frame, pages: u32) {
+        let mut stock = self.stock.lock();
+        self.assert_ours(&stock, frame, pages);
+        let ended = stock.give_back(&self.view, frame, pages);
+        drop(stock);
+        if ended {
+            self.end_guests();
+        }
+    }
+
+    /// Gives many runs back under one lock; as [`Arena::free`].
+    pub fn free_all(&self, runs: &[(Frame, Order)]) {
+        if runs.is_empty() {
+            return;
+        }
+        runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
+        let mut stock = self.stock.lock();
+        let mut ended = false;
+        for &(frame, order) in runs {
+            self.assert_ours(&stock, frame, order.pages());
+            if stock.emptying.is_empty() && stock.guests.is_empty() {
+                stock.buddy.free(&self.view, frame, order);
+            } else {
+                ended |= stock.give_back(&self.view, frame, order.pages());
+            }
+        }
+        drop(stock);
+        if ended {
+            self.end_guests();
+        }
+    }
+
+    /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
+    fn forget_landed(&self, frame: Frame, order: Order) {
+        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
+            self.view.clear_pages_read(frame, order.pages());
+        }
+    }
+
+    /// Asks `take` for the whole wish, again after each extent that could be grown, and for pieces in the end.
+    /// Growing goes before pieces: frames that follow each other make large requests. `None` also where a lock
+    /// is busy and `locks` does not wait.
+    fn alloc_growing<T>(
+        &self,
+        locks: LockWait,
+        mut take: impl FnMut(&mut FrameStock, AllocPolicy) -> Option<T>,
+    ) -> Option<T> {
+        loop {
+            let seen = {
+                let mut stock = self.stock.lock_as(locks)?;
+                let taken = take(&mut stock, AllocPolicy::Whole);
+                if taken.is_some() {
+                    return taken;
+                }
+                if stock.growable(ExtentPurpose::Data) == 0 {
+                    return take(&mut stock, AllocPolicy::Pieces); // the usual way of a full arena: one lock
+                }
+                stock.growths
+            };
+            if self.grow(ExtentPurpose::Data, seen, locks) == GrowOutcome::No {
+                return take(&mut *self.stock.lock_as(locks)?, AllocPolicy::Pieces);
+            }
+        }
+    }
+
+    fn assert_ours(&self, stock: &FrameStock, frame: Frame, pages: u32) {
+        let end = u64::from(frame.0) + u64::from(pages);
+        let inside = frame.0 >= self.view.layout().frames_meta && end <= u64::from(stock.frames_reached());
+        assert!(inside, "{frame:?} and {pages} pages are no data of this arena");
+        debug_assert!(!stock.cells.has_extent(frame.extent()), "{frame:?} holds cells");
+        debug_assert!(!stock.punched.contains(&frame.extent()), "{frame:?} has no memory");
+        debug_assert!(
+            (frame.0..frame.0 + pages).map(|f| self.view.own(Frame(f)).word()).all(is_nobodys),
+            "a folio at {frame:?} is freed while it lives or is held"
+        );
+    }
+
+    /// Takes a cell: its slots and its node head are all zeros. `None` as for [`Arena::alloc`].
+    /// Locks: Growth, Arena. May wait while an extent is grown: half a millisecond, or some where a
+    /// virtual machine has to fetch the memory first.
+    pub fn alloc_cell(&self) -> Option<CellNumber> {
+        let mut one = Vec::with_capacity(1);
+        self.alloc_cells(1, &mut one, LockWait::Wait);
+        one.pop().inspect(|&cell| self.clear(cell))
+    }
+
+    /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
+    /// makes them.
+    pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
+        let first = cells.len();
+        let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
+        // 1 what is there, free data extents included once the reserve is used up
+        while let Some(seen) = self.take_cells(first + wanted, cells, locks) {
+            // 2 more, or else what is free of the data after all
+            if cells.len() == first + wanted
+                || (self.grow(ExtentPurpose::Cells, seen, locks) == GrowOutcome::No && !cut_free())
+            {
+                break;
+            }
+        }
+        cells.len() - first
+    }
+
+    /// Gives a cell back that nobody can reach any more but readers who are late.
+    /// Locks: Arena. Panics if it was not handed out, as far as that can be seen.
+    pub fn free_cell(&self, cell: CellNumber) {
+        self.free_cells([cell]);
+    }
+
+    /// Gives many cells back under one lock; as [`Arena::free_cell`].
+    pub fn free_cells(&self, cells: impl IntoIterator<Item = CellNumber>) {
+        let mut stock = self.stock.lock();
+        for cell in cells {
+            if let CellFreed::ExtentEmpty(extent) = stock.cells.free(&self.view, cell)
+                && stock.cells.extents() > stock.reserve()
+            {
+                stock.cells.remove_extent(extent);
+                stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES));
+            }
+        }
+    }
+
+    /// Fills `cells` up to `len` as far as that needs no growing. Returns how often the arena had grown, or
+    /// nothing if the lock is busy and `locks` does not wait.
+    fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> Option<u64> {
+        let mut stock = self.stock.lock_as(locks)?;
+        while cells.len() < len {
+            match stock.cells.alloc(&self.view) {
+                Some(cell) => cells.push(cell),
+                None if stock.cells.extents() >= stock.reserve() && stock.cut_free(&self.view) => {}
+                None => break,
+            }
+        }
+        Some(stock.growths)
+    }
+
+    /// Makes a cell all zeros. Late readers may look on: zero is the empty entry, and no mapping's number.
+    fn clear(&self, cell: CellNumber) {
+        let slots = self.view.slots(cell).expect("a cell of our own arena exists");
+        slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+        let head: &NodeHead = self.view.head(cell).expect("a cell of our own arena exists");
+        head.clear();
+    }
+
+    /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. A thread that must not
+    /// wait does not grow while another does.
+    pub(super) fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
+        // 1 one at a time; a thread that waited here may find it done
+        let Some(mut growth) = self.growth.lock_as(locks) else { return GrowOutcome::No };
+        let extent = {
+            let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };
+            if stock.growths != seen {
+                return GrowOutcome::Yes;
+            }
+            if stock.growable(wanted) == 0 {
+                return GrowOutcome::No;
+            }
+            stock.next_extent(wanted).expect("it may grow")
+        };
+        // 2 memory, while others go on allocating
+        let fresh = self.view.frames_grown()..(extent + 1) * EXTENT_PAGES;
+        let size = growth.ask(|tables| {
+            self.make_entries(tables, fresh)?;
+            self.arena_segment.populate(extent)
+        });
+        let Some(size) = size else { return GrowOutcome::No };
+        // 3 known to viewers, then handed out
+        let mut stock = self.stock.lock();
+        stock.add_grown(extent, size);
+        // A reader that sees the new number finds memory there, which the kernel gave above, and
+        // descriptors that have been odd since before. Where a punched extent is grown
+        // again the number stays as it is, and a reader is led there by its descriptors alone.
+        self.view.publish_frames(stock.frames_reached());
+        match wanted {
+            ExtentPurpose::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
+            ExtentPurpose::Cells => stock.cells.add_extent(extent),
+        }
+        GrowOutcome::Yes
+    }
+}

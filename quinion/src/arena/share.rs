@@ -1,0 +1,98 @@
+//! Share: what of an arena others hold.
+//!
+//! An [`ArenaShare`] is for the owner's side of viewers: files and numbers, and nothing by which a frame could be freed
+//! or a folio changed. An [`OwnedView`] keeps the arena alive together with the view that a hit walks through.
+//!
+//! Invariant: neither changes the arena.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::control::ControlView;
+use super::options::{ArenaError, ArenaStats};
+use super::owner::Arena;
+use super::view::View;
+use crate::units::Frame;
+
+impl Arena {
+    /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
+    pub fn owned_view(self: &Arc<Self>) -> OwnedView {
+        // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
+        OwnedView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+    }
+    /// What of it is shared with viewers.
+    pub fn share(&self) -> ArenaShare<'_> {
+        ArenaShare(self)
+    }
+}
+
+/// What of an arena is shared with viewers: its files, its control file's parts and its numbers, and nothing
+/// by which a frame could be freed or a folio changed.
+#[derive(Clone, Copy, Debug)]
+pub struct ArenaShare<'a>(pub(super) &'a Arena);
+
+impl<'a> ArenaShare<'a> {
+    /// See [`Arena::arena_fd`].
+    pub fn arena_fd(self) -> BorrowedFd<'a> {
+        self.0.arena_fd()
+    }
+    /// See [`Arena::control_fd`].
+    pub fn control_fd(self) -> BorrowedFd<'a> {
+        self.0.control_fd()
+    }
+    /// See [`Arena::control`].
+    pub fn control(self) -> &'a ControlView {
+        self.0.control()
+    }
+    /// See [`Arena::populate_control`].
+    pub fn populate_control(self) -> Result<(), ArenaError> {
+        self.0.populate_control()
+    }
+    /// See [`Arena::make_viewer_page`].
+    pub fn make_viewer_page(self, number: usize) -> Result<OwnedFd, ArenaError> {
+        self.0.make_viewer_page(number)
+    }
+    /// See [`Arena::token`].
+    pub fn token(self) -> u64 {
+        self.0.token()
+    }
+    /// See [`Arena::stats`].
+    pub fn stats(self) -> ArenaStats {
+        self.0.stats()
+    }
+    /// See [`Arena::check`].
+    pub fn check(self) -> Result<(), String> {
+        self.0.check()
+    }
+    /// See [`Header::owner_lives`](super::Header::owner_lives).
+    pub fn owner_lives(self) -> &'a std::sync::atomic::AtomicU32 {
+        &self.0.view().header().owner_lives
+    }
+    /// Whether `frame` exists and is no part of the tables.
+    pub fn has_data(self, frame: Frame) -> bool {
+        let view = self.0.view();
+        (view.layout().frames_meta..view.frames_grown()).contains(&frame.0)
+    }
+}
+
+/// A [`View`] together with a share of its arena.
+#[derive(Debug)]
+pub struct OwnedView {
+    pub(super) view: View,
+    pub(super) arena: Arc<Arena>,
+}
+
+impl OwnedView {
+    /// The arena it keeps.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl std::ops::Deref for OwnedView {
+    type Target = View;
+    #[inline]
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}

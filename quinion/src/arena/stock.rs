@@ -1,0 +1,280 @@
+//! Stock: what of an arena is grown, and which of it is free.
+//!
+//! ```text
+//!   extents   0        1      2       3         4      5                max
+//!           | meta   | data | cells | punched | data |  not yet | guest |
+//!                      |       |
+//!                    buddy   cells         a block of the buddy, cut to the pages that it is for
+//! ```
+//!
+//! [`FrameStock`] is under the arena's lock, [`GrowthParams`] under the growth lock. A run is cut out of one block of
+//! the buddy so that pages and frames agree as [`FrameAlignment`] says; what the block has besides goes back at once.
+//!
+//! Invariants: 2, 4 and 5 of `owner.rs`, which asserts them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+
+use super::DescriptorWord;
+use super::buddy::{Buddy, FrameRun, FreeLinks};
+use super::cells::{CellLinks, Cells};
+use super::guests::Guests;
+use super::returned_frames::ReturnedFrames;
+use super::segment::PageSize;
+use super::tables::Tables;
+use super::view::{CellNumber, View};
+use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
+
+/// After the machine refused memory, as many further wishes to grow are refused without asking it.
+pub(super) const WISHES_REFUSED: u32 = 64;
+
+/// How much of what was asked for is worth having.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AllocAmount {
+    /// All of it, or nothing is taken.
+    All,
+    /// Less, if there is no more.
+    Less,
+}
+
+/// How frames are to lie for the pages of a file.
+///
+/// ```text
+///   pages    5 6 7 | 8 ............ 15 | 16 ...          align: order 3
+///   block    x x x x x 5 6 7 | 8 ............ 15 |        a block holds the pages at their places in it,
+///            `-- back ---'                                and what it has besides goes back at once
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameAlignment {
+    /// No run is longer than the larger of these; every run begins at a multiple of the smaller one, in pages
+    /// and in frames, and is one long.
+    pub runs: Orders,
+    /// A page and its frame agree modulo so many pages, so that folios up to this order can be made of a run.
+    /// At most the larger of `runs`.
+    pub align: Order,
+}
+
+impl FrameAlignment {
+    /// Runs of these sizes, wherever their frames lie.
+    pub const fn anywhere(runs: Orders) -> Self {
+        Self { runs, align: runs.min }
+    }
+
+    /// What of `pages` pages from `at` on a block of `order` takes: how many of its frames come before them, and
+    /// how many they are.
+    pub(super) fn place(self, (at, pages): (PageIndex, u32), order: Order) -> (u32, u32) {
+        let before = (at.0 & u64::from(order.min(self.align).pages() - 1)) as u32;
+        (before, pages.min(order.pages() - before))
+    }
+
+    /// The smallest block that takes as many of `pages` pages from `at` on as the largest would.
+    pub(super) fn block(self, wanted: (PageIndex, u32)) -> Order {
+        let (_, most) = self.place(wanted, self.runs.max);
+        let mut orders = (self.runs.min.0..self.runs.max.0).map(Order);
+        orders.find(|&order| self.place(wanted, order).1 == most).unwrap_or(self.runs.max)
+    }
+}
+
+/// With what somebody who wants frames is content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AllocPolicy {
+    /// What was asked for.
+    Whole,
+    /// Less, if there is no more.
+    Pieces,
+}
+
+/// What an extent is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ExtentPurpose {
+    Data,
+    Cells,
+}
+
+/// All that is grown, and which of it is free.
+#[derive(Debug)]
+pub(super) struct FrameStock {
+    /// Extents that may be grown: the bound without the control file.
+    pub(super) extents_max: u32,
+    /// Extents that have memory, and those of guests, which count as if all of them had.
+    pub(super) extents_grown: u32,
+    /// The first extent above all that ever had memory or were a guest's.
+    pub(super) extents_reached: u32,
+    /// Extents of the header and the tables, the lowest.
+    pub(super) extents_meta: u32,
+    /// Extents that have a number.
+    pub(super) extents_all: u32,
+    /// How often an extent was grown.
+    pub(super) growths: u64,
+    pub(super) buddy: Buddy<{ Order::MAX.0 }>,
+    pub(super) cells: Cells,
+    /// Extents that are one page of 2 MiB.
+    pub(super) huge: BTreeSet<u32>,
+    /// Extents below `extents_reached` that have no memory.
+    pub(super) punched: BTreeSet<u32>,
+    /// Extents with files of their own.
+    pub(super) guests: Guests,
+    /// Extents of data that are to be given back, and which of their frames have come back so far.
+    pub(super) emptying: BTreeMap<u32, ReturnedFrames>,
+    /// Whether the bound was lowered below what is grown, and has not been reached since.
+    pub(super) is_lowered: bool,
+}
+
+impl FrameStock {
+    /// Frames below the first that never had memory.
+    pub(super) fn frames_reached(&self) -> u32 {
+        self.extents_reached * EXTENT_PAGES
+    }
+
+    /// Extents kept for cells.
+    pub(super) fn reserve(&self) -> u32 {
+        u32::max(1, self.extents_max / 64)
+    }
+
+    /// Extents of the reserve that are none of cells yet.
+    pub(super) fn reserve_left(&self) -> u32 {
+        self.reserve().saturating_sub(self.cells.extents())
+    }
+
+    /// Extents by which the bound, and for data the reserve, allow to grow.
+    pub(super) fn growable(&self, wanted: ExtentPurpose) -> u32 {
+        let kept = match wanted {
+            ExtentPurpose::Cells => 0,
+            ExtentPurpose::Data => self.reserve_left(),
+        };
+        let kept = kept + self.guests.demanded();
+        let within = self.extents_max.saturating_sub(self.extents_grown).saturating_sub(kept);
+        // What a guest is to have is not grown into, and there may be no number left.
+        if within > 0 && self.next_extent(wanted).is_some() { within } else { 0 }
+    }
+
+    /// The extent to be grown next: a punched one, or else the first that never had memory; none that a guest is to
+    /// have. As many as the reserve, the lowest, are left to cells as long as there are others: cells stay where they
+    /// are, and above them a guest finds room side by side.
+    pub(super) fn next_extent(&self, wanted: ExtentPurpose) -> Option<u32> {
+        let is_kept = |extent: &u32| self.guests.demand().is_some_and(|range| range.contains(extent));
+        let (fresh, above) = (self.extents_reached..self.extents_all, self.extents_meta + self.reserve());
+        let next = |from: u32| {
+            let fresh = fresh.start.max(from)..fresh.end;
+            self.punched.range(from..).copied().chain(fresh).find(|extent| !is_kept(extent))
+        };
+        match wanted {
+            ExtentPurpose::Cells => next(0),
+            ExtentPurpose::Data => next(above).or_else(|| next(0)),
+        }
+    }
+
+    /// `extent` has memory now.
+    pub(super) fn add_grown(&mut self, extent: u32, size: PageSize) {
+        self.growths += 1;
+        self.extents_grown += 1;
+        // What is stepped over, for the sake of cells or of a guest to come, never had memory.
+        self.punched.extend(self.extents_reached..extent);
+        self.extents_reached = self.extents_reached.max(extent + 1);
+        self.punched.remove(&extent);
+        if size == PageSize::Huge {
+            self.huge.insert(extent);
+        }
+    }
+
+    /// Runs of every size.
+    pub(super) const ANY: Orders = Orders { min: Order::ZERO, max: Order::MAX };
+
+    /// Takes a run for the first of `wanted`, as (first page, pages): as many as a block can take, or with
+    /// [`AllocPolicy::Pieces`] fewer.
+    pub(super) fn take_run(
+        &mut self,
+        view: &View,
+        wanted: (PageIndex, u32),
+        fit: FrameAlignment,
+        wish: AllocPolicy,
+    ) -> Option<FrameRun> {
+        let largest = fit.block(wanted);
+        let smallest = match wish {
+            AllocPolicy::Whole => largest,
+            AllocPolicy::Pieces => fit.runs.min,
+        };
+        (smallest.0..=largest.0).rev().map(Order).find_map(|order| {
+            let block = self.buddy.alloc(view, order)?;
+            let (before, pages) = fit.place(wanted, order);
+            let end = before + pages;
+            self.buddy.free_run(view, block, before);
+            self.buddy.free_run(view, block.plus(end), order.pages() - end);
+            Some(FrameRun { frame: block.plus(before), pages })
+        })
+    }
+
+    /// Whether it is worth to begin taking `pages` frames.
+    pub(super) fn has_for(&self, pages: u32, amount: AllocAmount) -> bool {
+        amount == AllocAmount::Less || self.buddy.free_pages() >= u64::from(pages)
+    }
+
+    /// Cuts a free extent of data into cells, and says whether there was one.
+    pub(super) fn cut_free(&mut self, view: &View) -> bool {
+        let Some(frame) = self.buddy.alloc(view, Order::MAX) else { return false };
+        self.cells.add_extent(frame.extent());
+        true
+    }
+}
+
+/// What growing needs to know.
+#[derive(Debug)]
+pub(super) struct GrowthParams {
+    pub(super) tables: Tables,
+    pub(super) failures: u64,
+    /// Wishes to refuse before the machine is asked again.
+    pub(super) refuse: u32,
+    /// Bytes given back to the machine.
+    pub(super) returned: u64,
+}
+
+impl GrowthParams {
+    /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
+    /// expensive where memory is short, and a thread that was told "none" is about to ask again.
+    pub(super) fn ask(
+        &mut self,
+        populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>,
+    ) -> Option<PageSize> {
+        if self.refuse > 0 {
+            self.refuse -= 1;
+            return None;
+        }
+        match populate(&mut self.tables) {
+            Ok(size) => Some(size),
+            Err(_) => {
+                self.failures += 1;
+                self.refuse = WISHES_REFUSED;
+                None
+            }
+        }
+    }
+}
+
+impl FreeLinks for View {
+    fn links(&self, frame: Frame) -> [u32; 2] {
+        self.own(frame).links()
+    }
+    fn set_link(&self, frame: Frame, which: usize, to: u32) {
+        self.own(frame).set_link(which, to);
+    }
+    fn free_order(&self, frame: Frame) -> Option<Order> {
+        self.own(frame).free_order()
+    }
+    fn set_free(&self, frame: Frame, order: Option<Order>) {
+        self.own(frame).set_free(order);
+    }
+}
+
+impl CellLinks for View {
+    fn link(&self, cell: CellNumber) -> u32 {
+        self.slots(cell).map_or(0, |slots| slots[0].load(Ordering::Relaxed))
+    }
+    fn set_link(&self, cell: CellNumber, to: u32) {
+        self.slots(cell).expect("a cell of our own arena exists")[0].store(to, Ordering::Relaxed);
+    }
+}
+
+/// Whether a descriptor's word is that of a frame no folio heads and nobody holds.
+pub(super) fn is_nobodys(word: DescriptorWord) -> bool {
+    !word.is_live() && word.holds() == 0
+}

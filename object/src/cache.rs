@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use object_store::{GetOptions, ObjectMeta, ObjectStore, path::Path};
 use quinion::backend::Identity;
+use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
 
 use crate::backend::ObjectBackend;
@@ -137,9 +138,12 @@ impl ObjectCache {
     /// there shows with the first read of what is not cached.
     ///
     /// # Errors
-    /// [`Error::Cache`].
+    /// [`Error::Cache`], [`Error::TooLarge`].
     pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
         let Shared { cache, fetcher, store_name, backends } = &*self.shared;
+        if meta.size > FILE_BYTES_MAX {
+            return Err(Error::TooLarge { path: meta.location, size: meta.size });
+        }
         let attributes = version::attributes(store_name, &meta);
         let meta = Arc::new(meta);
         let new = || ObjectBackend::new(Arc::clone(fetcher), Arc::clone(&meta), attributes);
@@ -153,7 +157,7 @@ impl ObjectCache {
         let failed = |source| Error::Cache { path: meta.location.clone(), source };
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
-        file.set_folio_orders(least, quinion::internals::units::Order::MAX.0).map_err(failed)?;
+        file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
         let ahead_max = cache.stats().memory_bytes / 8;
         Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), ahead_max))
     }

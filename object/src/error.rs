@@ -38,6 +38,14 @@ pub enum Error {
     /// Bytes of the object could not be fetched.
     #[error("{0}")]
     Fetch(#[source] FetchError),
+    /// The store says that the object is larger than any file can be.
+    #[error("cannot open the object {path}: its store says that it has {size} bytes, which no file can have")]
+    TooLarge {
+        /// Which object.
+        path: Path,
+        /// What the store says.
+        size: u64,
+    },
     /// The range is not one of the object's.
     #[error(
         "cannot read bytes {} to {} of {path}: the object has {size} bytes; ask for a range inside it",
@@ -59,8 +67,10 @@ pub enum Error {
         /// What the cache said.
         source: quinion::Error,
     },
-    /// The threads that fetch are gone, since the process forked or they were ended.
-    #[error("the threads that fetch objects have ended while {0} was read; build another ObjectCache")]
+    /// The threads that fetch are gone: this is a fork of the process that has them.
+    #[error(
+        "there are no threads to fetch the object {0}, as this process was forked; build a cache after the fork"
+    )]
     Ended(Path),
 }
 

@@ -15,7 +15,8 @@
 //! came before something failed is kept, and not asked for again.
 //!
 //! The threads that do this are a runtime of our own: the library has none, and a caller's may be blocked by that same
-//! caller, waiting for us.
+//! caller, waiting for us. Those that wait for fills on behalf of async readers are of another one: a store may want
+//! blocking threads of the first to make its answers (as that of local files does), and must find some.
 //!
 //! Invariants:
 //!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
@@ -53,15 +54,22 @@ pub(crate) struct Fetcher {
     requests: Semaphore,
     /// Bytes that GETs may ask for, in pages.
     pages: Semaphore,
-    /// Taken when it is dropped, and at no other time.
-    runtime: Option<Runtime>,
+    /// Which fetches, and which waits. Taken when it is dropped, and at no other time.
+    runtimes: Option<(Runtime, Runtime)>,
+    /// The process that has their threads.
+    process: u32,
 }
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        // Not by waiting: the last to let go may be a task of a runtime, which must not block.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+        let Some((fetching, waiting)) = self.runtimes.take() else { return };
+        if self.process == std::process::id() {
+            // Not by waiting: the last to let go may be a task of a runtime, which must not block.
+            fetching.shutdown_background();
+            waiting.shutdown_background();
+        } else {
+            // A forked child has none of the threads, and perhaps a lock that one of them held.
+            std::mem::forget((fetching, waiting));
         }
     }
 }
@@ -69,11 +77,15 @@ impl Drop for Fetcher {
 impl Fetcher {
     /// Fetches from `store` as `options` say, which are checked.
     pub(crate) fn new(store: Arc<dyn ObjectStore>, options: Options) -> Result<Arc<Self>> {
-        let runtime = Builder::new_multi_thread()
+        let fetching = Builder::new_multi_thread()
             .worker_threads(options.threads)
-            .max_blocking_threads(options.waiting_threads_max)
             .thread_name("quinion-object")
             .enable_all()
+            .build()
+            .map_err(Error::Runtime)?;
+        let waiting = Builder::new_current_thread()
+            .max_blocking_threads(options.waiting_threads_max)
+            .thread_name("quinion-object-wait")
             .build()
             .map_err(Error::Runtime)?;
         Ok(Arc::new(Self {
@@ -82,24 +94,27 @@ impl Fetcher {
             requests: Semaphore::new(options.requests_max),
             pages: Semaphore::new(pages(options.in_flight_max) as usize),
             options,
-            runtime: Some(runtime),
+            runtimes: Some((fetching, waiting)),
+            process: std::process::id(),
         }))
     }
 
-    /// Starts `task` on our threads. If they are gone, it is dropped.
+    /// Starts `task` on our threads. In a forked child, which has none of them, it is dropped.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<JoinHandle<T>> {
-        self.runtime.as_ref().map(|runtime| runtime.spawn(task))
+        let (fetching, _) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
+        Some(fetching.spawn(task))
     }
 
-    /// Starts `work`, which may wait, on a thread that has nothing else to do.
+    /// Starts `work`, which may wait, on a thread that has nothing else to do. Not in a forked child.
     pub(crate) fn spawn_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<JoinHandle<T>> {
-        self.runtime.as_ref().map(|runtime| runtime.spawn_blocking(work))
+        let (_, waiting) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
+        Some(waiting.spawn_blocking(work))
     }
 
     /// Asks what the object is now, under the conditions of `options`; again, if the store has a bad time.

@@ -183,6 +183,11 @@ impl ObjectFile {
         started.map_err(|error| self.failed(error))
     }
 
+    /// The store says that the object still is this version: what has failed may be asked for again.
+    pub(crate) fn confirm(&self) {
+        self.inner.backend.forget_failures();
+    }
+
     /// Drops what is cached of it, but for what is pinned or on its way.
     pub(crate) fn drop_pages(&self) {
         // In a forked child there is nothing of it.
@@ -238,7 +243,7 @@ impl ObjectFile {
             // What cannot be started now is fetched by the read.
             if len <= options.whole_max {
                 let _ = self.prefetch(0..len);
-            } else if len.saturating_sub(range.start) <= options.fill_min.min(options.tail_max) {
+            } else if range.start < len && len - range.start <= options.fill_min.min(options.tail_max) {
                 let _ = self.prefetch(len - options.tail_max.min(len)..len);
             }
         }

@@ -14,6 +14,8 @@
 //! A write that is under way while a HEAD is answered may be before or after it. So what a HEAD tells is kept only if
 //! no write through this store has ended since it was sent; the call itself may use it, since it is as old as the call.
 //!
+//! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
+//!
 //! A stream that finds its object replaced before it has given a byte begins again with the new version. Later it is an
 //! error: a stream is of one version.
 
@@ -139,7 +141,10 @@ impl Shared {
         let handle = self.known().objects.get(path).map(|known| known.file.clone());
         // The handle of the same version goes on: its readahead knows its reader.
         let file = match handle {
-            Some(file) if *file.meta() == told.meta => file,
+            Some(file) if *file.meta() == told.meta => {
+                file.confirm();
+                file
+            }
             _ => self.objects.open_known(told.meta)?,
         };
         let object = KnownObject { file, attributes: told.attributes, asked };

@@ -13,8 +13,8 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    Attribute, Attributes, Error, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, UpdateVersion, integration,
+    Attribute, Attributes, Error, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMode, PutOptions, UpdateVersion, integration,
 };
 use proptest::prelude::*;
 use quinion::Cache;
@@ -176,6 +176,59 @@ async fn an_object_larger_than_the_cache_streams_through_it() {
     store.objects().cache().check().unwrap();
 }
 
+#[tokio::test]
+async fn a_store_that_blocks_finds_threads_while_all_that_wait_are_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
+    let (path, content) = (Path::from("file"), common::content(1, 20 << 20));
+    files.put(&path, content.clone().into()).await.unwrap();
+    let options = Options::new().waiting_threads_max(1).threads(1).deadline(Duration::from_secs(10));
+    let objects = ObjectCache::new(cache(), files, options).unwrap();
+    let file = objects.open_async(&path).await.unwrap();
+    let reads = (0..20_u64).rev().map(|at| file.bytes_async(at << 20..(at << 20) + 100_000));
+    for (at, bytes) in (0..20_u64).rev().zip(futures_util::future::join_all(reads).await) {
+        common::check(1, at << 20, &bytes.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn what_a_store_says_is_not_believed_beyond_reason() {
+    let store = Arc::new(InMemory::new());
+    let options = Options::new().attempts_max(2).backoff(Duration::from_millis(1), Duration::from_millis(1));
+    let objects = ObjectCache::new(cache(), store.clone(), options).unwrap();
+    let path = Path::from("object");
+    store.put(&path, common::content(1, 5000).into()).await.unwrap();
+    let meta = store.head(&path).await.unwrap();
+    for size in [u64::MAX, 1 << 63] {
+        let error = objects.open_known(ObjectMeta { size, ..meta.clone() }).unwrap_err();
+        assert!(matches!(error, quinion_object::Error::TooLarge { .. }), "{error}");
+    }
+    // It is shorter than was said: an error, and no zeros.
+    for size in [5001, 9000, 1 << 40, (1 << 62) + 7] {
+        let file = objects.open_known(ObjectMeta { size, ..meta.clone() }).unwrap();
+        for range in [0..5000, 0..5001, 4999..5001, size - 1..size, size - 70_000.min(size)..size] {
+            let error = file.bytes_async(range).await.unwrap_err();
+            assert!(
+                matches!(error, quinion_object::Error::Changed(_) | quinion_object::Error::Fetch(_)),
+                "{error}"
+            );
+        }
+        let mut buffer = [0; 100];
+        assert_eq!(file.read_at_async(&mut buffer, u64::MAX).await.unwrap(), 0);
+        assert_eq!(file.read_at_async(&mut buffer, size).await.unwrap(), 0);
+        #[allow(clippy::reversed_empty_ranges)]
+        for range in [u64::MAX..0, 5..3, u64::MAX..u64::MAX] {
+            file.prefetch(range.clone()).unwrap();
+            assert!(file.pin(range).unwrap().is_empty());
+        }
+    }
+    let empty = Path::from("empty");
+    store.put(&empty, Bytes::new().into()).await.unwrap();
+    let file = objects.open_async(&empty).await.unwrap();
+    assert_eq!((file.read_at_async(&mut [0; 9], 0).await.unwrap(), file.is_empty()), (0, true));
+    assert!(file.bytes_async(0..0).await.unwrap().is_empty());
+}
+
 /// A call of the differential run.
 #[derive(Clone, Debug)]
 enum Call {
@@ -267,8 +320,11 @@ async fn shown(result: Result<GetResult, Error>, head: bool) -> String {
     }
 }
 
-/// Makes `call` of `store` as the `at`th; `outside` is what lies below it. What came of it, in words.
-async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: &dyn ObjectStore) -> String {
+/// Makes `call` of `store` as the `at`th; `outside` is what lies below it, if calls may be made of that. What came of
+/// it, in words.
+async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: Option<&dyn ObjectStore>) -> String {
+    let is_outside = outside.is_some();
+    let outside = outside.unwrap_or(store);
     let content = |len: usize| common::content(at as u32, len);
     let tag = async |key: &u8| store.head(&path(*key)).await.ok().and_then(|meta| meta.e_tag);
     let put = async |key: &u8, len: usize, mode: PutMode| {
@@ -279,7 +335,7 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: &dyn Obj
     };
     let done = |result: Result<(), Error>| result.map_or_else(|error| kind(&error), |()| "done").to_owned();
     match call {
-        Call::Put { key, len, outside: true } => {
+        Call::Put { key, len, outside: true } if is_outside => {
             outside.put(&path(*key), content(*len).into()).await.unwrap();
             String::new()
         }
@@ -294,8 +350,8 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: &dyn Obj
             upload.put_part(content(*len).into()).await.unwrap();
             format!("{:?}", upload.complete().await.unwrap().e_tag)
         }
-        Call::Delete { key, outside: is_outside } => {
-            done(if *is_outside { outside } else { store }.delete(&path(*key)).await)
+        Call::Delete { key, outside: by_others } => {
+            done(if *by_others && is_outside { outside } else { store }.delete(&path(*key)).await)
         }
         Call::Copy { from, to, create: false } => done(store.copy(&path(*from), &path(*to)).await),
         Call::Copy { from, to, .. } => done(store.copy_if_not_exists(&path(*from), &path(*to)).await),
@@ -332,16 +388,22 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_cached_store_answers_as_the_bare_one(calls in prop::collection::vec(calls(), 1..60), small in any::<bool>()) {
+    fn a_cached_store_answers_as_the_bare_one(
+        calls in prop::collection::vec(calls(), 1..60),
+        small in any::<bool>(),
+        freshness in prop::sample::select(&ALL[..]),
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (bare, below) = (InMemory::new(), Arc::new(InMemory::new()));
             let options = if small { Options::new().whole_max(0).fill_min(0).gap_max(0) } else { Options::new() };
             let objects = ObjectCache::new(cache(), below.clone(), options).unwrap();
-            let cached = cached_with(objects, Freshness::Always);
+            let cached = cached_with(objects, freshness);
+            // What others write is seen at once only if it is always asked for.
+            let is_outside = freshness == Freshness::Always;
             for (at, call) in calls.iter().enumerate() {
-                let one = made(call, at, &bare, &bare).await;
-                let other = made(call, at, &cached, &*below).await;
+                let one = made(call, at, &bare, is_outside.then_some(&bare as _)).await;
+                let other = made(call, at, &cached, is_outside.then_some(&*below as _)).await;
                 assert_eq!(one, other, "call {at}: {call:?}");
             }
             cached.objects().cache().check().unwrap();

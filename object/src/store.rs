@@ -16,8 +16,9 @@
 //!
 //! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
 //!
-//! A stream that finds its object replaced before it has given a byte begins again with the new version. Later it is an
-//! error: a stream is of one version.
+//! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
+//! overtaken by writers again and again is answered by the bare store. Later it is an error: a stream is of one
+//! version.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -47,8 +48,9 @@ const PART_BYTES: u64 = 1 << 20;
 const AHEAD_BYTES: u64 = 16 << 20;
 /// Of how many objects something is known at a time.
 const KNOWN_MAX: usize = 4096;
-/// How often a get begins again because its object was replaced meanwhile.
-const CHANGES_MAX: u32 = 4;
+/// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
+/// answers, which needs but one request.
+const CHANGES_MAX: u32 = 3;
 
 /// `store`, read through `cache`, with the default [`Options`] and [`Freshness`].
 ///
@@ -299,31 +301,28 @@ impl ObjectStore for CachedStore {
         if options.version.is_some() {
             return self.shared.bare().get_opts(path, options).await;
         }
-        let mut changes = 0;
-        loop {
+        for _ in 0..CHANGES_MAX {
             let object = self.shared.look(path, &options).await?;
             match self.answer(object, &options).await {
-                Err(error) if is_replaced(&error) && changes < CHANGES_MAX => changes += 1,
+                Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
             }
         }
+        self.shared.bare().get_opts(path, options).await
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
-        let mut changes = 0;
-        loop {
+        for _ in 0..CHANGES_MAX {
             let object = self.shared.look(path, &GetOptions::new()).await?;
             let size = object.file.len();
             let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), size));
             let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
             match object.file.read_ranges_async(&resolved).await.map_err(StoreError::from) {
-                Err(error) if is_replaced(&error) && changes < CHANGES_MAX => {
-                    self.shared.forget(path);
-                    changes += 1;
-                }
+                Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
             }
         }
+        self.shared.bare().get_ranges(path, ranges).await
     }
 
     fn delete_stream(

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -156,6 +157,32 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     assert!(is_told || at == 24 << 20, "{at} bytes, then {error:?}");
     let all = store.get(&path).await.unwrap().bytes().await.unwrap();
     common::check(3, 0, &all);
+}
+
+#[tokio::test]
+async fn an_object_that_is_replaced_all_the_time_can_be_read() {
+    let bare = Arc::new(InMemory::new());
+    let store = over(bare.clone(), Freshness::Always);
+    let (path, is_over) = (Path::from("hot"), Arc::new(AtomicBool::new(false)));
+    bare.put(&path, vec![0; 20_000].into()).await.unwrap();
+    let writer = std::thread::spawn({
+        let (bare, path, is_over) = (bare.clone(), path.clone(), is_over.clone());
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            while !is_over.load(Ordering::Relaxed) {
+                let byte = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_micros() as u8;
+                runtime.block_on(bare.put(&path, vec![byte; 20_000].into())).unwrap();
+            }
+        }
+    });
+    for _ in 0..300 {
+        let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
+        assert!(bytes.len() == 20_000 && bytes.iter().all(|&byte| byte == bytes[0]), "it is of one version");
+        let ranges = store.get_ranges(&path, &[0..9, 10_000..20_000]).await.unwrap();
+        assert!(ranges.iter().flatten().all(|&byte| byte == ranges[0][0]), "and so are these");
+    }
+    is_over.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
 }
 
 #[tokio::test]

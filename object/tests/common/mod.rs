@@ -67,7 +67,8 @@ pub struct Control {
     latency: AtomicU64,
     heads: AtomicU64,
     gets: AtomicU64,
-    body_bytes: AtomicU64,
+    /// GETs whose condition did not hold.
+    refused: AtomicU64,
     now: AtomicU64,
     most: AtomicU64,
     ranges: Mutex<Vec<(u64, u64)>>,
@@ -137,6 +138,10 @@ impl Control {
     pub fn gets(&self) -> u64 {
         self.gets.load(Ordering::Relaxed)
     }
+    /// GETs whose condition did not hold.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
     pub fn heads(&self) -> u64 {
         self.heads.load(Ordering::Relaxed)
     }
@@ -204,6 +209,7 @@ fn answer_as<B>(control: &Control, key: &str, request: &Request<B>, fault: Optio
     let e_tag = format!("\"v{}\"", object.version);
     let wanted = request.headers().get(IF_MATCH).map(|tag| tag.as_bytes() == e_tag.as_bytes());
     if wanted == Some(false) && fault != Some(Fault::Unconditional) {
+        control.refused.fetch_add(1, Ordering::Relaxed);
         return status(412);
     }
     let size = object.bytes.len() as u64;
@@ -244,8 +250,6 @@ fn answer_as<B>(control: &Control, key: &str, request: &Request<B>, fault: Optio
         }
         _ => chunks(&bytes),
     };
-    let sent: usize = parts.iter().flatten().map(Bytes::len).sum();
-    control.body_bytes.fetch_add(sent as u64, Ordering::Relaxed);
     *answer.body_mut() = body(parts);
     *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
     answer

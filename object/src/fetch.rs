@@ -164,7 +164,7 @@ impl Fetcher {
         let (mut attempts, mut in_vain) = (0, 0);
         let mut failure = FetchFailure::Deadline;
         loop {
-            let before = delivery.at;
+            let before = delivery.skip_gap();
             match timeout_at(deadline, self.attempt(meta, &mut delivery, &mut attempts)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(met)) => failure = met,
@@ -292,10 +292,15 @@ impl Delivery {
         self.fills.is_empty()
     }
 
-    /// What has not come yet. A gap that is next is left out.
+    /// What has not come yet.
     fn rest(&self) -> Range<u64> {
-        let next = self.fills.front().map_or(self.end, Fill::position);
-        self.at.max(next)..self.end
+        self.at..self.end
+    }
+
+    /// Leaves out a gap that is next, before a GET; what it is to begin with.
+    fn skip_gap(&mut self) -> u64 {
+        self.at = self.at.max(self.fills.front().map_or(self.end, Fill::position));
+        self.at
     }
 
     /// The next bytes have come. How many of them nobody wanted.

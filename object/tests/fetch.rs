@@ -192,6 +192,28 @@ fn what_passes_is_tried_again_and_no_byte_comes_twice() {
 }
 
 #[test]
+fn a_body_that_ends_in_a_gap_is_continued_behind_it() {
+    const PART: u64 = 65_536;
+    for (fault, bytes) in
+        [(Fault::Cut(80_000), 80_000), (Fault::Short(80_000), 80_000), (Fault::Cut(65_536), 65_536)]
+    {
+        let server = Server::with_object(4 << 20);
+        let objects = objects(&server, quick());
+        let file = open(&objects);
+        read(&file, 2 * MIB + PART, PART as usize);
+        server.control.trouble([fault, Fault::Cut(0)]);
+        let ranges = [2 * MIB..2 * MIB + PART, 2 * MIB + 2 * PART..2 * MIB + 3 * PART];
+        for (range, bytes) in ranges.iter().zip(file.read_ranges(&ranges).unwrap()) {
+            check(1, range.start, &bytes);
+        }
+        let asked = server.control.ranges()[1..].to_vec();
+        let behind = (ranges[1].start, ranges[1].end);
+        assert_eq!(asked, [(ranges[0].start, ranges[1].end), behind, behind], "{fault:?}");
+        assert_eq!(objects.stats().bytes, 2 * PART + bytes);
+    }
+}
+
+#[test]
 fn an_object_that_was_replaced_is_an_error_and_opened_again_it_is_the_new_one() {
     for fault in [Fault::ChangedBefore, Fault::ChangedAfter(400_000), Fault::Unconditional] {
         let server = Server::with_object(2 << 20);

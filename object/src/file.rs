@@ -200,6 +200,9 @@ impl ObjectFile {
         if len <= COPIED_MAX {
             return self.bytes_async(range).await.map(|bytes| vec![bytes]);
         }
+        if len as u64 <= LONG_MIN {
+            self.announce(range.clone()); // longer ones were, as a whole
+        }
         let pinned = match self.pin_with(range.clone(), nowait()) {
             Err(error) if is_wait(&error) => {
                 let range = range.clone();
@@ -237,7 +240,7 @@ impl ObjectFile {
     fn announce(&self, range: Range<u64>) {
         let (options, len) = (&self.inner.fetcher.options, self.len());
         if range.end.saturating_sub(range.start) > LONG_MIN {
-            self.announce_long(range);
+            self.announce_long(range, u64::MAX);
         } else if !self.inner.is_begun.load(Ordering::Relaxed) {
             self.inner.is_begun.store(true, Ordering::Relaxed);
             // What cannot be started now is fetched by the read.
@@ -249,19 +252,22 @@ impl ObjectFile {
         }
     }
 
-    /// A long read is next. If it follows the last one, what comes after it is asked for as well, in steps of a GET.
-    fn announce_long(&self, range: Range<u64>) {
+    /// A long read is next, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
+    /// is asked for as well, in steps of a GET. Returns up to where was asked for.
+    pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
         let Inner { fetcher, long_end, asked_end, ahead_max, .. } = &*self.inner;
         let step = fetcher.options.request_max.max(range.end - range.start).min(*ahead_max);
         let is_next = long_end.swap(range.end, Ordering::Relaxed) == range.start;
         let asked = asked_end.load(Ordering::Relaxed);
         if is_next && range.end.saturating_add(step / 2) <= asked {
-            return;
+            return asked;
         }
         let until = range.end.saturating_add(if is_next { step } else { 0 });
+        let until = until.min(range.start.saturating_add(most));
         asked_end.store(until, Ordering::Relaxed);
         // What cannot be started now is fetched by the read.
         let _ = self.prefetch(range.start..until);
+        until
     }
 
     fn start_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Option<Bytes>>> {

@@ -42,10 +42,12 @@ use crate::error::{Error, Result};
 use crate::file::ObjectFile;
 use crate::options::{Freshness, Options};
 
-/// A stream gives its bytes in parts of this many at most, cut where this is a divisor.
+/// A long stream gives its bytes in parts of this many at most, cut where this is a divisor.
 const PART_BYTES: u64 = 1 << 20;
+/// What is no longer than this comes as one part: its reader wants it in one piece, and mostly it lies so in memory.
+const WHOLE_PART_MAX: u64 = 8 << 20;
 /// A stream asks for so many bytes ahead of its reader, if the cache is large enough.
-const AHEAD_BYTES: u64 = 16 << 20;
+const AHEAD_BYTES: u64 = 32 << 20;
 /// Of how many objects something is known at a time.
 const KNOWN_MAX: usize = 4096;
 /// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
@@ -205,23 +207,37 @@ struct Reading {
     end: u64,
     /// Up to where it was asked for.
     asked: u64,
+    /// How long a part may be.
+    part_max: u64,
 }
 
 impl Reading {
     fn new(shared: &Arc<Shared>, file: ObjectFile, range: Range<u64>) -> Self {
-        Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, asked: range.start }
+        let len = range.end - range.start;
+        // What is short is left to the cache's readahead, which then sees each miss.
+        let asked = match len > PART_BYTES {
+            true => file.announce_long(range.clone(), Self::ahead(&file)),
+            false => range.end,
+        };
+        let part_max = if len <= WHOLE_PART_MAX { WHOLE_PART_MAX * 2 } else { PART_BYTES };
+        Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, asked, part_max }
+    }
+
+    /// How far is asked for ahead of the reader.
+    fn ahead(file: &ObjectFile) -> u64 {
+        AHEAD_BYTES.min(file.ahead_max()).max(PART_BYTES)
     }
 
     /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
-        let ahead = AHEAD_BYTES.min(self.file.ahead_max()).max(PART_BYTES);
+        let ahead = Self::ahead(&self.file);
         if self.at + ahead / 2 >= self.asked && self.asked < self.end {
             let until = self.end.min(self.at + ahead);
             // What cannot be started now is fetched when it is read.
             let _ = self.file.prefetch(self.asked..until);
             self.asked = until;
         }
-        let end = self.end.min((self.at / PART_BYTES + 1) * PART_BYTES);
+        let end = self.end.min(self.at.saturating_add(self.part_max) / PART_BYTES * PART_BYTES);
         let part = self.file.pieces(self.at..end).await;
         if matches!(&part, Err(error) if error.is_change()) {
             // What is known of the object is not so, by the store's own word.

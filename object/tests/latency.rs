@@ -19,9 +19,17 @@ use common::Server;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;
 
-/// Scattered ranges of 64 KiB.
+/// Scattered ranges of 64 KiB, in no order and with no step that readahead could see.
 fn scattered() -> Vec<std::ops::Range<u64>> {
-    (0..512_u64).map(|at| (at * 7919 % 2048) * 65_536).map(|at| at..at + 65_536).collect()
+    let mut places: Vec<u64> = (0..SIZE / 65_536).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for at in (1..places.len()).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        places.swap(at, (state % (at as u64 + 1)) as usize);
+    }
+    places[..512].iter().map(|at| at * 65_536..(at + 1) * 65_536).collect()
 }
 
 async fn scan(store: Arc<dyn ObjectStore>, at_a_time: usize, piece: u64) {

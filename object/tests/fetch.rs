@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 fn quick() -> Options {
     Options::new()
         .backoff(Duration::from_millis(1), Duration::from_millis(8))
-        .stall_max(Duration::from_millis(300))
+        .stall_max(Duration::from_secs(1))
         .deadline(Duration::from_secs(20))
         .failure_pause(Duration::from_millis(200))
 }
@@ -251,7 +251,7 @@ fn an_object_that_was_replaced_is_an_error_and_opened_again_it_is_the_new_one() 
 #[test]
 fn a_store_that_is_down_is_an_error_before_the_deadline_for_all_readers() {
     let server = Server::with_object(4 << 20);
-    let objects = objects(&server, quick().attempts_max(3));
+    let objects = objects(&server, quick().attempts_max(3).failure_pause(Duration::from_secs(60)));
     let file = open(&objects);
     server.control.trouble([Fault::Status(503); 3]);
     let begun = Instant::now();
@@ -264,22 +264,21 @@ fn a_store_that_is_down_is_an_error_before_the_deadline_for_all_readers() {
             });
         }
     });
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(server.control.gets(), 3, "the readers of one fetch are told by one fetch");
     read(&file, 2 * MIB, 65_536); // other ranges are not concerned
-    std::thread::sleep(Duration::from_millis(250));
+    let error = file.bytes(4096..65_536).unwrap_err();
+    assert!(matches!(error, Error::Fetch(_)), "{error}");
+    assert_eq!((server.control.gets(), objects.stats().refused > 0), (4, true), "not so soon again");
+    open(&objects); // says that the store is there again
     read(&file, 0, 65_536);
 
-    let objects = objects_with_deadline(&server, Duration::from_millis(150));
+    let objects = self::objects(&server, quick().deadline(Duration::from_millis(150)));
     let file = open(&objects);
     server.control.trouble([Fault::Stall(0); 8]);
     let begun = Instant::now();
     file.bytes(0..65_536).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-}
-
-fn objects_with_deadline(server: &Server, deadline: Duration) -> ObjectCache {
-    objects(server, quick().deadline(deadline))
 }
 
 #[test]
@@ -301,7 +300,7 @@ fn gets_under_way_are_bounded() {
 #[test]
 fn async_reads_wait_side_by_side_and_block_nobody() {
     let server = Server::with_object(64 << 20);
-    server.control.set_latency(Duration::from_millis(100));
+    server.control.set_latency(Duration::from_millis(400));
     let objects = objects(&server, quick());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -328,8 +327,8 @@ fn async_reads_wait_side_by_side_and_block_nobody() {
             longest
         };
         let (_, longest) = futures_util::future::join(futures_util::future::join_all(reads), ticks).await;
-        assert!(begun.elapsed() < Duration::from_millis(1500), "one after the other: {:?}", begun.elapsed());
-        assert!(longest < Duration::from_millis(80), "the thread was blocked for {longest:?}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "one after the other: {:?}", begun.elapsed());
+        assert!(longest < Duration::from_millis(300), "the thread was blocked for {longest:?}");
         let ranges = [5 * MIB..5 * MIB + 9, 50 * MIB..51 * MIB];
         for (range, bytes) in ranges.iter().zip(file.read_ranges_async(&ranges).await.unwrap()) {
             check(1, range.start, &bytes);

@@ -412,8 +412,6 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: Option<&
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
     #[test]
     fn a_cached_store_answers_as_the_bare_one(
         calls in prop::collection::vec(calls(), 1..60),

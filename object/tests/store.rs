@@ -159,6 +159,31 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     common::check(3, 0, &all);
 }
 
+/// What `workers` that read all of an object of 32 MiB by 1 MiB, side by side, have the server send: GETs, and bytes.
+async fn read_by(workers: u64) -> (u64, u64) {
+    let server = common::Server::with_object(32 << 20);
+    server.control.set_latency(Duration::from_millis(5));
+    let cache = Cache::builder().memory(96 << 20).build().unwrap();
+    let store = cached(server.store(), cache).unwrap();
+    let workers = (0..workers).map(|_| async {
+        for at in 0..32_u64 {
+            let range = at << 20..(at + 1) << 20;
+            let bytes = store.get_range(&Path::from("object"), range.clone()).await.unwrap();
+            common::check(1, range.start, &bytes);
+        }
+    });
+    futures_util::future::join_all(workers).await;
+    (server.control.gets(), store.objects().stats().bytes)
+}
+
+#[tokio::test]
+async fn eight_workers_cost_the_gets_of_one() {
+    let (one, eight) = (read_by(1).await, read_by(8).await);
+    println!("(GETs, bytes) of one worker {one:?}, of eight {eight:?}");
+    assert_eq!((one.1, eight.1), (32 << 20, 32 << 20), "each byte came once");
+    assert!(eight.0 <= one.0 + 2, "one: {one:?}, eight: {eight:?}");
+}
+
 #[tokio::test]
 async fn an_object_that_is_replaced_all_the_time_can_be_read() {
     let bare = Arc::new(InMemory::new());

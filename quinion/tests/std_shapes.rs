@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use quinion::backend::MemoryFile;
-use quinion::{Cache, Error, ErrorKind, File, OpenOptions};
+use quinion::{Cache, Error, ErrorKind, File, OpenOptions, ReadOptions};
 use quinion_testing::doubles::{Faults, SimulatedBackend};
 
 fn cache() -> Cache {
@@ -213,4 +213,31 @@ fn a_pin_becomes_bytes_without_a_copy() {
     assert!(cache.stats().pinned_bytes >= 4096, "the slices keep the pin");
     drop((head, tail));
     assert_eq!(cache.stats().pinned_bytes, 0);
+}
+
+#[test]
+fn a_pin_that_may_not_wait_is_of_all_or_nothing() {
+    let content: Vec<u8> = (0..64_000_u32).map(|at| (at % 239) as u8).collect();
+    let (_folder, path) = file_of(&content);
+    let cache = cache();
+    let file = cache.open(&path).unwrap();
+    file.set_folio_orders(0, 0).unwrap();
+    file.advise(quinion::Hint::Random).unwrap();
+    let cached_only = ReadOptions::new().cached_only(true);
+    file.read_exact_at(&mut [0; 4096], 8192).unwrap();
+    let error = file.pin_with(4096, 8192, cached_only).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    let error = file.pin_with(8192, 8192, cached_only).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "the first page was there, and is not pinned: {error}");
+    assert_eq!((cache.stats().pinned_bytes, file.cached_pages()), (0, 1));
+    let pinned = file.pin_with(8192, 4096, cached_only).unwrap();
+    assert_eq!(pinned.as_ref(), &content[8192..12_288]);
+    // With `nowait` the read is under way, and whoever waits next finds it.
+    let nowait = ReadOptions::new().nowait(true);
+    let error = file.pin_with(40_960, 4096, nowait).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    let before = cache.stats().device_reads;
+    assert_eq!(file.pin(40_960, 4096).unwrap().as_ref(), &content[40_960..45_056]);
+    assert!(cache.stats().device_reads <= before + 1, "it was not read twice");
+    assert!(file.pin_with(64_000, 10, cached_only).unwrap().is_empty(), "nothing is there to wait for");
 }

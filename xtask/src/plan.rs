@@ -61,7 +61,9 @@ pub fn test() -> Vec<Step> {
             Action::Run(with(
                 "RUSTDOCFLAGS",
                 "-D warnings",
-                cargo("doc --no-deps -p quinion --lib --features restore,tokio"),
+                cargo(
+                    "doc --no-deps -p quinion -p quinion-object --lib --features quinion/restore,quinion/tokio",
+                ),
             )),
         ),
         api::step(),

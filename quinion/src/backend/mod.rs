@@ -133,6 +133,25 @@ pub struct Identity {
     pub born: i64,
 }
 
+impl Identity {
+    /// Set in the device of an identity that was made of a digest: no device of the system has such a number, since the
+    /// kernel's have 32 bits, spread by `fstat` over the lower 44.
+    const DIGEST: u64 = 1 << 63;
+
+    /// The identity of something that has a name in place of numbers, such as an object of a store: of the first 192
+    /// bits of a cryptographic digest of all that tells it apart from others, one bit of which is lost. A backend whose
+    /// content may change under one name puts the version into the digest, too: then each version is a file of its own,
+    /// no page is ever of two, and a handle of an older one reads that or fails. It differs from the identities of all
+    /// files of the system.
+    pub fn of_digest(digest: [u8; 24]) -> Self {
+        let word = |at: usize| {
+            let bytes = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| digest[at * 8 + i]);
+            u64::from_le_bytes(bytes)
+        };
+        Self { device: word(0) | Self::DIGEST, inode: word(1), born: word(2) as i64 }
+    }
+}
+
 /// Which content a file has, as far as its times tell. Equal versions of one file mean equal bytes,
 /// unless the file was written within the clock's step of being looked at; see `settled`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -985,3 +985,24 @@ fn of_a_file_that_is_written_one_page_stays_in_the_kernels_cache_while_it_is_ope
     drop((file, cache));
     assert_eq!(held().pages, 0, "the end of the backend takes it along");
 }
+
+#[test]
+fn an_identity_of_a_digest_is_of_no_device_and_tells_digests_apart() {
+    use super::Identity;
+    let digest: [u8; 24] = std::array::from_fn(|at| at as u8 + 1);
+    let of_digest = Identity::of_digest(digest);
+    assert_eq!(of_digest, Identity::of_digest(digest));
+    // The kernel has 12 bits for the major number and 20 for the minor one.
+    assert!(
+        of_digest.device > rustix::fs::makedev(0xfff, 0xf_ffff),
+        "no device of the system has its number"
+    );
+    for byte in 0..24 {
+        for bit in 0..8 {
+            let mut other = digest;
+            other[byte] ^= 1 << bit;
+            let is_lost = byte == 7 && bit == 7; // the bit that says that it is of a digest
+            assert_eq!(Identity::of_digest(other) == of_digest, is_lost, "byte {byte}, bit {bit}");
+        }
+    }
+}

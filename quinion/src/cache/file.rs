@@ -424,7 +424,18 @@ impl File {
     /// As [`File::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit
     /// beside what is pinned already.
     pub fn pin(&self, position: u64, len: usize) -> Result<Pinned> {
-        self.pin_by(WaitPolicy::Wait, position, len)
+        self.pin_with(position, len, ReadOptions::default())
+    }
+
+    /// As [`File::pin`], with options. With `nowait` or `cached_only` it is all or nothing: a range of which a part
+    /// would have to be waited for is not pinned. With `nowait` the reads are under way by then, so a later call finds
+    /// the bytes.
+    ///
+    /// # Errors
+    /// As [`File::pin`]; and [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) if not all of the range can be had
+    /// without what the options forbid. Nothing stays pinned then.
+    pub fn pin_with(&self, position: u64, len: usize, options: ReadOptions) -> Result<Pinned> {
+        self.pin_by((options, options.wait_policy()), position, len)
     }
 
     /// As [`File::pin`], as a future: it waits without a thread of its own and needs no particular runtime. Nothing
@@ -439,14 +450,19 @@ impl File {
 
     /// As [`File::pin`]; an error of the kind [`ErrorKind::WouldBlock`](crate::ErrorKind::WouldBlock) where it may not
     /// wait.
-    pub(super) fn pin_by(&self, wait_policy: WaitPolicy, position: u64, len: usize) -> Result<Pinned> {
+    pub(super) fn pin_by(
+        &self,
+        (options, wait_policy): (ReadOptions, WaitPolicy),
+        position: u64,
+        len: usize,
+    ) -> Result<Pinned> {
         let Handle { shared, mapping, .. } = &*self.handle;
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
         self.assure()?;
         let position = position.min(FILE_BYTES_MAX);
-        let passing = self.passing_with(ReadOptions::default())?;
+        let passing = self.passing_with(options)?;
         let reader = self.reader(passing.as_ref());
         let request = PinRequest { position, len, wait_policy, process: shared.process };
         let pinned = shared.filemap.pin(mapping, reader, request)?;

@@ -110,7 +110,7 @@ impl<'a> PinFuture<'a> {
             self.state = PinState::HandedOver(call);
             return None;
         }
-        match file.pin_by(WaitPolicy::Start, position, len) {
+        match file.pin_by((ReadOptions::default(), WaitPolicy::Start), position, len) {
             Ok(pinned) if pinned.is_empty() && len > 0 && self.tries == 1 => {
                 // Behind the end, as far as is known: a read finds out whether that is so.
                 self.state = PinState::Waiting(position, PagePresence::default());

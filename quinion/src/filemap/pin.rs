@@ -32,7 +32,6 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::folio::Pinned;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
-use crate::sync::LockWait;
 use crate::sys::fork::ForkGuard;
 use crate::units::{PAGE_SIZE, PageIndex};
 
@@ -125,7 +124,7 @@ impl Filemap {
         if let Some((behind, pages)) = reader.met() {
             pinned.tell(behind, pages);
         }
-        reader.end_drop_behind(position, pinned.len(), LockWait::Wait);
+        reader.end_drop_behind(position, pinned.len(), wait_policy.locks());
         Ok(pinned)
     }
 

@@ -1,0 +1,178 @@
+//! Cache: objects of one store, read through one page cache.
+//!
+//! ```text
+//!   open(key) --HEAD--> what the object is --digest--> identity --registry--> the backend of that version, one for all
+//!                                                                  |
+//!                                               quinion::Cache <---+   one mapping for all handles
+//! ```
+//!
+//! The registry keeps no backend alive: a version that the cache has let go of is forgotten here as well. It is there
+//! so that all handles of a version plug the very backend that fills their pages.
+//!
+//! Invariant: what a backend keeps alive (the threads that fetch) keeps no cache alive, so the two do not hold each
+//! other.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use object_store::{GetOptions, ObjectMeta, ObjectStore, path::Path};
+use quinion::backend::Identity;
+use quinion::internals::units::{FILE_BYTES_MAX, Order};
+use quinion::{Cache, Coherence, OpenOptions};
+
+use crate::backend::ObjectBackend;
+use crate::error::{Error, Result};
+use crate::fetch::{Fetcher, wait_for};
+use crate::file::ObjectFile;
+use crate::options::Options;
+use crate::stats::FetchStats;
+use crate::version;
+
+/// Numbers of stores without a name, each for one `ObjectCache` of this process.
+static UNNAMED: AtomicU64 = AtomicU64::new(0);
+
+/// The objects of a store, through a page cache. Cheap to clone; clones share it.
+#[derive(Clone)]
+pub struct ObjectCache {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cache: Cache,
+    fetcher: Arc<Fetcher>,
+    /// What is put into identities for the store.
+    store_name: Vec<u8>,
+    backends: Mutex<Registry>,
+}
+
+/// The backends of versions that the cache may know.
+#[derive(Default)]
+struct Registry {
+    known: HashMap<Identity, Weak<ObjectBackend>>,
+    /// How many there may be before those are looked for that are gone.
+    swept_at: usize,
+}
+
+impl Registry {
+    /// The backend of `identity`, or what `new` makes.
+    fn backend(&mut self, identity: Identity, new: impl FnOnce() -> ObjectBackend) -> Arc<ObjectBackend> {
+        if let Some(known) = self.known.get(&identity).and_then(Weak::upgrade) {
+            return known;
+        }
+        if self.known.len() >= self.swept_at {
+            self.known.retain(|_, backend| backend.strong_count() > 0);
+            self.swept_at = (2 * self.known.len()).max(64);
+        }
+        let backend = Arc::new(new());
+        self.known.insert(identity, Arc::downgrade(&backend));
+        backend
+    }
+}
+
+impl fmt::Debug for ObjectCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("ObjectCache");
+        text.field("store", &format_args!("{}", self.shared.fetcher.store)).finish_non_exhaustive()
+    }
+}
+
+impl ObjectCache {
+    /// Reads objects of `store` through `cache`. Starts the threads that fetch, [`Options::threads`] of them, which
+    /// end when this and all that was opened by it is gone.
+    ///
+    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one.
+    ///
+    /// # Errors
+    /// [`Error::Options`], [`Error::Runtime`].
+    pub fn new(cache: Cache, store: Arc<dyn ObjectStore>, options: Options) -> Result<Self> {
+        let options = options.checked()?;
+        let store_name = match &options.store_name {
+            Some(name) => [b"named ", name.as_bytes()].concat(),
+            // Only this process can meet it.
+            None => {
+                let number = UNNAMED.fetch_add(1, Ordering::Relaxed);
+                [&b"unnamed "[..], &number.to_le_bytes()].concat()
+            }
+        };
+        let fetcher = Fetcher::new(store, options)?;
+        let shared = Shared { cache, fetcher, store_name, backends: Mutex::default() };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer. The handle reads that
+    /// version, and no other.
+    ///
+    /// May be called on any thread; in a task of an async runtime, use [`ObjectCache::open_async`].
+    ///
+    /// # Errors
+    /// [`Error::Open`]: there is no such object, or the store could not be asked; [`Error::Cache`].
+    pub fn open(&self, path: &Path) -> Result<ObjectFile> {
+        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
+        let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
+        let result = wait_for(&self.shared.fetcher, head).ok_or_else(|| Error::Ended(path.clone()))?;
+        let result = result.map_err(|source| Error::Open { path: path.clone(), source })?;
+        self.open_known(result.meta)
+    }
+
+    /// As [`ObjectCache::open`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`ObjectCache::open`].
+    pub async fn open_async(&self, path: &Path) -> Result<ObjectFile> {
+        let result = self.head(path, GetOptions::new()).await?;
+        self.open_known(result.meta)
+    }
+
+    /// Asks the store what an object is, under the conditions of `options`.
+    pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
+        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
+        let ended = || Error::Ended(path.clone());
+        let head = self.shared.fetcher.spawn(async move { fetcher.head(&wanted, &options).await });
+        let result = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
+        result.map_err(|source| Error::Open { path: path.clone(), source })
+    }
+
+    /// Opens the version of an object that the store has told of, as in a list. No request is made; whether it is still
+    /// there shows with the first read of what is not cached.
+    ///
+    /// # Errors
+    /// [`Error::Cache`], [`Error::TooLarge`].
+    pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
+        let Shared { cache, fetcher, store_name, backends } = &*self.shared;
+        if meta.size > FILE_BYTES_MAX {
+            return Err(Error::TooLarge { path: meta.location, size: meta.size });
+        }
+        let attributes = version::attributes(store_name, &meta);
+        let meta = Arc::new(meta);
+        let new = || ObjectBackend::new(Arc::clone(fetcher), Arc::clone(&meta), attributes);
+        let mut registry = backends.lock().unwrap_or_else(PoisonError::into_inner);
+        let backend = registry.backend(attributes.identity, new);
+        drop(registry);
+        backend.forget_failures();
+        let mut options = OpenOptions::new();
+        options.coherence(Coherence::Immutable);
+        let file = cache.open_backend_with(Arc::clone(&backend) as Arc<_>, &options);
+        let failed = |source| Error::Cache { path: meta.location.clone(), source };
+        let file = file.map_err(failed)?;
+        let least = fetcher.options.fill_order();
+        file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
+        let ahead_max = cache.stats().memory_bytes / 8;
+        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), ahead_max))
+    }
+
+    /// The page cache behind it.
+    pub fn cache(&self) -> &Cache {
+        &self.shared.cache
+    }
+
+    /// What was fetched from the store so far.
+    pub fn stats(&self) -> FetchStats {
+        self.shared.fetcher.counters.sum()
+    }
+
+    pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {
+        &self.shared.fetcher
+    }
+}

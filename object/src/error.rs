@@ -1,0 +1,256 @@
+//! Errors: what was asked, what is wrong, what to do.
+//!
+//! A fetch fails on the network's threads, and its readers are elsewhere: so a [`FetchError`] is shared, travels
+//! through the cache as the cause of an [`io::Error`], and is found again by [`Error::of_read`].
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::path::Path;
+
+/// What this crate's calls return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong with an object.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The options cannot be used.
+    #[error("cannot build a cache of objects: {0}")]
+    Options(String),
+    /// The system gives no threads.
+    #[error("cannot start the threads that fetch: {0}; allow this process some threads more")]
+    Runtime(#[source] io::Error),
+    /// The store does not tell what the object is.
+    #[error("cannot open the object {path}: {source}")]
+    Open {
+        /// Which object.
+        path: Path,
+        /// What the store said.
+        source: object_store::Error,
+    },
+    /// The object was replaced or deleted since it was opened.
+    #[error("{0}")]
+    Changed(#[source] FetchError),
+    /// Bytes of the object could not be fetched.
+    #[error("{0}")]
+    Fetch(#[source] FetchError),
+    /// The store says that the object is larger than any file can be.
+    #[error("cannot open the object {path}: its store says that it has {size} bytes, which no file can have")]
+    TooLarge {
+        /// Which object.
+        path: Path,
+        /// What the store says.
+        size: u64,
+    },
+    /// The range is not one of the object's.
+    #[error(
+        "cannot read bytes {} to {} of {path}: the object has {size} bytes; ask for a range inside it",
+        range.start, range.end
+    )]
+    Range {
+        /// Which object.
+        path: Path,
+        /// What was asked for.
+        range: Range<u64>,
+        /// What there is.
+        size: u64,
+    },
+    /// The cache could not do it: it has no page to read into, or belongs to another process.
+    #[error("cannot read the object {path} through the cache: {source}")]
+    Cache {
+        /// Which object.
+        path: Path,
+        /// What the cache said.
+        source: quinion::Error,
+    },
+    /// The threads that fetch are gone: this is a fork of the process that has them.
+    #[error(
+        "there are no threads to fetch the object {0}, as this process was forked; build a cache after the fork"
+    )]
+    Ended(Path),
+}
+
+impl Error {
+    /// Of an error that the cache has told: the fetch behind it, if there is one.
+    pub(crate) fn of_read(path: &Path, error: quinion::Error) -> Self {
+        match fetch_error_of(&error) {
+            Some(fetch) if fetch.is_change() => Error::Changed(fetch),
+            Some(fetch) => Error::Fetch(fetch),
+            None => Error::Cache { path: path.clone(), source: error },
+        }
+    }
+
+    /// Whether the object is not what it was when it was opened: open it again.
+    pub fn is_change(&self) -> bool {
+        matches!(self, Error::Changed(_))
+    }
+}
+
+fn fetch_error_of(error: &quinion::Error) -> Option<FetchError> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(fetch) = error.downcast_ref::<FetchError>() {
+            return Some(fetch.clone());
+        }
+        // What an io::Error was made of is not its source, but in it.
+        let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(fetch) = inside.and_then(|inside| inside.downcast_ref::<FetchError>()) {
+            return Some(fetch.clone());
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// Why bytes of an object did not come. Cheap to clone: all readers of one fetch are told the same.
+#[derive(Clone)]
+pub struct FetchError(Arc<FetchReport>);
+
+#[derive(Debug)]
+struct FetchReport {
+    path: Path,
+    range: Range<u64>,
+    attempts: u32,
+    elapsed: Duration,
+    failure: FetchFailure,
+}
+
+/// What the last GET of a fetch met.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FetchFailure {
+    /// The object has another version than when it was opened.
+    #[error("it was opened as {known} and is {found} now; open it again to read what it is now")]
+    Changed {
+        /// The version that was opened.
+        known: String,
+        /// What the store has.
+        found: String,
+    },
+    /// The object is there no more.
+    #[error("it was deleted since it was opened; what is cached of it can still be read")]
+    Deleted,
+    /// The store refused, or could not be reached.
+    #[error("the store said: {0}")]
+    Store(#[source] object_store::Error),
+    /// The body ended early.
+    #[error("the body ended after {got} of {asked} bytes; the connection or the store is at fault")]
+    Short {
+        /// How many bytes came.
+        got: u64,
+        /// How many were to come.
+        asked: u64,
+    },
+    /// The store answered with another range than it was asked for.
+    #[error("the store sent bytes {} to {} in answer to that; its ranges are broken", .0.start, .0.end)]
+    OtherRange(Range<u64>),
+    /// No byte came for as long as is waited.
+    #[error("no byte came for {} ms; the store hangs, or allow more by Options::stall_max", .0.as_millis())]
+    Stalled(Duration),
+    /// The deadline passed while it waited for its turn, or while bytes came.
+    #[error("it was not done before the deadline; allow more GETs at a time, or a later Options::deadline")]
+    Deadline,
+}
+
+impl FetchFailure {
+    /// Whether another GET may do better.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            FetchFailure::Changed { .. } | FetchFailure::Deleted => false,
+            FetchFailure::Store(error) => crate::retry::is_transient(error),
+            FetchFailure::Short { .. }
+            | FetchFailure::OtherRange(_)
+            | FetchFailure::Stalled(_)
+            | FetchFailure::Deadline => true,
+        }
+    }
+}
+
+impl FetchError {
+    pub(crate) fn new(
+        path: Path,
+        range: Range<u64>,
+        attempts: u32,
+        elapsed: Duration,
+        failure: FetchFailure,
+    ) -> Self {
+        Self(Arc::new(FetchReport { path, range, attempts, elapsed, failure }))
+    }
+    /// Which object.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+    /// Which bytes were asked for and did not come.
+    pub fn range(&self) -> Range<u64> {
+        self.0.range.clone()
+    }
+    /// How many GETs were made for them.
+    pub fn attempts(&self) -> u32 {
+        self.0.attempts
+    }
+    /// What the last of them met.
+    pub fn failure(&self) -> &FetchFailure {
+        &self.0.failure
+    }
+    /// Whether the object is not what it was.
+    pub fn is_change(&self) -> bool {
+        matches!(self.0.failure, FetchFailure::Changed { .. } | FetchFailure::Deleted)
+    }
+}
+
+impl fmt::Display for FetchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FetchReport { path, range, attempts, elapsed, failure } = &*self.0;
+        write!(f, "cannot fetch bytes {} to {} of {path}: {failure}", range.start, range.end)?;
+        if *attempts > 1 {
+            write!(f, " (after {attempts} GETs in {} ms)", elapsed.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FetchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} ({:?})", self.0.failure)
+    }
+}
+
+impl std::error::Error for FetchError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0.failure)
+    }
+}
+
+/// As the bare store would tell it.
+impl From<Error> for object_store::Error {
+    fn from(error: Error) -> Self {
+        let generic =
+            |error: Error| object_store::Error::Generic { store: "Quinion", source: Box::new(error) };
+        match error {
+            Error::Open { source, .. } => source,
+            Error::Changed(fetch) => {
+                let path = fetch.path().to_string();
+                match fetch.failure() {
+                    FetchFailure::Deleted => object_store::Error::NotFound { path, source: Box::new(fetch) },
+                    _ => object_store::Error::Precondition { path, source: Box::new(fetch) },
+                }
+            }
+            Error::Fetch(fetch) => match fetch.failure() {
+                FetchFailure::Store(object_store::Error::PermissionDenied { .. }) => {
+                    let path = fetch.path().to_string();
+                    object_store::Error::PermissionDenied { path, source: Box::new(fetch) }
+                }
+                FetchFailure::Store(object_store::Error::Unauthenticated { .. }) => {
+                    let path = fetch.path().to_string();
+                    object_store::Error::Unauthenticated { path, source: Box::new(fetch) }
+                }
+                _ => generic(Error::Fetch(fetch)),
+            },
+            error => generic(error),
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Fetch: range GETs of one version of an object, until its bytes are there or it is certain that they will not be.
+//!
+//! ```text
+//!   run      wait for a turn --> attempt --> all there: done
+//!              ^                   |
+//!              |  pause            +-- passes: 429, 5xx, reset, time-out, short body, other range
+//!              +-------------------+      and again, from the first byte that has not come
+//!                                  |
+//!                                  +-- does not, or too often, or too late: what has not come fails
+//!
+//!   attempt  GET with a condition --> its answer is of our version? --> chunks --> fills, page by page
+//! ```
+//!
+//! A fill is told of its pages as they come, so a reader waits for its page and not for the request around it. What
+//! came before something failed is kept, and not asked for again.
+//!
+//! The threads that do this are a runtime of our own: the library has none, and a caller's may be blocked by that same
+//! caller, waiting for us. Those that wait for fills on behalf of async readers are of another one: a store may want
+//! blocking threads of the first to make its answers (as that of local files does), and must find some.
+//!
+//! Invariants:
+//!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
+//!  2. No turn is held during a pause.
+//!  3. No attempt and no pause outlasts the deadline.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use object_store::{Error as StoreError, GetOptions, GetResult, ObjectMeta, ObjectStore, path::Path};
+use quinion::backend::Fill;
+use quinion::internals::units::PAGE_SIZE;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::error::{Error, FetchError, FetchFailure, Result};
+use crate::options::Options;
+use crate::retry::{Backoff, is_transient};
+use crate::stats::{Counters, add};
+use crate::version;
+
+/// What is done over the network for one store, and the threads that do it.
+#[derive(Debug)]
+pub(crate) struct Fetcher {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) options: Options,
+    pub(crate) counters: Counters,
+    /// Turns of GETs.
+    requests: Semaphore,
+    /// Bytes that GETs may ask for, in pages.
+    pages: Semaphore,
+    /// Which fetches, and which waits. Taken when it is dropped, and at no other time.
+    runtimes: Option<(Runtime, Runtime)>,
+    /// The process that has their threads.
+    process: u32,
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        let Some((fetching, waiting)) = self.runtimes.take() else { return };
+        if self.process == std::process::id() {
+            // Not by waiting: the last to let go may be a task of a runtime, which must not block.
+            fetching.shutdown_background();
+            waiting.shutdown_background();
+        } else {
+            // A forked child has none of the threads, and perhaps a lock that one of them held.
+            std::mem::forget((fetching, waiting));
+        }
+    }
+}
+
+impl Fetcher {
+    /// Fetches from `store` as `options` say, which are checked.
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, options: Options) -> Result<Arc<Self>> {
+        let fetching = Builder::new_multi_thread()
+            .worker_threads(options.threads)
+            .thread_name("quinion-object")
+            .enable_all()
+            .build()
+            .map_err(Error::Runtime)?;
+        let waiting = Builder::new_current_thread()
+            .max_blocking_threads(options.waiting_threads_max)
+            .thread_name("quinion-object-wait")
+            .build()
+            .map_err(Error::Runtime)?;
+        Ok(Arc::new(Self {
+            store,
+            counters: Counters::default(),
+            requests: Semaphore::new(options.requests_max),
+            pages: Semaphore::new(pages(options.in_flight_max) as usize),
+            options,
+            runtimes: Some((fetching, waiting)),
+            process: std::process::id(),
+        }))
+    }
+
+    /// Starts `task` on our threads. In a forked child, which has none of them, it is dropped.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<JoinHandle<T>> {
+        let (fetching, _) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
+        Some(fetching.spawn(task))
+    }
+
+    /// Starts `work`, which may wait, on a thread that has nothing else to do. Not in a forked child.
+    pub(crate) fn spawn_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<JoinHandle<T>> {
+        let (_, waiting) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
+        Some(waiting.spawn_blocking(work))
+    }
+
+    /// Asks what the object is now, under the conditions of `options`; again, if the store has a bad time.
+    pub(crate) async fn head(
+        &self,
+        path: &Path,
+        options: &GetOptions,
+    ) -> std::result::Result<GetResult, StoreError> {
+        let deadline = Instant::now() + self.options.deadline;
+        let mut backoff = Backoff::new(self.options.backoff);
+        let mut attempts = 1;
+        loop {
+            add(&self.counters.heads, 1);
+            let answer = self.store.get_opts(path, options.clone().with_head(true));
+            let until = deadline.min(Instant::now() + self.options.stall_max);
+            let error = match timeout_at(until, answer).await {
+                Ok(Ok(result)) => return Ok(result),
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    let source = Box::new(FetchFailure::Stalled(self.options.stall_max));
+                    StoreError::Generic { store: "Quinion", source }
+                }
+            };
+            let pause = backoff.pause();
+            let is_last = attempts == self.options.attempts_max || Instant::now() + pause >= deadline;
+            if is_last || !is_transient(&error) {
+                return Err(error);
+            }
+            attempts += 1;
+            add(&self.counters.retries, 1);
+            sleep(pause).await;
+        }
+    }
+
+    /// Fetches `fills`, which are sorted and lie inside the object that `meta` says, by one GET after another until all
+    /// of them are complete, or none may follow. `on_failure` is told of the error before their readers are.
+    pub(crate) async fn run(
+        &self,
+        meta: &ObjectMeta,
+        fills: Vec<Fill>,
+        on_failure: impl FnOnce(FetchError) + Send,
+    ) {
+        let begun = Instant::now();
+        let deadline = begun + self.options.deadline;
+        let mut delivery = Delivery::new(fills, meta.size);
+        let mut backoff = Backoff::new(self.options.backoff);
+        let (mut attempts, mut in_vain) = (0, 0);
+        let mut failure = FetchFailure::Deadline;
+        loop {
+            let before = delivery.skip_gap();
+            match timeout_at(deadline, self.attempt(meta, &mut delivery, &mut attempts)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(met)) => failure = met,
+                Err(_) => break,
+            }
+            in_vain += 1;
+            if delivery.at > before {
+                in_vain = 1;
+                backoff.reset();
+            }
+            let pause = backoff.pause();
+            let is_last = in_vain >= self.options.attempts_max || Instant::now() + pause >= deadline;
+            if is_last || !failure.is_transient() {
+                break;
+            }
+            add(&self.counters.retries, 1);
+            sleep(pause).await;
+        }
+        let error =
+            FetchError::new(meta.location.clone(), delivery.rest(), attempts, begun.elapsed(), failure);
+        add(&self.counters.failures, 1);
+        add(&self.counters.changes, u64::from(error.is_change()));
+        on_failure(error.clone());
+        delivery.fail(&error);
+    }
+
+    /// One GET for what has not come yet.
+    async fn attempt(
+        &self,
+        meta: &ObjectMeta,
+        delivery: &mut Delivery,
+        attempts: &mut u32,
+    ) -> std::result::Result<(), FetchFailure> {
+        let asked = delivery.rest();
+        let _turn = self.turn(asked.end - asked.start).await?;
+        *attempts += 1;
+        add(&self.counters.gets, 1);
+        let options = version::conditions(meta).with_range(Some(asked.clone()));
+        let stall_max = self.options.stall_max;
+        let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
+        let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
+        let result = result.map_err(|error| of_store(meta, error))?;
+        if !version::is_same(meta, &result.meta) {
+            let (known, found) = (version::describe(meta), version::describe(&result.meta));
+            return Err(FetchFailure::Changed { known, found });
+        }
+        if result.range != asked {
+            return Err(FetchFailure::OtherRange(result.range));
+        }
+        self.receive(meta, delivery, result).await?;
+        let (got, asked) = (delivery.at - asked.start, asked.end - asked.start);
+        if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
+    }
+
+    /// Puts what comes where it belongs.
+    async fn receive(
+        &self,
+        meta: &ObjectMeta,
+        delivery: &mut Delivery,
+        result: GetResult,
+    ) -> std::result::Result<(), FetchFailure> {
+        let stall_max = self.options.stall_max;
+        let mut body = result.into_stream();
+        while !delivery.is_done() {
+            let chunk =
+                timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
+            let Some(chunk) = chunk else { break };
+            let chunk = chunk.map_err(|error| of_store(meta, error))?;
+            add(&self.counters.bytes, chunk.len() as u64);
+            add(&self.counters.gap_bytes, delivery.accept(&chunk));
+        }
+        Ok(())
+    }
+
+    /// Waits until a GET of `bytes` bytes may begin.
+    async fn turn(
+        &self,
+        bytes: u64,
+    ) -> std::result::Result<(SemaphorePermit<'_>, SemaphorePermit<'_>), FetchFailure> {
+        let most = pages(self.options.in_flight_max);
+        // Always in this order, so that none waits for the second with another's first in its hand.
+        let pages = self.pages.acquire_many(pages(bytes).min(most)).await;
+        let request = self.requests.acquire().await;
+        // They are never closed.
+        pages.and_then(|pages| request.map(|request| (pages, request))).map_err(|_| FetchFailure::Deadline)
+    }
+}
+
+fn pages(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(PAGE_SIZE as u64)).unwrap_or(u32::MAX)
+}
+
+/// What a store's error says of the version that was wanted.
+fn of_store(meta: &ObjectMeta, error: StoreError) -> FetchFailure {
+    match error {
+        StoreError::Precondition { .. } => {
+            let found = "another".to_owned();
+            FetchFailure::Changed { known: version::describe(meta), found }
+        }
+        StoreError::NotFound { .. } => FetchFailure::Deleted,
+        error => FetchFailure::Store(error),
+    }
+}
+
+/// Fills on their way, and how far it has come.
+struct Delivery {
+    /// Those that are not complete, in the order of their positions.
+    fills: VecDeque<Fill>,
+    /// The next byte of the object that is wanted.
+    at: u64,
+    /// Where the last of the fills ends.
+    end: u64,
+    /// Where the object ends.
+    size: u64,
+}
+
+impl Delivery {
+    fn new(fills: Vec<Fill>, size: u64) -> Self {
+        let end = fills.last().map_or(0, |fill| (fill.position() + fill.len() as u64).min(size));
+        let at = fills.first().map_or(end, Fill::position);
+        Self { fills: fills.into(), at, end, size }
+    }
+
+    fn is_done(&self) -> bool {
+        self.fills.is_empty()
+    }
+
+    /// What has not come yet.
+    fn rest(&self) -> Range<u64> {
+        self.at..self.end
+    }
+
+    /// Leaves out a gap that is next, before a GET; what it is to begin with.
+    fn skip_gap(&mut self) -> u64 {
+        self.at = self.at.max(self.fills.front().map_or(self.end, Fill::position));
+        self.at
+    }
+
+    /// The next bytes have come. How many of them nobody wanted.
+    fn accept(&mut self, mut bytes: &[u8]) -> u64 {
+        let mut unwanted = 0;
+        while let Some(fill) = self.fills.front_mut()
+            && !bytes.is_empty()
+        {
+            let position = fill.position();
+            if self.at < position {
+                let gap = (position - self.at).min(bytes.len() as u64);
+                bytes = &bytes[gap as usize..];
+                (self.at, unwanted) = (self.at + gap, unwanted + gap);
+                continue;
+            }
+            let inside = (self.at - position) as usize;
+            let wanted = (fill.len() as u64).min(self.size - position) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(wanted - inside));
+            fill.write(inside, now);
+            (bytes, self.at) = (later, self.at + now.len() as u64);
+            if inside + now.len() < wanted {
+                // From the start of its page on: the first part of that may have come before.
+                fill.pages_were_read(inside / PAGE_SIZE * PAGE_SIZE..inside + now.len());
+            } else if let Some(fill) = self.fills.pop_front() {
+                fill.complete(Ok(wanted));
+            }
+        }
+        unwanted + bytes.len() as u64
+    }
+
+    fn fail(&mut self, error: &FetchError) {
+        for fill in self.fills.drain(..) {
+            fill.complete(Err(io::Error::other(error.clone())));
+        }
+    }
+}
+
+/// Has `task` done on the threads of `fetcher`, and waits for its answer; `None` if they are gone.
+pub(crate) fn wait_for<T: Send + 'static>(
+    fetcher: &Fetcher,
+    task: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    // Not by `block_on`, which a thread of another runtime may not call.
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    fetcher.spawn(async move {
+        // A caller that is gone wants no answer.
+        let _ = sender.send(task.await);
+    })?;
+    receiver.recv().ok()
+}

@@ -1,0 +1,373 @@
+//! File: one version of an object, open for reading.
+//!
+//! ```text
+//!   read_at                copies                              hits as quinion::File's: no lock, no system call
+//!   bytes, read_ranges     the cache's own pages, pinned       what is shorter than 16 KiB is copied: a pin would keep
+//!                                                              a folio of up to 2 MiB for it
+//!   .._async               the same; a hit at once, else the GETs are started and a thread waits for them
+//! ```
+//!
+//! Readahead is the cache's. What it cannot know is done here first: a small object comes whole; a first read of the
+//! last bytes brings the footer that they tell of; a long read, or many ranges, are asked for as one plan, under a
+//! plug, so that they become few GETs side by side; and of long reads that follow each other, the next is asked for
+//! with each.
+//!
+//! Invariant: what is announced is a wish. A read that finds it not fulfilled fetches for itself.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use object_store::{ObjectMeta, path::Path};
+use quinion::{ErrorKind, File, Pinned, Prefetch, ReadOptions};
+
+use crate::backend::ObjectBackend;
+use crate::error::{Error, Result};
+use crate::fetch::Fetcher;
+use crate::plan::covering;
+
+/// Shorter ranges are copied.
+const COPIED_MAX: usize = 16 << 10;
+/// Longer ranges are asked for before they are read: it is as much as the cache reads at once by itself.
+const LONG_MIN: u64 = 1 << 20;
+
+/// A version of an object, open for reading. Cheap to clone; clones share their readahead.
+#[derive(Clone, Debug)]
+pub struct ObjectFile {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    meta: Arc<ObjectMeta>,
+    backend: Arc<ObjectBackend>,
+    fetcher: Arc<Fetcher>,
+    /// Whether a short read was announced.
+    is_begun: AtomicBool,
+    /// Where the last long read ended.
+    long_end: AtomicU64,
+    /// Up to where was asked for, for long reads that follow each other.
+    asked_end: AtomicU64,
+    /// The most that is asked for ahead of reads.
+    ahead_max: u64,
+}
+
+/// How a read behaves that may not wait.
+fn nowait() -> ReadOptions {
+    ReadOptions::new().nowait(true)
+}
+
+impl ObjectFile {
+    pub(crate) fn new(
+        file: File,
+        meta: Arc<ObjectMeta>,
+        backend: Arc<ObjectBackend>,
+        fetcher: Arc<Fetcher>,
+        ahead_max: u64,
+    ) -> Self {
+        let (is_begun, long_end) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
+        let asked_end = AtomicU64::new(0);
+        let inner = Inner { file, meta, backend, fetcher, is_begun, long_end, asked_end, ahead_max };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What the store said of it when it was opened.
+    pub fn meta(&self) -> &ObjectMeta {
+        &self.inner.meta
+    }
+    /// Its key.
+    pub fn path(&self) -> &Path {
+        &self.inner.meta.location
+    }
+    /// Its size in bytes.
+    pub fn len(&self) -> u64 {
+        self.inner.meta.size
+    }
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.inner.meta.size == 0
+    }
+    /// The cache's handle, for all that a [`quinion::File`] can besides.
+    pub fn file(&self) -> &File {
+        &self.inner.file
+    }
+
+    /// Reads up to `buffer.len()` bytes at byte `offset` and returns how many: fewer only at the object's end, or where
+    /// the next read will tell an error.
+    ///
+    /// # Errors
+    /// [`Error::Changed`], [`Error::Fetch`], [`Error::Cache`].
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.announce(offset..offset.saturating_add(buffer.len() as u64));
+        self.inner.file.read_at(buffer, offset).map_err(|error| self.failed(error))
+    }
+
+    /// As [`ObjectFile::read_at`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`ObjectFile::read_at`].
+    pub async fn read_at_async(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.announce(offset..offset.saturating_add(buffer.len() as u64));
+        self.inner.file.read_at_async(buffer, offset).await.map_err(|error| self.failed(error))
+    }
+
+    /// The bytes of `range`, which lies inside the object: without a copy, if they lie together in memory and there are
+    /// more than some. They stay in the cache as long as the `Bytes`, or a part of it, lives; what may be kept so is
+    /// bounded by [`quinion::Builder::pinned_max`], and beyond that they are copied.
+    ///
+    /// # Errors
+    /// [`Error::Range`]; and those of [`ObjectFile::read_at`].
+    pub fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
+        self.check(&range)?;
+        self.announce(range.clone());
+        self.bytes_with(range, ReadOptions::default())
+    }
+
+    /// As [`ObjectFile::bytes`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`ObjectFile::bytes`].
+    pub async fn bytes_async(&self, range: Range<u64>) -> Result<Bytes> {
+        self.check(&range)?;
+        self.announce(range.clone());
+        match self.bytes_with(range.clone(), nowait()) {
+            Err(error) if is_wait(&error) => {
+                self.wait(move |this| this.bytes_with(range, ReadOptions::default())).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// The bytes of each of `ranges`, which lie inside the object, in any order, and may overlap. What is not cached is
+    /// asked for together: ranges that are close to each other come by one GET, the others side by side.
+    ///
+    /// # Errors
+    /// As [`ObjectFile::bytes`], of the first range that failed.
+    pub fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let mut found = self.start_ranges(ranges)?;
+        self.finish_ranges(ranges, &mut found)
+    }
+
+    /// As [`ObjectFile::read_ranges`], without blocking. Needs no particular runtime.
+    ///
+    /// # Errors
+    /// As [`ObjectFile::read_ranges`].
+    pub async fn read_ranges_async(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let mut found = self.start_ranges(ranges)?;
+        if found.iter().all(Option::is_some) {
+            return Ok(found.into_iter().flatten().collect());
+        }
+        let ranges = ranges.to_vec();
+        self.wait(move |this| this.finish_ranges(&ranges, &mut found)).await
+    }
+
+    /// Pins the bytes of `range`, or as many as the object has there: see [`quinion::File::pin`].
+    ///
+    /// # Errors
+    /// As [`ObjectFile::read_at`].
+    pub fn pin(&self, range: Range<u64>) -> Result<Pinned> {
+        self.announce(range.clone());
+        self.pin_with(range, ReadOptions::default())
+    }
+
+    /// Starts fetching what of `range` is not cached, by few GETs, and waits for none of them.
+    ///
+    /// # Errors
+    /// [`Error::Cache`].
+    pub fn prefetch(&self, range: Range<u64>) -> Result<Prefetch> {
+        let end = range.end.min(self.len());
+        let _plug = self.inner.backend.plug();
+        let started = self.inner.file.will_need(range.start, end.saturating_sub(range.start));
+        started.map_err(|error| self.failed(error))
+    }
+
+    /// The store says that the object still is this version: what has failed may be asked for again.
+    pub(crate) fn confirm(&self) {
+        self.inner.backend.forget_failures();
+    }
+
+    /// Drops what is cached of it, but for what is pinned or on its way.
+    pub(crate) fn drop_pages(&self) {
+        // In a forked child there is nothing of it.
+        let _ = self.inner.file.dont_need(0, self.len());
+    }
+
+    /// The bytes of `range` in pieces as they lie in memory, none of them copied, if pins have room for them.
+    pub(crate) async fn pieces(&self, range: Range<u64>) -> Result<Vec<Bytes>> {
+        let len = (range.end - range.start) as usize;
+        if len <= COPIED_MAX {
+            return self.bytes_async(range).await.map(|bytes| vec![bytes]);
+        }
+        if len as u64 <= LONG_MIN {
+            self.announce(range.clone()); // longer ones were, as a whole
+        }
+        let pinned = match self.pin_with(range.clone(), nowait()) {
+            Err(error) if is_wait(&error) => {
+                let range = range.clone();
+                self.wait(move |this| this.pin_with(range, ReadOptions::default())).await
+            }
+            answer => answer,
+        };
+        match pinned {
+            Ok(pinned) if pinned.len() == len => Ok(pieces_of(&pinned)),
+            Err(error) if !is_full(&error) => Err(error),
+            // There is no room, or it is to be told that the object is shorter than it says.
+            _ => {
+                self.wait(move |this| this.copy(range, ReadOptions::default())).await.map(|bytes| vec![bytes])
+            }
+        }
+    }
+
+    /// The most that it is worth asking for ahead.
+    pub(crate) fn ahead_max(&self) -> u64 {
+        self.inner.ahead_max
+    }
+
+    fn failed(&self, error: quinion::Error) -> Error {
+        Error::of_read(self.path(), error)
+    }
+
+    fn check(&self, range: &Range<u64>) -> Result<()> {
+        if range.start <= range.end && range.end <= self.len() {
+            return Ok(());
+        }
+        Err(Error::Range { path: self.path().clone(), range: range.clone(), size: self.len() })
+    }
+
+    /// Asks for what is about to be read, as far as the cache would not do so at once by itself.
+    fn announce(&self, range: Range<u64>) {
+        let (options, len) = (&self.inner.fetcher.options, self.len());
+        if range.end.saturating_sub(range.start) > LONG_MIN {
+            self.announce_long(range, u64::MAX);
+        } else if !self.inner.is_begun.load(Ordering::Relaxed) {
+            self.inner.is_begun.store(true, Ordering::Relaxed);
+            // What cannot be started now is fetched by the read.
+            if len <= options.whole_max {
+                let _ = self.prefetch(0..len);
+            } else if range.start < len && len - range.start <= options.fill_min.min(options.tail_max) {
+                let _ = self.prefetch(len - options.tail_max.min(len)..len);
+            }
+        }
+    }
+
+    /// A long read is next, whose first `most` bytes may be asked for. If it follows the last one, what comes after it
+    /// is asked for as well, in steps of a GET. Returns up to where was asked for.
+    pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
+        let Inner { fetcher, long_end, asked_end, ahead_max, .. } = &*self.inner;
+        let step = fetcher.options.request_max.max(range.end - range.start).min(*ahead_max);
+        let is_next = long_end.swap(range.end, Ordering::Relaxed) == range.start;
+        let asked = asked_end.load(Ordering::Relaxed);
+        if is_next && range.end.saturating_add(step / 2) <= asked {
+            return asked;
+        }
+        let until = range.end.saturating_add(if is_next { step } else { 0 });
+        let until = until.min(range.start.saturating_add(most));
+        asked_end.store(until, Ordering::Relaxed);
+        // What cannot be started now is fetched by the read.
+        let _ = self.prefetch(range.start..until);
+        until
+    }
+
+    fn start_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Option<Bytes>>> {
+        ranges.iter().try_for_each(|range| self.check(range))?;
+        let cached_only = ReadOptions::new().cached_only(true);
+        let cached = |range: &Range<u64>| match self.bytes_with(range.clone(), cached_only) {
+            Err(error) if is_wait(&error) => Ok(None),
+            answer => answer.map(Some),
+        };
+        let found: Vec<_> = ranges.iter().map(cached).collect::<Result<_>>()?;
+        let missing = ranges.iter().zip(&found).filter(|(_, found)| found.is_none());
+        let missing: Vec<_> = missing.map(|(range, _)| range.clone()).collect();
+        if !missing.is_empty() {
+            self.announce(0..0); // a small object comes whole
+            let _plug = self.inner.backend.plug();
+            for range in covering(&missing, self.inner.fetcher.options.gap_max) {
+                // What cannot be started now is fetched by its read.
+                let _ = self.prefetch(range);
+            }
+        }
+        Ok(found)
+    }
+
+    fn finish_ranges(&self, ranges: &[Range<u64>], found: &mut [Option<Bytes>]) -> Result<Vec<Bytes>> {
+        let bytes = ranges.iter().zip(found).map(|(range, found)| match found.take() {
+            Some(bytes) => Ok(bytes),
+            None => self.bytes_with(range.clone(), ReadOptions::default()),
+        });
+        bytes.collect()
+    }
+
+    fn bytes_with(&self, range: Range<u64>, options: ReadOptions) -> Result<Bytes> {
+        let len = (range.end - range.start) as usize;
+        if len <= COPIED_MAX {
+            return self.copy(range, options);
+        }
+        match self.pin_with(range.clone(), options) {
+            Ok(pinned) if pinned.len() == len && pinned.as_slice().is_some() => Ok(Bytes::from_owner(pinned)),
+            Ok(pinned) if pinned.len() == len => Ok(pinned.to_vec().into()),
+            Err(error) if !is_full(&error) => Err(error),
+            _ => self.copy(range, options),
+        }
+    }
+
+    fn pin_with(&self, range: Range<u64>, options: ReadOptions) -> Result<Pinned> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        self.inner.file.pin_with(range.start, len, options).map_err(|error| self.failed(error))
+    }
+
+    /// The bytes of `range`, copied: all of them.
+    fn copy(&self, range: Range<u64>, options: ReadOptions) -> Result<Bytes> {
+        let mut buffer = vec![0; (range.end - range.start) as usize];
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = range.start + done as u64;
+            let read = self.inner.file.read_at_with(&mut buffer[done..], at, options);
+            match read.map_err(|error| self.failed(error))? {
+                // The object has what its store said; only a backend that is at fault ends before.
+                0 => return Err(Error::Range { path: self.path().clone(), range, size: at }),
+                bytes => done += bytes,
+            }
+        }
+        Ok(buffer.into())
+    }
+
+    /// Has `work`, which waits, done on a thread that may.
+    async fn wait<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&ObjectFile) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let this = self.clone();
+        let ended = || Error::Ended(self.path().clone());
+        let thread = self.inner.fetcher.spawn_blocking(move || work(&this));
+        thread.ok_or_else(ended)?.await.map_err(|_| ended())?
+    }
+}
+
+/// Whether it says no more than that something had to be waited for.
+fn is_wait(error: &Error) -> bool {
+    matches!(error, Error::Cache { source, .. } if source.kind() == ErrorKind::WouldBlock)
+}
+
+/// Whether it says that pins have no room.
+fn is_full(error: &Error) -> bool {
+    matches!(error, Error::Cache { source, .. } if source.kind() == ErrorKind::NoMemory)
+}
+
+/// One of the pieces in which pinned bytes lie in memory.
+struct PinnedPiece {
+    pinned: Pinned,
+    place: usize,
+}
+
+impl AsRef<[u8]> for PinnedPiece {
+    fn as_ref(&self) -> &[u8] {
+        self.pinned.chunks().nth(self.place).unwrap_or(&[])
+    }
+}
+
+fn pieces_of(pinned: &Pinned) -> Vec<Bytes> {
+    let piece = |place| Bytes::from_owner(PinnedPiece { pinned: pinned.clone(), place });
+    (0..pinned.chunks().count()).map(piece).collect()
+}

@@ -1,0 +1,60 @@
+//! Quinion for objects: S3, GCS, Azure, HTTP and local stores, read through Quinion's page cache.
+//!
+//! The kernel caches files and no objects, so each engine that reads Parquet, Lance or weights from a store has a
+//! cache of its own, or none. This crate makes an object readable through a [`quinion::Cache`]: pages of 4 KiB,
+//! fetched by few and large range GETs, once for all threads that want them, in one memory with one bound.
+//!
+//! ```text
+//!   ObjectCache::open --one HEAD--> size, ETag ----------> Identity: store, key and version, as a digest
+//!        |                                                    |  the same version opened twice: one mapping
+//!        v                                                    v
+//!   ObjectFile --read_at, bytes, read_ranges--> quinion::File --misses: fills--> ObjectBackend
+//!        ^                                                                            | plan: neighbours join
+//!        |                                                                            v
+//!   CachedStore: the trait ObjectStore          range GETs with If-Match, retried, bounded <-- Fetcher
+//! ```
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use object_store::{memory::InMemory, path::Path};
+//! let cache = quinion::Cache::builder().memory(1 << 30).build()?;
+//! let objects = quinion_object::ObjectCache::new(cache, Arc::new(InMemory::new()), Default::default())?;
+//! let object = objects.open(&Path::from("table/part-0.parquet"))?;
+//! let footer = object.bytes(object.len().saturating_sub(8)..object.len())?; // one GET
+//! let again = object.bytes(0..4096)?; // not copied: the pages of the cache themselves
+//! # drop((footer, again));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! An engine that speaks `ObjectStore` takes one line: `let store = quinion_object::cached(store, cache)?;`
+//!
+//! What holds:
+//!  1. *A version is a file of its own.* Its ETag is part of the identity, and every GET carries it as a condition. An
+//!     object that was replaced is an error ([`Error::Changed`]) to handles of the older version: no read, no page and
+//!     no stream is of two versions.
+//!  2. *One GET for all that want a page.* It is the cache's rule for devices, and holds for stores as well.
+//!  3. *A GET that fails fails those who wait for it*, after retries with backoff, and before its deadline.
+//!  4. *What is in flight is bounded*, in requests and in bytes; the pages that it fills count to the cache's bound.
+//!
+//! Not promised: that memory of the HTTP client counts to that bound; and nothing here is shared between processes yet.
+
+mod backend;
+mod cache;
+mod error;
+mod fetch;
+mod file;
+mod options;
+mod plan;
+mod retry;
+mod stats;
+mod store;
+mod version;
+
+pub use cache::ObjectCache;
+pub use error::{Error, FetchError, FetchFailure, Result};
+pub use file::ObjectFile;
+pub use options::{Freshness, Options};
+pub use stats::FetchStats;
+pub use store::{CachedStore, cached, cached_with};

@@ -1,0 +1,232 @@
+//! Options: how objects are fetched, and how old what is known of them may be.
+//!
+//! The defaults are for a store in the same region: some tens of milliseconds to the first byte, and some tens of
+//! megabytes a second for each connection. There a request is dear and a byte is cheap, so neighbours join, and small
+//! objects come whole.
+
+use std::time::Duration;
+
+use quinion::internals::units::{Order, PAGE_SIZE};
+
+use crate::error::{Error, Result};
+
+/// The longest time that is told from for ever: a day.
+const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// How an [`ObjectCache`](crate::ObjectCache) fetches.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) store_name: Option<String>,
+    pub(crate) requests_max: usize,
+    pub(crate) in_flight_max: u64,
+    pub(crate) request_max: u64,
+    pub(crate) gap_max: u64,
+    pub(crate) whole_max: u64,
+    pub(crate) tail_max: u64,
+    pub(crate) fill_min: u64,
+    pub(crate) attempts_max: u32,
+    pub(crate) stall_max: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) backoff: (Duration, Duration),
+    pub(crate) failure_pause: Duration,
+    pub(crate) threads: usize,
+    pub(crate) waiting_threads_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            store_name: None,
+            requests_max: 32,
+            in_flight_max: 64 << 20,
+            request_max: 8 << 20,
+            gap_max: 256 << 10,
+            whole_max: 1 << 20,
+            tail_max: 512 << 10,
+            fill_min: 64 << 10,
+            attempts_max: 8,
+            stall_max: Duration::from_secs(10),
+            deadline: Duration::from_secs(60),
+            backoff: (Duration::from_millis(50), Duration::from_secs(2)),
+            failure_pause: Duration::from_secs(1),
+            threads: 2,
+            waiting_threads_max: 128,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// What names the store: two `ObjectCache`s over one [`quinion::Cache`] whose stores have the same name share what
+    /// is cached. Put into it all that tells contents and rights apart: the endpoint, the bucket, and whose credentials
+    /// are used. Without a name an `ObjectCache` shares with none but its own clones, since what an
+    /// `ObjectStore` says of itself does not tell two stores apart.
+    #[must_use]
+    pub fn store_name(mut self, name: impl Into<String>) -> Self {
+        self.store_name = Some(name.into());
+        self
+    }
+    /// The most GETs under way at a time; at least 1. The default is 32.
+    #[must_use]
+    pub fn requests_max(mut self, requests: usize) -> Self {
+        self.requests_max = requests;
+        self
+    }
+    /// The most bytes that GETs under way have asked for. The default is 64 MiB; less than one largest request means
+    /// that requests become as small as this.
+    #[must_use]
+    pub fn in_flight_max(mut self, bytes: u64) -> Self {
+        self.in_flight_max = bytes;
+        self
+    }
+    /// The largest GET, in bytes; at least 1 MiB, the longest run that the cache fills in one piece. The default is
+    /// 8 MiB: what is longer is fetched by several GETs side by side.
+    #[must_use]
+    pub fn request_max(mut self, bytes: u64) -> Self {
+        self.request_max = bytes;
+        self
+    }
+    /// Ranges that are apart by no more than this are fetched by one GET. The default is 256 KiB.
+    #[must_use]
+    pub fn gap_max(mut self, bytes: u64) -> Self {
+        self.gap_max = bytes;
+        self
+    }
+    /// Objects up to this size come whole with the first read. The default is 1 MiB.
+    #[must_use]
+    pub fn whole_max(mut self, bytes: u64) -> Self {
+        self.whole_max = bytes;
+        self
+    }
+    /// If the first read of a handle is of the last bytes of a larger object, so much of its end comes with them: there
+    /// formats as Parquet have their footers, of a length that the last bytes tell. The default is 512 KiB.
+    #[must_use]
+    pub fn tail_max(mut self, bytes: u64) -> Self {
+        self.tail_max = bytes;
+        self
+    }
+    /// The least that is fetched around a byte that is not cached; rounded up to a power of two from 4 KiB to 2 MiB,
+    /// and no more than the cache's own largest folio. The default is 64 KiB.
+    #[must_use]
+    pub fn fill_min(mut self, bytes: u64) -> Self {
+        self.fill_min = bytes;
+        self
+    }
+    /// How many GETs in a row may bring nothing before a fetch fails; at least 1. The default is 8.
+    #[must_use]
+    pub fn attempts_max(mut self, attempts: u32) -> Self {
+        self.attempts_max = attempts;
+        self
+    }
+    /// How long a GET may bring no byte before another takes its place. The default is 10 seconds.
+    #[must_use]
+    pub fn stall_max(mut self, time: Duration) -> Self {
+        self.stall_max = time;
+        self
+    }
+    /// How long a fetch may take, with all its attempts and the wait for its turn. The default is 60 seconds.
+    #[must_use]
+    pub fn deadline(mut self, time: Duration) -> Self {
+        self.deadline = time;
+        self
+    }
+    /// The pause after the first GET that failed, and the longest: each is twice the one before, and half of it is
+    /// random. The default is 50 milliseconds and 2 seconds.
+    #[must_use]
+    pub fn backoff(mut self, first: Duration, longest: Duration) -> Self {
+        self.backoff = (first, longest);
+        self
+    }
+    /// For how long a range whose fetch has failed is not asked for again: reads of it fail at once with the same
+    /// error. So readers that waited for one fetch do not each wait for a deadline of their own, one after the other.
+    /// An open ends it. The default is a second.
+    #[must_use]
+    pub fn failure_pause(mut self, time: Duration) -> Self {
+        self.failure_pause = time;
+        self
+    }
+    /// How many threads do the network's work; at least 1. The default is 2.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+    /// How many threads at most wait on behalf of async reads that were no hits; at least 1. They are started when they
+    /// are needed. The default is 128.
+    #[must_use]
+    pub fn waiting_threads_max(mut self, threads: usize) -> Self {
+        self.waiting_threads_max = threads;
+        self
+    }
+
+    /// The same, with all values brought inside what is possible.
+    ///
+    /// # Errors
+    /// A time of zero, with which nothing could ever be fetched.
+    pub(crate) fn checked(mut self) -> Result<Self> {
+        for (time, name) in [(self.stall_max, "stall_max"), (self.deadline, "deadline")] {
+            if time.is_zero() {
+                let words = format!("{name} is zero, so nothing could be fetched; give it some seconds");
+                return Err(Error::Options(words));
+            }
+        }
+        self.requests_max = self.requests_max.clamp(1, 1 << 16);
+        self.request_max = self.request_max.clamp(1 << 20, 1 << 30);
+        self.in_flight_max = self.in_flight_max.clamp(1 << 20, 1 << 40);
+        self.request_max = self.request_max.min(self.in_flight_max);
+        self.attempts_max = self.attempts_max.max(1);
+        // A clock that is asked for a time beyond its end panics.
+        for time in [&mut self.stall_max, &mut self.deadline, &mut self.failure_pause] {
+            *time = (*time).min(TIME_MAX);
+        }
+        self.threads = self.threads.clamp(1, 256);
+        self.waiting_threads_max = self.waiting_threads_max.clamp(1, 1 << 14);
+        Ok(self)
+    }
+
+    /// [`Options::fill_min`] as the order of a folio.
+    pub(crate) fn fill_order(&self) -> u8 {
+        let pages = self.fill_min.div_ceil(PAGE_SIZE as u64).clamp(1, Order::MAX.pages().into());
+        pages.next_power_of_two().trailing_zeros() as u8
+    }
+}
+
+/// How old what a [`CachedStore`](crate::CachedStore) knows of an object may be when it answers by it.
+///
+/// Bytes are those of one version in any case; this says which version is taken for the current one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Freshness {
+    /// Each call asks the store by a HEAD, and data comes from the cache: as the bare store, a change is seen at once.
+    #[default]
+    Always,
+    /// A HEAD serves the calls of this time after it. What is written through this `CachedStore` is seen at once.
+    For(Duration),
+    /// One HEAD, for stores whose objects are never replaced (tables of Iceberg, Delta or Lance). What is written
+    /// through this `CachedStore` is seen at once.
+    Immutable,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_brought_inside_what_is_possible() {
+        let odd = Options::new().requests_max(0).request_max(1).in_flight_max(0).attempts_max(0).threads(0);
+        let odd = odd.checked().unwrap();
+        assert_eq!((odd.requests_max, odd.attempts_max, odd.threads), (1, 1, 1));
+        assert_eq!((odd.request_max, odd.in_flight_max), (1 << 20, 1 << 20));
+        let error = Options::new().deadline(Duration::ZERO).checked().unwrap_err();
+        assert!(error.to_string().contains("deadline is zero"), "{error}");
+    }
+
+    #[test]
+    fn the_least_fill_is_an_order() {
+        let order = |bytes| Options::new().fill_min(bytes).fill_order();
+        assert_eq!([0, 1, 4096, 4097, 65_536, 2 << 20, u64::MAX].map(order), [0, 0, 0, 1, 4, 9, 9]);
+    }
+}

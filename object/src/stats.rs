@@ -1,0 +1,61 @@
+//! Stats: what fetching has cost, in numbers that only rise.
+//!
+//! Hits and misses are the cache's ([`quinion::Cache::stats`]); here is what went over the network for them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What an [`ObjectCache`](crate::ObjectCache) has fetched so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct FetchStats {
+    /// HEADs that were sent, with those that were sent again.
+    pub heads: u64,
+    /// GETs that were sent, with those that were sent again.
+    pub gets: u64,
+    /// Bytes of bodies that came.
+    pub bytes: u64,
+    /// Of these, those between two ranges that one GET has brought, which were thrown away.
+    pub gap_bytes: u64,
+    /// GETs and HEADs that did not do and were sent again.
+    pub retries: u64,
+    /// Fetches that failed for good.
+    pub failures: u64,
+    /// Of these, those whose object was replaced or deleted.
+    pub changes: u64,
+    /// Fetches that were not begun, because their range had failed a moment before.
+    pub refused: u64,
+}
+
+/// The counters behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) heads: AtomicU64,
+    pub(crate) gets: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) gap_bytes: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) changes: AtomicU64,
+    pub(crate) refused: AtomicU64,
+}
+
+/// One more, or several.
+pub(crate) fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+impl Counters {
+    pub(crate) fn sum(&self) -> FetchStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FetchStats {
+            heads: read(&self.heads),
+            gets: read(&self.gets),
+            bytes: read(&self.bytes),
+            gap_bytes: read(&self.gap_bytes),
+            retries: read(&self.retries),
+            failures: read(&self.failures),
+            changes: read(&self.changes),
+            refused: read(&self.refused),
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Store: the trait `ObjectStore` over the cache, for engines that know nothing of it.
+//!
+//! ```text
+//!   get_opts    HEAD, or what is known --> conditions, range --> a stream of the cache's own pages
+//!   get_ranges  HEAD, or what is known --> ranges, close ones together
+//!   put, copy, rename, delete, the end of an upload   the bare store; then what is known is forgotten
+//!   list, uploads                                     the bare store
+//!   get of a version by its id                        the bare store
+//! ```
+//!
+//! What is **known** of an object is its open handle and its attributes. How long that is believed is
+//! [`Freshness`]; by default not at all: each call asks, and its conditions go to the store with the question.
+//!
+//! A write that is under way while a HEAD is answered may be before or after it. So what a HEAD tells is kept only if
+//! no write through this store has ended since it was sent; the call itself may use it, since it is as old as the call.
+//!
+//! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
+//!
+//! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
+//! overtaken by writers again and again is answered by the bare store. Later it is an error: a stream is of one
+//! version.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    Attributes, CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload,
+    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, RenameOptions, Result as StoreResult, UploadPart,
+};
+use quinion::Cache;
+
+use crate::cache::ObjectCache;
+use crate::error::{Error, Result};
+use crate::file::ObjectFile;
+use crate::options::{Freshness, Options};
+
+/// A long stream gives its bytes in parts of this many at most, cut where this is a divisor.
+const PART_BYTES: u64 = 1 << 20;
+/// What is no longer than this comes as one part: its reader wants it in one piece, and mostly it lies so in memory.
+const WHOLE_PART_MAX: u64 = 8 << 20;
+/// A stream asks for so many bytes ahead of its reader, if the cache is large enough.
+const AHEAD_BYTES: u64 = 32 << 20;
+/// Of how many objects something is known at a time.
+const KNOWN_MAX: usize = 4096;
+/// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
+/// answers, which needs but one request.
+const CHANGES_MAX: u32 = 3;
+
+/// `store`, read through `cache`, with the default [`Options`] and [`Freshness`].
+///
+/// # Errors
+/// [`Error::Runtime`].
+pub fn cached(store: Arc<dyn ObjectStore>, cache: Cache) -> Result<CachedStore> {
+    Ok(cached_with(ObjectCache::new(cache, store, Options::default())?, Freshness::default()))
+}
+
+/// The store of `objects`, read through its cache, with answers as old as `freshness` allows.
+pub fn cached_with(objects: ObjectCache, freshness: Freshness) -> CachedStore {
+    CachedStore { shared: Arc::new(Shared { objects, freshness, known: Mutex::default() }) }
+}
+
+/// An `ObjectStore` whose reads come from a page cache. Cheap to clone; clones share what is known.
+#[derive(Clone)]
+pub struct CachedStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    objects: ObjectCache,
+    freshness: Freshness,
+    known: Mutex<Known>,
+}
+
+/// What HEADs have told.
+#[derive(Default)]
+struct Known {
+    objects: HashMap<Path, KnownObject>,
+    /// How many writes have ended.
+    writes: u64,
+}
+
+#[derive(Clone)]
+struct KnownObject {
+    file: ObjectFile,
+    attributes: Attributes,
+    asked: Instant,
+}
+
+impl fmt::Debug for CachedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("CachedStore");
+        text.field("objects", &self.shared.objects).field("freshness", &self.shared.freshness).finish()
+    }
+}
+
+impl fmt::Display for CachedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quinion({})", self.shared.bare())
+    }
+}
+
+impl Shared {
+    fn bare(&self) -> &Arc<dyn ObjectStore> {
+        &self.objects.fetcher().store
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the object and may be believed.
+    fn believed(&self, path: &Path) -> Option<KnownObject> {
+        let known = self.known();
+        let object = known.objects.get(path)?;
+        let is_believed = match self.freshness {
+            Freshness::Always => false,
+            Freshness::For(time) => object.asked.elapsed() < time,
+            Freshness::Immutable => true,
+        };
+        is_believed.then(|| object.clone())
+    }
+
+    /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`.
+    async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
+        if let Some(object) = self.believed(path) {
+            let checked = options.check_preconditions(object.file.meta());
+            checked.map_err(|source| Error::Open { path: path.clone(), source })?;
+            return Ok(object);
+        }
+        let (asked, writes) = (Instant::now(), self.known().writes);
+        let head = GetOptions { range: None, version: None, head: true, ..options.clone() };
+        let told = self.objects.head(path, head).await;
+        if matches!(&told, Err(Error::Open { source: StoreError::NotFound { .. }, .. })) {
+            self.forget(path);
+        }
+        let told = told?;
+        let handle = self.known().objects.get(path).map(|known| known.file.clone());
+        // The handle of the same version goes on: its readahead knows its reader.
+        let file = match handle {
+            Some(file) if *file.meta() == told.meta => {
+                file.confirm();
+                file
+            }
+            _ => self.objects.open_known(told.meta)?,
+        };
+        let object = KnownObject { file, attributes: told.attributes, asked };
+        let mut known = self.known();
+        if known.writes == writes {
+            known.keep(path, object.clone());
+        }
+        Ok(object)
+    }
+
+    /// A write of the object has ended, well or not: nothing is known of it.
+    fn note_write(&self, path: &Path) {
+        self.known().writes += 1;
+        self.forget(path);
+    }
+
+    /// As [`Shared::note_write`], of objects that nobody can name.
+    fn note_writes(&self) {
+        let mut known = self.known();
+        known.writes += 1;
+        known.objects.clear();
+    }
+
+    fn forget(&self, path: &Path) {
+        let gone = self.known().objects.remove(path);
+        // Handles that others have of it can go on, but it is not worth its memory.
+        if let Some(object) = gone {
+            object.file.drop_pages();
+        }
+    }
+}
+
+impl Known {
+    fn keep(&mut self, path: &Path, object: KnownObject) {
+        if self.objects.len() >= KNOWN_MAX && !self.objects.contains_key(path) {
+            let mut times: Vec<_> = self.objects.values().map(|object| object.asked).collect();
+            let (_, &mut median, _) = times.select_nth_unstable(KNOWN_MAX / 2);
+            self.objects.retain(|_, object| object.asked > median);
+        }
+        self.objects.insert(path.clone(), object);
+    }
+}
+
+/// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.
+fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
+    let Some(range) = range else { return Ok(0..size) };
+    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
+    range.as_range(size).map_err(refused)
+}
+
+/// A stream that is under way.
+struct Reading {
+    shared: Arc<Shared>,
+    file: ObjectFile,
+    at: u64,
+    end: u64,
+    /// Up to where it was asked for.
+    asked: u64,
+    /// How long a part may be.
+    part_max: u64,
+}
+
+impl Reading {
+    fn new(shared: &Arc<Shared>, file: ObjectFile, range: Range<u64>) -> Self {
+        let len = range.end - range.start;
+        // What is short is left to the cache's readahead, which then sees each miss.
+        let asked = match len > PART_BYTES {
+            true => file.announce_long(range.clone(), Self::ahead(&file)),
+            false => range.end,
+        };
+        let part_max = if len <= WHOLE_PART_MAX { WHOLE_PART_MAX * 2 } else { PART_BYTES };
+        Self { shared: Arc::clone(shared), file, at: range.start, end: range.end, asked, part_max }
+    }
+
+    /// How far is asked for ahead of the reader.
+    fn ahead(file: &ObjectFile) -> u64 {
+        AHEAD_BYTES.min(file.ahead_max()).max(PART_BYTES)
+    }
+
+    /// The next part, in pieces.
+    async fn part(&mut self) -> Result<Vec<Bytes>> {
+        let ahead = Self::ahead(&self.file);
+        if self.at + ahead / 2 >= self.asked && self.asked < self.end {
+            let until = self.end.min(self.at + ahead);
+            // What cannot be started now is fetched when it is read.
+            let _ = self.file.prefetch(self.asked..until);
+            self.asked = until;
+        }
+        let end = self.end.min(self.at.saturating_add(self.part_max) / PART_BYTES * PART_BYTES);
+        let part = self.file.pieces(self.at..end).await;
+        if matches!(&part, Err(error) if error.is_change()) {
+            // What is known of the object is not so, by the store's own word.
+            self.shared.forget(self.file.path());
+        }
+        self.at = end;
+        part
+    }
+
+    /// `first`, and all that follows.
+    fn into_stream(self, first: Vec<Bytes>) -> BoxStream<'static, StoreResult<Bytes>> {
+        let rest = stream::unfold(Some(self), |reading| async move {
+            let mut reading = reading.filter(|reading| reading.at < reading.end)?;
+            match reading.part().await {
+                Ok(part) => Some((stream::iter(part.into_iter().map(Ok)).boxed(), Some(reading))),
+                Err(error) => Some((stream::iter([Err(error.into())]).boxed(), None)),
+            }
+        });
+        stream::iter(first.into_iter().map(Ok)).chain(rest.flatten()).boxed()
+    }
+}
+
+impl CachedStore {
+    /// The objects behind it, to be read as files.
+    pub fn objects(&self) -> &ObjectCache {
+        &self.shared.objects
+    }
+
+    /// The answer to a get, from what is known of the object.
+    async fn answer(&self, object: KnownObject, options: &GetOptions) -> StoreResult<GetResult> {
+        let KnownObject { file, attributes, .. } = object;
+        let range = resolve(options.range.as_ref(), file.len())?;
+        let meta = file.meta().clone();
+        let payload = if options.head || range.is_empty() {
+            stream::empty().boxed()
+        } else {
+            let mut reading = Reading::new(&self.shared, file, range.clone());
+            let first = reading.part().await?;
+            reading.into_stream(first)
+        };
+        let payload = GetResultPayload::Stream(payload);
+        Ok(GetResult { payload, meta, range, attributes, extensions: Default::default() })
+    }
+}
+
+/// Whether the object was replaced while it was read.
+fn is_replaced(error: &StoreError) -> bool {
+    let fetch = match error {
+        StoreError::Precondition { source, .. } | StoreError::NotFound { source, .. } => source,
+        _ => return false,
+    };
+    fetch.downcast_ref::<crate::FetchError>().is_some()
+}
+
+#[async_trait]
+impl ObjectStore for CachedStore {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> StoreResult<PutResult> {
+        let _written = Written(Arc::clone(&self.shared), vec![path.clone()]);
+        self.shared.bare().put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        let upload = self.shared.bare().put_multipart_opts(path, options).await?;
+        Ok(Box::new(Upload { upload, path: path.clone(), shared: Arc::clone(&self.shared) }))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> StoreResult<GetResult> {
+        if options.version.is_some() {
+            return self.shared.bare().get_opts(path, options).await;
+        }
+        for _ in 0..CHANGES_MAX {
+            let object = self.shared.look(path, &options).await?;
+            match self.answer(object, &options).await {
+                Err(error) if is_replaced(&error) => self.shared.forget(path),
+                answer => return answer,
+            }
+        }
+        self.shared.bare().get_opts(path, options).await
+    }
+
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
+        for _ in 0..CHANGES_MAX {
+            let object = self.shared.look(path, &GetOptions::new()).await?;
+            let size = object.file.len();
+            let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), size));
+            let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
+            match object.file.read_ranges_async(&resolved).await.map_err(StoreError::from) {
+                Err(error) if is_replaced(&error) => self.shared.forget(path),
+                answer => return answer,
+            }
+        }
+        self.shared.bare().get_ranges(path, ranges).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, StoreResult<Path>>,
+    ) -> BoxStream<'static, StoreResult<Path>> {
+        let shared = Arc::clone(&self.shared);
+        let bare = self.shared.bare().delete_stream(locations);
+        let deletion = Deletion { shared, is_over: false };
+        let noted = stream::unfold((bare, deletion), |(mut bare, deletion)| async move {
+            let Some(deleted) = bare.next().await else {
+                deletion.end();
+                return None;
+            };
+            match &deleted {
+                Ok(path) => deletion.shared.note_write(path),
+                // Which object it was is not told, and it may be gone all the same.
+                Err(_) => deletion.shared.note_writes(),
+            }
+            Some((deleted, (bare, deletion)))
+        });
+        noted.boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        self.shared.bare().list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        self.shared.bare().list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
+        self.shared.bare().list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
+        let _written = Written(Arc::clone(&self.shared), vec![to.clone()]);
+        self.shared.bare().copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> StoreResult<()> {
+        let _written = Written(Arc::clone(&self.shared), vec![from.clone(), to.clone()]);
+        self.shared.bare().rename_opts(from, to, options).await
+    }
+}
+
+/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
+/// the future, and then the write may have been done.
+struct Written(Arc<Shared>, Vec<Path>);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.1.iter().for_each(|path| self.0.note_write(path));
+    }
+}
+
+/// Objects that are being deleted. If the caller drops the stream before its end, nobody knows which are gone.
+struct Deletion {
+    shared: Arc<Shared>,
+    is_over: bool,
+}
+
+impl Deletion {
+    /// All of them were told.
+    fn end(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.note_writes();
+        }
+    }
+}
+
+/// An upload whose end is a write.
+struct Upload {
+    upload: Box<dyn MultipartUpload>,
+    path: Path,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload")
+            .field("path", &self.path)
+            .field("upload", &self.upload)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.upload.put_part(data)
+    }
+    async fn complete(&mut self) -> StoreResult<PutResult> {
+        let _written = Written(Arc::clone(&self.shared), vec![self.path.clone()]);
+        self.upload.complete().await
+    }
+    async fn abort(&mut self) -> StoreResult<()> {
+        self.upload.abort().await
+    }
+}

@@ -1,0 +1,149 @@
+//! Version: which bytes an object has, told by what a store says of it.
+//!
+//! ```text
+//!   the store tells        a GET's condition           and of the answer is compared
+//!     a strong ETag          If-Match                    size, ETag, version id
+//!     a version id           that version                size, version id
+//!     neither                If-Unmodified-Since         size, last modification
+//! ```
+//!
+//! The answer is compared although the request had a condition: there are stores, and caches before stores, that ignore
+//! conditions. A weak ETag (`W/`) says that two contents are as good as each other, not that they are equal, and
+//! `If-Match` never holds of it; so it is compared, and the last modification is the condition.
+//!
+//! A version id is not asked for where an ETag will do: reading by id needs another permission at S3.
+
+use object_store::{GetOptions, ObjectMeta};
+use quinion::backend::{Attributes, Identity, Version};
+use sha2::{Digest, Sha256};
+
+/// An ETag that is one content's alone.
+fn strong_e_tag(meta: &ObjectMeta) -> Option<&str> {
+    meta.e_tag.as_deref().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"))
+}
+
+/// Whether times are needed to tell versions apart.
+fn is_told_by_times(meta: &ObjectMeta) -> bool {
+    strong_e_tag(meta).is_none() && meta.version.is_none()
+}
+
+/// The conditions of a GET that wants this version and no other.
+pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
+    let options = GetOptions::new();
+    match (strong_e_tag(meta), &meta.version) {
+        (Some(tag), _) => options.with_if_match(Some(tag)),
+        (None, Some(version)) => options.with_version(Some(version)),
+        (None, None) => options.with_if_unmodified_since(Some(meta.last_modified)),
+    }
+}
+
+/// Whether an answer that says `found` is of the version `known`.
+pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
+    let is_same_time = known.last_modified == found.last_modified;
+    known.size == found.size
+        && known.e_tag == found.e_tag
+        && (known.version.is_none() || found.version.is_none() || known.version == found.version)
+        && (is_same_time || !is_told_by_times(known))
+}
+
+/// A version in words, for messages.
+pub(crate) fn describe(meta: &ObjectMeta) -> String {
+    let size = meta.size;
+    match (&meta.e_tag, &meta.version) {
+        (Some(tag), _) => format!("{size} bytes with ETag {tag}"),
+        (None, Some(version)) => format!("{size} bytes, version {version}"),
+        (None, None) => format!("{size} bytes of {}", meta.last_modified),
+    }
+}
+
+/// What the cache knows this version by: a file of its own that never changes.
+pub(crate) fn attributes(store_name: &[u8], meta: &ObjectMeta) -> Attributes {
+    let modified = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
+    Attributes {
+        identity: identity(store_name, meta),
+        version: Version { modified, changed: modified, settled: true, steps: true },
+        size: meta.size,
+    }
+}
+
+fn identity(store_name: &[u8], meta: &ObjectMeta) -> Identity {
+    let mut hasher = Sha256::new_with_prefix(b"quinion object 1");
+    // Each with its length, so that no two lists of parts run into the same bytes.
+    let mut add = |part: Option<&[u8]>| {
+        hasher.update(part.map_or(u64::MAX, |part| part.len() as u64).to_le_bytes());
+        hasher.update(part.unwrap_or_default());
+    };
+    add(Some(store_name));
+    add(Some(meta.location.as_ref().as_bytes()));
+    add(meta.e_tag.as_deref().map(str::as_bytes));
+    add(meta.version.as_deref().map(str::as_bytes));
+    add(Some(&meta.size.to_le_bytes()));
+    let time = (meta.last_modified.timestamp(), meta.last_modified.timestamp_subsec_nanos());
+    let time = [time.0.to_le_bytes(), u64::from(time.1).to_le_bytes()].concat();
+    add(is_told_by_times(meta).then_some(&time));
+    let digest = hasher.finalize();
+    Identity::of_digest(std::array::from_fn(|at| digest[at]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::path::Path;
+
+    fn meta(key: &str, size: u64, e_tag: Option<&str>, version: Option<&str>, seconds: i64) -> ObjectMeta {
+        let last_modified = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds as u64);
+        ObjectMeta {
+            location: Path::from(key),
+            last_modified: last_modified.into(),
+            size,
+            e_tag: e_tag.map(str::to_owned),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_version_makes_another_identity() {
+        let all = [
+            identity(b"s", &meta("a", 1, Some("\"x\""), None, 5)),
+            identity(b"t", &meta("a", 1, Some("\"x\""), None, 5)),
+            identity(b"s", &meta("b", 1, Some("\"x\""), None, 5)),
+            identity(b"s", &meta("a", 2, Some("\"x\""), None, 5)),
+            identity(b"s", &meta("a", 1, Some("\"y\""), None, 5)),
+            identity(b"s", &meta("a", 1, Some("\"x\""), Some("1"), 5)),
+            identity(b"s", &meta("a", 1, None, None, 5)),
+            identity(b"s", &meta("a", 1, None, None, 6)),
+            identity(b"sa", &meta("", 1, Some("\"x\""), None, 5)),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(all[..at].iter().all(|other| other != one), "{at}");
+        }
+        let later = identity(b"s", &meta("a", 1, Some("\"x\""), None, 9));
+        assert_eq!(all[0], later, "the same bytes put again, by the word of a strong ETag");
+    }
+
+    #[test]
+    fn conditions_are_the_strongest_that_there_are() {
+        let by_tag = conditions(&meta("a", 1, Some("\"x\""), Some("v"), 5));
+        assert_eq!((by_tag.if_match.as_deref(), by_tag.version), (Some("\"x\""), None));
+        let by_version = conditions(&meta("a", 1, Some("W/\"x\""), Some("v"), 5));
+        assert_eq!((by_version.if_match, by_version.version.as_deref()), (None, Some("v")));
+        let by_time = conditions(&meta("a", 1, Some("W/\"x\""), None, 5));
+        assert!(by_time.if_match.is_none() && by_time.if_unmodified_since.is_some());
+    }
+
+    #[test]
+    fn an_answer_of_another_version_is_told() {
+        let known = meta("a", 10, Some("\"x\""), None, 5);
+        assert!(is_same(&known, &meta("a", 10, Some("\"x\""), Some("v"), 7)));
+        for other in [
+            meta("a", 11, Some("\"x\""), None, 5),
+            meta("a", 10, Some("\"y\""), None, 5),
+            meta("a", 10, None, None, 5),
+        ] {
+            assert!(!is_same(&known, &other), "{other:?}");
+        }
+        let by_time = meta("a", 10, None, None, 5);
+        assert!(is_same(&by_time, &meta("a", 10, None, None, 5)));
+        assert!(!is_same(&by_time, &meta("a", 10, None, None, 6)));
+    }
+}

@@ -557,14 +557,8 @@ fn what_is_opened_for_reading_says_so_and_how_to_write() {
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
     let (wait_queue, engine) = engine(Mechanism::Auto, 4, 8192);
-    let generated = SimulatedBackend::generated(
-        1,
-        9000,
-        |_, _, page| page.fill(1),
-        Faults { completing: CompletionPoint::WhenSubmitted, ..Faults::default() },
-    );
     let source = engine.serve(Grudging::default());
-    for backend in [&engine.open(&path).unwrap() as &dyn Backend, &generated, &source] {
+    for backend in [&engine.open(&path).unwrap() as &dyn Backend, &source] {
         assert!(!backend.can_write());
         let refusals = [
             write(&wait_queue, backend, 0, &[1; 100]).unwrap_err().error,

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use quinion::Cache;
-use quinion::restore::message::{ParseStep, check, parse};
-use quinion::restore::{OnFailure, RestoreOptions, Server};
+use quinion_vm::message::{ParseStep, check, parse};
+use quinion_vm::{OnFailure, RestoreOptions, Server};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 const IMAGE_BYTES: u64 = 64 << 12;

@@ -193,6 +193,23 @@ pub(crate) enum Repr {
     Pinned { position: u64 },
 }
 
+/// For the packages of this repository that serve a cache's users beside this one.
+#[doc(hidden)]
+impl Error {
+    /// The file at `path` cannot be opened, or nothing can be made there.
+    pub fn cannot_open(
+        path: &std::path::Path,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Repr::Open { path: path.to_owned(), source: source.into() }.into()
+    }
+
+    /// An argument is out of its range; the text says what was asked, what is wrong and what to do.
+    pub fn invalid_input(text: impl Into<String>) -> Self {
+        Repr::InvalidInput(text.into()).into()
+    }
+}
+
 impl Error {
     /// The byte that was not to be waited for, if that is what is wrong.
     pub(crate) fn would_block_at(&self) -> Option<u64> {

@@ -146,17 +146,11 @@ pub mod internals {
     pub mod serve;
     #[cfg(all(feature = "std", not(quinion_model)))]
     pub(crate) mod owner;
-    // With the feature `restore`: page faults of VMs, answered from the cache.
-    #[cfg(all(feature = "restore", not(quinion_model)))]
-    pub mod restore;
 }
 
 #[allow(unused_imports, reason = "which rooms there are depends on the features")]
 pub(crate) use internals::*;
 
-#[cfg(all(feature = "restore", not(quinion_model)))]
-#[doc(inline)]
-pub use internals::restore;
 #[cfg(all(feature = "std", not(quinion_model)))]
 #[doc(inline)]
 pub use internals::{backend, error};

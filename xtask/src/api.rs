@@ -1,7 +1,7 @@
-//! Api: the library's public interface, beside what is recorded of it.
+//! Api: the libraries' public interfaces, beside what is recorded of them.
 //!
 //! ```text
-//!   cargo doc --features restore,tokio --target-dir target/api
+//!   cargo doc -p quinion --features tokio --target-dir target/api
 //!     struct.File.html    its declaration, the headers of its methods, the traits that it implements
 //!   quinion/public-api.txt     a line for each, which a change of the interface has to change too
 //! ```
@@ -16,8 +16,23 @@ use std::path::{Path, PathBuf};
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, repository, rustc_line};
 
+/// A library whose interface is recorded: its package, the name of its crate, its folder, and the features that it is
+/// shown with.
+struct Library {
+    package: &'static str,
+    name: &'static str,
+    folder: &'static str,
+    features: &'static str,
+}
+
+const LIBRARIES: [Library; 3] = [
+    Library { package: "quinion", name: "quinion", folder: "quinion", features: "--features tokio" },
+    Library { package: "quinion-object", name: "quinion_object", folder: "object", features: "" },
+    Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "" },
+];
+
 const HEAD: &str = "\
-# The public interface of the library: `cargo xtask record-api` writes this file, `cargo xtask test api` compares.
+# The public interface of this library: `cargo xtask record-api` writes this file, `cargo xtask test api` compares.
 # As the documentation of this compiler shows it:
 ";
 const FOLDER: &str = "target/api";
@@ -27,34 +42,44 @@ const KINDS: [&str; 8] = ["struct.", "enum.", "trait.", "fn.", "type.", "constan
 /// The step that compares.
 pub fn step() -> Step {
     let step = |action| Step::new("api", action);
-    let recorded = fs::read_to_string(file()).unwrap_or_default();
-    let of = recorded.lines().nth(2).unwrap_or_default();
-    if of == compiler() {
-        return step(Action::Call(compare));
+    let recorded = |library: &Library| fs::read_to_string(library.record()).unwrap_or_default();
+    let by_another = |library: &Library| {
+        let by = recorded(library).lines().nth(2).unwrap_or_default().to_owned();
+        (by != compiler()).then_some(by)
+    };
+    match LIBRARIES.iter().find_map(by_another) {
+        None => step(Action::Call(compare)),
+        Some(by) => {
+            step(Action::Skip(format!("an interface was recorded with {by}, and this is {}", compiler())))
+        }
     }
-    step(Action::Skip(format!("the interface was recorded with {of}, and this is {}", compiler())))
 }
 
-/// Writes the file anew.
+/// Writes the files anew.
 pub fn record() -> Result<(), Failure> {
-    let text = interface()?;
-    fs::write(file(), text).map_err(|error| failed(&file(), &error))
+    for library in &LIBRARIES {
+        let (text, file) = (library.interface()?, library.record());
+        fs::write(&file, text).map_err(|error| failed(&file, &error))?;
+    }
+    Ok(())
 }
 
 fn compare() -> Result<(), Failure> {
-    let recorded = fs::read_to_string(file()).map_err(|error| failed(&file(), &error))?;
-    let now = interface()?;
-    let changes = changes(&recorded, &now);
-    if changes.is_empty() {
+    let mut changed = 0;
+    for library in &LIBRARIES {
+        let file = library.record();
+        let recorded = fs::read_to_string(&file).map_err(|error| failed(&file, &error))?;
+        for change in changes(&recorded, &library.interface()?) {
+            println!("{}: {change}", library.package);
+            changed += 1;
+        }
+    }
+    if changed == 0 {
         return Ok(());
     }
-    for change in &changes {
-        println!("{change}");
-    }
     Err(Failure::new(format!(
-        "the public interface has changed in {} lines; if that is meant, `cargo xtask record-api`, and tell users in \
-         CHANGELOG.md",
-        changes.len()
+        "a public interface has changed in {changed} lines; if that is meant, `cargo xtask record-api`, and tell users in \
+         CHANGELOG.md"
     )))
 }
 
@@ -67,10 +92,6 @@ fn changes(recorded: &str, now: &str) -> Vec<String> {
     [missing(recorded, '-', now), missing(now, '+', recorded)].concat()
 }
 
-fn file() -> PathBuf {
-    repository().join("quinion/public-api.txt")
-}
-
 fn compiler() -> String {
     let line = rustc_line("--version", "").unwrap_or_default();
     line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")
@@ -80,27 +101,36 @@ fn failed(path: &Path, error: &std::io::Error) -> Failure {
     Failure::new(format!("{}: {error}", path.display()))
 }
 
-/// The interface as lines, below the compiler's name.
-fn interface() -> Result<String, Failure> {
-    let root = repository().join(FOLDER).join("doc/quinion");
-    // Pages of what is public no more would be read, too.
-    let _ = fs::remove_dir_all(&root);
-    let mut command =
-        cargo("doc --quiet --no-deps -p quinion --lib --features restore,tokio --target-dir target/api");
-    let status = command.status().map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;
-    if !status.success() {
-        return Err(Failure::new(format!("the documentation cannot be built: {status}")));
+impl Library {
+    /// Where its interface is recorded.
+    fn record(&self) -> PathBuf {
+        repository().join(self.folder).join("public-api.txt")
     }
-    let mut text = format!("{HEAD}{}\n", compiler());
-    for path in pages(&root)? {
-        let page = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
-        let inside = path.strip_prefix(&root).unwrap_or(&path).with_extension("");
-        let name = inside.to_string_lossy().replace('/', "::");
-        for line in lines_of(&page) {
-            text.push_str(&format!("{name}: {line}\n"));
+
+    /// The interface as lines, below the compiler's name.
+    fn interface(&self) -> Result<String, Failure> {
+        let root = repository().join(FOLDER).join("doc").join(self.name);
+        // Pages of what is public no more would be read, too.
+        let _ = fs::remove_dir_all(&root);
+        let Self { package, features, .. } = self;
+        let mut command =
+            cargo(&format!("doc --quiet --no-deps -p {package} --lib {features} --target-dir {FOLDER}"));
+        let status =
+            command.status().map_err(|error| Failure::new(format!("cargo cannot be run: {error}")))?;
+        if !status.success() {
+            return Err(Failure::new(format!("the documentation of {package} cannot be built: {status}")));
         }
+        let mut text = format!("{HEAD}{}\n", compiler());
+        for path in pages(&root)? {
+            let page = fs::read_to_string(&path).map_err(|error| failed(&path, &error))?;
+            let inside = path.strip_prefix(&root).unwrap_or(&path).with_extension("");
+            let name = inside.to_string_lossy().replace('/', "::");
+            for line in lines_of(&page) {
+                text.push_str(&format!("{name}: {line}\n"));
+            }
+        }
+        Ok(text)
     }
-    Ok(text)
 }
 
 /// The pages of what is public, in the order of their names; not those of modules, and none of the hidden one.

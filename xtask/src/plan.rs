@@ -62,7 +62,7 @@ pub fn test() -> Vec<Step> {
                 "RUSTDOCFLAGS",
                 "-D warnings",
                 cargo(
-                    "doc --no-deps -p quinion -p quinion-object --lib --features quinion/restore,quinion/tokio",
+                    "doc --no-deps -p quinion -p quinion-object -p quinion-vm --lib --features quinion/tokio",
                 ),
             )),
         ),

@@ -17,7 +17,6 @@
 //! | [`peer`] | the process that connected a socket |
 //! | [`serial_queues`] | threads for what may wait as long as somebody else likes |
 //! | [`signal`] | keeping a program's signals away from our threads |
-//! | `uffd` | page faults of another process: with the feature `restore` |
 
 pub mod domain;
 pub mod extents;
@@ -30,8 +29,6 @@ pub mod peer;
 pub mod ring;
 pub mod serial_queues;
 pub mod signal;
-#[cfg(feature = "restore")]
-pub mod uffd;
 
 /// How many descriptors this process may have open at a time.
 pub fn descriptors_max() -> usize {

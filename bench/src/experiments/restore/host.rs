@@ -6,8 +6,8 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use quinion::restore::{OnFailure, RestoreOptions, Server, Trace};
 use quinion::{Cache, File};
+use quinion_vm::{OnFailure, RestoreOptions, Server, Trace};
 
 use super::guest::touch_all;
 use super::vmm::Guest;

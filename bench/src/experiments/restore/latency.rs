@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::rc::Rc;
 
-use quinion::restore::RestoreOptions;
+use quinion_vm::RestoreOptions;
 
 use super::guest::{Content, Touch, handled, touch_scattered};
 use super::host::{Host, handing_out_the_image};

@@ -23,7 +23,7 @@ use std::fs::File;
 use std::rc::Rc;
 use std::time::Instant;
 
-use quinion::restore::{RestoreOptions, Trace};
+use quinion_vm::{RestoreOptions, Trace};
 
 use super::guest::{handled, touch_all};
 use super::host::{Host, NewGuest, handing_out_the_image};

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use quinion::restore::RestoreStats;
+use quinion_vm::RestoreStats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use quinion_cli::sys::Ending;

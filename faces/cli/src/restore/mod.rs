@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use quinion::restore::{Event, OnFailure, RestoreOptions, RestoreStats, Server, Trace, identify};
+use quinion_vm::{Event, OnFailure, RestoreOptions, RestoreStats, Server, Trace, identify};
 
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};

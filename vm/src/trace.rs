@@ -27,7 +27,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use crate::units::PAGE_SIZE;
+use quinion::internals::units::PAGE_SIZE;
 
 const MAGIC: &[u8; 8] = b"qnfaults";
 const VERSION: u32 = 1;

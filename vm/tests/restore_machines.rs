@@ -4,14 +4,12 @@
 //!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each judges what it reads (vmm/)
 //! ```
 
-#![cfg(feature = "restore")]
-
 use quinion_testing::vmm;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
 use quinion::Cache;
-use quinion::restore::{OnFailure, RestoreOptions, Server, Trace};
+use quinion_vm::{OnFailure, RestoreOptions, Server, Trace};
 use tempfile::TempDir;
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};

@@ -4,15 +4,13 @@
 //!   snapshot --device, once--> image --mapped, not copied--> clone, clone, clone     each MAP_PRIVATE
 //! ```
 
-#![cfg(feature = "restore")]
-
 use quinion_testing::vmm;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use quinion::Cache;
-use quinion::restore::{OnFailure, RestoreOptions, Server};
+use quinion_vm::{OnFailure, RestoreOptions, Server};
 use tempfile::TempDir;
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel};

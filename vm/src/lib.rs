@@ -85,8 +85,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::Cache;
-use crate::error::Error;
+use quinion::Cache;
+use quinion::Error;
 
 pub mod latency;
 pub mod message;
@@ -96,6 +96,9 @@ mod server;
 mod snapshot;
 pub mod stats;
 pub mod trace;
+#[allow(unsafe_code, reason = "system calls")]
+#[doc(hidden)]
+pub mod uffd;
 mod vm;
 
 pub use server::Server;
@@ -264,7 +267,7 @@ pub enum PeerError {
 ///
 /// # Errors
 /// It cannot be opened, or is empty.
-pub fn identify(cache: &Cache, path: &Path) -> crate::error::Result<ImageIdentity> {
+pub fn identify(cache: &Cache, path: &Path) -> quinion::error::Result<ImageIdentity> {
     snapshot::Snapshot::open(cache, path).map(|snapshot| snapshot.identity())
 }
 

@@ -22,10 +22,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::backend::OpenError;
-use crate::cache::{Cache, File, Image};
-use crate::error::{ErrorKind, Repr, Result};
-use crate::units::PAGE_SIZE;
+use quinion::ErrorKind;
+use quinion::backend::OpenError;
+use quinion::error::{Error, Result};
+use quinion::internals::units::PAGE_SIZE;
+use quinion::{Cache, File, Image};
 
 use super::trace::{Fingerprint, ImageIdentity};
 
@@ -52,18 +53,18 @@ pub(super) struct SnapshotChanged;
 impl Snapshot {
     /// Opens the file at `path` through `cache`.
     pub(super) fn open(cache: &Cache, path: &Path) -> Result<Self> {
-        let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
+        let wrong = |source: std::io::Error| Error::cannot_open(path, source);
         let raw = fs::File::open(path).map_err(wrong)?;
         // By its own name; the cache would say that of its descriptor.
         if raw.metadata().map_err(wrong)?.is_dir() {
-            return Err(Repr::Open { path: path.to_owned(), source: Box::new(OpenError::IsDirectory) }.into());
+            return Err(Error::cannot_open(path, OpenError::IsDirectory));
         }
         let known = settled(&raw).map_err(wrong)?;
         let file = cache.open(format!("/proc/self/fd/{}", raw.as_raw_fd()))?;
         if file.is_empty() {
             let text =
                 format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
-            return Err(Repr::InvalidInput(text).into());
+            return Err(Error::invalid_input(text));
         }
         Self::of(file, Some((raw, known)))
     }
@@ -73,7 +74,7 @@ impl Snapshot {
         let bytes = file.len();
         if bytes == 0 {
             let text = "the snapshot is empty; name the file with the VM's memory".to_owned();
-            return Err(Repr::InvalidInput(text).into());
+            return Err(Error::invalid_input(text));
         }
         let fingerprint = fingerprint(&file, bytes)?;
         Ok(Self { file, outside, identity: ImageIdentity { bytes, fingerprint } })
@@ -93,7 +94,7 @@ impl Snapshot {
     pub(super) fn image(&self, cache: &Cache, path: &Path) -> Result<Image> {
         let image = Image::from_snapshot(cache, path)?;
         // Another file may have been put there in between.
-        let wrong = |source: std::io::Error| Repr::Open { path: path.to_owned(), source: source.into() };
+        let wrong = |source: std::io::Error| Error::cannot_open(path, source);
         let opened = image.snapshot().identity;
         if let Some((raw, _)) = &self.outside {
             let raw = raw.metadata().map_err(wrong)?;
@@ -102,7 +103,7 @@ impl Snapshot {
             }
         }
         let text = format!("{}: the snapshot was replaced while it was opened; try again", path.display());
-        Err(Repr::InvalidInput(text).into())
+        Err(Error::invalid_input(text))
     }
 
     /// Whether it is what it was: bytes that were held before this call are the snapshot's then.

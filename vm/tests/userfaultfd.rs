@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quinion::Cache;
-use quinion::internals::sys::uffd::{Modes, Uffd, feature};
-use quinion::restore::{Event, OnFailure, PeerError, RestoreOptions, Server};
+use quinion_vm::uffd::{Modes, Uffd, feature};
+use quinion_vm::{Event, OnFailure, PeerError, RestoreOptions, Server};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,

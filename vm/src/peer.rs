@@ -31,8 +31,8 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::PeerError;
-use crate::sys::peer as sys;
-use crate::sys::uffd::Uffd;
+use crate::uffd::Uffd;
+use quinion::internals::sys::peer as sys;
 
 use super::message::{BadMessage, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, ParseStep, parse};
 

@@ -33,12 +33,12 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::cache::{File, Image};
-use crate::error::{Error, ErrorKind};
-use crate::folio::Pinned;
-use crate::sync::lock::Mutex;
-use crate::sys::uffd::{CopyResult, CopyStop, Fault, FaultKind, MESSAGES_MAX, Message, MessageBuffer, Uffd};
-use crate::units::PAGE_SIZE;
+use crate::uffd::{CopyResult, CopyStop, Fault, FaultKind, MESSAGES_MAX, Message, MessageBuffer, Uffd};
+use quinion::Pinned;
+use quinion::internals::sync::lock::Mutex;
+use quinion::internals::units::PAGE_SIZE;
+use quinion::{Error, ErrorKind};
+use quinion::{File, Image};
 
 use super::PeerError;
 use super::pages::{ImagePart, PageNeed, Pages};
@@ -379,7 +379,7 @@ impl Vm {
         self.shortages += 1;
         if self.shortages > SHORTAGES_MAX {
             let text = "all of the cache is pinned; give it more memory, or drop pins".to_owned();
-            let source = crate::error::Repr::InvalidInput(text).into();
+            let source = Error::invalid_input(text);
             return Err(PeerError::NoMemory { offset: waiting.fault.address, source });
         }
         self.spaces[at].waiting.push_back(waiting);

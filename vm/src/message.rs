@@ -19,7 +19,7 @@
 
 use serde::Deserialize;
 
-use crate::units::PAGE_SIZE;
+use quinion::internals::units::PAGE_SIZE;
 
 use super::pages::{MappedRegion, Pages};
 

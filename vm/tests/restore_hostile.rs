@@ -5,8 +5,6 @@
 //!   a monitor beside it                                                         ---> its pages
 //! ```
 
-#![cfg(feature = "restore")]
-
 use quinion_testing::vmm;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -17,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use quinion::Cache;
-use quinion::restore::{OnFailure, RestoreOptions, Server};
+use quinion_vm::{OnFailure, RestoreOptions, Server};
 use tempfile::TempDir;
 
 use quinion_testing::vmm::kernel::{self, Userfault};

@@ -4,17 +4,15 @@
 //!   simulated device, some bytes fail --fill--> EIO, nothing cached --poison--> SIGBUS in that machine, at that page
 //! ```
 
-#![cfg(feature = "restore")]
-
 use quinion_testing::vmm;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use quinion::restore::{RestoreOptions, Server};
 use quinion::{Cache, File};
 use quinion_testing::doubles::{FailureCount, Faults, SimulatedBackend};
+use quinion_vm::{RestoreOptions, Server};
 
 use quinion_testing::vmm::{Image, Monitor, Need, PAGE, Plan, kernel};
 

@@ -83,13 +83,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use crate::cache::{Cache, File, Image};
-use crate::error::{Repr, Result};
-use crate::sync::lock::{Mutex, MutexGuard};
-use crate::sys::fork::ForkGuard;
-use crate::sys::uffd::Uffd;
-use crate::sys::{descriptors_max, signal};
-use crate::units::PAGE_SIZE;
+use crate::uffd::Uffd;
+use quinion::error::{Error, Result};
+use quinion::internals::sync::lock::{Mutex, MutexGuard};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::sys::{descriptors_max, signal};
+use quinion::internals::units::PAGE_SIZE;
+use quinion::{Cache, File, Image};
 
 use super::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer, ready};
 use super::peer::{Handshake, Peer, drain, has_one_ended, refusal, say, wait_for};
@@ -315,9 +315,9 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().cast_signed(), tv_nsec: duration.subsec_nanos().into() }
 }
 
-fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> crate::error::Error {
+fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
     let text = format!("page faults cannot be served there: {what}{error}");
-    Repr::Open { path: socket.to_owned(), source: text.into() }.into()
+    Error::cannot_open(socket, text)
 }
 
 impl Server {
@@ -347,7 +347,7 @@ impl Server {
         if options.minor {
             let text =
                 "an image for VMMs to map needs the snapshot's path; start with that, or without `minor`";
-            return Err(Repr::InvalidInput(text.to_owned()).into());
+            return Err(Error::invalid_input(text.to_owned()));
         }
         let device_bytes_before = cache.stats().device_bytes;
         let snapshot = Snapshot::of(file.clone(), None)?;
@@ -364,7 +364,7 @@ impl Server {
         let identity = snapshot.identity();
         if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
             let (theirs, ours) = (trace.image().bytes, identity.bytes);
-            return Err(Repr::InvalidInput(TraceError::OtherImage { theirs, ours }.to_string()).into());
+            return Err(Error::invalid_input(TraceError::OtherImage { theirs, ours }.to_string()));
         }
         let (listener, inode) = listen(socket)?;
         let workers = options.workers;
@@ -474,7 +474,7 @@ impl Drop for Server {
 }
 
 fn check_options(options: &RestoreOptions) -> Result<()> {
-    options.check().map_err(Repr::InvalidInput)?;
+    options.check().map_err(Error::invalid_input)?;
     check_descriptors(options.vms_max)
 }
 
@@ -488,7 +488,7 @@ fn check_descriptors(vms_max: usize) -> Result<()> {
         "{vms_max} VMs at most need {wanted} open files, and this process may have {has}; \
          raise that by `ulimit -n {wanted}`, or serve fewer VMs"
     );
-    Err(Repr::InvalidInput(text).into())
+    Err(Error::invalid_input(text))
 }
 
 fn descriptors_wanted(vms_max: usize) -> usize {

@@ -629,6 +629,103 @@ fn processes_join_by_the_socket() {
     assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
 }
 
+/// Becomes what it is told, and has so many children of its say hello; each says what it was answered, -1 for nothing,
+/// and stays until its input ends.
+const JOINS: &str = "
+import ctypes, os, socket, sys
+path, hello, then, count = sys.argv[1], bytes.fromhex(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def answer():
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours.connect(path)
+        ours.send(hello)
+        said = ours.recv(64)
+    except ConnectionError:
+        return -1
+    return int.from_bytes(said[8:12], 'little') if said else -1
+exec(then)
+for _ in range(count):
+    if os.fork() == 0:
+        os.write(1, b'%d\\n' % answer())
+        os.read(0, 1)
+        os._exit(0)
+for _ in range(count):
+    os.wait()
+";
+
+/// Starts the program above by `before`, what stands before its name; what it was answered, and it.
+fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count: usize) -> (Vec<i32>, Child) {
+    use std::io::BufRead as _;
+    let hello: String = hello.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let words: Vec<&str> = before.iter().copied().chain(["python3", "-c", JOINS]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(path).args([&hello, then, &count.to_string()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let said = std::io::BufReader::new(child.stdout.take().unwrap());
+    let answers: Vec<i32> = said.lines().take(count).map(|line| line.unwrap().parse().unwrap()).collect();
+    assert_eq!(answers.len(), count, "{then}: not all were answered");
+    (answers, child)
+}
+
+/// 1. Processes that are not of the owner's domain reach the socket: of another user, with fewer groups or
+///    capabilities, or in a name space of their own, where the first has the number 1.
+/// 2. They are let in; or their places are nobody's afterwards, and nobody else is let in.
+#[test]
+fn who_is_of_another_domain_takes_no_place() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    // As if the folder were not there: what is asked for here is what is checked of who comes.
+    for (path, mode) in [(folder.path(), 0o755), (&path, 0o777)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: owner.arena().token(), run: 0 };
+    let join = |before: &[&str], then: &str, count| joining(before, &path, &hello, then, count);
+    let apart = ["unshare", "--pid", "--fork"];
+    let made = Command::new(apart[0]).args(&apart[1..]).arg("true").status();
+    let can_be_apart = made.is_ok_and(|status| status.success());
+    if !can_be_apart {
+        println!("SKIPPED, in part: name spaces of processes cannot be made here");
+    }
+    let no_capability = "
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset(header, sets) == 0";
+    let more = VIEWERS_MAX + 2;
+    for (before, then, answer) in [
+        (&[][..], "os.setuid(65534)", -1),
+        (&[], "os.setgroups([1])", libc::EACCES),
+        (&[], "os.setegid(1)", libc::EACCES),
+        (&[], no_capability, libc::EACCES),
+        (
+            if can_be_apart { &apart } else { &[] },
+            "os.setgroups([1]) if os.getpid() != 1 else 0",
+            libc::EACCES,
+        ),
+    ] {
+        let (answers, mut child) = join(before, then, more);
+        assert_eq!(answers, vec![answer; more], "{then}");
+        assert_eq!(service.viewers(), 0, "{then}");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+    // The same are let in as they are, and their places are given back.
+    let (answers, mut child) = join(&[], "0", 3);
+    assert_eq!((answers, service.viewers()), (vec![0; 3], 3));
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    while service.viewers() != 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(service.stop().viewers, 3);
+}
+
 /// 1. The system does not let the owner duplicate descriptors of the process (Yama), and nothing is served.
 /// 2. A descriptor that cannot read, or one of another file, is sent in the place of one that could be taken.
 #[test]

@@ -534,6 +534,147 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     owner.hung_device.store(0, Ordering::Relaxed);
 }
 
+/// 1. Reads hang for a while, and workers are started for the others.
+/// 2. They stay for ever, each with its memory, though there is nothing to do.
+#[test]
+fn workers_that_are_too_many_end() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 1 << 20);
+    let open = Open::of(&viewer, file.as_file());
+    owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
+    for page in 0..4 {
+        viewer.tell(Operation::Fill, [open.handle, page * 4096, 8]).unwrap();
+    }
+    while service.workers() <= 4 {
+        std::thread::yield_now();
+    }
+    owner.hung_device.store(0, Ordering::Relaxed);
+    open.check(1, 0, 100_000);
+    let begun = Instant::now();
+    while service.workers() > 2 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} workers are left", service.workers());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Those that are left stay, and answer.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(service.workers(), 2);
+    open.check(1, 100_000, 100_000);
+    viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
+}
+
+/// How long it takes that so many programs one after the other hear that what they unmount is closed.
+fn releases(viewer: &Viewer, count: u32) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..count {
+        viewer.request(Operation::Release, [0; 3]).unwrap();
+    }
+    begun.elapsed()
+}
+
+/// 1. A viewer writes into its page that workers are at questions of its, or that it has given them up; or asks without
+///    end for what they are indeed at; or for what never ends.
+/// 2. Whoever unmounts or removes something waits for these, each time anew.
+#[test]
+fn who_lies_about_what_is_under_way_makes_nobody_wait() {
+    const RELEASES: u32 = 40;
+    /// A fourth of what it takes if each is waited for.
+    const MOST: Duration = Duration::from_millis(RELEASES as u64 * 200 / 4);
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 4).unwrap();
+    let mut liar = asleep();
+    let (honest, lying) = (viewer(&service, us()), viewer(&service, liar.id()));
+    // What nobody is at.
+    for (slot, request) in lying.page().requests.iter().enumerate() {
+        request.operation.store([Operation::Attach, Operation::Detach][slot % 2] as u32, Ordering::Relaxed);
+        request.state.store([state::TAKEN, state::GIVEN_UP][slot / 2 % 2], Ordering::Relaxed);
+    }
+    let took = releases(&honest, RELEASES);
+    assert!(took < MOST, "by words alone: {took:?}");
+    lying.page().requests.iter().for_each(|request| request.state.store(state::FREE, Ordering::Relaxed));
+    // Questions without end, each of which takes some time.
+    owner.attach_millis.store(30, Ordering::Relaxed);
+    let file = temporary(1, 1 << 20);
+    let data = file.as_file().metadata().unwrap();
+    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let asks = service.admit(us()).unwrap().view().unwrap().waiting_at_most(60_000);
+    let honest = {
+        drop(honest);
+        viewer(&service, std::os::unix::process::parent_id())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let [handle, _] = asks.request(Operation::Attach, question).unwrap();
+                    asks.request(Operation::Detach, [handle, 0, 0]).unwrap();
+                }
+            });
+        }
+        let took = releases(&honest, RELEASES);
+        ends.store(true, Ordering::Relaxed);
+        assert!(took < MOST, "by asking without end: {took:?}");
+    });
+    // What never ends is waited for some times.
+    owner.attach_millis.store(0, Ordering::Relaxed);
+    let open = Open::of(&asks, file.as_file());
+    owner.hung_device.store(data.dev(), Ordering::Relaxed);
+    let _ = asks.tell(Operation::Advance, [open.handle, 0, 0]);
+    for page in 0..3 {
+        let slot = &asks.page().requests[10 + page];
+        slot.operation.store(Operation::Fill as u32, Ordering::Relaxed);
+        slot.arguments[0].store(open.handle, Ordering::Relaxed);
+        slot.state.store(state::PENDING, Ordering::Relaxed);
+    }
+    let taken =
+        || asks.page().requests[10..13].iter().all(|r| r.state.load(Ordering::Relaxed) == state::TAKEN);
+    while !taken() {
+        asks.page().doorbell.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (10..13).for_each(|slot| asks.page().requests[slot].state.store(state::GIVEN_UP, Ordering::Relaxed));
+    let took = releases(&honest, RELEASES);
+    assert!(took >= Duration::from_millis(200), "it is waited for once: {took:?}");
+    assert!(took < MOST, "by what never ends: {took:?}");
+    owner.hung_device.store(0, Ordering::Relaxed);
+    liar.kill().unwrap();
+    liar.wait().unwrap();
+}
+
+/// 1. Others have filled the queues that are the service's, too, with what cannot be closed.
+/// 2. The service lets processes in that send more of it, until no descriptor is left.
+#[test]
+fn what_waits_elsewhere_in_the_owner_counts_for_the_service() {
+    use quinion::internals::sys::serial_queues::QueueKey;
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
+    Viewer::connect(&path, &hello).unwrap();
+    let (queues, (go, waits)) = (service.queues(), std::sync::mpsc::channel::<()>());
+    queues.spawn(QueueKey::Background, move || {
+        let _ = waits.recv();
+    });
+    while !queues.are_full() {
+        queues.spawn(QueueKey::Background, || ());
+    }
+    // It is not looked at before there is room again.
+    let waiting = stranger(&path, &hello.bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let mut answer = [0; 64];
+    let heard = rustix::net::recv(&waiting, &mut answer, rustix::net::RecvFlags::DONTWAIT);
+    assert_eq!(heard.unwrap_err(), rustix::io::Errno::AGAIN, "it was let in");
+    drop(go);
+    while rustix::net::recv(&waiting, &mut answer, rustix::net::RecvFlags::DONTWAIT).is_err() {
+        std::thread::yield_now();
+    }
+}
+
 /// 1. Whoever becomes another user, or gives up a right, goes on by what it had before.
 #[test]
 fn other_domain() {

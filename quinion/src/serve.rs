@@ -672,8 +672,8 @@ impl Shared {
             // Release, partner: the Acquire in `process`.
             self.processes[viewer].store(number, Ordering::Release);
             drop(seat);
-            // Workers that sleep wait for its doorbell, too, from now on; and the keeper for its end.
-            self.ring_bell();
+            // A worker that sleeps waits for its doorbell, too, from now on; and the keeper for its end.
+            self.announce_doorbell();
             self.door.wake();
             return Ok((viewer, page));
         }
@@ -716,6 +716,22 @@ impl Shared {
         }
     }
 
+    /// Has one worker look again which doorbells there are; it has others do so when it has something else to do.
+    fn announce_doorbell(&self) {
+        let bell = &self.control().bell;
+        // SeqCst, partner: the sleep in `answer_viewers`.
+        self.workers.announce(|| bell.fetch_add(1, Ordering::SeqCst).wrapping_add(1));
+        futex_wake(bell, 1);
+    }
+
+    /// This worker is about to do something, or to end: one that sleeps is to know all doorbells.
+    fn hand_on(&self) {
+        // SeqCst, partner: the count of sleepers before a sleep. Who is about to sleep looks at the bell once more.
+        if !self.workers.are_all_heard() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
+            futex_wake(&self.control().bell, 1);
+        }
+    }
+
     /// Has all workers look again.
     fn ring_bell(&self) {
         let bell = &self.control().bell;
@@ -738,21 +754,23 @@ impl Shared {
             // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. A viewer that asks after
             // we looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
-            bells.push(FutexWait::new(&control.bell, control.bell.load(Ordering::SeqCst)));
+            let bell = control.bell.load(Ordering::SeqCst);
+            bells.push(FutexWait::new(&control.bell, bell));
             for viewer in self.present() {
                 let doorbell = &self.page(viewer).doorbell;
                 bells.push(FutexWait::new(doorbell, doorbell.load(Ordering::SeqCst)));
             }
             if let Some(job) = self.take_job() {
+                self.hand_on();
                 self.do_job(&job);
                 idle_since = Instant::now();
                 continue;
             }
             // Awake: whoever asks from here on wakes another.
             if self.workers.retires(idle_since) {
-                return;
+                return self.hand_on();
             }
-            self.workers.rest(|| {
+            self.workers.rest(bell, || {
                 // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
                 if !self.is_closed() && !futex_wait_any(bells.all(), NAP_MILLIS) {

@@ -13,6 +13,10 @@
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
+//! A worker that sleeps listens to the doorbells of all viewers that there were when it fell asleep. Another viewer wakes
+//! one of them, and the others do not know its doorbell. When that one has something to do, and no other that sleeps
+//! knows all doorbells, it wakes the next. So a process that starts costs one wake-up, or two, and not one for each.
+//!
 //! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
 //!
 //! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
@@ -47,6 +51,8 @@ pub(super) struct Workers {
     /// So many do not end before the service does.
     least: AtomicUsize,
     resting: AtomicUsize,
+    /// What the bell was when there was another doorbell last, and how many sleep since then.
+    listeners: RankedMutex<(u32, usize)>,
     /// By device: how many are at work, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<u64, (usize, Instant)>>,
     /// Questions about processes that are under way: which process, and since when.
@@ -60,6 +66,7 @@ impl Default for Workers {
             count: AtomicUsize::new(0),
             least: AtomicUsize::new(0),
             resting: AtomicUsize::new(0),
+            listeners: RankedMutex::new(Rank::Viewer, (0, 0)),
             at_work: RankedMutex::new(Rank::Viewer, HashMap::new()),
             probes: RankedMutex::new(Rank::Viewer, Vec::new()),
         }
@@ -100,11 +107,30 @@ impl Workers {
             && self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    /// A worker has nothing to do, and does `sleep`.
-    pub(super) fn rest(&self, sleep: impl FnOnce()) {
+    /// A worker has nothing to do, and does `sleep`, which listens to all doorbells that there were at `bell`.
+    pub(super) fn rest(&self, bell: u32, sleep: impl FnOnce()) {
         self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
+        let count = |change: fn(usize) -> usize| {
+            let mut listeners = self.listeners.lock();
+            if listeners.0 == bell {
+                listeners.1 = change(listeners.1);
+            }
+        };
+        count(|workers| workers + 1);
         sleep();
+        count(|workers| workers - 1);
         self.resting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// There is another doorbell, which `ring` says: the bell is then as it answers. Nobody listens to that yet.
+    pub(super) fn announce(&self, ring: impl FnOnce() -> u32) {
+        let mut listeners = self.listeners.lock();
+        *listeners = (ring(), 0);
+    }
+
+    /// Whether a worker that sleeps, or is about to, listens to all doorbells.
+    pub(super) fn are_all_heard(&self) -> bool {
+        self.listeners.lock().1 > 0
     }
 
     /// Whether one more should be started.

@@ -31,9 +31,9 @@
 //! nothing that may hang: that is done in a queue of the file system, or of the process that sent it
 //! (`sys/serial_queues.rs`).
 //!
-//! Who unmounts or removes something waits for what is under way for others, for a bounded time (`HEAR_MAX`). What that
-//! is the workers say, and not the viewers' pages; and a viewer, or a file system, that was waited for in vain is not
-//! waited for again.
+//! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
+//! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that was
+//! waited for in vain is not waited for again.
 //!
 //! A viewer that dies is noticed by its process descriptor, so a new process
 //! with the same number is not mistaken for it. Its seat is free
@@ -539,7 +539,8 @@ impl Service {
         self.shared.totals(|_| true)
     }
 
-    /// What is done here may wait for others; who else does such things for the same programs is to do them here, too.
+    /// The queues for what may wait for others. An owner that does such things besides does them here: one bound is for
+    /// all of it.
     pub fn queues(&self) -> SerialQueues {
         self.shared.queues.clone()
     }
@@ -726,7 +727,7 @@ impl Shared {
 
     /// This worker is about to do something, or to end: one that sleeps is to know all doorbells.
     fn hand_on(&self) {
-        // SeqCst, partner: the count of sleepers before a sleep. Who is about to sleep looks at the bell once more.
+        // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the bell again.
         if !self.workers.are_all_heard() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
             futex_wake(&self.control().bell, 1);
         }
@@ -754,10 +755,11 @@ impl Shared {
             // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. A viewer that asks after
             // we looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
-            let bell = control.bell.load(Ordering::SeqCst);
+            let bell = control.bell.load(Ordering::SeqCst); // partner: as above
             bells.push(FutexWait::new(&control.bell, bell));
             for viewer in self.present() {
                 let doorbell = &self.page(viewer).doorbell;
+                // SeqCst, partner: `ring_doorbell`, as above.
                 bells.push(FutexWait::new(doorbell, doorbell.load(Ordering::SeqCst)));
             }
             if let Some(job) = self.take_job() {
@@ -766,7 +768,7 @@ impl Shared {
                 idle_since = Instant::now();
                 continue;
             }
-            // Awake: whoever asks from here on wakes another.
+            // It is awake: a viewer that asks from here on wakes another worker.
             if self.workers.retires(idle_since) {
                 return self.hand_on();
             }
@@ -974,7 +976,7 @@ impl Shared {
                     self.do_job(&said);
                 }
             }
-            // Whoever was about to take one from here has given it its number.
+            // A worker that was about to take one from here has given it its number.
             drop(self.seats[viewer].lock());
         }
     }

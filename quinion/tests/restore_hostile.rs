@@ -423,6 +423,12 @@ fn hanging_in_the_server() -> usize {
     tasks.map(hangs).filter(|&hangs| hangs).count()
 }
 
+/// Waits until so many do. Of a descriptor that is sent alone the server has the last copy; of more it may be faster
+/// than the test, which closes the last one then.
+fn wait_for_hanging(least: usize) {
+    until("closes hang in the server", || hanging_in_the_server() >= least);
+}
+
 /// So many descriptors of the two ends of a pipe.
 fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, count: usize) -> Vec<OwnedFd> {
     let end = |n: usize| match n % 2 {
@@ -491,9 +497,7 @@ fn hostile_descriptor() {
                 streams.push(stream);
             }
         }
-        // Of one that is sent alone the server has the last; of more it may be faster than we, who close then.
-        let least = hung_before + if count == 1 { EACH } else { 1 };
-        until("closes hang in the server", || hanging_in_the_server() >= least);
+        wait_for_hanging(hung_before + if count == 1 { EACH } else { 1 });
         let began = std::time::Instant::now();
         let next = later.last_mut().unwrap();
         next.does(&Plan::new(stage.socket(), stage.image).command());

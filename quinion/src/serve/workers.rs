@@ -13,9 +13,10 @@
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
-//! A worker that sleeps listens to the doorbells of all viewers that there were when it fell asleep. Another viewer wakes
-//! one of them, and the others do not know its doorbell. When that one has something to do, and no other that sleeps
-//! knows all doorbells, it wakes the next. So a process that starts costs one wake-up, or two, and not one for each.
+//! A worker that sleeps listens to the doorbells of all viewers that there were when it fell asleep. Another viewer
+//! wakes one of them, and the others do not know its doorbell. When that one has something to do, and no other that
+//! sleeps knows all doorbells, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
+//! each.
 //!
 //! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
 //!

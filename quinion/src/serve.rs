@@ -32,8 +32,8 @@
 //! (`sys/serial_queues.rs`).
 //!
 //! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
-//! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that was
-//! waited for in vain is not waited for again.
+//! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
+//! was waited for in vain is not waited for again.
 //!
 //! A viewer that dies is noticed by its process descriptor, so a new process
 //! with the same number is not mistaken for it. Its seat is free

@@ -238,7 +238,7 @@ fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() 
     let memory = rest.split('`').next().expect("a size").to_owned();
     let mib: usize = memory.strip_suffix('M').and_then(|digits| digits.parse().ok()).expect("in MiB");
     // A file is taken over if it takes a fourth of the memory at most.
-    assert!((BYTES >> 20..=5 * BYTES >> 20).contains(&mib), "{note}");
+    assert!((BYTES >> 20..=(5 * BYTES) >> 20).contains(&mib), "{note}");
     assert!(report.number("kernel", "reads") >= 8 * 11_000, "it was not left to the kernel: {report:?}");
     // The same with as much memory as was said.
     let report = run_with(&memory, &[], &["python3", program, path, "cache", "150"]);

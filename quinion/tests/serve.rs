@@ -624,10 +624,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
     let ends = std::sync::atomic::AtomicBool::new(false);
     let asks = service.admit(us()).unwrap().view().unwrap().waiting_at_most(60_000);
-    let honest = {
-        drop(honest);
-        viewer(&service, std::os::unix::process::parent_id())
-    };
+    let honest = viewer(&service, std::os::unix::process::parent_id());
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {

@@ -719,6 +719,48 @@ mod tests {
         assert_eq!(short.files.len() as u64, most);
     }
 
+    /// 1. Files that do not fit into the memory together are attached, and read over and over.
+    /// 2. Each read evicts what the next one needs, and all of them wait for the device.
+    #[test]
+    fn files_that_thrash_are_left_to_the_kernel_until_the_others_fit() {
+        const BYTES: u64 = 5 << 20;
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache")).polite();
+        let attach = |file: u64| {
+            let file = std::fs::File::open(folder.path().join(file.to_string())).expect("it is there");
+            let stat = file.metadata().expect("it can be looked at");
+            owner.attach(file.into(), FileName { device: stat.dev(), inode: stat.ino() })
+        };
+        let handles: Vec<u64> = (0..3)
+            .map(|file| {
+                let mut new = std::fs::File::create(folder.path().join(file.to_string())).expect("a file");
+                new.write_all(&vec![file as u8; BYTES as usize]).expect("it has room");
+                drop(new);
+                attach(file).expect("nobody has it open for writing").handle
+            })
+            .collect();
+        let mut totals = ViewerTotals::default();
+        let mut windows = 0;
+        while owner.shortage() == Shortage::default() {
+            for &handle in &handles {
+                for position in (0..BYTES).step_by(PAGE_SIZE) {
+                    owner.fill(handle, position, 1, false).expect("it is served");
+                    (totals.reads, totals.misses) = (totals.reads + 1, totals.misses + 1);
+                }
+            }
+            owner.window_ended(&totals);
+            windows += 1;
+            assert!(windows < 10, "nothing is left to the kernel: {:?}", owner.cache().stats());
+        }
+        let Shortage { files, bytes, memory } = owner.shortage();
+        assert_eq!((files, bytes, memory), (1, BYTES, thrash::memory_for(3 * BYTES)), "two fit");
+        let refused = |handle: &&u64| owner.fill(**handle, 0, 1, false) == Err(Errno(libc::ENOMEM));
+        assert_eq!(handles.iter().filter(refused).count(), 1);
+        let file = handles.iter().position(|handle| refused(&handle)).expect("one of them");
+        assert_eq!(attach(file as u64), Err(Errno(libc::ENOMEM)), "it is not attached again");
+        assert!(thrash::room_of(memory) >= 3 * BYTES && memory < 32 << 20, "as much as is said would do");
+    }
+
     /// The kernel tells no lease of a file that is cut by being opened to read only. A viewer that says so while the
     /// file is being attached is heard.
     #[test]

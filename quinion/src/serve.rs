@@ -31,6 +31,10 @@
 //! nothing that may hang: that is done in a queue of the file system, or of the process that sent it
 //! (`sys/serial_queues.rs`).
 //!
+//! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
+//! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
+//! was waited for in vain is not waited for again.
+//!
 //! A viewer that dies is noticed by its process descriptor, so a new process
 //! with the same number is not mistaken for it. Its seat is free
 //! when no worker is at work for it, and the next in that seat gets a fresh page. A process that became another program
@@ -66,14 +70,15 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::arena::control::{
     ATTACHED_PLACES, Advice, AttachPolicy, CREDIT_SPENT, Control, Counter, OPENED_ENTRIES, Operation,
-    Patching, RING_ENTRIES, Reason, Request, SENT, SyscallAudit, TO_BE_SENT, UNCACHED, VIEWERS_MAX,
-    ViewerPage, place_of, state,
+    Patching, REQUEST_SLOTS, RING_ENTRIES, Reason, Request, SENT, SyscallAudit, TO_BE_SENT, UNCACHED,
+    VIEWERS_MAX, ViewerPage, place_of, state,
 };
 use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Validation};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::death_notice::{DeathNotice, ENDED};
 use crate::sys::domain::{Domain, Member};
 use crate::sys::fork::ForkGuard;
+use crate::sys::peer::ProcessName;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::units::{Frame, MappingId, PageIndex};
 use crate::viewer::Viewer;
@@ -109,6 +114,8 @@ const HANDLES_MAX: usize = 4096;
 const LISTEN_MAX: i32 = 128;
 /// How long one who is about to unmount something waits for what others are at.
 const HEAR_MAX: Duration = Duration::from_millis(200);
+/// How often what is under way for one viewer is waited for in vain.
+const DELAYS_MAX: u32 = 4;
 /// Workers that are at work for one viewer at most.
 const JOBS_MAX: u32 = 16;
 /// How long the end of the service waits for files that are being closed.
@@ -319,6 +326,10 @@ struct ViewerSlot {
     tail: u32,
     /// Workers that are at work for it.
     busy: u32,
+    /// For each of its slots what the worker is at that took it: not what the page says.
+    jobs: [Option<RunningJob>; REQUEST_SLOTS],
+    /// How often somebody waited in vain for what workers are at for it.
+    delays: u32,
     /// Descriptors that it has sent and not asked for, by ticket; the last ticket.
     offers: HashMap<u32, PeerConnection>,
     last_ticket: u32,
@@ -335,10 +346,19 @@ impl ViewerSlot {
     }
 }
 
+/// What a worker is at.
+#[derive(Clone, Copy, Debug)]
+struct RunningJob {
+    operation: u32,
+    /// The later it began the larger.
+    number: u64,
+}
+
 /// A process that has joined.
 #[derive(Clone, Debug)]
 struct Process {
     number: u32,
+    name: ProcessName,
     /// Tells when it has ended, and names it and no other.
     alive: Arc<OwnedFd>,
     /// Asks whether it still is of our domain.
@@ -377,6 +397,8 @@ struct Shared {
     last_run: AtomicU64,
     /// Where the last worker found work.
     cursor: AtomicU32,
+    /// Questions that were taken.
+    taken: AtomicU64,
     workers: Workers,
     door: Listener,
     /// For what may wait as long as somebody else likes.
@@ -474,12 +496,14 @@ impl Service {
             runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
             last_run: AtomicU64::new(0),
             cursor: AtomicU32::new(0),
+            taken: AtomicU64::new(0),
             workers: Workers::default(),
             door,
             queues,
             owner,
         });
         shared.control().set_attach_policy(shared.owner.attach_policy());
+        shared.workers.keep(workers.max(1));
         let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
         // A thread that cannot be started: the drop of `service` stops the other. The caller waits for these two
         // alone; the rest is the keeper's, and it makes do with fewer.
@@ -515,6 +539,12 @@ impl Service {
         self.shared.totals(|_| true)
     }
 
+    /// The queues for what may wait for others. An owner that does such things besides does them here: one bound is for
+    /// all of it.
+    pub fn queues(&self) -> SerialQueues {
+        self.shared.queues.clone()
+    }
+
     /// Begins to count for a run apart. Its number, above 0, goes to its viewers, who say it by
     /// [`Viewer::count_for`].
     pub fn begin_run(&self) -> u64 {
@@ -539,6 +569,11 @@ impl Service {
                 seat.past.entry(NO_RUN).or_default().merge(&past);
             }
         }
+    }
+
+    /// How many threads answer now: more than it was started with for some time after some hung.
+    pub fn workers(&self) -> usize {
+        self.shared.workers.count()
     }
 
     /// How many processes view the cache now. One that has died is counted until its end has been noticed.
@@ -626,7 +661,8 @@ impl Shared {
             self.free_if_over(viewer);
         }
         self.drain_opened();
-        let process = Process { number, alive: Arc::new(alive), member: Arc::new(member) };
+        let name = ProcessName::of(number, &alive);
+        let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
         for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) == 0) {
             let mut seat = self.seats[viewer].lock();
             if seat.process.is_some() {
@@ -637,8 +673,8 @@ impl Shared {
             // Release, partner: the Acquire in `process`.
             self.processes[viewer].store(number, Ordering::Release);
             drop(seat);
-            // Workers that sleep wait for its doorbell, too, from now on; and the keeper for its end.
-            self.ring_bell();
+            // A worker that sleeps waits for its doorbell, too, from now on; and the keeper for its end.
+            self.announce_doorbell();
             self.door.wake();
             return Ok((viewer, page));
         }
@@ -681,6 +717,22 @@ impl Shared {
         }
     }
 
+    /// Has one worker look again which doorbells there are; it has others do so when it has something else to do.
+    fn announce_doorbell(&self) {
+        let bell = &self.control().bell;
+        // SeqCst, partner: the sleep in `answer_viewers`.
+        self.workers.announce(|| bell.fetch_add(1, Ordering::SeqCst).wrapping_add(1));
+        futex_wake(bell, 1);
+    }
+
+    /// This worker is about to do something, or to end: one that sleeps is to know all doorbells.
+    fn hand_on(&self) {
+        // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the bell again.
+        if !self.workers.are_all_heard() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
+            futex_wake(&self.control().bell, 1);
+        }
+    }
+
     /// Has all workers look again.
     fn ring_bell(&self) {
         let bell = &self.control().bell;
@@ -697,21 +749,30 @@ impl Shared {
     }
 
     fn answer_viewers(&self) {
+        let mut idle_since = Instant::now();
         while !self.is_closed() {
             let (control, mut bells) = (self.control(), BellList::new());
             // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. A viewer that asks after
             // we looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
             // while we are about to sleep sees a sleeper to wake.
-            bells.push(FutexWait::new(&control.bell, control.bell.load(Ordering::SeqCst)));
+            let bell = control.bell.load(Ordering::SeqCst); // partner: as above
+            bells.push(FutexWait::new(&control.bell, bell));
             for viewer in self.present() {
                 let doorbell = &self.page(viewer).doorbell;
+                // SeqCst, partner: `ring_doorbell`, as above.
                 bells.push(FutexWait::new(doorbell, doorbell.load(Ordering::SeqCst)));
             }
             if let Some(job) = self.take_job() {
+                self.hand_on();
                 self.do_job(&job);
+                idle_since = Instant::now();
                 continue;
             }
-            self.workers.rest(|| {
+            // It is awake: a viewer that asks from here on wakes another worker.
+            if self.workers.retires(idle_since) {
+                return self.hand_on();
+            }
+            self.workers.rest(bell, || {
                 // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
                 if !self.is_closed() && !futex_wait_any(bells.all(), NAP_MILLIS) {
@@ -753,11 +814,14 @@ impl Shared {
         // Acquire, partner: the viewer's Release of PENDING: we see the question.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         seat.busy += 1;
+        let operation = request.operation.load(Ordering::Relaxed);
+        let number = self.taken.fetch_add(1, Ordering::Relaxed) + 1; // under the seat's lock, as it is looked at
+        seat.jobs[slot] = Some(RunningJob { operation, number });
         Some(ViewerJob {
             viewer,
             slot,
             process,
-            operation: request.operation.load(Ordering::Relaxed),
+            operation,
             arguments: [0, 1, 2].map(|i| request.arguments[i].load(Ordering::Relaxed)),
             attended: pending == state::PENDING,
         })
@@ -768,6 +832,8 @@ impl Shared {
         self.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         let request = &self.page(job.viewer).requests[job.slot];
+        // Before who asked hears of it, and may ask again by the same slot; the seat stays busy.
+        self.seats[job.viewer].lock().jobs[job.slot] = None;
         if write_answer(request, job.attended, result) == AnswerDelivery::No
             && job.operation == Operation::Attach as u32
             && let Ok([handle, _]) = result
@@ -867,7 +933,7 @@ impl Shared {
 
     /// What the code does that the viewer's process has loaded.
     fn examine(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
-        let _probe = self.workers.probe(job.process.number).ok_or(Errno::AGAIN)?;
+        let _probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
@@ -878,37 +944,61 @@ impl Shared {
 
     /// Does what viewers have said of files that they have closed, and what they say by ending. What other workers are
     /// at of that is waited for, for a bounded time, and while it `matters`.
+    ///
+    /// What they are at they say themselves: a page may say anything. Only what was begun before is waited for, however
+    /// much a viewer asks meanwhile; and a viewer for which that was in vain some times is waited for no more.
     fn drain_closed_handles(&self, matters: impl Fn() -> bool) {
-        const DETACH: u32 = Operation::Detach as u32;
-        // Those that have a file open which nobody who waits has. Of the others their viewers wait for the answer.
-        const HAVE_OPEN: [u32; 4] =
-            [Operation::Attach as u32, DETACH, Operation::Advance as u32, Operation::Hint as u32];
         let begun = Instant::now();
+        self.take_detaches();
+        let last = self.taken.load(Ordering::Relaxed);
         loop {
-            let mut is_heard = true;
-            for viewer in self.present() {
-                for (slot, request) in self.page(viewer).requests.iter().enumerate() {
-                    let operation = request.operation.load(Ordering::Relaxed);
-                    let now = request.state.load(Ordering::Relaxed);
-                    if operation == DETACH
-                        && is_pending(now)
-                        && let Some(said) = self.take(viewer, slot)
-                    {
-                        self.do_job(&said);
-                    } else if now == state::GIVEN_UP || now == state::TAKEN && HAVE_OPEN.contains(&operation)
-                    {
-                        is_heard = false;
-                    }
-                }
-                self.free_if_over(viewer);
-                is_heard &= !self.is_over(viewer);
-            }
-            is_heard &= self.queues.waiting_for_devices() == 0;
-            if is_heard || begun.elapsed() >= HEAR_MAX || !matters() {
+            let late: Vec<usize> = self.present().filter(|&viewer| self.holds_files(viewer, last)).collect();
+            let is_heard = late.is_empty() && self.queues.waiting_for_devices(HEAR_MAX) == 0;
+            if is_heard || !matters() {
                 return;
+            }
+            if begun.elapsed() >= HEAR_MAX {
+                return late.into_iter().for_each(|viewer| self.seats[viewer].lock().delays += 1);
             }
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// Takes back all handles that viewers do not want any more and nobody is at.
+    fn take_detaches(&self) {
+        for viewer in self.present() {
+            for (slot, request) in self.page(viewer).requests.iter().enumerate() {
+                let is_one = request.operation.load(Ordering::Relaxed) == Operation::Detach as u32;
+                if is_one
+                    && is_pending(request.state.load(Ordering::Relaxed))
+                    && let Some(said) = self.take(viewer, slot)
+                {
+                    self.do_job(&said);
+                }
+            }
+            // A worker that was about to take one from here has given it its number.
+            drop(self.seats[viewer].lock());
+        }
+    }
+
+    /// Whether workers are at something, since before question `last` was taken, for which a file is open that nobody
+    /// who waits has; or the viewer is no more and its seat is not free yet.
+    fn holds_files(&self, viewer: usize, last: u64) -> bool {
+        // Of the others their viewers wait for the answer, unless they have given up.
+        const HAVE_OPEN: [u32; 4] = [
+            Operation::Attach as u32,
+            Operation::Detach as u32,
+            Operation::Advance as u32,
+            Operation::Hint as u32,
+        ];
+        self.free_if_over(viewer);
+        let seat = self.seats[viewer].lock();
+        let holds = |(slot, job): (usize, &Option<RunningJob>)| {
+            let is_given_up =
+                || self.page(viewer).requests[slot].state.load(Ordering::Relaxed) == state::GIVEN_UP;
+            job.is_some_and(|job| job.number <= last && (HAVE_OPEN.contains(&job.operation) || is_given_up()))
+        };
+        seat.delays < DELAYS_MAX && (seat.is_over() || seat.jobs.iter().enumerate().any(holds))
     }
 
     fn attach(&self, job: &ViewerJob, descriptor: u64, device: u64, inode: u64) -> Result<[u64; 2], Errno> {
@@ -916,7 +1006,7 @@ impl Shared {
         let was_sent = descriptor & SENT != 0;
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
         let name = FileName { device, inode };
-        let probe = self.workers.probe(job.process.number).ok_or(Errno::AGAIN)?;
+        let probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
         // A process that has become somebody else has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
@@ -997,7 +1087,7 @@ impl Shared {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
         let Ok((path, mount)) = known else {
-            self.queues.close(QueueKey::Sender(job.process.number), file);
+            self.queues.close(QueueKey::Sender(job.process.name), file);
             return Err(Errno::OPNOTSUPP);
         };
         match self.check_file_system(mount) {
@@ -1172,11 +1262,6 @@ impl Shared {
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
         self.let_go_in_queues(gone.handles);
-    }
-
-    /// Whether the viewer is no more, and its seat not free.
-    fn is_over(&self, viewer: usize) -> bool {
-        self.seats[viewer].lock().is_over()
     }
 
     // ---- the end --------------------------------------------------------------------------------

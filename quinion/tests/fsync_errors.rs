@@ -97,6 +97,29 @@ fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
     Some(error.raw_os_error().unwrap_or_else(|| panic!("{error} has no number")))
 }
 
+/// 1. One handle writes, and what it wrote is written back.
+/// 2. Another, which can only read, syncs the file. It is told that all is well, and nothing was made durable.
+#[test]
+fn who_can_only_read_makes_durable_what_was_written_and_hears_of_errors() {
+    let stage = Stage::new();
+    let device = || Arc::clone(&stage.device) as Arc<dyn Backend>;
+    let (writer, reader) = (stage.open(), stage.cache.open_backend(device()).unwrap());
+    for generation in [2, 3] {
+        let now = change(&writer, generation);
+        if generation == 2 {
+            stage.write_back(&writer);
+        }
+        assert_eq!(errno_of(reader.sync_data()), None);
+        stage.is_durable(&now);
+    }
+    let now = change(&writer, 4);
+    stage.device.fail_write(0, libc::EIO);
+    assert_eq!(errno_of(reader.sync_data()), Some(libc::EIO));
+    stage.device.mend();
+    assert_eq!(errno_of(reader.sync_data()), None);
+    stage.is_durable(&now);
+}
+
 /// Pages from the second on, which is where everything here is changed.
 fn change(file: &File, generation: u32) -> Vec<u8> {
     let bytes = generation_of(generation);

@@ -529,6 +529,168 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     owner.hung_device.store(0, Ordering::Relaxed);
 }
 
+/// 1. Reads hang for a while, and workers are started for the others.
+/// 2. They stay for ever, each with its memory, though there is nothing to do.
+#[test]
+fn workers_that_are_too_many_end() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let viewer = viewer(&service, us());
+    let file = temporary(1, 1 << 20);
+    let open = Open::of(&viewer, file.as_file());
+    owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
+    for page in 0..4 {
+        viewer.tell(Operation::Fill, [open.handle, page * 4096, 8]).unwrap();
+    }
+    while service.workers() <= 4 {
+        std::thread::yield_now();
+    }
+    owner.hung_device.store(0, Ordering::Relaxed);
+    open.check(1, 0, 100_000);
+    let begun = Instant::now();
+    while service.workers() > 2 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} workers are left", service.workers());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Those that are left stay, and answer.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(service.workers(), 2);
+    open.check(1, 100_000, 100_000);
+    viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
+}
+
+/// 1. A process joins. Of the workers that sleep one alone knows its doorbell.
+/// 2. That one is at a question of the process that hangs, and its next question is heard by nobody for a second.
+#[test]
+fn who_asks_behind_a_question_that_hangs_is_heard_at_once() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 4).unwrap();
+    let file = temporary(1, 1 << 20);
+    let mut late = 0;
+    for _ in 0..10 {
+        owner.hung_device.store(0, Ordering::Relaxed);
+        // All sleep when it joins.
+        std::thread::sleep(Duration::from_millis(50));
+        let viewer = service.admit(us()).unwrap().view().unwrap().waiting_at_most(300);
+        let open = Open::of(&viewer, file.as_file());
+        owner.hung_device.store(file.as_file().metadata().unwrap().dev(), Ordering::Relaxed);
+        viewer.tell(Operation::Fill, [open.handle, 0, 8]).unwrap();
+        viewer.tell(Operation::Fill, [open.handle, 4096, 8]).unwrap();
+        late += u32::from(viewer.request(Operation::Revalidate, [open.handle, 0, 0]).is_err());
+    }
+    owner.hung_device.store(0, Ordering::Relaxed);
+    // One or another on a machine that is busy.
+    assert!(late <= 2, "{late} of 10 were not heard in time");
+}
+
+/// How long it takes that so many programs one after the other hear that what they unmount is closed.
+fn releases(viewer: &Viewer, count: u32) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..count {
+        viewer.request(Operation::Release, [0; 3]).unwrap();
+    }
+    begun.elapsed()
+}
+
+/// 1. A viewer writes into its page that workers are at questions of its, or that it has given them up; or asks without
+///    end for what they are indeed at; or for what never ends.
+/// 2. Whoever unmounts or removes something waits for these, each time anew.
+#[test]
+fn who_lies_about_what_is_under_way_makes_nobody_wait() {
+    const RELEASES: u32 = 40;
+    /// A fourth of what it takes if each is waited for.
+    const MOST: Duration = Duration::from_millis(RELEASES as u64 * 200 / 4);
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 4).unwrap();
+    let mut liar = asleep();
+    let (honest, lying) = (viewer(&service, us()), viewer(&service, liar.id()));
+    // What nobody is at.
+    for (slot, request) in lying.page().requests.iter().enumerate() {
+        request.operation.store([Operation::Attach, Operation::Detach][slot % 2] as u32, Ordering::Relaxed);
+        request.state.store([state::TAKEN, state::GIVEN_UP][slot / 2 % 2], Ordering::Relaxed);
+    }
+    let took = releases(&honest, RELEASES);
+    assert!(took < MOST, "by words alone: {took:?}");
+    lying.page().requests.iter().for_each(|request| request.state.store(state::FREE, Ordering::Relaxed));
+    // Questions without end, each of which takes some time.
+    owner.attach_millis.store(30, Ordering::Relaxed);
+    let file = temporary(1, 1 << 20);
+    let data = file.as_file().metadata().unwrap();
+    let question = [file.as_file().as_raw_fd() as u64, data.dev(), data.ino()];
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let asks = service.admit(us()).unwrap().view().unwrap().waiting_at_most(60_000);
+    let honest = viewer(&service, std::os::unix::process::parent_id());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let [handle, _] = asks.request(Operation::Attach, question).unwrap();
+                    asks.request(Operation::Detach, [handle, 0, 0]).unwrap();
+                }
+            });
+        }
+        let took = releases(&honest, RELEASES);
+        ends.store(true, Ordering::Relaxed);
+        assert!(took < MOST, "by asking without end: {took:?}");
+    });
+    // What never ends is waited for some times.
+    owner.attach_millis.store(0, Ordering::Relaxed);
+    let open = Open::of(&asks, file.as_file());
+    owner.hung_device.store(data.dev(), Ordering::Relaxed);
+    let _ = asks.tell(Operation::Advance, [open.handle, 0, 0]);
+    for page in 0..3 {
+        let slot = &asks.page().requests[10 + page];
+        slot.operation.store(Operation::Fill as u32, Ordering::Relaxed);
+        slot.arguments[0].store(open.handle, Ordering::Relaxed);
+        slot.state.store(state::PENDING, Ordering::Relaxed);
+    }
+    let taken =
+        || asks.page().requests[10..13].iter().all(|r| r.state.load(Ordering::Relaxed) == state::TAKEN);
+    while !taken() {
+        asks.page().doorbell.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (10..13).for_each(|slot| asks.page().requests[slot].state.store(state::GIVEN_UP, Ordering::Relaxed));
+    let took = releases(&honest, RELEASES);
+    assert!(took >= Duration::from_millis(200), "it is waited for once: {took:?}");
+    assert!(took < MOST, "by what never ends: {took:?}");
+    owner.hung_device.store(0, Ordering::Relaxed);
+    liar.kill().unwrap();
+    liar.wait().unwrap();
+}
+
+/// 1. Others have filled the queues that are the service's, too, with what cannot be closed.
+/// 2. The service lets processes in that send more of it, until no descriptor is left.
+#[test]
+fn what_waits_elsewhere_in_the_owner_counts_for_the_service() {
+    use quinion::internals::sys::serial_queues::QueueKey;
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
+    let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
+    Viewer::connect(&path, &hello).unwrap();
+    let (queues, (go, waits)) = (service.queues(), std::sync::mpsc::channel::<()>());
+    queues.spawn(QueueKey::Background, move || {
+        let _ = waits.recv();
+    });
+    while !queues.are_full() {
+        queues.spawn(QueueKey::Background, || ());
+    }
+    // It is not looked at before there is room again.
+    let waiting = stranger(&path, &hello.bytes()).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let mut answer = [0; 64];
+    let heard = rustix::net::recv(&waiting, &mut answer, rustix::net::RecvFlags::DONTWAIT);
+    assert_eq!(heard.unwrap_err(), rustix::io::Errno::AGAIN, "it was let in");
+    drop(go);
+    while rustix::net::recv(&waiting, &mut answer, rustix::net::RecvFlags::DONTWAIT).is_err() {
+        std::thread::yield_now();
+    }
+}
+
 /// 1. Whoever becomes another user, or gives up a right, goes on by what it had before.
 #[test]
 fn other_domain() {
@@ -607,21 +769,142 @@ fn processes_join_by_the_socket() {
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    // Silent ones, and ones who talk nonsense.
-    let silent: Vec<_> = (0..100).filter_map(|_| stranger(&path, b"")).collect();
-    let babbling: Vec<_> = (0..100).filter_map(|_| stranger(&path, &[7; 4000])).collect();
+    // Silent ones, ones who talk nonsense, and ones whose words are nearly right. None of them is passed over here.
+    let says = |bytes: &[u8]| {
+        let socket = connected(&path);
+        if !bytes.is_empty() {
+            rustix::net::send(&socket, bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
+        }
+        socket
+    };
+    let right = hello.bytes();
+    let mut strangers: Vec<_> = (0..100).map(|_| says(b"")).collect();
+    strangers.extend((0..100).map(|_| says(&[7; 4000])));
+    strangers.extend([&right[..right.len() - 1], &[&right[..], b"x"].concat()].map(says));
     let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
-    drop((silent, babbling));
+    assert_eq!(service.viewers(), 1, "nobody else was let in");
+    // Each of them is closed, and is told nothing.
+    for stranger in &strangers {
+        let timeout = Some(Duration::from_secs(60));
+        let which = rustix::net::sockopt::Timeout::Recv;
+        rustix::net::sockopt::set_socket_timeout(stranger, which, timeout).unwrap();
+        match rustix::net::recv(stranger, &mut [0; 64], rustix::net::RecvFlags::empty()) {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(strangers);
     let file = temporary(1, 100_000);
     Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
     let refused = |hello| Viewer::connect(&path, &hello).unwrap_err().raw_os_error();
     assert_eq!(refused(JoinRequest { token: token ^ 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { version: version - 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { plan: 0, ..hello }), Some(libc::EINVAL));
+    // The viewer of before is one still: who was refused was given no place, and took nobody's.
+    assert_eq!(service.viewers(), 1);
+    viewer.request(Operation::Revalidate, [77, 0, 0]).expect_err("it is answered");
+    Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
     let plan = service.add_plan(file.reopen().unwrap().into());
     Viewer::connect(&path, &JoinRequest { plan, ..hello }).unwrap();
     assert_eq!(service.stop().viewers, 2);
     assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
+}
+
+/// Becomes what it is told, and has so many children of its say hello; each says what it was answered, -1 for nothing,
+/// and stays until its input ends.
+const JOINS: &str = "
+import ctypes, os, socket, sys
+path, hello, then, count = sys.argv[1], bytes.fromhex(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def answer():
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours.connect(path)
+        ours.send(hello)
+        said = ours.recv(64)
+    except ConnectionError:
+        return -1
+    return int.from_bytes(said[8:12], 'little') if said else -1
+exec(then)
+for _ in range(count):
+    if os.fork() == 0:
+        os.write(1, b'%d\\n' % answer())
+        os.read(0, 1)
+        os._exit(0)
+for _ in range(count):
+    os.wait()
+";
+
+/// Starts the program above by `before`, what stands before its name; what it was answered, and it.
+fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count: usize) -> (Vec<i32>, Child) {
+    use std::io::BufRead as _;
+    let hello: String = hello.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let words: Vec<&str> = before.iter().copied().chain(["python3", "-c", JOINS]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(path).args([&hello, then, &count.to_string()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let said = std::io::BufReader::new(child.stdout.take().unwrap());
+    let answers: Vec<i32> = said.lines().take(count).map(|line| line.unwrap().parse().unwrap()).collect();
+    assert_eq!(answers.len(), count, "{then}: not all were answered");
+    (answers, child)
+}
+
+/// 1. Processes that are not of the owner's domain reach the socket: of another user, with fewer groups or
+///    capabilities, or in a name space of their own, where the first has the number 1.
+/// 2. They are let in; or their places are nobody's afterwards, and nobody else is let in.
+#[test]
+fn who_is_of_another_domain_takes_no_place() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let owner = NaiveOwner::new(1000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
+    // As if the folder were not there: what is asked for here is what is checked of who comes.
+    for (path, mode) in [(folder.path(), 0o755), (&path, 0o777)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: owner.arena().token(), run: 0 };
+    let join = |before: &[&str], then: &str, count| joining(before, &path, &hello, then, count);
+    let apart = ["unshare", "--pid", "--fork"];
+    let made = Command::new(apart[0]).args(&apart[1..]).arg("true").status();
+    let can_be_apart = made.is_ok_and(|status| status.success());
+    if !can_be_apart {
+        println!("SKIPPED, in part: name spaces of processes cannot be made here");
+    }
+    let no_capability = "
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert ctypes.CDLL(None).capset(header, sets) == 0";
+    let more = VIEWERS_MAX + 2;
+    for (before, then, answer) in [
+        (&[][..], "os.setuid(65534)", -1),
+        (&[], "os.setgroups([1])", libc::EACCES),
+        (&[], "os.setegid(1)", libc::EACCES),
+        (&[], no_capability, libc::EACCES),
+        (
+            if can_be_apart { &apart } else { &[] },
+            "os.setgroups([1]) if os.getpid() != 1 else 0",
+            libc::EACCES,
+        ),
+    ] {
+        let (answers, mut child) = join(before, then, more);
+        assert_eq!(answers, vec![answer; more], "{then}");
+        assert_eq!(service.viewers(), 0, "{then}");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+    // The same are let in as they are, and their places are given back.
+    let (answers, mut child) = join(&[], "0", 3);
+    assert_eq!((answers, service.viewers()), (vec![0; 3], 3));
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    while service.viewers() != 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(service.stop().viewers, 3);
 }
 
 /// 1. The system does not let the owner duplicate descriptors of the process (Yama), and nothing is served.
@@ -669,35 +952,37 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
 /// 2. Nobody else is let in, and no end is noticed, for as long as that takes.
 #[test]
 fn hostile_descriptor() {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
-    let service = Service::start_with(owner.clone(), options).unwrap();
+    let listener = listen(&path).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    let _viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     let mut others = Vec::new();
     let messages = [&hello.bytes()[..], &DescriptorOffer { version, token }.bytes(), b"x", &[7; 4000]];
     for says in messages.into_iter().chain(messages) {
         let (stream, other) = lingering();
         others.push(other);
-        let end =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        connect(&end, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let end = connected(&path);
         send_with(&end, says, &stream);
-        // What is left is in the owner's hands alone; or that was faster, and then this close is the one that waits.
-        std::thread::spawn(move || drop((end, stream)));
+        // Nobody has taken it yet: so these are not the last, and what is left is in the owner's hands alone.
+        drop((end, stream));
     }
+    let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
     let begun = Instant::now();
     let again = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     let file = temporary(1, 100_000);
     Open::of(&again, file.as_file()).check(1, 0, 100_000);
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
-    // Longer than what was sent and not asked for is kept.
-    std::thread::sleep(Duration::from_millis(1500));
-    Viewer::connect(&path, &hello).unwrap();
+    // Longer than what was sent and not asked for is kept. Then all of it waits to be closed, and nobody for that.
+    while service.queues().waiting() < others.len() {
+        assert!(begun.elapsed() < Duration::from_secs(100), "{} wait", service.queues().waiting());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let last = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    Open::of(&last, file.as_file()).check(1, 0, 100_000);
+    assert!(service.queues().waiting() >= others.len(), "the closes have ended: this shows nothing");
     service.stop();
     drop(others); // ends the closes
 }

@@ -21,6 +21,15 @@ pub struct Hanging {
 impl Hanging {
     /// `None`, with a word, where none can be mounted.
     pub fn new() -> Option<Self> {
+        Self::hanging_at(&[])
+    }
+    /// The same, which answers all questions but those of a file that is closed (`flush`) when it has been told to
+    /// hang. A file that is asked for by `path` with a number behind it, up to 99, is another.
+    #[allow(dead_code, reason = "not everybody who includes this needs it")]
+    pub fn in_flush() -> Option<Self> {
+        Self::hanging_at(&["25"])
+    }
+    fn hanging_at(operations: &[&str]) -> Option<Self> {
         let is_root =
             std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
         if !is_root || !std::path::Path::new("/dev/fuse").exists() {
@@ -31,8 +40,8 @@ impl Hanging {
         let (point, stop) = (folder.path().join("point"), folder.path().join("stop"));
         std::fs::create_dir(&point).expect("the disk has room");
         let mut command = Command::new("python3");
-        command.args(["-c", include_str!("fuse.py")]).args([&point, &stop]).stdout(Stdio::piped());
-        let mut server = command.spawn().expect("python3");
+        command.args(["-c", include_str!("fuse.py")]).args([&point, &stop]).args(operations);
+        let mut server = command.stdout(Stdio::piped()).spawn().expect("python3");
         let mut said = String::new();
         BufReader::new(server.stdout.take().expect("it is piped"))
             .read_line(&mut said)

@@ -35,6 +35,7 @@ use std::thread::JoinHandle;
 use quinion::HotFile;
 use quinion::internals::arena::ArenaStats;
 use quinion::internals::serve::{Owner, Service, ServiceOptions, SyscallAuditor, ViewerTotals, WORKERS};
+use quinion::internals::sys::serial_queues::SerialQueues;
 
 use crate::elf::Elf;
 use crate::report::Form;
@@ -481,6 +482,11 @@ impl Session {
     pub fn patch_by(&mut self, plan: &[u8]) -> io::Result<()> {
         self.plan = Some(self.add_plan(plan)?);
         Ok(())
+    }
+
+    /// Where the service does what may wait: one bound is for all that holds a descriptor of ours meanwhile.
+    fn queues(&self) -> SerialQueues {
+        self.service.queues()
     }
 
     /// Keeps a plan for programs that ask for it by its number.

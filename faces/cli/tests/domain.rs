@@ -9,19 +9,27 @@ use std::process::Command;
 mod disk;
 use disk::{Report, noise, quinion, scratch};
 
-/// Reads a file until it is served, does `then`, and says what of the cache is mapped before and after.
+/// Reads a file until it is served, does `then`, and says what of the cache is mapped before and after. Then it reads
+/// four times as much, by the descriptor that it had and by a new one.
 const PROGRAM: &str = "
-import os, sys
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
 def mapped():
     return sum('quinion-arena' in line or 'quinion-viewer' in line for line in open('/proc/self/maps'))
+def reads(file, times):
+    return [os.pread(file, 100000, 0) for _ in range(times)][-1]
+def succeeds(answer):
+    assert answer == 0, os.strerror(ctypes.get_errno())
 path, then = sys.argv[1], sys.argv[2]
 file = os.open(path, os.O_RDONLY)
-for _ in range(50):
-    read = os.pread(file, 100000, 0)
-print('before', mapped())
+read = reads(file, 50)
+print('before', mapped(), flush=True)
 exec(then)
-print('after', mapped(), os.pread(file, 100000, 0) == read, flush=True)
+print('after', mapped(), reads(file, 100) == read == reads(os.open(path, os.O_RDONLY), 100), flush=True)
 ";
+/// What it reads before, and after.
+const READ_BEFORE: u64 = 50 * 100_000;
+const READ_AFTER: u64 = 4 * READ_BEFORE;
 
 fn said(path: &Path, then: &str) -> (String, Report) {
     let scratch = scratch();
@@ -57,15 +65,194 @@ fn other_domain() {
         "os.setgid(65534)",
         "os.setgroups([1])",
         "os.setresuid(65534, 65534, 0)",
-        "import ctypes; libc = ctypes.CDLL(None, use_errno=True); libc.unshare(0x10000000)",
-        "import ctypes; ctypes.CDLL(None).syscall(105, 65534)",
+        "libc.syscall(105, 65534)",
         "os.chroot('/')",
     ] {
-        let (said, report) = said(&path, then);
-        assert_eq!(said, "before 2\nafter 0 True\n", "{then}");
-        assert!(report.served() > 0, "it was served before: {report:?}");
-        assert!(report.number("reasons", "domain") > 0, "{report:?}");
+        is_served_no_more_after(&path, then);
     }
+}
+
+/// The program above is served on while it becomes nobody else: without this the other tests would show nothing.
+#[test]
+fn who_stays_who_he_is_is_served_on() {
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    let (said, report) = said(&path, "pass");
+    assert_eq!(said, "before 2\nafter 2 True\n");
+    assert!(report.served() > READ_AFTER, "{report:?}");
+    assert_eq!(report.number("reasons", "domain"), 0, "{report:?}");
+}
+
+/// Runs the program, which becomes somebody else by `then`: nothing is mapped from then on, and nothing is served.
+#[track_caller]
+fn is_served_no_more_after(path: &Path, then: &str) {
+    let (said, report) = said(path, then);
+    assert_eq!(said, "before 2\nafter 0 True\n", "{then}");
+    assert!(report.served() >= READ_BEFORE / 2, "{then}: it was not served before: {report:?}");
+    assert!(report.served() < READ_AFTER, "{then}: it was served on: {report:?}");
+    assert!(report.number("reasons", "domain") > 0, "{then}: {report:?}");
+}
+
+/// `capset` without any capability, `setns` into a name space of processes and of users, `unshare` of both: what is
+/// called, by its name in the C library and its number.
+const CHANGES: [(&str, &str, u32); 5] = [
+    (
+        "header = (ctypes.c_uint32 * 2)(0x20080522, 0); sets = (ctypes.c_uint32 * 6)(); words = (header, sets)",
+        "capset",
+        126,
+    ),
+    ("words = (os.open('/proc/self/ns/pid', os.O_RDONLY), 0)", "setns", 308),
+    (
+        "
+ours, theirs = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    succeeds(libc.unshare(0x10000000))
+    os.write(ours[1], b'1')
+    os.read(theirs[0], 1)
+    os._exit(0)
+os.read(ours[0], 1)
+words = (os.open(f'/proc/{child}/ns/user', os.O_RDONLY), 0x10000000)
+os.write(theirs[1], b'1')
+os.waitpid(child, 0)",
+        "setns",
+        308,
+    ),
+    ("words = (0x10000000,)", "unshare", 272),
+    ("words = (0x20000000,)", "unshare", 272),
+];
+
+/// Each of [`CHANGES`], by name and by number; where a container does not allow it, said so and passed over.
+fn each_change(does: impl Fn(&str, &str)) {
+    if !is_root() {
+        return;
+    }
+    for (words, name, number) in CHANGES {
+        let by_name = format!("succeeds(libc.{name}(*words))");
+        let by_number = format!("succeeds(libc.syscall({number}, *words))");
+        let alone = format!("{PROGRAM}{words}\n{by_name}").replace("exec(then)", "");
+        let alone =
+            disk::plain("python3").args(["-c", &alone, "/etc/passwd", ""]).output().expect("python3 starts");
+        if !alone.status.success() {
+            println!("SKIPPED: {name} is not allowed here: {}", String::from_utf8_lossy(&alone.stderr));
+            continue;
+        }
+        does(words, &by_name);
+        does(words, &by_number);
+    }
+}
+
+/// 1. A program of root's gives up its capabilities, or enters or makes another name space of users or processes.
+/// 2. It reads on what root's programs have cached.
+#[test]
+fn other_domain_by_capset_setns_and_unshare() {
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    each_change(|words, call| is_served_no_more_after(&path, &format!("{words}\n{call}")));
+}
+
+/// 1. A program forks, and its child joins and is served.
+/// 2. The child becomes somebody else, and reads on what it has mapped. Its parent is served still.
+#[test]
+fn other_domain_of_a_forked_child() {
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    each_change(|words, call| {
+        let change = format!("{words}\n{call}").replace('\n', "\n    ");
+        let fork = format!(
+            "
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print('parent', mapped(), reads(file, 50) == read)
+    sys.exit()
+else:
+    assert reads(os.open(path, os.O_RDONLY), 50) == read
+    print('child', mapped(), flush=True)
+    {change}
+"
+        );
+        let (said, report) = said(&path, &fork);
+        assert_eq!(said, "before 2\nchild 2\nafter 0 True\nparent 2 True\n", "{fork}");
+        assert!(report.served() >= READ_BEFORE, "{call}: {report:?}");
+        assert!(report.served() < READ_AFTER, "{call}: the child was served on: {report:?}");
+        assert!(report.number("reasons", "domain") > 0, "{call}: {report:?}");
+    });
+}
+
+/// 1. A program does something after which it is served no more. What it had mapped stays.
+/// 2. It becomes somebody else, by a function or by a system call by its number, and has it mapped still.
+#[test]
+fn other_domain_of_who_was_served_no_more_before() {
+    if !is_root() {
+        return;
+    }
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    for then in ["os.setuid(65534)", "libc.syscall(105, 65534)", "libc.syscall(272, 0x20000000)"] {
+        // A ring of io_uring that there is no room for: nothing comes of it but that we stop.
+        let (said, report) = said(&path, &format!("libc.syscall(425, 0, 0); assert mapped() == 2\n{then}"));
+        assert_eq!(said, "before 2\nafter 0 True\n", "{then}");
+        assert!(report.served() > 0 && report.served() < READ_AFTER, "{then}: {report:?}");
+    }
+}
+
+/// 1. A program has itself killed if it asks for its number, as a filter of system calls may.
+/// 2. It becomes another user. What is mapped was taken away before, and it is not asked whose it is.
+#[test]
+fn who_has_forbidden_our_calls_changes_its_user_without_any() {
+    if !is_root() {
+        return;
+    }
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    let forbids = "
+import struct
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 39), (6, 0, 0, 0x80000000), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code))
+program = struct.pack('HxxxxxxQ', 4, ctypes.addressof(code))
+succeeds(libc.prctl(38, 1, 0, 0, 0))
+succeeds(libc.prctl(22, 2, program))
+assert mapped() == 0
+";
+    for then in ["os.setuid(65534)", "libc.syscall(105, 65534)"] {
+        let (said, report) = said(&path, &format!("{forbids}{then}"));
+        assert_eq!(said, "before 2\nafter 0 True\n", "{then}");
+        assert!(report.served() > 0 && report.served() < READ_AFTER, "{then}: {report:?}");
+    }
+}
+
+/// A core of a program would have what all of them have read. And a child that joins again has it as its parent has.
+#[test]
+fn what_is_mapped_of_the_cache_is_in_no_core_and_in_no_child() {
+    let folder = scratch();
+    let path = folder.path().join("file");
+    std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
+    let look = "
+def flags():
+    found, name = [], ''
+    for line in open('/proc/self/smaps'):
+        words = line.split()
+        if '-' in words[0]: name = line
+        if words[0] == 'VmFlags:' and ('quinion-arena' in name or 'quinion-viewer' in name):
+            found.append([flag in words for flag in ('dd', 'dc')])
+    return found
+print(flags(), flush=True)
+child = os.fork()
+if child == 0:
+    assert reads(os.open(path, os.O_RDONLY), 50) == read
+    print(flags(), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+";
+    let (said, _) = said(&path, look);
+    let all = "[[True, True], [True, True]]";
+    assert_eq!(said, format!("before 2\n{all}\n{all}\nafter 2 True\n"));
 }
 
 /// 1. A program forks; its child, which may become anybody, has the memory of its parent's.

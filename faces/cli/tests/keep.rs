@@ -979,6 +979,87 @@ fn one_that_stands_still_is_ended_by_stop() {
     home.ran(&[], &["true"]);
 }
 
+/// 1. A file system answers reads, and does not answer when a file is closed.
+/// 2. The owner closes what it took for each program that reads there.
+/// 3. The reads of others are not answered, nobody new is served, and the owner cannot be ended.
+#[test]
+fn a_file_system_that_hangs_when_a_file_is_closed_keeps_nobody_else() {
+    closes_hang("at-once");
+}
+
+/// As above, where files are copied in the background, and what was taken for that is closed then.
+#[test]
+fn a_file_system_that_hangs_when_a_copied_file_is_closed_keeps_nobody_else() {
+    closes_hang("auto");
+}
+
+fn closes_hang(attach: &str) {
+    /// So many files for each program.
+    const FILES: usize = 10;
+    /// Opens the files and reads them when told to, again and again, for as long as it takes to start as many workers
+    /// as there may be, and says so; it closes none.
+    const READS: &str = "import sys,os,time
+print('ready', flush=True)
+sys.stdin.readline()
+first, end = map(int, sys.argv[2:])
+for turn in range(80):
+    fd = os.open(sys.argv[1] + str(first + turn % (end - first)), os.O_RDONLY)
+    for _ in range(4):
+        for at in range(0, 1 << 20, 1 << 16): assert os.pread(fd, 1 << 16, at) == bytes(1 << 16)
+    time.sleep(0.1)
+print('read', flush=True); sys.stdin.readline()
+";
+    let attached = ["--attach", attach];
+    let options = [&["--file-systems", "all", "--coherence", "times"][..], &attached].concat();
+    let home = Home::new();
+    let python = disk::python().to_str().expect("a plain path");
+    // Who has a file of it open ends when it has ended: so it goes first, whatever fails.
+    let mut readers = Vec::new();
+    let Some(hanging) = hanging::Hanging::in_flush() else { return };
+    let hung = hanging.path();
+    let hung = hung.to_str().expect("a plain path");
+    let run = |options: &[&str], words: &[&str]| {
+        let mut command = home.quinion(&["run", "--keep=default", "--report", "json", "--report-file"]);
+        command.arg(home.report_of("default")).args(options).arg("--").args(words);
+        command
+    };
+    for reader in 0..8 {
+        let files = [reader * FILES, (reader + 1) * FILES].map(|file| file.to_string());
+        let mut command = run(&options, &[python, "-c", READS, hung, &files[0], &files[1]]);
+        command.env("QUINION_WAIT_MS", "20"); // what nobody answers is not waited for here for long
+        readers.push(Waiting::start(command));
+    }
+    hanging.hang();
+    let begun = Instant::now();
+    for reader in &mut readers {
+        writeln!(reader.input.as_mut().expect("it was not ended"), "go").expect("it listens");
+    }
+    let said: Vec<_> = readers.iter_mut().map(Waiting::line).collect();
+    assert!(said.iter().all(|line| line == "read"), "{said:?}");
+    let owner = home.owner();
+    let closes = std::fs::read_dir(format!("/proc/{owner}/task")).expect("it lives").filter_map(|task| {
+        std::fs::read_to_string(task.ok()?.path().join("syscall")).ok().filter(|call| call.starts_with("3 "))
+    });
+    assert!(closes.count() > 0, "no close hangs: this shows nothing");
+    // Other files are read by others, often enough to be copied.
+    for round in 0..4 {
+        let local = home.file(&format!("local{round}"), 5 + round);
+        let local = local.to_str().expect("a plain path");
+        let script = format!("for i in 1 2 3 4 5 6 7 8 9; do cat {local} | md5sum; sleep 0.1; done");
+        let expected = text(&plain("sh").args(["-c", &script]).output().expect("a shell").stdout);
+        let output = run(&options, &["sh", "-c", &script]).output().expect("our own command starts");
+        assert_eq!((text(&output.stdout), text(&output.stderr)), (expected, String::new()), "round {round}");
+        let report = Report::read(&home.report_of("default"));
+        assert!(report.served() >= FILE_BYTES as u64, "round {round}: {report:?}");
+    }
+    kill(owner, libc::SIGTERM);
+    until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    drop(hanging);
+    until(|| is_gone(owner));
+    drop(readers);
+}
+
 /// 1. Some programs read by the cache what lies on a file system that hangs, and the owner reads it for them.
 /// 2. The reads of others are not answered, nobody new is served, and the owner cannot be ended.
 #[test]

@@ -36,10 +36,16 @@ fn make_cold(path: &Path) {
 /// Runs a program with the options; its report. It must print what it prints without us.
 #[track_caller]
 fn run(options: &[&str], words: &[&str]) -> Report {
+    run_with("64M", options, words)
+}
+
+/// The same with so much memory.
+#[track_caller]
+fn run_with(memory: &str, options: &[&str], words: &[&str]) -> Report {
     let folder = scratch();
     let report = folder.path().join("report");
     let mut command = quinion();
-    command.args(["run", "--memory", "64M", "--report", "json", "--report-file"]).arg(&report);
+    command.args(["run", "--memory", memory, "--report", "json", "--report-file"]).arg(&report);
     let served = command.args(options).arg("--").args(words).output().expect("our own command starts");
     let expected = disk::plain(words[0]).args(&words[1..]).output().expect("it is there");
     disk::assert_same(&format!("{words:?}"), &served, &expected);
@@ -184,6 +190,60 @@ fn a_scan_of_a_file_larger_than_memory_stays_served() {
     let report = run(&["--attach", "at-once"], &["cksum", path.to_str().expect("a plain name")]);
     assert_eq!(report.served(), BYTES as u64, "{report:?}");
     assert!(!report.0.contains("would have held"), "{report:?}");
+}
+
+/// Reads pages of a file at random, in rounds; says a sum of the bytes, which are the same in each round. It goes on
+/// until the kernel, or the cache, has answered nearly all reads of two rounds, or for so many rounds.
+const AT_RANDOM: &str = "
+import hashlib, os, random, sys
+def calls():
+    return int(next(line for line in open('/proc/self/io') if line.startswith('syscr')).split()[1])
+fd = os.open(sys.argv[1], os.O_RDONLY)
+pages = random.Random(7).choices(range(os.fstat(fd).st_size // 4096), k=12000)
+sums, rounds = set(), 0
+for number in range(int(sys.argv[3])):
+    before, sum = calls(), hashlib.sha256()
+    for page in pages:
+        sum.update(os.pread(fd, 4096, page * 4096))
+    sums.add(sum.hexdigest())
+    by_kernel = calls() - before
+    # In the first rounds it is the kernel's in any case.
+    is_so = by_kernel > 11000 and number >= 8 if sys.argv[2] == 'kernel' else by_kernel < 1000
+    rounds += is_so
+    if rounds == 2:
+        break
+print(sums)
+";
+
+/// 1. A program reads at random in a file six times as large as the memory: what it needs next was evicted for what it
+///    needed before.
+/// 2. The file is left to the kernel. The report says how much memory would have served it.
+/// 3. With so much it is served, and nothing is left.
+#[test]
+fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() {
+    const BYTES: usize = 96 << 20;
+    let folder = scratch();
+    let (path, program) = (folder.path().join("large"), folder.path().join("reads.py"));
+    make(&path, BYTES);
+    std::fs::write(&program, AT_RANDOM).expect("the disk has room");
+    let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
+    let report = run_with("16M", &[], &["python3", program, path, "kernel", "400"]);
+    let words = "would have held all that was wanted";
+    let note = report.0.split('"').find(|text| text.contains(words)).unwrap_or_else(|| panic!("{report:?}"));
+    assert!(
+        note.contains("files of ") && note.contains("were left to the kernel for want of memory"),
+        "{note}"
+    );
+    let (_, rest) = note.split_once("`--memory ").expect("it says how much");
+    let memory = rest.split('`').next().expect("a size").to_owned();
+    let mib: usize = memory.strip_suffix('M').and_then(|digits| digits.parse().ok()).expect("in MiB");
+    // A file is taken over if it takes a fourth of the memory at most.
+    assert!((BYTES >> 20..=(5 * BYTES) >> 20).contains(&mib), "{note}");
+    assert!(report.number("kernel", "reads") >= 8 * 11_000, "it was not left to the kernel: {report:?}");
+    // The same with as much memory as was said.
+    let report = run_with(&memory, &[], &["python3", program, path, "cache", "150"]);
+    assert!(!report.0.contains(words), "{report:?}");
+    assert!(report.number("served", "reads") >= 2 * 11_000, "it was not served: {report:?}");
 }
 
 /// 1. A program says of a file that it will read it at random, as RocksDB says of each table that it opens.

@@ -483,14 +483,13 @@ pub fn end_process() -> ! {
 
 /// Whether this process has this one thread alone, as far as the kernel tells.
 pub fn is_single_threaded() -> bool {
-    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return false };
-    let mut entries = [0u64; 128];
-    let mut threads = 0;
-    // As many as fit at once are enough to know that there is more than one.
-    let bytes = directory_entries(directory, &mut entries);
-    entry_names(&entries, bytes, |name| threads += u32::from(name[0] != b'.'));
-    close(directory);
-    threads == 1
+    threads() == Some(1)
+}
+
+/// How many threads this process has; `None` if that cannot be told.
+fn threads() -> Option<u64> {
+    let mut line = [0u8; 1024];
+    stat_field(stat_line(b"/proc/self/stat\0", &mut line)?, NUM_THREADS)
 }
 
 /// Whether the calling thread holds `signal` back.
@@ -513,27 +512,64 @@ pub enum BlockedBy {
 }
 
 /// Which other threads of this process block `signal`, one of the first 31. If that cannot be told, sleepers do.
+///
+/// The kernel lists threads in pieces, and goes on behind the last one of the piece before: if that one has ended
+/// meanwhile it may leave out another that lives. So the list is made until it is twice the same, and has as many as
+/// the kernel counts. If threads come and go all the time, one of them runs.
 pub fn other_threads_that_block(signal: i32) -> BlockedBy {
-    let Ok(directory) = open(b"/proc/self/task\0", O_DIRECTORY) else { return BlockedBy::Sleepers };
+    const LISTS_MAX: u32 = 8;
+    let mut before = None;
+    for _ in 0..LISTS_MAX {
+        let (Some(list), Some(threads)) = (list_threads(signal), threads()) else {
+            return BlockedBy::Sleepers;
+        };
+        if before == Some(list) && list.count == threads {
+            return list.found;
+        }
+        before = Some(list);
+    }
+    BlockedBy::Runner
+}
+
+/// The threads of this process, in short.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ThreadList {
+    count: u64,
+    /// Of their numbers, in any order.
+    sum: u64,
+    /// Which of the others block the signal.
+    found: BlockedBy,
+}
+
+/// Lists the threads once; `None` if they cannot be listed.
+fn list_threads(signal: i32) -> Option<ThreadList> {
+    let directory = open(b"/proc/self/task\0", O_DIRECTORY).ok()?;
     let own = thread();
-    let (mut entries, mut found) = ([0u64; 128], BlockedBy::Nobody);
+    let mut entries = [0u64; 128];
+    let mut list = ThreadList { count: 0, sum: 0, found: BlockedBy::Nobody };
     loop {
         let bytes = directory_entries(directory, &mut entries);
         if bytes == 0 {
             break;
         }
         entry_names(&entries, bytes, |name| {
-            let thread = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
-            if thread.is_some_and(|thread| thread != own)
+            let number = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
+            let Some(number) = number else { return };
+            list.count += 1;
+            // One that is large, and another for each: two lists that differ hardly have the same sum.
+            list.sum =
+                list.sum.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
+            if number != own
                 && let Some(other) = signals_of(name)
                 && other.blocked >> (signal - 1) & 1 != 0
             {
-                found = found.max(if other.sleeps { BlockedBy::Sleepers } else { BlockedBy::Runner });
+                list.found =
+                    list.found.max(if other.sleeps { BlockedBy::Sleepers } else { BlockedBy::Runner });
             }
         });
     }
     close(directory);
-    found
+    Some(list)
 }
 
 /// What the kernel says of a thread.
@@ -547,9 +583,6 @@ struct ThreadSignals {
 /// The signals of a thread of this process; `None` if it has ended. One of which nothing can be told sleeps and blocks
 /// all.
 fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
-    /// Fields from the one behind the name, which ends with the last parenthesis (proc_pid_stat(5): the 3rd, the 32nd).
-    const STATE: usize = 0;
-    const BLOCKED: usize = 29;
     let mut path = [0u8; 48];
     let parts: [&[u8]; 3] = [b"/proc/self/task/", thread, b"/stat"];
     let mut length = 0;
@@ -558,17 +591,34 @@ fn signals_of(thread: &[u8]) -> Option<ThreadSignals> {
         length += part.len();
     }
     path.get(length)?; // the zero
-    let fd = open(&path, 0).ok()?;
     let mut line = [0u8; 1024];
+    let fields = stat_line(&path, &mut line)?;
+    // D: in the middle of a system call.
+    let runs =
+        fields.split(|&byte| byte == b' ').nth(STATE).is_some_and(|state| matches!(state, b"R" | b"D"));
+    Some(ThreadSignals { sleeps: !runs, blocked: stat_field(fields, BLOCKED).unwrap_or(u64::MAX) })
+}
+
+/// Fields of a `stat` from the one behind the name, which ends with the last parenthesis: proc_pid_stat(5) has them as
+/// the 3rd, the 20th and the 32nd.
+const STATE: usize = 0;
+const NUM_THREADS: usize = 17;
+const BLOCKED: usize = 29;
+
+/// The fields of a `stat` behind the name.
+fn stat_line<'a>(path: &[u8], line: &'a mut [u8; 1024]) -> Option<&'a [u8]> {
+    let fd = open(path, 0).ok()?;
     // SAFETY: the buffer is ours.
     let read = unsafe { pread(fd, line.as_mut_ptr(), line.len(), 0) };
     close(fd);
     let line = &line[..read.ok()?];
-    let behind = line.iter().rposition(|&byte| byte == b')').and_then(|end| line.get(end + 2..));
-    let field = |at: usize| behind.and_then(|fields| fields.split(|&byte| byte == b' ').nth(at));
-    let blocked = field(BLOCKED).and_then(|digits| core::str::from_utf8(digits).ok()?.parse().ok());
-    let runs = matches!(field(STATE), Some(b"R" | b"D")); // D: in the middle of a system call
-    Some(ThreadSignals { sleeps: !runs, blocked: blocked.unwrap_or(u64::MAX) })
+    let end = line.iter().rposition(|&byte| byte == b')')?;
+    line.get(end + 2..)
+}
+
+fn stat_field(fields: &[u8], at: usize) -> Option<u64> {
+    let digits = fields.split(|&byte| byte == b' ').nth(at)?;
+    core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// Unmaps what a call above gave and nobody uses.

@@ -596,6 +596,9 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         number::SETRLIMIT => return limited(a, b),
         number::PRLIMIT64 => return limited_of(a, b, c),
         number::MLOCKALL => return all_locked(),
+        // One that was served no more before still has what it mapped.
+        number::UNSHARE => return unshared(a),
+        number if CHANGES_DOMAIN.contains(&number) => return leaves_domain(),
         _ if !process::is_on() => return,
         _ => {}
     }
@@ -621,12 +624,10 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
         }
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
-        number::UNSHARE => unshared(a),
         number::UMOUNT2 => unmounts(),
         number::INOTIFY_INIT | number::INOTIFY_INIT1 | number::FANOTIFY_INIT => {}
         number::INOTIFY_ADD_WATCH => watches(a, b, c),
         number::FANOTIFY_MARK => marks(a, b, c, d, e),
-        number if CHANGES_DOMAIN.contains(&number) => leaves_domain(),
         number::PIDFD_GETFD => everything_passed(),
         number::IO_URING_SETUP => process::stop(Reason::Passed),
         number::SENDMSG => sent_message(a, b),

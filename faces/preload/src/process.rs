@@ -491,6 +491,10 @@ pub fn leave_domain() {
         stop(Reason::Domain);
     }
     let _inside = Inside::count();
+    // What it takes may be forbidden; and it has been done then.
+    if IS_CONFINED.load(Ordering::Relaxed) && IS_COVERED.load(Ordering::Relaxed) {
+        return;
+    }
     // One that has stopped before still has it.
     if let Some((_taken, memory)) = take_memory()
         && !cover(memory)

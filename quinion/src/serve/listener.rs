@@ -32,7 +32,7 @@ use super::peer_connection::PeerConnection;
 use super::{Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
-use crate::sys::peer;
+use crate::sys::peer::{self, ProcessName};
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::{DescriptorOffer, JoinReply, JoinRequest, NO_PLAN};
 use crate::viewer::sys::Errno;
@@ -273,7 +273,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // A process that has connected and was not let in is in it, with what was sent.
         if let Some(listener) = self.listener.take() {
-            self.queues.close(QueueKey::Sender(0), listener);
+            self.queues.close(QueueKey::Sender(ProcessName::default()), listener);
         }
     }
 }

@@ -22,7 +22,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, sockopt,
 };
 
-use crate::sys::peer;
+use crate::sys::peer::ProcessName;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::viewer::handshake::HELLO_BYTES;
 use crate::viewer::sys::Errno;
@@ -56,13 +56,12 @@ impl RefusedMessage {
 
 impl PeerConnection {
     pub(super) fn new(socket: OwnedFd, queues: &SerialQueues) -> Self {
-        let sender = peer::process(socket.as_fd()).unwrap_or(0);
-        let key = QueueKey::Sender(sender as u32);
+        let key = QueueKey::Sender(ProcessName::of_peer(socket.as_fd()));
         Self { socket: Some(socket), queues: queues.clone(), key, since: Instant::now() }
     }
 
     /// The queue for what the kernel is asked about the process that connected: not the one of what it sent, which may
-    /// be stuck with what a process sent that had its number before.
+    /// be stuck with that.
     pub(super) fn process_key(&self) -> QueueKey {
         match self.key {
             QueueKey::Sender(process) => QueueKey::Process(process),

@@ -13,6 +13,13 @@
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
+//! A worker that sleeps listens to the doorbells of all viewers that there were when it fell asleep. Another viewer
+//! wakes one of them, and the others do not know its doorbell. When that one has something to do, and no other that
+//! sleeps knows all doorbells, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
+//! each.
+//!
+//! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
+//!
 //! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
 //! or with the process.
 
@@ -22,6 +29,7 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use crate::sync::{Rank, RankedMutex};
+use crate::sys::peer::ProcessName;
 
 /// Threads that answer at most.
 const WORKERS_MAX: usize = 64;
@@ -31,6 +39,8 @@ const AT_WORK_MAX: usize = 8;
 const STUCK_MIN: Duration = Duration::from_millis(500);
 /// Questions about one process that may wait for longer than that.
 const PROBES_STUCK_MAX: usize = 2;
+/// How long a worker that is one too many waits for something to do.
+pub(super) const IDLE_MAX: Duration = Duration::from_secs(5);
 /// How long the end of the service waits for workers that are at work.
 pub(super) const END_MAX: Duration = Duration::from_secs(1);
 
@@ -39,11 +49,15 @@ pub(super) const END_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
     count: AtomicUsize,
+    /// So many do not end before the service does.
+    least: AtomicUsize,
     resting: AtomicUsize,
+    /// What the bell was when there was another doorbell last, and how many sleep since then.
+    listeners: RankedMutex<(u32, usize)>,
     /// By device: how many are at work, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<u64, (usize, Instant)>>,
     /// Questions about processes that are under way: which process, and since when.
-    probes: RankedMutex<Vec<(u32, Instant)>>,
+    probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
 
 impl Default for Workers {
@@ -51,7 +65,9 @@ impl Default for Workers {
         Self {
             threads: RankedMutex::new(Rank::Viewer, Vec::new()),
             count: AtomicUsize::new(0),
+            least: AtomicUsize::new(0),
             resting: AtomicUsize::new(0),
+            listeners: RankedMutex::new(Rank::Viewer, (0, 0)),
             at_work: RankedMutex::new(Rank::Viewer, HashMap::new()),
             probes: RankedMutex::new(Rank::Viewer, Vec::new()),
         }
@@ -69,14 +85,53 @@ impl Workers {
     /// One more was started.
     pub(super) fn add(&self, thread: JoinHandle<()>) {
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.threads.lock().push(thread);
+        let mut threads = self.threads.lock();
+        threads.retain(|thread| !thread.is_finished()); // those that have retired
+        threads.push(thread);
     }
 
-    /// A worker has nothing to do, and does `sleep`.
-    pub(super) fn rest(&self, sleep: impl FnOnce()) {
+    /// So many stay, whether there is something to do or not.
+    pub(super) fn keep(&self, least: usize) {
+        self.least.store(least, Ordering::Relaxed);
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether the worker that asks, and has found nothing to do since `idle_since`, is to end; then it counts no more.
+    pub(super) fn retires(&self, idle_since: Instant) -> bool {
+        let least = self.least.load(Ordering::Relaxed);
+        let one_less = |count: usize| count.checked_sub(1).filter(|&rest| rest >= least);
+        idle_since.elapsed() >= IDLE_MAX
+            && self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
+
+    /// A worker has nothing to do, and does `sleep`, which listens to all doorbells that there were at `bell`.
+    pub(super) fn rest(&self, bell: u32, sleep: impl FnOnce()) {
         self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
+        let count = |change: fn(usize) -> usize| {
+            let mut listeners = self.listeners.lock();
+            if listeners.0 == bell {
+                listeners.1 = change(listeners.1);
+            }
+        };
+        count(|workers| workers + 1);
         sleep();
+        count(|workers| workers - 1);
         self.resting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// There is another doorbell, which `ring` says: the bell is then as it answers. Nobody listens to that yet.
+    pub(super) fn announce(&self, ring: impl FnOnce() -> u32) {
+        let mut listeners = self.listeners.lock();
+        *listeners = (ring(), 0);
+    }
+
+    /// Whether a worker that sleeps, or is about to, listens to all doorbells.
+    pub(super) fn are_all_heard(&self) -> bool {
+        self.listeners.lock().1 > 0
     }
 
     /// Whether one more should be started.
@@ -100,11 +155,11 @@ impl Workers {
     }
 
     /// Begins to ask something about that process; `None` if it, or all together, keep too many waiting.
-    pub(super) fn probe(&self, process: u32) -> Option<Probe<'_>> {
+    pub(super) fn probe(&self, process: ProcessName) -> Option<Probe<'_>> {
         self.probe_at(process, Instant::now())
     }
 
-    fn probe_at(&self, process: u32, now: Instant) -> Option<Probe<'_>> {
+    fn probe_at(&self, process: ProcessName, now: Instant) -> Option<Probe<'_>> {
         let mut probes = self.probes.lock();
         let stuck = || probes.iter().filter(|(_, since)| now.saturating_duration_since(*since) >= STUCK_MIN);
         let of_it = stuck().filter(|(other, _)| *other == process).count();
@@ -154,7 +209,7 @@ impl Drop for BusyWorker<'_> {
 #[derive(Debug)]
 pub(super) struct Probe<'a> {
     workers: &'a Workers,
-    probe: (u32, Instant),
+    probe: (ProcessName, Instant),
 }
 
 impl Drop for Probe<'_> {
@@ -174,13 +229,14 @@ mod tests {
     fn a_process_that_keeps_questions_waiting_is_asked_nothing_more_and_others_are() {
         let (workers, begun) = (Workers::default(), Instant::now());
         let later = begun + STUCK_MIN;
-        let first: Vec<_> = (0..4).map(|_| workers.probe_at(7, begun).unwrap()).collect();
-        assert!(workers.probe_at(7, later).is_none() && workers.probe_at(8, later).is_some());
+        let probe_at = |number, now| workers.probe_at(ProcessName::numbered(number), now);
+        let first: Vec<_> = (0..4).map(|_| probe_at(7, begun).unwrap()).collect();
+        assert!(probe_at(7, later).is_none() && probe_at(8, later).is_some());
         drop(first);
-        assert!(workers.probe_at(7, later).is_some());
-        let all: Vec<_> = (0..WORKERS_MAX as u32 / 2).map(|n| workers.probe_at(n, begun).unwrap()).collect();
-        assert!(workers.probe_at(1000, begun).is_some(), "none of them waits for long");
-        assert!(workers.probe_at(1000, later).is_none(), "the other half is for other questions");
+        assert!(probe_at(7, later).is_some());
+        let all: Vec<_> = (0..WORKERS_MAX as u32 / 2).map(|n| probe_at(n, begun).unwrap()).collect();
+        assert!(probe_at(1000, begun).is_some(), "none of them waits for long");
+        assert!(probe_at(1000, later).is_none(), "the other half is for other questions");
         drop(all);
         assert!(workers.probes.lock().is_empty());
     }

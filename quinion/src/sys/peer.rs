@@ -3,11 +3,44 @@
 //! The kernel notes it when the connection is made. Where it is asked for a process descriptor (6.5) it gives one of
 //! the very process that connected; a number may be another process's by the time somebody asks for its descriptor.
 
+//! A number is given again when its process has been reaped. So what is remembered of a process is remembered by its
+//! [`ProcessName`]: the number, and the inode of a descriptor of the process, which is another for each process
+//! that there ever is (Linux 6.9; before that it is the same for all, and the number alone tells them apart).
+
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::fs::fstat;
 
 /// The option as all machines number it that this crate is built for (SPARC and PA-RISC have another number).
 const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A process, and none that has its number later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct ProcessName {
+    number: u32,
+    /// 0 if that is not known.
+    inode: u64,
+}
+
+impl ProcessName {
+    /// That of the process `number`, of which this is a descriptor.
+    pub fn of(number: u32, process: impl AsFd) -> Self {
+        Self { number, inode: fstat(process).map_or(0, |stat| stat.st_ino) }
+    }
+
+    /// That of the process that connected; of nobody if that is not known.
+    pub fn of_peer(socket: BorrowedFd<'_>) -> Self {
+        let number = process(socket).unwrap_or(0) as u32;
+        descriptor(socket).map_or(Self { number, inode: 0 }, |process| Self::of(number, process))
+    }
+
+    /// Another for each number, for tests.
+    #[cfg(test)]
+    pub fn numbered(number: u32) -> Self {
+        Self { number, inode: 0 }
+    }
+}
 
 /// The number of the process that connected; `None` if it has none here: it may live in another name space.
 pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
@@ -77,6 +110,44 @@ mod tests {
             let wanted = format!("Pid:\t{}\n", std::process::id());
             assert!(info.expect("ours").contains(&wanted), "a descriptor of another process");
         }
+    }
+
+    /// 1. A process ends, and another one gets its number.
+    /// 2. What waits for the first keeps the second waiting: it is taken for the same.
+    #[test]
+    fn a_process_that_has_anothers_number_has_another_name() {
+        let started = || std::process::Command::new("sleep").arg("100").spawn().expect("sleep starts");
+        let name = |child: &std::process::Child| {
+            let number = rustix::process::Pid::from_child(child);
+            let process = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty());
+            ProcessName::of(child.id(), process.expect("it is there"))
+        };
+        let end = |mut child: std::process::Child| {
+            child.kill().expect("it is ours");
+            child.wait().expect("it is ours");
+        };
+        let first = started();
+        let (number, before) = (first.id(), name(&first));
+        assert_eq!(name(&first), before, "it has one name");
+        end(first);
+        for _ in 0..1000 {
+            // The next process gets the number behind the last one, unless somebody else is faster.
+            if std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).is_err() {
+                return println!("SKIPPED: the kernel lets us choose no number for a process");
+            }
+            let second = started();
+            let (again, after) = (second.id() == number, name(&second));
+            end(second);
+            if again && before.inode == after.inode {
+                return println!(
+                    "SKIPPED: this kernel's descriptors do not tell processes apart (before 6.9)"
+                );
+            }
+            if again {
+                return assert_ne!(before, after);
+            }
+        }
+        println!("SKIPPED: somebody else was always faster to take the number");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Serial queues: tasks that may wait for as long as somebody else likes, in threads of their own.
 //!
 //! ```text
-//!   spawn(Sender(7), close)       Sender(7):  close, close, close    one thread, in this order
+//!   spawn(Sender(P), close)       Sender(P):  close, close, close    one thread, in this order
 //!   spawn(Device(2), detach)      Device(2):  detach                 another
 //! ```
 //!
@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::peer::ProcessName;
 use crate::sync::lock::{Mutex, MutexGuard};
 
 /// Tasks that wait at most before the queues are full, if this process may have so many descriptors open twice over.
@@ -31,10 +32,10 @@ const TASKS_MAX: usize = 4096;
 /// Whom a queue waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QueueKey {
-    /// What the process of this number has sent. 0 if that is not known.
-    Sender(u32),
-    /// What the kernel is asked about the process of this number.
-    Process(u32),
+    /// What this process has sent.
+    Sender(ProcessName),
+    /// What the kernel is asked about this process.
+    Process(ProcessName),
     /// Files of the file system on this device.
     Device(u64),
     /// What is looked at from time to time, and may close files of several file systems.
@@ -47,14 +48,14 @@ type Task = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    /// The one that is under way.
-    running: bool,
+    /// When the one that is under way began.
+    running: Option<Instant>,
     has_thread: bool,
 }
 
 impl Queue {
     fn waiting(&self) -> usize {
-        self.tasks.len() + usize::from(self.running)
+        self.tasks.len() + usize::from(self.running.is_some())
     }
 }
 
@@ -94,9 +95,13 @@ impl SerialQueues {
         self.waiting_where(|_| true)
     }
 
-    /// Tasks for file systems that are not done.
-    pub fn waiting_for_devices(&self) -> usize {
-        self.waiting_where(|key| matches!(key, QueueKey::Device(_)))
+    /// Tasks for file systems that are not done; but for those of file systems that have been at one for `stuck`, and
+    /// may be for ever.
+    pub fn waiting_for_devices(&self, stuck: Duration) -> usize {
+        let is_stuck = |queue: &Queue| queue.running.is_some_and(|since| since.elapsed() >= stuck);
+        let queues = self.lock();
+        let of_devices = queues.iter().filter(|(key, _)| matches!(key, QueueKey::Device(_)));
+        of_devices.filter(|(_, queue)| !is_stuck(queue)).map(|(_, queue)| queue.waiting()).sum()
     }
 
     fn waiting_where(&self, is_meant: impl Fn(QueueKey) -> bool) -> usize {
@@ -165,12 +170,12 @@ impl SerialQueues {
         loop {
             let mut queues = self.lock();
             let Some(queue) = queues.get_mut(&key) else { return };
-            queue.running = false;
+            queue.running = None;
             let Some(task) = queue.tasks.pop_front() else {
                 queues.remove(&key);
                 return;
             };
-            queue.running = true;
+            queue.running = Some(Instant::now());
             drop(queues);
             let _ = catch_unwind(AssertUnwindSafe(task));
         }
@@ -193,12 +198,12 @@ mod tests {
             move || say.send(word).unwrap()
         };
         let first = says(1);
-        queues.spawn(QueueKey::Sender(1), move || {
+        queues.spawn(QueueKey::Sender(ProcessName::numbered(1)), move || {
             waits.recv().unwrap();
             first();
         });
-        queues.spawn(QueueKey::Sender(1), || panic!("a task that panics is over"));
-        queues.spawn(QueueKey::Sender(1), says(2));
+        queues.spawn(QueueKey::Sender(ProcessName::numbered(1)), || panic!("a task that panics is over"));
+        queues.spawn(QueueKey::Sender(ProcessName::numbered(1)), says(2));
         queues.spawn(QueueKey::Device(1), says(3));
         assert_eq!(said.recv(), Ok(3));
         assert!(queues.waiting() >= 3 && !queues.are_full());
@@ -227,16 +232,39 @@ mod tests {
         }
     }
 
+    /// 1. A file system hangs in a close.
+    /// 2. Each program that is about to unmount another waits for it.
+    #[test]
+    fn a_file_system_that_hangs_is_waited_for_no_more_and_others_are() {
+        let queues = SerialQueues::default();
+        let (go, waits) = channel::<()>();
+        queues.spawn(QueueKey::Device(1), move || {
+            let _ = waits.recv();
+        });
+        queues.spawn(QueueKey::Device(1), || ());
+        assert_eq!(queues.waiting_for_devices(Duration::from_secs(1000)), 2);
+        while queues.waiting_for_devices(Duration::from_millis(1)) > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(queues.waiting(), 2);
+        let (other, waits) = channel::<()>();
+        queues.spawn(QueueKey::Device(2), move || {
+            let _ = waits.recv();
+        });
+        assert_eq!(queues.waiting_for_devices(Duration::from_secs(1000)), 3);
+        drop((go, other));
+    }
+
     #[test]
     fn queues_are_full_with_as_many_tasks_as_may_wait() {
         let queues = SerialQueues { tasks_max: 2, ..SerialQueues::default() };
         let (go, waits) = channel::<()>();
-        queues.spawn(QueueKey::Sender(1), move || {
+        queues.spawn(QueueKey::Sender(ProcessName::numbered(1)), move || {
             let _ = waits.recv();
         });
         assert!(!queues.are_full());
         queues.spawn(QueueKey::Device(1), || ());
-        queues.spawn(QueueKey::Sender(1), || ());
+        queues.spawn(QueueKey::Sender(ProcessName::numbered(1)), || ());
         assert!(queues.are_full());
         drop(go);
         while queues.are_full() {

@@ -513,6 +513,62 @@ mod tests {
         conduct
     }
 
+    /// Bytes that this thread has read from files.
+    fn bytes_read() -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    }
+
+    /// 1. A process maps a file of its own as code that is an object as it begins, and very large, mostly a hole.
+    /// 2. It is read whole into the owner's memory, which is more than the cache's bound; for each such process again.
+    #[test]
+    fn an_object_that_a_process_chose_is_read_within_the_bound_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let object = folder.path().join("object.so");
+        let examiner = examiner();
+        for (bytes, read_max) in [(1 << 30, 4 << 20), (1 << 40, 4 << 20), (100 << 20, 110 << 20)] {
+            std::fs::copy("/bin/true", &object).unwrap();
+            let file = File::options().write(true).open(&object).unwrap();
+            if file.set_len(bytes).is_err() {
+                continue; // the file system has no files of that size, and so no process has one
+            }
+            drop(file);
+            let before = bytes_read();
+            let part = Part {
+                start: 0x1000,
+                end: 0x2000,
+                is_code: true,
+                is_writable: false,
+                offset: 0,
+                inode: std::fs::metadata(&object).unwrap().ino(),
+                path: object.to_str().unwrap(),
+            };
+            let known = examiner.object(std::process::id(), &part);
+            let read = bytes_read() - before;
+            assert!(read < read_max, "{read} of {bytes} bytes were read");
+            // One that may be read is, so that the others say something.
+            assert_eq!(known.is_some(), bytes < 1 << 30, "{known:?}, of {bytes} bytes");
+            assert_eq!(read > bytes, known.is_some(), "{read} of {bytes} bytes were read");
+            std::fs::remove_file(&object).unwrap();
+        }
+    }
+
+    /// 1. A process has so much code of its own making that looking at it takes the owner's memory, or for ever.
+    #[test]
+    fn code_in_memory_is_looked_at_within_a_bound_only() {
+        // Zeros are no system call, whoever may execute them.
+        let memory = vec![0_u8; 65 << 20];
+        let part = |bytes: u64| {
+            let (start, path) = (memory.as_ptr() as u64, "");
+            let end = start + bytes;
+            Part { start, end, is_code: true, is_writable: false, offset: 0, inode: 0, path }
+        };
+        assert_eq!(conduct_of_memory(std::process::id(), &part(1 << 20)), Some(SyscallAudit::Clean));
+        let before = bytes_read();
+        assert_eq!(conduct_of_memory(std::process::id(), &part(65 << 20)), None);
+        assert!(bytes_read() - before < 1 << 20, "it was read");
+    }
+
     fn c_library() -> std::path::PathBuf {
         let interpreter = Elf::open(&std::env::current_exe().unwrap()).unwrap().interpreter().unwrap();
         std::fs::canonicalize(interpreter).unwrap().with_file_name("libc.so.6")

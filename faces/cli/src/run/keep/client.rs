@@ -20,7 +20,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use quinion::internals::sys::peer;
+use quinion::internals::sys::peer::ProcessName;
 use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
@@ -36,8 +36,7 @@ pub struct ClientStream {
 impl ClientStream {
     /// One who has connected just now.
     pub fn new(stream: UnixStream, queues: &SerialQueues) -> Self {
-        let sender = peer::process(stream.as_fd()).unwrap_or(0);
-        let key = QueueKey::Sender(sender as u32);
+        let key = QueueKey::Sender(ProcessName::of_peer(stream.as_fd()));
         Self { stream: Some(stream), queues: queues.clone(), key }
     }
 

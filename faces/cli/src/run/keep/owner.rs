@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 
 use quinion::internals::arena::LAYOUT_VERSION;
 use quinion::internals::serve::Owner;
+use quinion::internals::sys::peer::ProcessName;
 use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -166,7 +167,7 @@ fn begin(
         rules: said_as_one(&rules),
         lock,
         listener,
-        queues: SerialQueues::default(),
+        queues: session.queues(),
         signals,
         memory: session.stats().bound_bytes,
         session,
@@ -623,7 +624,7 @@ impl ControlSocket {
         // 4 the memory goes
         let Self { folder, name, lock, session, numbers, tidy, talks, listener, queues, .. } = self;
         // A process that has connected and was not let in is in it, with what it sent.
-        queues.close(QueueKey::Sender(0), listener.into());
+        queues.close(QueueKey::Sender(ProcessName::default()), listener.into());
         drop((talks, session, numbers, tidy));
         // 5 and the next may come
         if is_named { folder.remove_all(lock, &name) } else { Ok(()) }

@@ -78,8 +78,8 @@ fn compare() -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "a public interface has changed in {changed} lines; if that is meant, `cargo xtask record-api`, and tell users in \
-         CHANGELOG.md"
+        "a public interface has changed in {changed} lines; if that is meant, `cargo xtask record-api`, and tell \
+         users in CHANGELOG.md"
     )))
 }
 

@@ -14,6 +14,8 @@
 //! A write that is under way while a HEAD is answered may be before or after it. So what a HEAD tells is kept only if
 //! no write through this store has ended since it was sent; the call itself may use it, since it is as old as the call.
 //!
+//! HEADs are answered in any order: what an older one tells does not take the place of what a newer one told.
+//!
 //! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
 //!
 //! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
@@ -153,7 +155,8 @@ impl Shared {
         };
         let object = KnownObject { file, attributes: told.attributes, asked };
         let mut known = self.known();
-        if known.writes == writes {
+        let is_newest = known.objects.get(path).is_none_or(|known| known.asked <= asked);
+        if known.writes == writes && is_newest {
             known.keep(path, object.clone());
         }
         Ok(object)
@@ -318,7 +321,10 @@ impl ObjectStore for CachedStore {
             return self.shared.bare().get_opts(path, options).await;
         }
         for _ in 0..CHANGES_MAX {
-            let object = self.shared.look(path, &options).await?;
+            let object = match self.shared.look(path, &options).await {
+                Err(Error::TooLarge { .. }) => break,
+                object => object?,
+            };
             match self.answer(object, &options).await {
                 Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
@@ -329,7 +335,10 @@ impl ObjectStore for CachedStore {
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
         for _ in 0..CHANGES_MAX {
-            let object = self.shared.look(path, &GetOptions::new()).await?;
+            let object = match self.shared.look(path, &GetOptions::new()).await {
+                Err(Error::TooLarge { .. }) => break,
+                object => object?,
+            };
             let size = object.file.len();
             let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), size));
             let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;

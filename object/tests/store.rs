@@ -229,12 +229,12 @@ async fn an_object_larger_than_the_cache_streams_through_it() {
 }
 
 #[tokio::test]
-async fn a_store_that_blocks_finds_threads_while_all_that_wait_are_busy() {
+async fn a_store_that_blocks_finds_threads_while_many_reads_wait() {
     let folder = tempfile::tempdir().unwrap();
     let files = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
     let (path, content) = (Path::from("file"), common::content(1, 20 << 20));
     files.put(&path, content.clone().into()).await.unwrap();
-    let options = Options::new().waiting_threads_max(1).threads(1).deadline(Duration::from_secs(10));
+    let options = Options::new().threads(1).deadline(Duration::from_secs(10));
     let objects = ObjectCache::new(cache(), files, options).unwrap();
     let file = objects.open_async(&path).await.unwrap();
     let reads = (0..20_u64).rev().map(|at| file.bytes_async(at << 20..(at << 20) + 100_000));
@@ -303,6 +303,14 @@ enum Condition {
     StaleMatch,
     NoneMatch,
     StaleNoneMatch,
+    /// `*`, which any version is.
+    AnyMatch,
+    NoneMatchAny,
+    /// A list, with the version among others.
+    ListMatch,
+    /// Seconds from the version's own time.
+    ModifiedSince(i64),
+    UnmodifiedSince(i64),
 }
 
 const LEN_MAX: usize = 300_000;
@@ -312,7 +320,7 @@ fn ranges() -> impl Strategy<Value = Range<u64>> {
 }
 
 fn calls() -> impl Strategy<Value = Call> {
-    let (key, len) = (|| 0_u8..4, || prop_oneof![0_usize..20, 4000_usize..9000, 0_usize..LEN_MAX]);
+    let (key, len) = (|| 0_u8..4, || prop_oneof![Just(0), 0_usize..20, 4000_usize..9000, 0_usize..LEN_MAX]);
     let range = prop_oneof![
         ranges().prop_map(GetRange::Bounded),
         (0..LEN_MAX as u64).prop_map(GetRange::Offset),
@@ -324,6 +332,11 @@ fn calls() -> impl Strategy<Value = Call> {
         1 => Just(Condition::StaleMatch),
         1 => Just(Condition::NoneMatch),
         1 => Just(Condition::StaleNoneMatch),
+        1 => Just(Condition::AnyMatch),
+        1 => Just(Condition::NoneMatchAny),
+        1 => Just(Condition::ListMatch),
+        1 => (-1_i64..2).prop_map(Condition::ModifiedSince),
+        1 => (-1_i64..2).prop_map(Condition::UnmodifiedSince),
     ];
     prop_oneof![
         3 => (key(), len(), any::<bool>()).prop_map(|(key, len, outside)| Call::Put { key, len, outside }),
@@ -341,7 +354,8 @@ fn calls() -> impl Strategy<Value = Call> {
 }
 
 fn path(key: u8) -> Path {
-    Path::from(format!("folder/{key}"))
+    let name = ["plain", "with a space, a %25 and a %2F", "ü+#?&=;:@", "..."][usize::from(key)];
+    Path::from(format!("folder/{name}"))
 }
 
 /// The kind of an error, which is what callers look at.
@@ -410,15 +424,30 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: Option<&
         Call::Rename { from, to } => done(store.rename(&path(*from), &path(*to)).await),
         Call::Get { key, range, condition, head } => {
             let stale = Some("\"77777\"".to_owned());
-            let (if_match, if_none_match) = match condition {
-                Condition::None => (None, None),
-                Condition::Match => (tag(key).await, None),
-                Condition::StaleMatch => (stale, None),
-                Condition::NoneMatch => (None, tag(key).await),
-                Condition::StaleNoneMatch => (None, stale),
+            let since = async |seconds: i64| {
+                let step = Duration::from_secs(seconds.unsigned_abs());
+                let time = store.head(&path(*key)).await.ok()?.last_modified;
+                Some(if seconds < 0 { time - step } else { time + step })
             };
-            let range = range.clone();
-            let options = GetOptions { range, if_match, if_none_match, head: *head, ..GetOptions::default() };
+            let options = GetOptions::new().with_range(range.clone()).with_head(*head);
+            let any = || Some("*".to_owned());
+            let options = match condition {
+                Condition::None => options,
+                Condition::Match => options.with_if_match(tag(key).await),
+                Condition::StaleMatch => options.with_if_match(stale),
+                Condition::NoneMatch => options.with_if_none_match(tag(key).await),
+                Condition::StaleNoneMatch => options.with_if_none_match(stale),
+                Condition::AnyMatch => options.with_if_match(any()),
+                Condition::NoneMatchAny => options.with_if_none_match(any()),
+                Condition::ListMatch => {
+                    let list = tag(key).await.map(|tag| format!("\"77777\", {tag}, \"8\""));
+                    options.with_if_match(list)
+                }
+                Condition::ModifiedSince(seconds) => options.with_if_modified_since(since(*seconds).await),
+                Condition::UnmodifiedSince(seconds) => {
+                    options.with_if_unmodified_since(since(*seconds).await)
+                }
+            };
             shown(store.get_opts(&path(*key), options).await, *head).await
         }
         Call::Ranges { key, ranges } => match store.get_ranges(&path(*key), ranges).await {

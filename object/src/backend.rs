@@ -64,6 +64,29 @@ struct Plug {
     fills: Vec<Fill>,
 }
 
+impl Plug {
+    /// Keeps `fills`. Gives those back that are a whole GET of `most` bytes by now: a long range is under way before the
+    /// last of its pages is allocated.
+    fn keep(&mut self, fills: Vec<Fill>, most: u64) -> Vec<Fill> {
+        self.fills.extend(fills);
+        self.fills.sort_unstable_by_key(Fill::position);
+        let Some(start) = self.fills.first().map(Fill::position) else { return Vec::new() };
+        let mut end = start;
+        for at in 0..self.fills.len() {
+            let fill = &self.fills[at];
+            if fill.position() != end {
+                break;
+            }
+            end += fill.len() as u64;
+            if end - start >= most {
+                let later = self.fills.split_off(at + 1);
+                return std::mem::replace(&mut self.fills, later);
+            }
+        }
+        Vec::new()
+    }
+}
+
 #[derive(Debug)]
 struct FailedRange {
     range: Range<u64>,
@@ -207,10 +230,10 @@ impl Backend for ObjectBackend {
     fn submit(&self, fills: Vec<Fill>) {
         let thread = thread::current().id();
         let mut plugs = lock(&self.plugs);
-        if let Some(at) = plug_of(&plugs, thread) {
-            plugs[at].fills.extend(fills);
-            return;
-        }
+        let fills = match plug_of(&plugs, thread) {
+            Some(at) => plugs[at].keep(fills, self.fetcher.options.request_max),
+            None => fills,
+        };
         drop(plugs);
         self.start(fills);
     }

@@ -158,7 +158,7 @@ impl ObjectCache {
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
         file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
-        let ahead_max = cache.stats().memory_bytes / 8;
+        let ahead_max = cache.stats().memory_bytes / 4;
         Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), ahead_max))
     }
 

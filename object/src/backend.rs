@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use object_store::ObjectMeta;
+use object_store::{GetResult, ObjectMeta};
 use quinion::backend::{Attributes, Backend, Fill};
 
 use crate::error::FetchError;
@@ -51,6 +51,8 @@ pub(crate) struct ObjectBackend {
     attributes: Attributes,
     plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
+    /// The answer to a GET that was sent before the version was known.
+    answered: Mutex<Option<GetResult>>,
 }
 
 /// Fills that are kept together.
@@ -136,7 +138,14 @@ fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
 impl ObjectBackend {
     /// The version that `meta` says, of the store of `fetcher`, known to the cache by `attributes`.
     pub(crate) fn new(fetcher: Arc<Fetcher>, meta: Arc<ObjectMeta>, attributes: Attributes) -> Self {
-        Self { fetcher, meta, attributes, plugs: Mutex::default(), failed: Arc::default() }
+        Self {
+            fetcher,
+            meta,
+            attributes,
+            plugs: Mutex::default(),
+            failed: Arc::default(),
+            answered: Mutex::default(),
+        }
     }
 
     /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing is waited for meanwhile.
@@ -155,6 +164,12 @@ impl ObjectBackend {
         }
         drop(plugs);
         PlugGuard { backend: self, _thread: PhantomData }
+    }
+
+    /// The next fetch that begins where `result` does has its answer by that. `None` ends it.
+    pub(crate) fn set_answered(&self, result: Option<GetResult>) {
+        let before = std::mem::replace(&mut *lock(&self.answered), result);
+        drop(before); // not under the lock: it is a store's
     }
 
     /// The store says that the object is this version: what has failed may be asked for again.
@@ -205,6 +220,7 @@ impl ObjectBackend {
         let failed = Arc::clone(&self.failed);
         let all = fills.first().map_or(0, Fill::position)
             ..fills.last().map_or(0, |fill| fill.position() + fill.len() as u64);
+        let answered = lock(&self.answered).take_if(|result| result.range.start == all.start);
         self.fetcher.spawn(async move {
             let note = |error: FetchError| {
                 let pause = fetcher.options.failure_pause;
@@ -215,7 +231,7 @@ impl ObjectBackend {
                 }
                 failed.push_back(FailedRange { range, until: Instant::now() + pause, error });
             };
-            fetcher.run(&meta, fills, note).await;
+            fetcher.run(&meta, fills, answered, note).await;
         });
     }
 }

@@ -134,6 +134,15 @@ impl ObjectCache {
         result.map_err(|source| Error::Open { path: path.clone(), source })
     }
 
+    /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
+    pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
+        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
+        let ended = || Error::Ended(path.clone());
+        let get = self.shared.fetcher.spawn(async move { fetcher.open_get(&wanted, options).await });
+        let result = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
+        result.map_err(|source| Error::Open { path: path.clone(), source })
+    }
+
     /// Opens the version of an object that the store has told of, as in a list. No request is made; whether it is still
     /// there shows with the first read of what is not cached.
     ///
@@ -158,8 +167,12 @@ impl ObjectCache {
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
         file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
-        let ahead_max = cache.stats().memory_bytes / 4;
-        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), ahead_max))
+        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), self.ahead_max()))
+    }
+
+    /// The most that it is worth asking for ahead of a reader.
+    pub(crate) fn ahead_max(&self) -> u64 {
+        self.shared.cache.stats().memory_bytes / 8
     }
 
     /// The page cache behind it.

@@ -144,12 +144,31 @@ impl Fetcher {
         }
     }
 
+    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD, and once: whoever is told an
+    /// error asks by a HEAD.
+    pub(crate) async fn open_get(
+        &self,
+        path: &Path,
+        options: GetOptions,
+    ) -> std::result::Result<GetResult, StoreError> {
+        add(&self.counters.gets, 1);
+        let answer = timeout(self.options.stall_max, caught(self.store.get_opts(path, options)));
+        let ours =
+            |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
+        match answer.await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => Err(ours(panic)),
+            Err(_) => Err(ours(FetchFailure::Stalled(self.options.stall_max))),
+        }
+    }
+
     /// Fetches `fills`, which are sorted and lie inside the object that `meta` says, by one GET after another until all
-    /// of them are complete, or none may follow. `on_failure` is told of the error before their readers are.
+    /// of them are complete, or none may follow. The first may have been answered: `answered`. `on_failure` is told of the error before their readers are.
     pub(crate) async fn run(
         &self,
         meta: &ObjectMeta,
         fills: Vec<Fill>,
+        mut answered: Option<GetResult>,
         on_failure: impl FnOnce(FetchError) + Send,
     ) {
         let begun = Instant::now();
@@ -164,10 +183,14 @@ impl Fetcher {
             let Some(turn) = self.turn(delivery.rest(), deadline).await else { break };
             deadline += asked.elapsed();
             attempts += 1;
-            let attempt = timeout_at(deadline, caught(self.attempt(meta, &mut delivery))).await;
+            let answered = answered.take().filter(|result| result.range.start == before);
+            let answered_end = answered.as_ref().map(|result| result.range.end);
+            let attempt = timeout_at(deadline, caught(self.attempt(meta, &mut delivery, answered))).await;
             drop(turn);
             match attempt {
                 Ok(Ok(Ok(()))) => return,
+                // It has brought all that it was asked for, which was not all of this.
+                Ok(Ok(Err(_))) if Some(delivery.at) == answered_end => continue,
                 Ok(Ok(Err(met)) | Err(met)) => failure = met,
                 Err(_) => break,
             }
@@ -197,24 +220,38 @@ impl Fetcher {
         &self,
         meta: &ObjectMeta,
         delivery: &mut Delivery,
+        answered: Option<GetResult>,
     ) -> std::result::Result<(), FetchFailure> {
         let asked = delivery.rest();
-        add(&self.counters.gets, 1);
-        let options = version::conditions(meta).with_range(Some(asked.clone()));
-        let stall_max = self.options.stall_max;
-        let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
-        let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
-        let result = result.map_err(|error| of_store(meta, error))?;
+        let is_answered = answered.is_some();
+        let result = match answered {
+            Some(result) => result,
+            None => self.ask(meta, asked.clone()).await?,
+        };
         if !version::is_same(meta, &result.meta) {
             let (known, found) = (version::describe(meta), version::describe(&result.meta));
             return Err(FetchFailure::Changed { known, found });
         }
-        if result.range != asked {
+        if result.range != asked && !is_answered {
             return Err(FetchFailure::OtherRange(result.range));
         }
         self.receive(meta, delivery, result).await?;
         let (got, asked) = (delivery.at - asked.start, asked.end - asked.start);
         if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
+    }
+
+    /// Asks for a range.
+    async fn ask(
+        &self,
+        meta: &ObjectMeta,
+        asked: Range<u64>,
+    ) -> std::result::Result<GetResult, FetchFailure> {
+        add(&self.counters.gets, 1);
+        let options = version::conditions(meta).with_range(Some(asked.clone()));
+        let stall_max = self.options.stall_max;
+        let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
+        let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
+        result.map_err(|error| of_store(meta, error))
     }
 
     /// Puts what comes where it belongs.
@@ -225,12 +262,15 @@ impl Fetcher {
         result: GetResult,
     ) -> std::result::Result<(), FetchFailure> {
         let stall_max = self.options.stall_max;
+        let end = result.range.end;
         let mut body = result.into_stream();
-        while !delivery.is_done() {
+        while !delivery.is_done() && delivery.at < end {
             let chunk =
                 timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
             let Some(chunk) = chunk else { break };
-            let chunk = chunk.map_err(|error| of_store(meta, error))?;
+            let mut chunk = chunk.map_err(|error| of_store(meta, error))?;
+            // What is behind the range that the answer has told is nobody's.
+            chunk.truncate(usize::try_from(end - delivery.at).unwrap_or(usize::MAX));
             self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
             add(&self.counters.bytes, chunk.len() as u64);
             add(&self.counters.gap_bytes, delivery.accept(&chunk));

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use object_store::{ObjectMeta, path::Path};
+use object_store::{GetResult, ObjectMeta, path::Path};
 use quinion::{ErrorKind, File, Pinned, Prefetch, ReadOptions};
 
 use crate::backend::ObjectBackend;
@@ -52,6 +52,16 @@ struct Inner {
     asked_end: AtomicU64,
     /// The most that is asked for ahead of reads.
     ahead_max: u64,
+}
+
+/// Lets go of an answer that nobody has used.
+#[derive(Debug)]
+pub(crate) struct AnsweredGuard(Arc<ObjectBackend>);
+
+impl Drop for AnsweredGuard {
+    fn drop(&mut self) {
+        self.0.set_answered(None);
+    }
 }
 
 /// How a read behaves that may not wait.
@@ -187,6 +197,12 @@ impl ObjectFile {
     /// The store says that the object still is this version: what has failed may be asked for again.
     pub(crate) fn confirm(&self) {
         self.inner.backend.forget_failures();
+    }
+
+    /// While the guard lives, the fetch that begins where `result` does is answered by that.
+    pub(crate) fn answered(&self, result: Option<GetResult>) -> AnsweredGuard {
+        self.inner.backend.set_answered(result);
+        AnsweredGuard(Arc::clone(&self.inner.backend))
     }
 
     /// Drops what is cached of it, but for what is pinned or on its way.

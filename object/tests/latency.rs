@@ -79,7 +79,7 @@ fn row<F: Future<Output = ()>>(name: &str, server: &Server, run: impl Fn(Arc<dyn
     let rounds = std::env::var("QUINION_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
     let mut all = [const { Vec::new() }; 3];
     for _ in 0..rounds {
-        let cache = Cache::builder().memory(256 << 20).build().unwrap();
+        let cache = Cache::builder().memory(1 << 30).build().unwrap();
         let objects = ObjectCache::new(cache, server.store(), Options::new()).unwrap();
         let cached = Arc::new(cached_with(objects, Freshness::Immutable));
         let measured = [timed(server.store()), timed(cached.clone()), timed(cached)];

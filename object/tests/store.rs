@@ -111,7 +111,11 @@ async fn what_is_believed_for_a_time_costs_no_look_and_our_own_writes_are_seen()
         for _ in 0..5 {
             assert_eq!(get(&one).await.unwrap(), "1");
         }
-        assert_eq!((store.objects().stats().heads, store.objects().stats().gets), (1, 1));
+        assert_eq!(
+            (store.objects().stats().heads, store.objects().stats().gets),
+            (0, 1),
+            "one request in all"
+        );
         bare.put(&one, "unseen".into()).await.unwrap();
         assert_eq!(get(&one).await.unwrap(), "1", "that is what was asked for");
         store.copy(&two, &one).await.unwrap();
@@ -279,6 +283,39 @@ async fn what_a_store_says_is_not_believed_beyond_reason() {
     let file = objects.open_async(&empty).await.unwrap();
     assert_eq!((file.read_at_async(&mut [0; 9], 0).await.unwrap(), file.is_empty()), (0, true));
     assert!(file.bytes_async(0..0).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
+    let server = common::Server::new();
+    for (len, gets) in [(1, 1), (9000, 1), (1 << 20, 1), (3_000_001, 1), (20 << 20, 3), (0, 1)] {
+        server.control.put("object", len);
+        let cache = Cache::builder().memory(256 << 20).build().unwrap();
+        let objects = ObjectCache::new(cache, server.store(), Options::new()).unwrap();
+        let store = cached_with(objects, Freshness::Immutable);
+        let before = (server.control.heads(), server.control.gets());
+        let path = Path::from("object");
+        let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
+        assert_eq!(bytes.len(), len);
+        common::check(1, 0, &bytes);
+        let made = (server.control.heads() - before.0, server.control.gets() - before.1);
+        assert_eq!(made, (u64::from(len == 0), gets), "{len} bytes");
+        let stats = store.objects().stats();
+        assert_eq!((stats.bytes, stats.gap_bytes), (len as u64, 0), "{len} bytes");
+    }
+    // One that is dropped before its first part, and one whose version is replaced before its second GET.
+    server.control.put("object", 20 << 20);
+    let objects = ObjectCache::new(cache(), server.store(), Options::new()).unwrap();
+    let store = cached_with(objects, Freshness::Immutable);
+    let path = Path::from("object");
+    drop(tokio::time::timeout(Duration::from_millis(1), store.get(&path)).await);
+    server.control.trouble([common::Fault::ChangedAfter(500_000)]);
+    let result = store.get(&path).await.unwrap();
+    let version = result.meta.e_tag.as_ref().unwrap().trim_matches(['"', 'v']).parse().unwrap();
+    match result.bytes().await {
+        Ok(bytes) => common::check(version, 0, &bytes),
+        Err(error) => assert_eq!(kind(&error), "precondition"),
+    }
 }
 
 /// A call of the differential run.

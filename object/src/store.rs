@@ -269,8 +269,10 @@ impl Reading {
     /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
         let ahead = Self::ahead(&self.file);
-        if self.at + ahead / 2 >= self.asked && self.asked < self.end {
-            let until = self.end.min(self.at + ahead);
+        // A GET at a time: to allocate the pages of half a window takes as long as to fetch them.
+        let step = self.shared.objects.fetcher().options.request_max.min(ahead / 2);
+        if self.at + ahead >= self.asked + step && self.asked < self.end {
+            let until = self.end.min((self.at + ahead).min(self.asked + step));
             // What cannot be started now is fetched when it is read.
             let _ = self.file.prefetch(self.asked..until);
             self.asked = until;

@@ -67,8 +67,8 @@ struct Plug {
 }
 
 impl Plug {
-    /// Keeps `fills`. Gives those back that are a whole GET of `most` bytes by now: a long range is under way before the
-    /// last of its pages is allocated.
+    /// Keeps `fills`. Gives those back that are a whole GET of `most` bytes by now: a long range is under way before
+    /// the last of its pages is allocated.
     fn keep(&mut self, fills: Vec<Fill>, most: u64) -> Vec<Fill> {
         self.fills.extend(fills);
         self.fills.sort_unstable_by_key(Fill::position);
@@ -148,7 +148,8 @@ impl ObjectBackend {
         }
     }
 
-    /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing is waited for meanwhile.
+    /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing is waited for
+    /// meanwhile.
     pub(crate) fn plug(&self, span: Range<u64>) -> PlugGuard<'_> {
         let thread = thread::current().id();
         let mut plugs = lock(&self.plugs);

@@ -82,7 +82,12 @@ impl ObjectCache {
     /// Reads objects of `store` through `cache`. Starts the threads that fetch, [`Options::threads`] of them, which
     /// end when this and all that was opened by it is gone.
     ///
-    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one.
+    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one. A
+    /// `Retry-After` is not in the errors of the crate `object_store`, so pauses are ours ([`Options::backoff`]).
+    ///
+    /// HTTP clients keep connections, each driven by the runtime that opened it. If a caller uses the same store on a
+    /// single-threaded runtime and then blocks that thread in a read of ours, the fetch may meet such a connection, and
+    /// waits for [`Options::stall_max`] before it takes another: give the cache a store of its own there.
     ///
     /// # Errors
     /// [`Error::Options`], [`Error::Runtime`].

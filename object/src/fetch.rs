@@ -20,8 +20,8 @@
 //! Invariants:
 //!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
 //!  2. No turn is held during a pause.
-//!  3. No attempt and no pause outlasts the deadline. Until a fetch has its turn, its time begins anew with each byte that
-//!     the store brings to others: a long queue is no failure, and a store that is dead fails all that wait for it.
+//!  3. No attempt and no pause outlasts the deadline. Until a fetch has its turn, its time begins anew with each byte
+//!     that the store brings to others: a long queue is no failure, and a dead store fails all that wait for it.
 //!  4. A store that panics fails the fetch, and takes no turn and no thread with it.
 
 use std::collections::VecDeque;
@@ -144,8 +144,8 @@ impl Fetcher {
         }
     }
 
-    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD, and once: whoever is told an
-    /// error asks by a HEAD.
+    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD. It is tried once: after an
+    /// error the caller asks by a HEAD, which is tried again.
     pub(crate) async fn open_get(
         &self,
         path: &Path,
@@ -163,7 +163,8 @@ impl Fetcher {
     }
 
     /// Fetches `fills`, which are sorted and lie inside the object that `meta` says, by one GET after another until all
-    /// of them are complete, or none may follow. The first may have been answered: `answered`. `on_failure` is told of the error before their readers are.
+    /// of them are complete, or none may follow. The first may have been `answered` before. `on_failure` is
+    /// told of the error before their readers are.
     pub(crate) async fn run(
         &self,
         meta: &ObjectMeta,

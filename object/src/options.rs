@@ -126,8 +126,8 @@ impl Options {
         self
     }
     /// How long a fetch may take, with all its attempts and pauses. The wait for its turn counts only as far as no
-    /// fetch of the store brings a byte meanwhile. The default is 60 seconds. A caller whose time is shorter can drop the
-    /// future of an async read: what is fetched for it goes to the cache.
+    /// fetch of the store brings a byte meanwhile. The default is 60 seconds. A caller whose time is shorter can drop
+    /// the future of an async read: what is fetched for it goes to the cache.
     #[must_use]
     pub fn deadline(mut self, time: Duration) -> Self {
         self.deadline = time;

@@ -49,8 +49,8 @@ use crate::options::{Freshness, Options};
 const PART_BYTES: u64 = 1 << 20;
 /// What is no longer than this comes as one part: its reader wants it in one piece, and mostly it lies so in memory.
 const WHOLE_PART_MAX: u64 = 8 << 20;
-/// A stream asks for so many bytes ahead of its reader, if the cache is large enough: a second of one connection, or what
-/// a network of 2 GB/s brings in the time to the first byte.
+/// A stream asks for so many bytes ahead of its reader, if the cache is large enough: a second of one connection, or
+/// what a network of 2 GB/s brings in the time to the first byte.
 const AHEAD_BYTES: u64 = 64 << 20;
 /// Of how many objects something is known at a time.
 const KNOWN_MAX: usize = 4096;
@@ -225,8 +225,8 @@ fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
     range.as_range(size).map_err(refused)
 }
 
-/// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins where the object
-/// does, as the fetch for it will.
+/// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins where the
+/// object does, as the fetch for it will.
 fn first_bytes(options: &GetOptions, most: u64) -> Option<GetRange> {
     let len = match &options.range {
         _ if options.head => return None,

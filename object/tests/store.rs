@@ -391,7 +391,7 @@ fn calls() -> impl Strategy<Value = Call> {
 }
 
 fn path(key: u8) -> Path {
-    let name = ["plain", "with a space, a %25 and a %2F", "ü+#?&=;:@", "..."][usize::from(key)];
+    let name = ["plain", "with a space, a %25 and a %2F", "\u{fc}+#?&=;:@", "..."][usize::from(key)];
     Path::from(format!("folder/{name}"))
 }
 
@@ -420,6 +420,28 @@ async fn shown(result: Result<GetResult, Error>, head: bool) -> String {
             attributes.sort();
             format!("{} {} {:?} {range:?} {attributes:?} {sum:x}", meta.location, meta.size, meta.e_tag)
         }
+    }
+}
+
+/// `options` under `condition`, of an object that is `now`, if there is one.
+fn under(options: GetOptions, condition: Condition, now: Option<ObjectMeta>) -> GetOptions {
+    let (any, stale) = (Some("*".to_owned()), Some("\"77777\"".to_owned()));
+    let tag = now.as_ref().and_then(|now| now.e_tag.clone());
+    let since = |seconds: i64| {
+        let (step, time) = (Duration::from_secs(seconds.unsigned_abs()), now.as_ref()?.last_modified);
+        Some(if seconds < 0 { time - step } else { time + step })
+    };
+    match condition {
+        Condition::None => options,
+        Condition::Match => options.with_if_match(tag),
+        Condition::StaleMatch => options.with_if_match(stale),
+        Condition::NoneMatch => options.with_if_none_match(tag),
+        Condition::StaleNoneMatch => options.with_if_none_match(stale),
+        Condition::AnyMatch => options.with_if_match(any),
+        Condition::NoneMatchAny => options.with_if_none_match(any),
+        Condition::ListMatch => options.with_if_match(tag.map(|tag| format!("\"77777\", {tag}, \"8\""))),
+        Condition::ModifiedSince(seconds) => options.with_if_modified_since(since(seconds)),
+        Condition::UnmodifiedSince(seconds) => options.with_if_unmodified_since(since(seconds)),
     }
 }
 
@@ -460,31 +482,8 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: Option<&
         Call::Copy { from, to, .. } => done(store.copy_if_not_exists(&path(*from), &path(*to)).await),
         Call::Rename { from, to } => done(store.rename(&path(*from), &path(*to)).await),
         Call::Get { key, range, condition, head } => {
-            let stale = Some("\"77777\"".to_owned());
-            let since = async |seconds: i64| {
-                let step = Duration::from_secs(seconds.unsigned_abs());
-                let time = store.head(&path(*key)).await.ok()?.last_modified;
-                Some(if seconds < 0 { time - step } else { time + step })
-            };
             let options = GetOptions::new().with_range(range.clone()).with_head(*head);
-            let any = || Some("*".to_owned());
-            let options = match condition {
-                Condition::None => options,
-                Condition::Match => options.with_if_match(tag(key).await),
-                Condition::StaleMatch => options.with_if_match(stale),
-                Condition::NoneMatch => options.with_if_none_match(tag(key).await),
-                Condition::StaleNoneMatch => options.with_if_none_match(stale),
-                Condition::AnyMatch => options.with_if_match(any()),
-                Condition::NoneMatchAny => options.with_if_none_match(any()),
-                Condition::ListMatch => {
-                    let list = tag(key).await.map(|tag| format!("\"77777\", {tag}, \"8\""));
-                    options.with_if_match(list)
-                }
-                Condition::ModifiedSince(seconds) => options.with_if_modified_since(since(*seconds).await),
-                Condition::UnmodifiedSince(seconds) => {
-                    options.with_if_unmodified_since(since(*seconds).await)
-                }
-            };
+            let options = under(options, *condition, store.head(&path(*key)).await.ok());
             shown(store.get_opts(&path(*key), options).await, *head).await
         }
         Call::Ranges { key, ranges } => match store.get_ranges(&path(*key), ranges).await {

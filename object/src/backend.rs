@@ -9,7 +9,9 @@
 //!
 //! The cache gives fills of at most 1 MiB, as many in one call as a window has. A range that an [`ObjectFile`] wants is
 //! given in several calls; a **plug** (as the block layer's) keeps these together, so that they become one plan. It is
-//! held only while such calls are made, and none of them waits for a fill.
+//! held only while such calls are made, and none of them waits for a fill. Threads that want the
+//! same bytes share a plug, since each of them gets some of the fills. Others do not, and none joins a plug that has
+//! lasted for a while, so that no plug lasts as long as there are readers.
 //!
 //! When a fetch has failed, all of its readers wake at once, and each would ask again, one after the other, each for as
 //! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error.
@@ -22,11 +24,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
-use object_store::ObjectMeta;
+use object_store::{GetResult, ObjectMeta};
 use quinion::backend::{Attributes, Backend, Fill};
 
 use crate::error::FetchError;
@@ -34,6 +38,8 @@ use crate::fetch::Fetcher;
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
 
+/// How long after its begin a plug is shared by more threads.
+const PLUG_SHARED: Duration = Duration::from_millis(20);
 /// How many ranges that have failed are remembered.
 const FAILED_MAX: usize = 64;
 
@@ -43,15 +49,44 @@ pub(crate) struct ObjectBackend {
     fetcher: Arc<Fetcher>,
     meta: Arc<ObjectMeta>,
     attributes: Attributes,
-    plug: Mutex<Plug>,
+    plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
+    /// The answer to a GET that was sent before the version was known.
+    answered: Mutex<Option<GetResult>>,
 }
 
 /// Fills that are kept together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Plug {
-    holders: usize,
+    begun: Instant,
+    /// Where its bytes lie.
+    span: Range<u64>,
+    /// The threads of its guards, each as often as it has one.
+    holders: Vec<ThreadId>,
     fills: Vec<Fill>,
+}
+
+impl Plug {
+    /// Keeps `fills`. Gives those back that are a whole GET of `most` bytes by now: a long range is under way before
+    /// the last of its pages is allocated.
+    fn keep(&mut self, fills: Vec<Fill>, most: u64) -> Vec<Fill> {
+        self.fills.extend(fills);
+        self.fills.sort_unstable_by_key(Fill::position);
+        let Some(start) = self.fills.first().map(Fill::position) else { return Vec::new() };
+        let mut end = start;
+        for at in 0..self.fills.len() {
+            let fill = &self.fills[at];
+            if fill.position() != end {
+                break;
+            }
+            end += fill.len() as u64;
+            if end - start >= most {
+                let later = self.fills.split_off(at + 1);
+                return std::mem::replace(&mut self.fills, later);
+            }
+        }
+        Vec::new()
+    }
 }
 
 #[derive(Debug)]
@@ -61,20 +96,34 @@ struct FailedRange {
     error: FetchError,
 }
 
-/// As long as it lives, fills are kept together.
+/// As long as it lives, fills that its thread asks for are kept together.
 #[derive(Debug)]
-pub(crate) struct PlugGuard<'b>(&'b ObjectBackend);
+pub(crate) struct PlugGuard<'b> {
+    backend: &'b ObjectBackend,
+    /// It stays on its thread.
+    _thread: PhantomData<*const ()>,
+}
 
 impl Drop for PlugGuard<'_> {
     fn drop(&mut self) {
-        let mut plug = lock(&self.0.plug);
-        plug.holders -= 1;
-        if plug.holders == 0 {
-            let fills = std::mem::take(&mut plug.fills);
-            drop(plug);
-            self.0.start(fills);
+        let thread = thread::current().id();
+        let mut plugs = lock(&self.backend.plugs);
+        let Some(at) = plug_of(&plugs, thread) else { return };
+        let holders = &mut plugs[at].holders;
+        if let Some(place) = holders.iter().position(|holder| *holder == thread) {
+            holders.swap_remove(place);
+        }
+        if holders.is_empty() {
+            let fills = plugs.swap_remove(at).fills;
+            drop(plugs);
+            self.backend.start(fills);
         }
     }
+}
+
+/// The place of the plug that `thread` holds.
+fn plug_of(plugs: &[Plug], thread: ThreadId) -> Option<usize> {
+    plugs.iter().position(|plug| plug.holders.contains(&thread))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,13 +138,39 @@ fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
 impl ObjectBackend {
     /// The version that `meta` says, of the store of `fetcher`, known to the cache by `attributes`.
     pub(crate) fn new(fetcher: Arc<Fetcher>, meta: Arc<ObjectMeta>, attributes: Attributes) -> Self {
-        Self { fetcher, meta, attributes, plug: Mutex::default(), failed: Arc::default() }
+        Self {
+            fetcher,
+            meta,
+            attributes,
+            plugs: Mutex::default(),
+            failed: Arc::default(),
+            answered: Mutex::default(),
+        }
     }
 
-    /// Keeps fills together until the guard is dropped. Nothing is waited for meanwhile.
-    pub(crate) fn plug(&self) -> PlugGuard<'_> {
-        lock(&self.plug).holders += 1;
-        PlugGuard(self)
+    /// Keeps what this thread asks for, of bytes in `span`, together until the guard is dropped. Nothing is waited for
+    /// meanwhile.
+    pub(crate) fn plug(&self, span: Range<u64>) -> PlugGuard<'_> {
+        let thread = thread::current().id();
+        let mut plugs = lock(&self.plugs);
+        let is_shared = |plug: &Plug| {
+            let meets = plug.span.start < span.end && span.start < plug.span.end;
+            meets && plug.begun.elapsed() < PLUG_SHARED
+        };
+        match plug_of(&plugs, thread).or_else(|| plugs.iter().position(is_shared)) {
+            Some(at) => plugs[at].holders.push(thread),
+            None => {
+                plugs.push(Plug { begun: Instant::now(), span, holders: vec![thread], fills: Vec::new() })
+            }
+        }
+        drop(plugs);
+        PlugGuard { backend: self, _thread: PhantomData }
+    }
+
+    /// The next fetch that begins where `result` does has its answer by that. `None` ends it.
+    pub(crate) fn set_answered(&self, result: Option<GetResult>) {
+        let before = std::mem::replace(&mut *lock(&self.answered), result);
+        drop(before); // not under the lock: it is a store's
     }
 
     /// The store says that the object is this version: what has failed may be asked for again.
@@ -146,6 +221,7 @@ impl ObjectBackend {
         let failed = Arc::clone(&self.failed);
         let all = fills.first().map_or(0, Fill::position)
             ..fills.last().map_or(0, |fill| fill.position() + fill.len() as u64);
+        let answered = lock(&self.answered).take_if(|result| result.range.start == all.start);
         self.fetcher.spawn(async move {
             let note = |error: FetchError| {
                 let pause = fetcher.options.failure_pause;
@@ -156,7 +232,7 @@ impl ObjectBackend {
                 }
                 failed.push_back(FailedRange { range, until: Instant::now() + pause, error });
             };
-            fetcher.run(&meta, fills, note).await;
+            fetcher.run(&meta, fills, answered, note).await;
         });
     }
 }
@@ -169,12 +245,13 @@ impl Backend for ObjectBackend {
         Ok(self.attributes)
     }
     fn submit(&self, fills: Vec<Fill>) {
-        let mut plug = lock(&self.plug);
-        if plug.holders > 0 {
-            plug.fills.extend(fills);
-            return;
-        }
-        drop(plug);
+        let thread = thread::current().id();
+        let mut plugs = lock(&self.plugs);
+        let fills = match plug_of(&plugs, thread) {
+            Some(at) => plugs[at].keep(fills, self.fetcher.options.request_max),
+            None => fills,
+        };
+        drop(plugs);
         self.start(fills);
     }
 }

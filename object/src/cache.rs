@@ -82,7 +82,12 @@ impl ObjectCache {
     /// Reads objects of `store` through `cache`. Starts the threads that fetch, [`Options::threads`] of them, which
     /// end when this and all that was opened by it is gone.
     ///
-    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one.
+    /// The store's own retries come before ours: give it few (`RetryConfig`), or a fetch may wait for long in one. A
+    /// `Retry-After` is not in the errors of the crate `object_store`, so pauses are ours ([`Options::backoff`]).
+    ///
+    /// HTTP clients keep connections, each driven by the runtime that opened it. If a caller uses the same store on a
+    /// single-threaded runtime and then blocks that thread in a read of ours, the fetch may meet such a connection, and
+    /// waits for [`Options::stall_max`] before it takes another: give the cache a store of its own there.
     ///
     /// # Errors
     /// [`Error::Options`], [`Error::Runtime`].
@@ -134,6 +139,15 @@ impl ObjectCache {
         result.map_err(|source| Error::Open { path: path.clone(), source })
     }
 
+    /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
+    pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
+        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
+        let ended = || Error::Ended(path.clone());
+        let get = self.shared.fetcher.spawn(async move { fetcher.open_get(&wanted, options).await });
+        let result = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
+        result.map_err(|source| Error::Open { path: path.clone(), source })
+    }
+
     /// Opens the version of an object that the store has told of, as in a list. No request is made; whether it is still
     /// there shows with the first read of what is not cached.
     ///
@@ -158,8 +172,12 @@ impl ObjectCache {
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
         file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
-        let ahead_max = cache.stats().memory_bytes / 8;
-        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), ahead_max))
+        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), self.ahead_max()))
+    }
+
+    /// The most that it is worth asking for ahead of a reader.
+    pub(crate) fn ahead_max(&self) -> u64 {
+        self.shared.cache.stats().memory_bytes / 8
     }
 
     /// The page cache behind it.

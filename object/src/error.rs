@@ -151,7 +151,10 @@ pub enum FetchFailure {
     /// No byte came for as long as is waited.
     #[error("no byte came for {} ms; the store hangs, or allow more by Options::stall_max", .0.as_millis())]
     Stalled(Duration),
-    /// The deadline passed while it waited for its turn, or while bytes came.
+    /// The code of the store panicked.
+    #[error("the store panicked: {0}")]
+    Panicked(String),
+    /// The deadline passed while bytes came, or while it waited for its turn and no byte came to anybody.
     #[error("it was not done before the deadline; allow more GETs at a time, or a later Options::deadline")]
     Deadline,
 }
@@ -160,7 +163,7 @@ impl FetchFailure {
     /// Whether another GET may do better.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            FetchFailure::Changed { .. } | FetchFailure::Deleted => false,
+            FetchFailure::Changed { .. } | FetchFailure::Deleted | FetchFailure::Panicked(_) => false,
             FetchFailure::Store(error) => crate::retry::is_transient(error),
             FetchFailure::Short { .. }
             | FetchFailure::OtherRange(_)

@@ -15,21 +15,26 @@
 //! came before something failed is kept, and not asked for again.
 //!
 //! The threads that do this are a runtime of our own: the library has none, and a caller's may be blocked by that same
-//! caller, waiting for us. Those that wait for fills on behalf of async readers are of another one: a store may want
-//! blocking threads of the first to make its answers (as that of local files does), and must find some.
+//! caller, waiting for us. None of them waits for a fill.
 //!
 //! Invariants:
 //!  1. A byte goes into a fill only from an answer that said to be of the version that was opened.
 //!  2. No turn is held during a pause.
-//!  3. No attempt and no pause outlasts the deadline.
+//!  3. No attempt and no pause outlasts the deadline. Until a fetch has its turn, its time begins anew with each byte
+//!     that the store brings to others: a long queue is no failure, and a dead store fails all that wait for it.
+//!  4. A store that panics fails the fetch, and takes no turn and no thread with it.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use object_store::{Error as StoreError, GetOptions, GetResult, ObjectMeta, ObjectStore, path::Path};
 use quinion::backend::Fill;
 use quinion::internals::units::PAGE_SIZE;
@@ -54,22 +59,24 @@ pub(crate) struct Fetcher {
     requests: Semaphore,
     /// Bytes that GETs may ask for, in pages.
     pages: Semaphore,
-    /// Which fetches, and which waits. Taken when it is dropped, and at no other time.
-    runtimes: Option<(Runtime, Runtime)>,
+    begun: Instant,
+    /// When a byte came last, in microseconds since `begun`.
+    last_byte: AtomicU64,
+    /// Taken when it is dropped, and at no other time.
+    runtime: Option<Runtime>,
     /// The process that has their threads.
     process: u32,
 }
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        let Some((fetching, waiting)) = self.runtimes.take() else { return };
+        let Some(runtime) = self.runtime.take() else { return };
         if self.process == std::process::id() {
             // Not by waiting: the last to let go may be a task of a runtime, which must not block.
-            fetching.shutdown_background();
-            waiting.shutdown_background();
+            runtime.shutdown_background();
         } else {
             // A forked child has none of the threads, and perhaps a lock that one of them held.
-            std::mem::forget((fetching, waiting));
+            std::mem::forget(runtime);
         }
     }
 }
@@ -77,15 +84,10 @@ impl Drop for Fetcher {
 impl Fetcher {
     /// Fetches from `store` as `options` say, which are checked.
     pub(crate) fn new(store: Arc<dyn ObjectStore>, options: Options) -> Result<Arc<Self>> {
-        let fetching = Builder::new_multi_thread()
+        let runtime = Builder::new_multi_thread()
             .worker_threads(options.threads)
             .thread_name("quinion-object")
             .enable_all()
-            .build()
-            .map_err(Error::Runtime)?;
-        let waiting = Builder::new_current_thread()
-            .max_blocking_threads(options.waiting_threads_max)
-            .thread_name("quinion-object-wait")
             .build()
             .map_err(Error::Runtime)?;
         Ok(Arc::new(Self {
@@ -94,7 +96,9 @@ impl Fetcher {
             requests: Semaphore::new(options.requests_max),
             pages: Semaphore::new(pages(options.in_flight_max) as usize),
             options,
-            runtimes: Some((fetching, waiting)),
+            begun: Instant::now(),
+            last_byte: AtomicU64::new(0),
+            runtime: Some(runtime),
             process: std::process::id(),
         }))
     }
@@ -104,17 +108,8 @@ impl Fetcher {
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<JoinHandle<T>> {
-        let (fetching, _) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
-        Some(fetching.spawn(task))
-    }
-
-    /// Starts `work`, which may wait, on a thread that has nothing else to do. Not in a forked child.
-    pub(crate) fn spawn_blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<JoinHandle<T>> {
-        let (_, waiting) = self.runtimes.as_ref().filter(|_| self.process == std::process::id())?;
-        Some(waiting.spawn_blocking(work))
+        let runtime = self.runtime.as_ref().filter(|_| self.process == std::process::id())?;
+        Some(runtime.spawn(task))
     }
 
     /// Asks what the object is now, under the conditions of `options`; again, if the store has a bad time.
@@ -130,13 +125,13 @@ impl Fetcher {
             add(&self.counters.heads, 1);
             let answer = self.store.get_opts(path, options.clone().with_head(true));
             let until = deadline.min(Instant::now() + self.options.stall_max);
-            let error = match timeout_at(until, answer).await {
-                Ok(Ok(result)) => return Ok(result),
-                Ok(Err(error)) => error,
-                Err(_) => {
-                    let source = Box::new(FetchFailure::Stalled(self.options.stall_max));
-                    StoreError::Generic { store: "Quinion", source }
-                }
+            let ours =
+                |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
+            let error = match timeout_at(until, caught(answer)).await {
+                Ok(Ok(Ok(result))) => return Ok(result),
+                Ok(Ok(Err(error))) => error,
+                Ok(Err(panic)) => return Err(ours(panic)),
+                Err(_) => ours(FetchFailure::Stalled(self.options.stall_max)),
             };
             let pause = backoff.pause();
             let is_last = attempts == self.options.attempts_max || Instant::now() + pause >= deadline;
@@ -149,25 +144,55 @@ impl Fetcher {
         }
     }
 
+    /// Asks for the first bytes of an object that nothing is known of, in place of a HEAD. It is tried once: after an
+    /// error the caller asks by a HEAD, which is tried again.
+    pub(crate) async fn open_get(
+        &self,
+        path: &Path,
+        options: GetOptions,
+    ) -> std::result::Result<GetResult, StoreError> {
+        add(&self.counters.gets, 1);
+        let answer = timeout(self.options.stall_max, caught(self.store.get_opts(path, options)));
+        let ours =
+            |failure: FetchFailure| StoreError::Generic { store: "Quinion", source: Box::new(failure) };
+        match answer.await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => Err(ours(panic)),
+            Err(_) => Err(ours(FetchFailure::Stalled(self.options.stall_max))),
+        }
+    }
+
     /// Fetches `fills`, which are sorted and lie inside the object that `meta` says, by one GET after another until all
-    /// of them are complete, or none may follow. `on_failure` is told of the error before their readers are.
+    /// of them are complete, or none may follow. The first may have been `answered` before. `on_failure` is
+    /// told of the error before their readers are.
     pub(crate) async fn run(
         &self,
         meta: &ObjectMeta,
         fills: Vec<Fill>,
+        mut answered: Option<GetResult>,
         on_failure: impl FnOnce(FetchError) + Send,
     ) {
         let begun = Instant::now();
-        let deadline = begun + self.options.deadline;
+        let mut deadline = begun + self.options.deadline;
         let mut delivery = Delivery::new(fills, meta.size);
         let mut backoff = Backoff::new(self.options.backoff);
         let (mut attempts, mut in_vain) = (0, 0);
         let mut failure = FetchFailure::Deadline;
         loop {
             let before = delivery.skip_gap();
-            match timeout_at(deadline, self.attempt(meta, &mut delivery, &mut attempts)).await {
-                Ok(Ok(())) => return,
-                Ok(Err(met)) => failure = met,
+            let asked = Instant::now();
+            let Some(turn) = self.turn(delivery.rest(), deadline).await else { break };
+            deadline += asked.elapsed();
+            attempts += 1;
+            let answered = answered.take().filter(|result| result.range.start == before);
+            let answered_end = answered.as_ref().map(|result| result.range.end);
+            let attempt = timeout_at(deadline, caught(self.attempt(meta, &mut delivery, answered))).await;
+            drop(turn);
+            match attempt {
+                Ok(Ok(Ok(()))) => return,
+                // It has brought all that it was asked for, which was not all of this.
+                Ok(Ok(Err(_))) if Some(delivery.at) == answered_end => continue,
+                Ok(Ok(Err(met)) | Err(met)) => failure = met,
                 Err(_) => break,
             }
             in_vain += 1;
@@ -196,27 +221,38 @@ impl Fetcher {
         &self,
         meta: &ObjectMeta,
         delivery: &mut Delivery,
-        attempts: &mut u32,
+        answered: Option<GetResult>,
     ) -> std::result::Result<(), FetchFailure> {
         let asked = delivery.rest();
-        let _turn = self.turn(asked.end - asked.start).await?;
-        *attempts += 1;
-        add(&self.counters.gets, 1);
-        let options = version::conditions(meta).with_range(Some(asked.clone()));
-        let stall_max = self.options.stall_max;
-        let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
-        let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
-        let result = result.map_err(|error| of_store(meta, error))?;
+        let is_answered = answered.is_some();
+        let result = match answered {
+            Some(result) => result,
+            None => self.ask(meta, asked.clone()).await?,
+        };
         if !version::is_same(meta, &result.meta) {
             let (known, found) = (version::describe(meta), version::describe(&result.meta));
             return Err(FetchFailure::Changed { known, found });
         }
-        if result.range != asked {
+        if result.range != asked && !is_answered {
             return Err(FetchFailure::OtherRange(result.range));
         }
         self.receive(meta, delivery, result).await?;
         let (got, asked) = (delivery.at - asked.start, asked.end - asked.start);
         if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
+    }
+
+    /// Asks for a range.
+    async fn ask(
+        &self,
+        meta: &ObjectMeta,
+        asked: Range<u64>,
+    ) -> std::result::Result<GetResult, FetchFailure> {
+        add(&self.counters.gets, 1);
+        let options = version::conditions(meta).with_range(Some(asked.clone()));
+        let stall_max = self.options.stall_max;
+        let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
+        let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
+        result.map_err(|error| of_store(meta, error))
     }
 
     /// Puts what comes where it belongs.
@@ -227,30 +263,57 @@ impl Fetcher {
         result: GetResult,
     ) -> std::result::Result<(), FetchFailure> {
         let stall_max = self.options.stall_max;
+        let end = result.range.end;
         let mut body = result.into_stream();
-        while !delivery.is_done() {
+        while !delivery.is_done() && delivery.at < end {
             let chunk =
                 timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
             let Some(chunk) = chunk else { break };
-            let chunk = chunk.map_err(|error| of_store(meta, error))?;
+            let mut chunk = chunk.map_err(|error| of_store(meta, error))?;
+            // What is behind the range that the answer has told is nobody's.
+            chunk.truncate(usize::try_from(end - delivery.at).unwrap_or(usize::MAX));
+            self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
             add(&self.counters.bytes, chunk.len() as u64);
             add(&self.counters.gap_bytes, delivery.accept(&chunk));
         }
         Ok(())
     }
 
-    /// Waits until a GET of `bytes` bytes may begin.
+    /// Waits until a GET of `range` may begin; not beyond `deadline`, or as long after the last byte that came.
     async fn turn(
         &self,
-        bytes: u64,
-    ) -> std::result::Result<(SemaphorePermit<'_>, SemaphorePermit<'_>), FetchFailure> {
+        range: Range<u64>,
+        deadline: Instant,
+    ) -> Option<(SemaphorePermit<'_>, SemaphorePermit<'_>)> {
         let most = pages(self.options.in_flight_max);
-        // Always in this order, so that none waits for the second with another's first in its hand.
-        let pages = self.pages.acquire_many(pages(bytes).min(most)).await;
-        let request = self.requests.acquire().await;
-        // They are never closed.
-        pages.and_then(|pages| request.map(|request| (pages, request))).map_err(|_| FetchFailure::Deadline)
+        let mut turn = pin!(async {
+            // Always in this order, so that none waits for the second with another's first in its hand.
+            let pages = self.pages.acquire_many(pages(range.end - range.start).min(most)).await;
+            let request = self.requests.acquire().await;
+            // They are never closed.
+            pages.and_then(|pages| request.map(|request| (pages, request))).ok()
+        });
+        loop {
+            let last_byte = self.begun + Duration::from_micros(self.last_byte.load(Ordering::Relaxed));
+            let until = deadline.max(last_byte + self.options.deadline);
+            match timeout_at(until, &mut turn).await {
+                Ok(turn) => return turn,
+                Err(_)
+                    if self.begun + Duration::from_micros(self.last_byte.load(Ordering::Relaxed))
+                        > last_byte => {}
+                Err(_) => return None,
+            }
+        }
     }
+}
+
+/// `call` of a store, which may panic.
+async fn caught<T>(call: impl Future<Output = T>) -> std::result::Result<T, FetchFailure> {
+    // What it leaves behind is a store's that has panicked, and fills that are known to be incomplete.
+    AssertUnwindSafe(call).catch_unwind().await.map_err(|panic| {
+        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+        FetchFailure::Panicked(words.or_else(|| panic.downcast_ref().cloned()).unwrap_or_default())
+    })
 }
 
 fn pages(bytes: u64) -> u32 {

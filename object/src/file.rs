@@ -4,7 +4,7 @@
 //!   read_at                copies                              hits as quinion::File's: no lock, no system call
 //!   bytes, read_ranges     the cache's own pages, pinned       what is shorter than 16 KiB is copied: a pin would keep
 //!                                                              a folio of up to 2 MiB for it
-//!   .._async               the same; a hit at once, else the GETs are started and a thread waits for them
+//!   .._async               the same; a hit at once, else the GETs are started, and no thread waits for them
 //! ```
 //!
 //! Readahead is the cache's. What it cannot know is done here first: a small object comes whole; a first read of the
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use object_store::{ObjectMeta, path::Path};
+use object_store::{GetResult, ObjectMeta, path::Path};
 use quinion::{ErrorKind, File, Pinned, Prefetch, ReadOptions};
 
 use crate::backend::ObjectBackend;
@@ -52,6 +52,16 @@ struct Inner {
     asked_end: AtomicU64,
     /// The most that is asked for ahead of reads.
     ahead_max: u64,
+}
+
+/// Lets go of an answer that nobody has used.
+#[derive(Debug)]
+pub(crate) struct AnsweredGuard(Arc<ObjectBackend>);
+
+impl Drop for AnsweredGuard {
+    fn drop(&mut self) {
+        self.0.set_answered(None);
+    }
 }
 
 /// How a read behaves that may not wait.
@@ -133,9 +143,7 @@ impl ObjectFile {
         self.check(&range)?;
         self.announce(range.clone());
         match self.bytes_with(range.clone(), nowait()) {
-            Err(error) if is_wait(&error) => {
-                self.wait(move |this| this.bytes_with(range, ReadOptions::default())).await
-            }
+            Err(error) if is_wait(&error) => self.bytes_when_there(range).await,
             answer => answer,
         }
     }
@@ -155,12 +163,15 @@ impl ObjectFile {
     /// # Errors
     /// As [`ObjectFile::read_ranges`].
     pub async fn read_ranges_async(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let mut found = self.start_ranges(ranges)?;
-        if found.iter().all(Option::is_some) {
-            return Ok(found.into_iter().flatten().collect());
+        let found = self.start_ranges(ranges)?;
+        let mut bytes = Vec::with_capacity(ranges.len());
+        for (range, found) in ranges.iter().zip(found) {
+            bytes.push(match found {
+                Some(found) => found,
+                None => self.bytes_when_there(range.clone()).await?,
+            });
         }
-        let ranges = ranges.to_vec();
-        self.wait(move |this| this.finish_ranges(&ranges, &mut found)).await
+        Ok(bytes)
     }
 
     /// Pins the bytes of `range`, or as many as the object has there: see [`quinion::File::pin`].
@@ -178,7 +189,7 @@ impl ObjectFile {
     /// [`Error::Cache`].
     pub fn prefetch(&self, range: Range<u64>) -> Result<Prefetch> {
         let end = range.end.min(self.len());
-        let _plug = self.inner.backend.plug();
+        let _plug = self.inner.backend.plug(range.start..end);
         let started = self.inner.file.will_need(range.start, end.saturating_sub(range.start));
         started.map_err(|error| self.failed(error))
     }
@@ -186,6 +197,12 @@ impl ObjectFile {
     /// The store says that the object still is this version: what has failed may be asked for again.
     pub(crate) fn confirm(&self) {
         self.inner.backend.forget_failures();
+    }
+
+    /// While the guard lives, the fetch that begins where `result` does is answered by that.
+    pub(crate) fn answered(&self, result: Option<GetResult>) -> AnsweredGuard {
+        self.inner.backend.set_answered(result);
+        AnsweredGuard(Arc::clone(&self.inner.backend))
     }
 
     /// Drops what is cached of it, but for what is pinned or on its way.
@@ -204,19 +221,14 @@ impl ObjectFile {
             self.announce(range.clone()); // longer ones were, as a whole
         }
         let pinned = match self.pin_with(range.clone(), nowait()) {
-            Err(error) if is_wait(&error) => {
-                let range = range.clone();
-                self.wait(move |this| this.pin_with(range, ReadOptions::default())).await
-            }
+            Err(error) if is_wait(&error) => self.pin_when_there(range.clone()).await,
             answer => answer,
         };
         match pinned {
             Ok(pinned) if pinned.len() == len => Ok(pieces_of(&pinned)),
             Err(error) if !is_full(&error) => Err(error),
             // There is no room, or it is to be told that the object is shorter than it says.
-            _ => {
-                self.wait(move |this| this.copy(range, ReadOptions::default())).await.map(|bytes| vec![bytes])
-            }
+            _ => self.copy_when_there(range).await.map(|bytes| vec![bytes]),
         }
     }
 
@@ -282,8 +294,11 @@ impl ObjectFile {
         let missing: Vec<_> = missing.map(|(range, _)| range.clone()).collect();
         if !missing.is_empty() {
             self.announce(0..0); // a small object comes whole
-            let _plug = self.inner.backend.plug();
-            for range in covering(&missing, self.inner.fetcher.options.gap_max) {
+            let wanted = covering(&missing, self.inner.fetcher.options.gap_max);
+            let span =
+                wanted.first().map_or(0, |first| first.start)..wanted.last().map_or(0, |last| last.end);
+            let _plug = self.inner.backend.plug(span);
+            for range in wanted {
                 // What cannot be started now is fetched by its read.
                 let _ = self.prefetch(range);
             }
@@ -305,16 +320,14 @@ impl ObjectFile {
             return self.copy(range, options);
         }
         match self.pin_with(range.clone(), options) {
-            Ok(pinned) if pinned.len() == len && pinned.as_slice().is_some() => Ok(Bytes::from_owner(pinned)),
-            Ok(pinned) if pinned.len() == len => Ok(pinned.to_vec().into()),
+            Ok(pinned) if pinned.len() == len => Ok(in_one_piece(pinned)),
             Err(error) if !is_full(&error) => Err(error),
             _ => self.copy(range, options),
         }
     }
 
     fn pin_with(&self, range: Range<u64>, options: ReadOptions) -> Result<Pinned> {
-        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        self.inner.file.pin_with(range.start, len, options).map_err(|error| self.failed(error))
+        self.inner.file.pin_with(range.start, len_of(&range), options).map_err(|error| self.failed(error))
     }
 
     /// The bytes of `range`, copied: all of them.
@@ -325,23 +338,50 @@ impl ObjectFile {
             let at = range.start + done as u64;
             let read = self.inner.file.read_at_with(&mut buffer[done..], at, options);
             match read.map_err(|error| self.failed(error))? {
-                // The object has what its store said; only a backend that is at fault ends before.
-                0 => return Err(Error::Range { path: self.path().clone(), range, size: at }),
+                0 => return Err(self.ends_before(range, at)),
                 bytes => done += bytes,
             }
         }
         Ok(buffer.into())
     }
 
-    /// Has `work`, which waits, done on a thread that may.
-    async fn wait<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&ObjectFile) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let this = self.clone();
-        let ended = || Error::Ended(self.path().clone());
-        let thread = self.inner.fetcher.spawn_blocking(move || work(&this));
-        thread.ok_or_else(ended)?.await.map_err(|_| ended())?
+    /// As [`ObjectFile::bytes_with`], without blocking.
+    async fn bytes_when_there(&self, range: Range<u64>) -> Result<Bytes> {
+        let len = (range.end - range.start) as usize;
+        if len <= COPIED_MAX {
+            return self.copy_when_there(range).await;
+        }
+        match self.pin_when_there(range.clone()).await {
+            Ok(pinned) if pinned.len() == len => Ok(in_one_piece(pinned)),
+            Err(error) if !is_full(&error) => Err(error),
+            _ => self.copy_when_there(range).await,
+        }
+    }
+
+    /// As [`ObjectFile::pin_with`], without blocking.
+    async fn pin_when_there(&self, range: Range<u64>) -> Result<Pinned> {
+        let pinned = self.inner.file.pin_async(range.start, len_of(&range)).await;
+        pinned.map_err(|error| self.failed(error))
+    }
+
+    /// As [`ObjectFile::copy`], without blocking.
+    async fn copy_when_there(&self, range: Range<u64>) -> Result<Bytes> {
+        let mut buffer = vec![0; (range.end - range.start) as usize];
+        let mut done = 0;
+        while done < buffer.len() {
+            let at = range.start + done as u64;
+            let read = self.inner.file.read_at_async(&mut buffer[done..], at).await;
+            match read.map_err(|error| self.failed(error))? {
+                0 => return Err(self.ends_before(range, at)),
+                bytes => done += bytes,
+            }
+        }
+        Ok(buffer.into())
+    }
+
+    /// The object has what its store said; only a backend that is at fault ends before.
+    fn ends_before(&self, range: Range<u64>, size: u64) -> Error {
+        Error::Range { path: self.path().clone(), range, size }
     }
 }
 
@@ -353,6 +393,15 @@ fn is_wait(error: &Error) -> bool {
 /// Whether it says that pins have no room.
 fn is_full(error: &Error) -> bool {
     matches!(error, Error::Cache { source, .. } if source.kind() == ErrorKind::NoMemory)
+}
+
+fn len_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX)
+}
+
+/// What is pinned as one `Bytes`: without a copy, if it lies together in memory.
+fn in_one_piece(pinned: Pinned) -> Bytes {
+    if pinned.as_slice().is_some() { Bytes::from_owner(pinned) } else { pinned.to_vec().into() }
 }
 
 /// One of the pieces in which pinned bytes lie in memory.
@@ -370,4 +419,35 @@ impl AsRef<[u8]> for PinnedPiece {
 fn pieces_of(pinned: &Pinned) -> Vec<Bytes> {
     let piece = |place| Bytes::from_owner(PinnedPiece { pinned: pinned.clone(), place });
     (0..pinned.chunks().count()).map(piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ObjectCache, Options};
+    use object_store::{ObjectStoreExt, memory::InMemory};
+
+    #[test]
+    fn what_one_thread_keeps_together_keeps_no_other_waiting() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let (store, path) = (Arc::new(InMemory::new()), Path::from("object"));
+        runtime.block_on(store.put(&path, vec![7; 4 << 20].into())).expect("a put");
+        let cache = quinion::Cache::builder().memory(32 << 20).build().expect("a cache");
+        let objects = ObjectCache::new(cache, store, Options::new().whole_max(0)).expect("threads");
+        let file = objects.open(&path).expect("it is there");
+        let plug = file.inner.backend.plug(2 << 20..4 << 20);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let others = file.clone();
+        std::thread::spawn(move || sender.send(others.bytes(100_000..1_900_000).expect("it is there")));
+        let bytes =
+            receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it is not kept waiting");
+        assert!(bytes.len() == 1_800_000 && bytes.iter().all(|&byte| byte == 7));
+        // What this thread asks for is kept, also when another guard of it ends before.
+        let before = objects.stats().gets;
+        file.prefetch(2 << 20..3 << 20).expect("it is started");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(objects.stats().gets, before);
+        drop(plug);
+        assert_eq!(file.bytes(2 << 20..3 << 20).expect("it is there").len(), 1 << 20);
+    }
 }

@@ -30,7 +30,6 @@ pub struct Options {
     pub(crate) backoff: (Duration, Duration),
     pub(crate) failure_pause: Duration,
     pub(crate) threads: usize,
-    pub(crate) waiting_threads_max: usize,
 }
 
 impl Default for Options {
@@ -50,7 +49,6 @@ impl Default for Options {
             backoff: (Duration::from_millis(50), Duration::from_secs(2)),
             failure_pause: Duration::from_secs(1),
             threads: 2,
-            waiting_threads_max: 128,
         }
     }
 }
@@ -127,7 +125,9 @@ impl Options {
         self.stall_max = time;
         self
     }
-    /// How long a fetch may take, with all its attempts and the wait for its turn. The default is 60 seconds.
+    /// How long a fetch may take, with all its attempts and pauses. The wait for its turn counts only as far as no
+    /// fetch of the store brings a byte meanwhile. The default is 60 seconds. A caller whose time is shorter can drop
+    /// the future of an async read: what is fetched for it goes to the cache.
     #[must_use]
     pub fn deadline(mut self, time: Duration) -> Self {
         self.deadline = time;
@@ -154,13 +154,6 @@ impl Options {
         self.threads = threads;
         self
     }
-    /// How many threads at most wait on behalf of async reads that were no hits; at least 1. They are started when they
-    /// are needed. The default is 128.
-    #[must_use]
-    pub fn waiting_threads_max(mut self, threads: usize) -> Self {
-        self.waiting_threads_max = threads;
-        self
-    }
 
     /// The same, with all values brought inside what is possible.
     ///
@@ -183,7 +176,6 @@ impl Options {
             *time = (*time).min(TIME_MAX);
         }
         self.threads = self.threads.clamp(1, 256);
-        self.waiting_threads_max = self.waiting_threads_max.clamp(1, 1 << 14);
         Ok(self)
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   get_opts    HEAD, or what is known --> conditions, range --> a stream of the cache's own pages
+//!               the first bytes of an object that nothing is known of: a GET in place of the HEAD, whose body is used
 //!   get_ranges  HEAD, or what is known --> ranges, close ones together
 //!   put, copy, rename, delete, the end of an upload   the bare store; then what is known is forgotten
 //!   list, uploads                                     the bare store
@@ -13,6 +14,8 @@
 //!
 //! A write that is under way while a HEAD is answered may be before or after it. So what a HEAD tells is kept only if
 //! no write through this store has ended since it was sent; the call itself may use it, since it is as old as the call.
+//!
+//! HEADs are answered in any order: what an older one tells does not take the place of what a newer one told.
 //!
 //! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
 //!
@@ -46,8 +49,9 @@ use crate::options::{Freshness, Options};
 const PART_BYTES: u64 = 1 << 20;
 /// What is no longer than this comes as one part: its reader wants it in one piece, and mostly it lies so in memory.
 const WHOLE_PART_MAX: u64 = 8 << 20;
-/// A stream asks for so many bytes ahead of its reader, if the cache is large enough.
-const AHEAD_BYTES: u64 = 32 << 20;
+/// A stream asks for so many bytes ahead of its reader, if the cache is large enough: a second of one connection, or
+/// what a network of 2 GB/s brings in the time to the first byte.
+const AHEAD_BYTES: u64 = 64 << 20;
 /// Of how many objects something is known at a time.
 const KNOWN_MAX: usize = 4096;
 /// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
@@ -128,35 +132,57 @@ impl Shared {
         is_believed.then(|| object.clone())
     }
 
-    /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`.
-    async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
+    /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`. If it was
+    /// asked by a GET, also the answer to that.
+    async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
         if let Some(object) = self.believed(path) {
             let checked = options.check_preconditions(object.file.meta());
             checked.map_err(|source| Error::Open { path: path.clone(), source })?;
-            return Ok(object);
+            return Ok((object, None));
         }
         let (asked, writes) = (Instant::now(), self.known().writes);
+        let is_known = self.known().objects.contains_key(path);
+        let mut answered = None;
+        // As much as the first fetch will want.
+        let most = self.objects.fetcher().options.request_max.min(self.objects.ahead_max().max(PART_BYTES));
+        if let Some(range) = first_bytes(options, most).filter(|_| !is_known) {
+            let get = GetOptions { range: Some(range), ..options.clone() };
+            match self.objects.open_get(path, get).await {
+                Ok(result) => answered = Some(result),
+                Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. })
+                | Err(error @ Error::Open { source: StoreError::Precondition { .. }, .. })
+                | Err(error @ Error::Open { source: StoreError::NotModified { .. }, .. }) => {
+                    return Err(error);
+                }
+                // It has no bytes, or the store has a bad time.
+                Err(_) => {}
+            }
+        }
         let head = GetOptions { range: None, version: None, head: true, ..options.clone() };
-        let told = self.objects.head(path, head).await;
+        let told = match &answered {
+            Some(result) => Ok((result.meta.clone(), result.attributes.clone())),
+            None => self.objects.head(path, head).await.map(|result| (result.meta, result.attributes)),
+        };
         if matches!(&told, Err(Error::Open { source: StoreError::NotFound { .. }, .. })) {
             self.forget(path);
         }
-        let told = told?;
+        let (meta, attributes) = told?;
         let handle = self.known().objects.get(path).map(|known| known.file.clone());
         // The handle of the same version goes on: its readahead knows its reader.
         let file = match handle {
-            Some(file) if *file.meta() == told.meta => {
+            Some(file) if *file.meta() == meta => {
                 file.confirm();
                 file
             }
-            _ => self.objects.open_known(told.meta)?,
+            _ => self.objects.open_known(meta)?,
         };
-        let object = KnownObject { file, attributes: told.attributes, asked };
+        let object = KnownObject { file, attributes, asked };
         let mut known = self.known();
-        if known.writes == writes {
+        let is_newest = known.objects.get(path).is_none_or(|known| known.asked <= asked);
+        if known.writes == writes && is_newest {
             known.keep(path, object.clone());
         }
-        Ok(object)
+        Ok((object, answered))
     }
 
     /// A write of the object has ended, well or not: nothing is known of it.
@@ -199,6 +225,18 @@ fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
     range.as_range(size).map_err(refused)
 }
 
+/// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins where the
+/// object does, as the fetch for it will.
+fn first_bytes(options: &GetOptions, most: u64) -> Option<GetRange> {
+    let len = match &options.range {
+        _ if options.head => return None,
+        None | Some(GetRange::Offset(0)) => most,
+        Some(GetRange::Bounded(range)) if range.start == 0 && range.end > PART_BYTES => range.end,
+        _ => return None,
+    };
+    Some(GetRange::Bounded(0..len.next_multiple_of(PART_BYTES).min(most)))
+}
+
 /// A stream that is under way.
 struct Reading {
     shared: Arc<Shared>,
@@ -231,8 +269,10 @@ impl Reading {
     /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
         let ahead = Self::ahead(&self.file);
-        if self.at + ahead / 2 >= self.asked && self.asked < self.end {
-            let until = self.end.min(self.at + ahead);
+        // A GET at a time: to allocate the pages of half a window takes as long as to fetch them.
+        let step = self.shared.objects.fetcher().options.request_max.min(ahead / 2);
+        if self.at + ahead >= self.asked + step && self.asked < self.end {
+            let until = self.end.min((self.at + ahead).min(self.asked + step));
             // What cannot be started now is fetched when it is read.
             let _ = self.file.prefetch(self.asked..until);
             self.asked = until;
@@ -267,8 +307,13 @@ impl CachedStore {
     }
 
     /// The answer to a get, from what is known of the object.
-    async fn answer(&self, object: KnownObject, options: &GetOptions) -> StoreResult<GetResult> {
+    async fn answer(
+        &self,
+        (object, answered): (KnownObject, Option<GetResult>),
+        options: &GetOptions,
+    ) -> StoreResult<GetResult> {
         let KnownObject { file, attributes, .. } = object;
+        let _answered = answered.is_some().then(|| file.answered(answered));
         let range = resolve(options.range.as_ref(), file.len())?;
         let meta = file.meta().clone();
         let payload = if options.head || range.is_empty() {
@@ -318,7 +363,10 @@ impl ObjectStore for CachedStore {
             return self.shared.bare().get_opts(path, options).await;
         }
         for _ in 0..CHANGES_MAX {
-            let object = self.shared.look(path, &options).await?;
+            let object = match self.shared.look(path, &options).await {
+                Err(Error::TooLarge { .. }) => break,
+                object => object?,
+            };
             match self.answer(object, &options).await {
                 Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
@@ -329,11 +377,15 @@ impl ObjectStore for CachedStore {
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
         for _ in 0..CHANGES_MAX {
-            let object = self.shared.look(path, &GetOptions::new()).await?;
-            let size = object.file.len();
+            // By a HEAD, since which bytes are wanted is not one range.
+            let file = match self.shared.look(path, &GetOptions::new().with_head(true)).await {
+                Err(Error::TooLarge { .. }) => break,
+                looked => looked?.0.file,
+            };
+            let size = file.len();
             let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), size));
             let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
-            match object.file.read_ranges_async(&resolved).await.map_err(StoreError::from) {
+            match file.read_ranges_async(&resolved).await.map_err(StoreError::from) {
                 Err(error) if is_replaced(&error) => self.shared.forget(path),
                 answer => return answer,
             }

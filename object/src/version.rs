@@ -11,6 +11,9 @@
 //! conditions. A weak ETag (`W/`) says that two contents are as good as each other, not that they are equal, and
 //! `If-Match` never holds of it; so it is compared, and the last modification is the condition.
 //!
+//! Some stores tell one ETag with quotes in a header and without in a list, or leave it out of lists. So quotes are not
+//! compared, and a version that was told without an ETag is compared by its times.
+//!
 //! A version id is not asked for where an ETag will do: reading by id needs another permission at S3.
 
 use object_store::{GetOptions, ObjectMeta};
@@ -20,6 +23,14 @@ use sha2::{Digest, Sha256};
 /// An ETag that is one content's alone.
 fn strong_e_tag(meta: &ObjectMeta) -> Option<&str> {
     meta.e_tag.as_deref().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"))
+}
+
+/// An ETag as it is compared: without the quotes that not every answer has.
+fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
+    let tag = meta.e_tag.as_deref().filter(|tag| !tag.is_empty())?;
+    let (is_weak, tag) = tag.strip_prefix("W/").map_or((false, tag), |tag| (true, tag));
+    let inside = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
+    Some((is_weak, inside.unwrap_or(tag)))
 }
 
 /// Whether times are needed to tell versions apart.
@@ -39,11 +50,13 @@ pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
 
 /// Whether an answer that says `found` is of the version `known`.
 pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
-    let is_same_time = known.last_modified == found.last_modified;
+    let known_tag = compared_tag(known);
+    let is_told_by_version = known.version.is_some() && found.version.is_some();
+    let needs_times = strong_e_tag(known).is_none() && !is_told_by_version;
     known.size == found.size
-        && known.e_tag == found.e_tag
-        && (known.version.is_none() || found.version.is_none() || known.version == found.version)
-        && (is_same_time || !is_told_by_times(known))
+        && (known_tag.is_none() || known_tag == compared_tag(found))
+        && (!is_told_by_version || known.version == found.version)
+        && (!needs_times || known.last_modified == found.last_modified)
 }
 
 /// A version in words, for messages.
@@ -75,7 +88,9 @@ fn identity(store_name: &[u8], meta: &ObjectMeta) -> Identity {
     };
     add(Some(store_name));
     add(Some(meta.location.as_ref().as_bytes()));
-    add(meta.e_tag.as_deref().map(str::as_bytes));
+    let tag = compared_tag(meta);
+    add(tag.map(|(_, tag)| tag.as_bytes()));
+    add(tag.map(|(is_weak, _)| if is_weak { &b"weak"[..] } else { b"strong" }));
     add(meta.version.as_deref().map(str::as_bytes));
     add(Some(&meta.size.to_le_bytes()));
     let time = (meta.last_modified.timestamp(), meta.last_modified.timestamp_subsec_nanos());
@@ -145,5 +160,30 @@ mod tests {
         let by_time = meta("a", 10, None, None, 5);
         assert!(is_same(&by_time, &meta("a", 10, None, None, 5)));
         assert!(!is_same(&by_time, &meta("a", 10, None, None, 6)));
+        let weak = meta("a", 10, Some("W/\"x\""), None, 5);
+        assert!(is_same(&weak, &meta("a", 10, Some("W/\"x\""), None, 5)));
+        assert!(
+            !is_same(&weak, &meta("a", 10, Some("W/\"x\""), None, 6)),
+            "as good as each other, not equal"
+        );
+        assert!(!is_same(&known, &meta("a", 10, Some("W/\"x\""), None, 5)));
+        let by_version = meta("a", 10, None, Some("v"), 5);
+        assert!(is_same(&by_version, &meta("a", 10, None, Some("v"), 6)));
+        assert!(!is_same(&by_version, &meta("a", 10, None, Some("w"), 5)));
+        assert!(!is_same(&by_version, &meta("a", 10, None, None, 6)), "the answer tells no version id");
+    }
+
+    #[test]
+    fn lists_and_heads_that_write_one_etag_in_two_ways_tell_one_version() {
+        let (head, list) = (meta("a", 10, Some("\"x\""), None, 5), meta("a", 10, Some("x"), None, 5));
+        assert!(is_same(&list, &head) && is_same(&head, &list));
+        assert_eq!(identity(b"s", &list), identity(b"s", &head));
+        let without = meta("a", 10, None, None, 5);
+        assert!(is_same(&without, &head), "a list without ETags");
+        assert!(!is_same(&without, &meta("a", 10, Some("\"x\""), None, 6)));
+        for odd in ["\"", "\"x", "x\"", "W/", "W/x"] {
+            let odd = meta("a", 10, Some(odd), None, 5);
+            assert!(is_same(&odd, &odd) && !is_same(&head, &odd));
+        }
     }
 }

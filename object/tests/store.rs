@@ -111,7 +111,11 @@ async fn what_is_believed_for_a_time_costs_no_look_and_our_own_writes_are_seen()
         for _ in 0..5 {
             assert_eq!(get(&one).await.unwrap(), "1");
         }
-        assert_eq!((store.objects().stats().heads, store.objects().stats().gets), (1, 1));
+        assert_eq!(
+            (store.objects().stats().heads, store.objects().stats().gets),
+            (0, 1),
+            "one request in all"
+        );
         bare.put(&one, "unseen".into()).await.unwrap();
         assert_eq!(get(&one).await.unwrap(), "1", "that is what was asked for");
         store.copy(&two, &one).await.unwrap();
@@ -229,12 +233,12 @@ async fn an_object_larger_than_the_cache_streams_through_it() {
 }
 
 #[tokio::test]
-async fn a_store_that_blocks_finds_threads_while_all_that_wait_are_busy() {
+async fn a_store_that_blocks_finds_threads_while_many_reads_wait() {
     let folder = tempfile::tempdir().unwrap();
     let files = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
     let (path, content) = (Path::from("file"), common::content(1, 20 << 20));
     files.put(&path, content.clone().into()).await.unwrap();
-    let options = Options::new().waiting_threads_max(1).threads(1).deadline(Duration::from_secs(10));
+    let options = Options::new().threads(1).deadline(Duration::from_secs(10));
     let objects = ObjectCache::new(cache(), files, options).unwrap();
     let file = objects.open_async(&path).await.unwrap();
     let reads = (0..20_u64).rev().map(|at| file.bytes_async(at << 20..(at << 20) + 100_000));
@@ -281,6 +285,39 @@ async fn what_a_store_says_is_not_believed_beyond_reason() {
     assert!(file.bytes_async(0..0).await.unwrap().is_empty());
 }
 
+#[tokio::test]
+async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
+    let server = common::Server::new();
+    for (len, gets) in [(1, 1), (9000, 1), (1 << 20, 1), (3_000_001, 1), (20 << 20, 3), (0, 1)] {
+        server.control.put("object", len);
+        let cache = Cache::builder().memory(256 << 20).build().unwrap();
+        let objects = ObjectCache::new(cache, server.store(), Options::new()).unwrap();
+        let store = cached_with(objects, Freshness::Immutable);
+        let before = (server.control.heads(), server.control.gets());
+        let path = Path::from("object");
+        let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
+        assert_eq!(bytes.len(), len);
+        common::check(1, 0, &bytes);
+        let made = (server.control.heads() - before.0, server.control.gets() - before.1);
+        assert_eq!(made, (u64::from(len == 0), gets), "{len} bytes");
+        let stats = store.objects().stats();
+        assert_eq!((stats.bytes, stats.gap_bytes), (len as u64, 0), "{len} bytes");
+    }
+    // One that is dropped before its first part, and one whose version is replaced before its second GET.
+    server.control.put("object", 20 << 20);
+    let objects = ObjectCache::new(cache(), server.store(), Options::new()).unwrap();
+    let store = cached_with(objects, Freshness::Immutable);
+    let path = Path::from("object");
+    drop(tokio::time::timeout(Duration::from_millis(1), store.get(&path)).await);
+    server.control.trouble([common::Fault::ChangedAfter(500_000)]);
+    let result = store.get(&path).await.unwrap();
+    let version = result.meta.e_tag.as_ref().unwrap().trim_matches(['"', 'v']).parse().unwrap();
+    match result.bytes().await {
+        Ok(bytes) => common::check(version, 0, &bytes),
+        Err(error) => assert_eq!(kind(&error), "precondition"),
+    }
+}
+
 /// A call of the differential run.
 #[derive(Clone, Debug)]
 enum Call {
@@ -303,6 +340,14 @@ enum Condition {
     StaleMatch,
     NoneMatch,
     StaleNoneMatch,
+    /// `*`, which any version is.
+    AnyMatch,
+    NoneMatchAny,
+    /// A list, with the version among others.
+    ListMatch,
+    /// Seconds from the version's own time.
+    ModifiedSince(i64),
+    UnmodifiedSince(i64),
 }
 
 const LEN_MAX: usize = 300_000;
@@ -312,7 +357,7 @@ fn ranges() -> impl Strategy<Value = Range<u64>> {
 }
 
 fn calls() -> impl Strategy<Value = Call> {
-    let (key, len) = (|| 0_u8..4, || prop_oneof![0_usize..20, 4000_usize..9000, 0_usize..LEN_MAX]);
+    let (key, len) = (|| 0_u8..4, || prop_oneof![Just(0), 0_usize..20, 4000_usize..9000, 0_usize..LEN_MAX]);
     let range = prop_oneof![
         ranges().prop_map(GetRange::Bounded),
         (0..LEN_MAX as u64).prop_map(GetRange::Offset),
@@ -324,6 +369,11 @@ fn calls() -> impl Strategy<Value = Call> {
         1 => Just(Condition::StaleMatch),
         1 => Just(Condition::NoneMatch),
         1 => Just(Condition::StaleNoneMatch),
+        1 => Just(Condition::AnyMatch),
+        1 => Just(Condition::NoneMatchAny),
+        1 => Just(Condition::ListMatch),
+        1 => (-1_i64..2).prop_map(Condition::ModifiedSince),
+        1 => (-1_i64..2).prop_map(Condition::UnmodifiedSince),
     ];
     prop_oneof![
         3 => (key(), len(), any::<bool>()).prop_map(|(key, len, outside)| Call::Put { key, len, outside }),
@@ -341,7 +391,8 @@ fn calls() -> impl Strategy<Value = Call> {
 }
 
 fn path(key: u8) -> Path {
-    Path::from(format!("folder/{key}"))
+    let name = ["plain", "with a space, a %25 and a %2F", "\u{fc}+#?&=;:@", "..."][usize::from(key)];
+    Path::from(format!("folder/{name}"))
 }
 
 /// The kind of an error, which is what callers look at.
@@ -369,6 +420,28 @@ async fn shown(result: Result<GetResult, Error>, head: bool) -> String {
             attributes.sort();
             format!("{} {} {:?} {range:?} {attributes:?} {sum:x}", meta.location, meta.size, meta.e_tag)
         }
+    }
+}
+
+/// `options` under `condition`, of an object that is `now`, if there is one.
+fn under(options: GetOptions, condition: Condition, now: Option<ObjectMeta>) -> GetOptions {
+    let (any, stale) = (Some("*".to_owned()), Some("\"77777\"".to_owned()));
+    let tag = now.as_ref().and_then(|now| now.e_tag.clone());
+    let since = |seconds: i64| {
+        let (step, time) = (Duration::from_secs(seconds.unsigned_abs()), now.as_ref()?.last_modified);
+        Some(if seconds < 0 { time - step } else { time + step })
+    };
+    match condition {
+        Condition::None => options,
+        Condition::Match => options.with_if_match(tag),
+        Condition::StaleMatch => options.with_if_match(stale),
+        Condition::NoneMatch => options.with_if_none_match(tag),
+        Condition::StaleNoneMatch => options.with_if_none_match(stale),
+        Condition::AnyMatch => options.with_if_match(any),
+        Condition::NoneMatchAny => options.with_if_none_match(any),
+        Condition::ListMatch => options.with_if_match(tag.map(|tag| format!("\"77777\", {tag}, \"8\""))),
+        Condition::ModifiedSince(seconds) => options.with_if_modified_since(since(seconds)),
+        Condition::UnmodifiedSince(seconds) => options.with_if_unmodified_since(since(seconds)),
     }
 }
 
@@ -409,16 +482,8 @@ async fn made(call: &Call, at: usize, store: &dyn ObjectStore, outside: Option<&
         Call::Copy { from, to, .. } => done(store.copy_if_not_exists(&path(*from), &path(*to)).await),
         Call::Rename { from, to } => done(store.rename(&path(*from), &path(*to)).await),
         Call::Get { key, range, condition, head } => {
-            let stale = Some("\"77777\"".to_owned());
-            let (if_match, if_none_match) = match condition {
-                Condition::None => (None, None),
-                Condition::Match => (tag(key).await, None),
-                Condition::StaleMatch => (stale, None),
-                Condition::NoneMatch => (None, tag(key).await),
-                Condition::StaleNoneMatch => (None, stale),
-            };
-            let range = range.clone();
-            let options = GetOptions { range, if_match, if_none_match, head: *head, ..GetOptions::default() };
+            let options = GetOptions::new().with_range(range.clone()).with_head(*head);
+            let options = under(options, *condition, store.head(&path(*key)).await.ok());
             shown(store.get_opts(&path(*key), options).await, *head).await
         }
         Call::Ranges { key, ranges } => match store.get_ranges(&path(*key), ranges).await {

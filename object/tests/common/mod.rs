@@ -221,7 +221,10 @@ fn answer_as<B>(control: &Control, key: &str, request: &Request<B>, fault: Optio
         headers.insert(CONTENT_LENGTH, size.into());
         return answer;
     }
-    let (mut first, mut last) = range_of(request.headers(), size).unwrap_or((0, size - 1));
+    let (mut first, mut last) = range_of(request.headers(), size).unwrap_or((0, size.saturating_sub(1)));
+    if first >= size {
+        return status(416);
+    }
     control.ranges.lock().unwrap().push((first, last + 1));
     if fault == Some(Fault::OtherRange) {
         (first, last) = ((first + 4096).min(size - 1), (last + 4096).min(size - 1));

@@ -39,7 +39,7 @@ pub const ABOUT: [About; 15] = [
     },
     About {
         name: "split",
-        question: "split: what does it cost to insert into a larger shadow?",
+        question: "split: what does it cost to insert where a shadow is, which may be larger?",
         starts: CacheStart::Anyhow,
         takes: Estimate { quick: [0.02, 0.03], full: [0.2, 0.4] },
     },
@@ -101,7 +101,7 @@ pub const ABOUT: [About; 15] = [
         name: "populate",
         question: "populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [0.5, 4.0], full: [10.0, 45.0] },
+        takes: Estimate { quick: [0.5, 5.0], full: [10.0, 75.0] },
     },
     About {
         name: "restore",
@@ -119,10 +119,11 @@ pub const ABOUT: [About; 15] = [
 ];
 
 /// What workers can do for them.
-pub const JOBS: [Job; 6] = [
+pub const JOBS: [Job; 7] = [
     (hit::JOB, hit::work),
     (disk::MAKE, disk::make),
     (thrash::JOB, thrash::work),
+    (thrash::SWITCH_JOB, thrash::switch),
     (stream::JOB, stream::work),
     (restore::JOB, restore::work),
     (programs::JOB, programs::work),

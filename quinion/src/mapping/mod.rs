@@ -110,7 +110,7 @@ pub use grab::{
     Grabbed, MemoryWait, OnLocked,
 };
 #[cfg(feature = "std")]
-pub(crate) use insert::cut;
+pub(crate) use insert::{cut, folios_of};
 #[cfg(feature = "std")]
 pub use insert::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,

@@ -4,9 +4,10 @@
 //!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, everybody under one limit
 //!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
 //!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
-//!     quinion, three walks: ours, where a page enters the index by three calls of the tree
+//!     quinion, three walks: ours, where a page enters the index by three ways down, split or not
 //!
-//!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random
+//!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random,
+//!             by 16 jobs under one limit
 //!     single walk, three walks: how a folio finds its place where a large shadow remembers
 //! ```
 //!
@@ -20,13 +21,14 @@
 //! Our threads compute as much of a miss as the kernel's do, but for what the loop
 //! device copies; that is in the time of the kernel's threads, which is added to `cpu`.
 //!
-//! `switch` needs no root and no disk. Steps by which shadows are cut are told by the tree itself;
+//! `switch` needs no disk: its file is nowhere. Steps by which shadows are cut are told by the tree itself;
 //! without any, the experiment fails, for then it has not measured what it says.
 
 mod random;
 mod switch;
 
 pub use random::{JOB, work};
+pub use switch::{JOB as SWITCH_JOB, work as switch};
 
 use crate::harness::{Case, Settings};
 

@@ -35,7 +35,7 @@ pub const ABOUT: [About; 15] = [
         name: "insert",
         question: "insert: what does it cost to put a folio into the index, alone and in batches?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [0.1, 0.1], full: [1.0, 1.3] },
+        takes: Estimate { quick: [0.3, 0.3], full: [2.0, 2.5] },
     },
     About {
         name: "split",
@@ -59,7 +59,7 @@ pub const ABOUT: [About; 15] = [
         name: "readseq",
         question: "readseq: how fast does RocksDB, unmodified, read its databases from end to end?",
         starts: CacheStart::Cold,
-        takes: Estimate { quick: [1.0, 1.3], full: [110.0, 65.0] },
+        takes: Estimate { quick: [1.5, 3.0], full: [130.0, 140.0] },
     },
     About {
         name: "programs",

@@ -45,9 +45,9 @@ pub const ABOUT: [About; 15] = [
     },
     About {
         name: "readbatch",
-        question: "readbatch: what does it cost to find a few cached folios, and to look one too far?",
+        question: "readbatch: what does it cost to find a few cached folios or many, and to look one too far?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [11.0, 0.8], full: [11.0, 0.8] },
+        takes: Estimate { quick: [35.0, 1.5], full: [35.0, 3.0] },
     },
     About {
         name: "cold",
@@ -83,7 +83,7 @@ pub const ABOUT: [About; 15] = [
         name: "stream",
         question: "stream: what does it cost to read a large file once, and what is left of what was hot?",
         starts: CacheStart::Cold,
-        takes: Estimate { quick: [0.6, 3.0], full: [20.0, 300.0] },
+        takes: Estimate { quick: [0.6, 3.0], full: [20.0, 170.0] },
     },
     About {
         name: "write",
@@ -107,8 +107,7 @@ pub const ABOUT: [About; 15] = [
         name: "restore",
         question: "restore: how soon has a virtual machine the memory of its snapshot?",
         starts: CacheStart::Cold,
-        // Less than a repetition takes: the cases that take long are repeated least.
-        takes: Estimate { quick: [2.0, 6.5], full: [30.0, 95.0] },
+        takes: Estimate { quick: [2.0, 6.5], full: [15.0, 95.0] },
     },
     About {
         name: hit_ratios::NAME,

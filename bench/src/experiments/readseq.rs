@@ -13,7 +13,9 @@
 //!     one by one    the same, but each folio enters the index under a lock of its own: ourselves without batches,
 //!                   in folios of the same orders
 //!     kernel        db_bench under the same limit
-//!   and the instructions that the owner of the cache takes for an operation, by callgrind, with fewer keys
+//!
+//!   instructions  of a read of 8 KiB, one after the other through a file 26 times as large as the cache, by
+//!                 callgrind: inside one process, since callgrind does not survive the signals of a cache's owner
 //!
 //!   warm          read once before, by the same cache, and then measured
 //!     quinion       quinion run -- sh: db_bench .. and again db_bench ..
@@ -44,6 +46,7 @@ use quinion::Cache;
 use crate::fixtures::caches::{Drops, bytes, check_warm, kept_bytes};
 use crate::fixtures::callgrind;
 use crate::fixtures::command::quinion;
+use crate::fixtures::counted::Snippet;
 use crate::fixtures::db_bench::{self, BenchOutput, Shape};
 use crate::fixtures::limit::{Limit, MEMORY, peak_of};
 use crate::fixtures::shared::Shared;
@@ -68,11 +71,9 @@ const METRICS: [Metric; 8] = [
     Metric::cost(DEVICE, "bytes per byte"),
 ];
 
-/// What is counted, of the owner of the cache alone.
-const COUNTED: [Metric; 2] = [
-    Metric::cost("instructions (owner)", "per operation"),
-    Metric::cost("branches (owner)", "per operation"),
-];
+/// What is counted.
+const COUNTED: [Metric; 2] =
+    [Metric::cost("instructions", "per operation"), Metric::cost("branches", "per operation")];
 
 const OURS: &str = "quinion run";
 const ONE_BY_ONE: &str = "one by one";
@@ -101,8 +102,8 @@ const TWICE: &str = r#""$0" "$@" > /dev/null 2>&1 || exit; cat /proc/$PPID/stat;
 pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
     let shared = |shape: Shape| Shared::new(settings, move |settings| Databases::new(settings, shape));
     let shape = Shape::of_the_original(settings, options);
-    let [databases, short, few] = [Shape::of(settings, options), shape, shape.with_few_keys()].map(shared);
-    let counted = ORDERS.map(|(name, orders)| counted(&few, name, orders));
+    let [databases, short] = [Shape::of(settings, options), shape].map(shared);
+    let counted = COUNTED_STREAMS.map(counted);
     let cases = vec![cold(&databases), warm(&databases)];
     let short = ORDERS.map(|(name, orders)| short_of_memory(&short, shape, name, orders));
     cases.into_iter().chain(short).chain(counted).collect()
@@ -151,17 +152,24 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 
-fn counted(databases: &Shared<Databases>, name: &str, orders: &'static str) -> Case {
-    let databases = databases.clone();
-    let case = Case::new(format!("instructions, {name}"), &COUNTED, move || {
-        let databases = databases.get()?;
-        let of = |name, insertion: &'static str| {
-            let databases = Rc::clone(&databases);
-            Alternative::new(name, move |_| databases.counted(insertion, orders)).excused(COUNTED.len())
+/// Snippets: batched, and one by one.
+const COUNTED_STREAMS: [(&str, &str, &str); 2] = [
+    ("stream of 8 KiB, order 0", "8 KiB read, batched, order 0", "8 KiB read, one by one, order 0"),
+    ("stream of 8 KiB, default orders", "8 KiB read, batched", "8 KiB read, one by one"),
+];
+
+fn counted((name, batched, singly): (&'static str, &'static str, &'static str)) -> Case {
+    let case = Case::new(name, &COUNTED, move || {
+        let of = |name: &'static str| {
+            let snippet = Snippet::of(name).expect("the names above are those of snippets");
+            Alternative::new(name, move |_| {
+                let counted = callgrind::count(snippet)?;
+                Ok(vec![counted.instructions, counted.branches])
+            })
         };
-        Ok(vec![of(OURS, BATCHED), of(ONE_BY_ONE, SINGLY)])
+        Ok(vec![of(batched), of(singly)])
     });
-    COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, OURS, ONE_BY_ONE, None))
+    COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, batched, singly, None))
 }
 
 fn warm(databases: &Shared<Databases>) -> Case {
@@ -284,19 +292,6 @@ impl Databases {
         }
         // Its processes are in a group of their own, so the peak is nobody's.
         Ok(Measured { memory_bytes: f64::NAN, ..measured })
-    }
-
-    /// Instructions and branches of the owner for each operation, less those of one that has nothing to do.
-    fn counted(&self, insertion: &str, orders: &str) -> Result<Vec<f64>, Unmeasured> {
-        let memory = (bytes(&self.files)? / 2).max(Cache::MEMORY_MIN);
-        self.make_cold()?;
-        let busy = callgrind::count_program(&self.tuned(insertion, orders, memory)?)?;
-        self.check_ours()?;
-        let choices = format!("{insertion},{orders}");
-        let idle = TunedRun { choices, memory, program: vec![OsString::from("true")] };
-        let idle = callgrind::count_program(&tuned::command(&idle)?)?;
-        let operations = self.shape.operations() as f64;
-        Ok(busy.iter().zip(idle).map(|(busy, idle)| (*busy as f64 - idle as f64) / operations).collect())
     }
 
     fn cold_by(&self, command: Command) -> Result<Measured, Unmeasured> {

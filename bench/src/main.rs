@@ -7,6 +7,7 @@
 //!   experiments   the questions, with what stands beside us    -> fixtures, harness
 //!   fixtures      what experiments are made of                 -> harness, sys
 //!   harness       cases, turns, ratios, tables and pages
+//!   record        the run that the repository keeps                -> harness
 //!   sys           system calls that measurements need
 //! ```
 //!
@@ -20,6 +21,7 @@
 mod experiments;
 mod fixtures;
 mod harness;
+mod record;
 mod sys;
 
 use std::ffi::OsString;
@@ -37,10 +39,11 @@ use fixtures::{callgrind, counted, limit, tuned, worker};
 use harness::bar::Bar;
 use harness::kept::Kept;
 use harness::page::Section;
+use harness::recorded::RecordedRun;
 use harness::rows::{self, Row};
 use harness::{
     About, CacheStart, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, folder, hit_ratios,
-    machine, sentences,
+    machine, scoreboard, sentences,
 };
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
@@ -68,6 +71,13 @@ struct Arguments {
     /// one measured.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Print the scoreboard of the run that is kept in this folder: the originals' claims and ours.
+    #[arg(long, exclusive = true, value_name = "DIR")]
+    scoreboard: Option<PathBuf>,
+    /// Have the repository record the run that is kept in this folder: its rows in bench/recorded, and the scoreboard
+    /// of BENCHMARKS.md made of them.
+    #[arg(long, exclusive = true, value_name = "DIR")]
+    record: Option<PathBuf>,
     /// Where experiments make their files, which are gone when this ends, however it ends.
     #[arg(long, alias = "dir", value_name = "DIR", default_value = ".")]
     scratch: PathBuf,
@@ -141,6 +151,15 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     let ended = |done: Result<(), Unmeasured>| done.map_or_else(|why| complain(&why), |()| ExitCode::SUCCESS);
     if let Some(name) = &arguments.inside {
         return Some(ended(callgrind::inside(name)));
+    }
+    if let Some(folder) = &arguments.scoreboard {
+        let run = RecordedRun::read(folder);
+        let printed =
+            run.map_err(|why| complain(&why)).and_then(|run| print(&scoreboard::markdown(&run.rows)));
+        return Some(printed.map_or_else(|code| code, |()| ExitCode::SUCCESS));
+    }
+    if let Some(folder) = &arguments.record {
+        return Some(record::record(folder).map_or_else(|why| complain(&why), |()| ExitCode::SUCCESS));
     }
     if let Some(folder) = &arguments.sweep {
         return Some(ended(folder::sweep(folder)));

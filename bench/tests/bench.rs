@@ -205,7 +205,7 @@ fn how_a_stream_went_is_kept_beside_the_rows_with_its_own_unit() {
         assert_eq!(members[4].1.split(',').count(), members[5].1.split(',').count(), "{line}");
     }
     let page = std::fs::read_to_string(out.join("index.html")).unwrap();
-    assert!(page.contains(">MB/s</text>") && page.contains(">seconds from the beginning</text>"));
+    assert!(page.contains("MB/s\n</text>") && page.contains("seconds from the beginning\n</text>"));
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub const ABOUT: [About; 15] = [
         name: "thrash",
         question: "thrash: what is left of a cache when the file is twice as large as it?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [0.3, 1.1], full: [10.0, 45.0] },
+        takes: Estimate { quick: [0.3, 2.0], full: [10.0, 100.0] },
     },
     About {
         name: "stream",

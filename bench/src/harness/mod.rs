@@ -20,6 +20,9 @@
 //!   machine      what numbers depend on       bar          how far it is, for a caller that watches
 //!   kept         what --out keeps: lines, and a page that shows them (page)
 //!   folder       a folder that others may write into, and its sweeper
+//!   charts       lines in a frame, as SVG            plots        those of a recorded run
+//!   escape       text from outside, in a page
+//!   recorded     a run that was kept, read again       scoreboard   the originals' claims beside it
 //! ```
 //!
 //! Nothing here knows an experiment: they come as values of [`Experiment`].
@@ -41,12 +44,17 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 pub mod bar;
+pub mod charts;
+pub mod escape;
 pub mod folder;
 pub mod hit_ratios;
 pub mod kept;
 pub mod machine;
 pub mod page;
+pub mod plots;
+pub mod recorded;
 pub mod rows;
+pub mod scoreboard;
 pub mod statistics;
 pub mod timing;
 pub mod verdict;

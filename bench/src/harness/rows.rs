@@ -15,9 +15,9 @@
 //! | `quinion`, `peer` | medians over the repetitions; null if it could not be measured |
 //! | `ratio` | the median of the repetitions' ratios; above 1 Quinion is better, whatever the metric |
 //! | `spread` | the quartiles of these ratios, or of the values where there is no peer |
-//! | `goal`, `met` | the ratio that is wanted at least, and whether it is reached; null without a goal, and if not steady |
+//! | `goal`, `met` | the ratio that is wanted, and whether it is reached; null without a goal, and if not steady |
 //! | `steady` | whether the repetitions lie within a factor of 2, see `verdict`; null without a peer |
-//! | `judged_by` | `median`, or `lower quartile`: then `quinion`, `peer` and `ratio` are by each side's better quartile |
+//! | `judged_by` | `median`, or `lower quartile`: then all three numbers are by each side's better quartile |
 //! | `quinion_runs`, `peer_runs` | all repetitions, in their order |
 //!
 //! The second kind is [`Series`]: how the last repetition went, interval by interval, each with the second at which it

@@ -3,14 +3,14 @@
 //! ```text
 //!   machine, what was run
 //!   goals met and missed, each with its ratio        what was not measured, and why
-//!   the originals' headlines beside ours             headlines
+//!   the originals' claims beside ours                scoreboard
 //!   for each experiment: its question
 //!       curves, where there is something to draw     curves    hit ratios, time series, latencies
 //!       for each situation and metric: bars          bars      with quartiles; ratios below
 //! ```
 //!
 //! It has no script. Colours are named in one place, once for a light and once for a dark screen; bars are boxes, so
-//! that they are as wide as there is room for, and curves are shapes in the page.
+//! that they are as wide as there is room for, and curves are drawn by a library, in the page (`charts`).
 //!
 //! Invariants:
 //!  1. Nothing in it is fetched: there is no address in it but anchors of its own.
@@ -27,9 +27,11 @@ macro_rules! put {
 
 mod bars;
 mod curves;
-mod headlines;
 
+use super::escape::escaped;
+use super::recorded::RecordedRow;
 use super::rows::Row;
+use super::scoreboard;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -61,7 +63,9 @@ pub fn page(machine: &str, sections: &[Section]) -> String {
     html.push_str(HOW_TO_READ);
     put_goals(&mut html, sections);
     put_unmeasured(&mut html, sections);
-    headlines::put(&mut html, sections);
+    let rows: Vec<RecordedRow> =
+        sections.iter().flat_map(|section| &section.rows).map(RecordedRow::from).collect();
+    scoreboard::put(&mut html, &rows);
     for section in sections {
         put_section(&mut html, section);
     }
@@ -129,23 +133,6 @@ fn put_section(html: &mut String, section: &Section) {
     }
     curves::put(html, section);
     bars::put(html, &section.rows);
-}
-
-/// `text` as it may stand between tags and in an attribute.
-fn escaped(text: &str) -> String {
-    let mut safe = String::new();
-    for character in text.chars() {
-        match character {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\n' => safe.push('\n'),
-            character if character.is_control() => safe.push(' '),
-            character => safe.push(character),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]
@@ -245,7 +232,7 @@ mod tests {
             "class=\"whisker\"",
             "P99",
             "<svg",
-            "not in this run",
+            "not measured",
         ] {
             assert!(html.contains(words), "{words} is missing in {html}");
         }

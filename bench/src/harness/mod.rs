@@ -61,7 +61,7 @@ pub mod verdict;
 
 use rows::{PeerKind, Row, Series};
 use statistics::Quartiles;
-use verdict::Judged;
+use verdict::Estimator;
 
 /// How much is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -296,7 +296,7 @@ pub struct Case {
     usual_min: usize,
     /// Counted repetitions at most.
     repeat_max: usize,
-    judged: Judged,
+    judged: Estimator,
     before_each: Option<BeforeEach>,
     prepare: Prepare,
 }
@@ -316,7 +316,7 @@ impl Case {
             usual_max: usize::MAX,
             usual_min: 0,
             repeat_max: usize::MAX,
-            judged: Judged::ByMedian,
+            judged: Estimator::Median,
             before_each: None,
             prepare: Box::new(prepare),
         }
@@ -340,7 +340,7 @@ impl Case {
 
     /// Each side is judged by its better quartile: where others can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
-        Self { judged: Judged::ByLowerQuartile, ..self }
+        Self { judged: Estimator::LowerQuartile, ..self }
     }
 
     /// `before` is done before each run of each alternative, not timed: what one of them leaves behind is then no
@@ -548,7 +548,7 @@ fn run_all(
 
 impl Comparison {
     /// The row, which does not know its experiment and its case.
-    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Judged) -> Row {
+    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
         let better = metrics[at].better;
@@ -575,8 +575,8 @@ impl Comparison {
             .zip(of_peer)
             .map(|(ours, peer)| ratio(better, judged.number(ours, better), judged.number(peer, better)));
         let ratio = match judged {
-            Judged::ByMedian => of_ratios.map(|ratios| ratios.median),
-            Judged::ByLowerQuartile => of_ratios.and(sides),
+            Estimator::Median => of_ratios.map(|ratios| ratios.median),
+            Estimator::LowerQuartile => of_ratios.and(sides),
         };
         let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
         let number = |of: Option<Quartiles>| of.map(|of| judged.number(of, better));

@@ -30,7 +30,7 @@ use std::fmt::Write;
 
 use quinion_cli::report::{Form, Report, Value, digits};
 
-use super::verdict::{Judged, Steadiness};
+use super::verdict::{Estimator, Steadiness};
 
 /// What stands beside ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +80,7 @@ pub struct Row {
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
     pub standing: PeerKind,
     /// By which of their repetitions the two are compared.
-    pub judged: Judged,
+    pub judged: Estimator,
     /// Above 1: ours is better.
     pub ratio: Option<f64>,
     /// The quartiles of the ratio; of ours if there is no peer.
@@ -210,7 +210,7 @@ pub fn table(question: &str, rows: &[Row]) -> String {
 
 /// All repetitions of the ways whose middle does not say enough: of what is judged by another number, or not steady.
 fn repetitions(rows: &[Row]) -> String {
-    let told = rows.iter().filter(|row| row.judged == Judged::ByLowerQuartile || !row.is_steady());
+    let told = rows.iter().filter(|row| row.judged == Estimator::LowerQuartile || !row.is_steady());
     let mut lines: Vec<String> = Vec::new();
     for row in told {
         let (situation, way) = row.situation();
@@ -267,7 +267,7 @@ mod tests {
             peer_runs: vec![10.0 * ratio],
             peer_name: Some("one at a time"),
             standing: PeerKind::Peer,
-            judged: Judged::ByMedian,
+            judged: Estimator::Median,
             ratio: Some(ratio),
             spread: Some([ratio, ratio]),
             goal,

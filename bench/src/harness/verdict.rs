@@ -10,8 +10,8 @@
 //!
 //! | by | a side's number is | the ratio is |
 //! |---|---|---|
-//! | [`Judged::ByMedian`] | its median | the median of the repetitions' ratios |
-//! | [`Judged::ByLowerQuartile`] | its better quartile: the lower one of a cost | that of the two |
+//! | [`Estimator::Median`] | its median | the median of the repetitions' ratios |
+//! | [`Estimator::LowerQuartile`] | its better quartile: the lower one of a cost | that of the two |
 //!
 //! The second is for work whose cost others can only add to, such as memory that the host has to find first: a
 //! repetition that was hit by that is one of the slower ones, on whichever side.
@@ -26,28 +26,28 @@ pub const SWING_MAX: f64 = 2.0;
 
 /// By which number of its repetitions a side is judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Judged {
+pub enum Estimator {
     /// The middle one.
-    ByMedian,
+    Median,
     /// The one that a quarter of them is better than.
-    ByLowerQuartile,
+    LowerQuartile,
 }
 
-impl Judged {
+impl Estimator {
     /// What it is called in a line of JSON.
     pub fn name(self) -> &'static str {
         match self {
-            Self::ByMedian => "median",
-            Self::ByLowerQuartile => "lower quartile",
+            Self::Median => "median",
+            Self::LowerQuartile => "lower quartile",
         }
     }
 
     /// What stands for a side's repetitions.
     pub fn number(self, of: Quartiles, better: Better) -> f64 {
         match (self, better) {
-            (Self::ByMedian, _) => of.median,
-            (Self::ByLowerQuartile, Better::Less) => of.low,
-            (Self::ByLowerQuartile, Better::More) => of.high,
+            (Self::Median, _) => of.median,
+            (Self::LowerQuartile, Better::Less) => of.low,
+            (Self::LowerQuartile, Better::More) => of.high,
         }
     }
 }
@@ -121,8 +121,9 @@ mod tests {
     #[test]
     fn the_lower_quartile_is_the_better_one_of_either_kind_of_metric() {
         let of = Quartiles { low: 1.0, median: 2.0, high: 3.0 };
-        let numbers = |judged: Judged| [Better::Less, Better::More].map(|better| judged.number(of, better));
-        assert_eq!(numbers(Judged::ByMedian), [2.0, 2.0]);
-        assert_eq!(numbers(Judged::ByLowerQuartile), [1.0, 3.0]);
+        let numbers =
+            |judged: Estimator| [Better::Less, Better::More].map(|better| judged.number(of, better));
+        assert_eq!(numbers(Estimator::Median), [2.0, 2.0]);
+        assert_eq!(numbers(Estimator::LowerQuartile), [1.0, 3.0]);
     }
 }

@@ -139,7 +139,7 @@ fn put_section(html: &mut String, section: &Section) {
 mod tests {
     use super::*;
     use crate::harness::rows::{PeerKind, Series};
-    use crate::harness::verdict::{Judged, Steadiness};
+    use crate::harness::verdict::{Estimator, Steadiness};
 
     pub(super) fn row(case: &str, metric: &'static str, ours: f64, peer: Option<(&'static str, f64)>) -> Row {
         let ratio = peer.map(|(_, peer)| peer / ours);
@@ -152,7 +152,7 @@ mod tests {
             quinion_spread: Some([ours * 0.9, ours * 1.1]),
             quinion_runs: vec![ours],
             peer_runs: peer.map(|(_, peer)| peer).into_iter().collect(),
-            judged: Judged::ByMedian,
+            judged: Estimator::Median,
             steadiness: peer.map(|_| Steadiness::Steady),
             peer: peer.map(|(_, peer)| peer),
             peer_spread: peer.map(|(_, peer)| [peer * 0.9, peer * 1.1]),

@@ -23,7 +23,7 @@ use quinion_cli::report::digits;
 
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 340;
-const FONT: u32 = 13;
+const FONT: u32 = 16;
 /// Lines of a grid, about.
 const GRID_LINES: usize = 6;
 
@@ -179,7 +179,10 @@ fn draw(chart: &Chart, ground: Ground, text: &mut String) -> Result<(), Box<dyn 
     }
     frame
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(match chart.scale {
+            Scale::Linear => SeriesLabelPosition::LowerRight,
+            Scale::Powers => SeriesLabelPosition::UpperLeft, // what rises leaves room there
+        })
         .label_font(font())
         .background_style(WHITE.mix(0.0))
         .draw()?;

@@ -115,7 +115,7 @@ struct Load {
 
 impl Load {
     fn of(settings: &Settings) -> Self {
-        let (limit, jobs) = (settings.pick(64 << 20, 1 << 30), settings.pick(4, 16));
+        let (limit, jobs) = (settings.pick(80 << 20, 1 << 30), settings.pick(4, 16));
         let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 7_000));
         Self { limit, jobs, before_ms, counted_ms }
     }

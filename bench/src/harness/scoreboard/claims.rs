@@ -82,8 +82,8 @@ const MEMORY: &str = "memory files by the batch";
 const UNCACHED: &str = "uncached reads";
 const GRABS: &str = "grabbed folios";
 
-const WAITS: &str = "the index alone gains more than was claimed of the whole; here the time of an operation is the \
-    device's, the copy's and the scheduler's on 2 processors, where the lock is seldom waited for";
+const WAITS: &str = "probably the device, the copy and the scheduler of 2 processors are most of an operation, and few \
+    wait for the lock: the insertion alone gains, by time and by instructions; waits were not traced";
 const WALKS: &str = "the walks that are saved are a small part of a miss; the device and threads that sleep take \
     most of it";
 const COUNTS: &str =

@@ -14,10 +14,10 @@
 //! | verdict | the ratio |
 //! |---|---|
 //! | reached | is what was claimed, or more |
-//! | less | is more than 1, and less than what was claimed |
+//! | less | is less than what was claimed, and more than 1 if more was claimed |
 //! | not seen | is not more than 1 where more was claimed |
 //! | not steady | stands for repetitions that are too far apart |
-//! | counted, shown | is of something that was not announced: there is no claim |
+//! | shown | is of something that was not announced: there is no claim |
 //! | not measured | is not in the run |
 
 mod claims;
@@ -138,7 +138,7 @@ fn verdict(claim: &Claim, row: Option<&RecordedRow>) -> Verdict {
         _ if row.is_steady == Some(false) => Verdict::NotSteady,
         None => Verdict::Shown,
         Some(claimed) if ratio >= claimed => Verdict::Reached,
-        Some(_) if ratio >= LEVEL => Verdict::Less,
+        Some(claimed) if ratio >= LEVEL || claimed < 1.0 => Verdict::Less,
         Some(_) => Verdict::NotSeen,
     }
 }

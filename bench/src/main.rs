@@ -43,7 +43,7 @@ use harness::recorded::RecordedRun;
 use harness::rows::{self, Row};
 use harness::{
     About, CacheStart, Experiment, Extent, NotMeasured, Repeat, Settings, Unmeasured, folder, hit_ratios,
-    machine, scoreboard, sentences,
+    machine, markdown, scoreboard, sentences,
 };
 
 /// Repetitions that are counted, if not told otherwise. Where a repetition takes long, the experiment says that fewer
@@ -74,6 +74,9 @@ struct Arguments {
     /// Print the scoreboard of the run that is kept in this folder: the originals' claims and ours.
     #[arg(long, exclusive = true, value_name = "DIR")]
     scoreboard: Option<PathBuf>,
+    /// Print all rows of the run that is kept in this folder as the tables of BENCHMARKS.md.
+    #[arg(long, exclusive = true, value_name = "DIR")]
+    tables: Option<PathBuf>,
     /// Have the repository record the run that is kept in this folder: its rows in bench/recorded, and the scoreboard
     /// of BENCHMARKS.md made of them.
     #[arg(long, exclusive = true, value_name = "DIR")]
@@ -152,10 +155,11 @@ fn for_ourselves(arguments: &Arguments) -> Option<ExitCode> {
     if let Some(name) = &arguments.inside {
         return Some(ended(callgrind::inside(name)));
     }
-    if let Some(folder) = &arguments.scoreboard {
+    let told =
+        [(&arguments.scoreboard, scoreboard::markdown as fn(&_) -> _), (&arguments.tables, markdown::tables)];
+    if let Some((folder, text)) = told.into_iter().find_map(|(folder, text)| Some((folder.as_ref()?, text))) {
         let run = RecordedRun::read(folder);
-        let printed =
-            run.map_err(|why| complain(&why)).and_then(|run| print(&scoreboard::markdown(&run.rows)));
+        let printed = run.map_err(|why| complain(&why)).and_then(|run| print(&text(&run.rows)));
         return Some(printed.map_or_else(|code| code, |()| ExitCode::SUCCESS));
     }
     if let Some(folder) = &arguments.record {

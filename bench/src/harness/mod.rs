@@ -21,7 +21,7 @@
 //!   kept         what --out keeps: lines, and a page that shows them (page)
 //!   folder       a folder that others may write into, and its sweeper
 //!   charts       lines in a frame, as SVG            plots        those of a recorded run
-//!   escape       text from outside, in a page
+//!   escape       text from outside, in a page         markdown     all of its rows
 //!   recorded     a run that was kept, read again       scoreboard   the originals' claims beside it
 //! ```
 //!
@@ -50,6 +50,7 @@ pub mod folder;
 pub mod hit_ratios;
 pub mod kept;
 pub mod machine;
+pub mod markdown;
 pub mod page;
 pub mod plots;
 pub mod recorded;

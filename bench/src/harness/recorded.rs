@@ -40,6 +40,10 @@ pub struct RecordedRow {
     pub ratio: Option<f64>,
     /// The quartiles of the ratio.
     pub spread: Option<[f64; 2]>,
+    /// The ratio that is wanted at least.
+    pub goal: Option<f64>,
+    /// Whether it is reached; not known of what is not steady.
+    pub is_met: Option<bool>,
     /// Whether a number can stand for its repetitions; not known without another.
     pub is_steady: Option<bool>,
 }
@@ -61,6 +65,8 @@ impl RecordedRow {
             peer_name: text("peer_name"),
             ratio: value["ratio"].as_f64(),
             spread: spread.and_then(|[low, high]| Some([low.as_f64()?, high.as_f64()?])),
+            goal: value["goal"].as_f64(),
+            is_met: value["met"].as_bool(),
             is_steady: value["steady"].as_bool(),
         })
     }

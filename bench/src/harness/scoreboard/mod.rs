@@ -193,6 +193,7 @@ mod tests {
             ratio: Some(ratio),
             spread: Some([ratio, ratio]),
             is_steady: Some(true),
+            ..RecordedRow::default()
         }
     }
 

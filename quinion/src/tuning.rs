@@ -8,7 +8,7 @@
 //!   insertion      Batched    the folios of a window under one lock, one way down for each run of frames
 //!                  OneByOne   a lock and a way down for each folio
 //!   descent        Single     conflict, shadow, split and store on one way down
-//!                  Naive      three calls of the tree, each from the top: look up the order, split, store
+//!                  Naive      three ways down, each from the top: is a folio there, what order has the shadow, store
 //!   node reserve   Enough     all nodes that an insertion can need, before its lock is taken
 //!                  AtMost(n)  n of them, so that it runs out under the lock, lets it go and comes back
 //!   grabbing       Batched    folios of a range looked up together, and inserted under one lock
@@ -112,7 +112,8 @@ pub enum Descent {
     /// One way down, on which everything is found out and done.
     #[default]
     Single,
-    /// Three: the order of what is there, its split, the store. What the single one is measured against.
+    /// Three, split or not: the conflict check, the order of what is there, the store. What the single one is measured
+    /// against.
     Naive,
 }
 

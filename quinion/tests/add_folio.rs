@@ -9,8 +9,7 @@
 //! ```
 //!
 //! The letters are those of the specification's statements; A01 to A06, A13 and A19 are the tree's
-//! (`xarray_insert.rs`). A17, the split of a folio that is being read, is owed: nothing splits a live folio
-//! in this version.
+//! (`xarray_insert.rs`), and A17, the split of a folio that is being read, is with what splits one (`truncate.rs`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -318,6 +317,10 @@ fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
         stage.dump().lines().filter(|line| !line.contains("folio")).map(str::to_owned).collect()
     };
     assert_eq!(shape(&naive), shape(&single), "both leave the same pieces");
+    let before = naive.mapping.tree_counts();
+    assert_eq!(naive.add(naive.folio(76, 0)), added(Some(Value::shadow(0, 1))));
+    let after = naive.mapping.tree_counts();
+    assert_eq!((after.splits, after.descents - before.descents), (before.splits, 3), "nothing is split");
     assert_eq!(cost(&short(1), 15), [2, 2, 1], "a short reserve: once more from the root");
 }
 

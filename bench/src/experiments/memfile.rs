@@ -236,7 +236,8 @@ fn case(files: &Shared<Files>, kind: Kind, size: &Size) -> Case {
     let case = case
         .compare("cpu", OURS, TMPFS, goal)
         .compare("cpu", OURS, TMPFS_HUGE, goal)
-        .compare("cpu", OURS_PAGES, TMPFS, None)
+        .compare("cpu", OURS_PAGES, TMPFS, goal)
+        .compare("cpu", OURS_PAGES, TMPFS_HUGE, None)
         .compare("cpu", PINNED, TMPFS_HUGE, None);
     match kind {
         Kind::Data => {

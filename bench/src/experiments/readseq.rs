@@ -5,8 +5,17 @@
 //!
 //!   cold          nothing of the databases is in the kernel's memory; then
 //!     quinion       quinion run -- db_bench --benchmarks=readseq ..
-//!     one by one    the same, but folios enter the index one by one: ourselves without batches
 //!     kernel        db_bench --benchmarks=readseq ..
+//!
+//!   short of memory, as the original of batched insertion was measured: 32 threads, RocksDB's own cache a 26th of the
+//!   data, the page cache half of it, everybody under one limit; in folios of a page, and as usual
+//!     quinion       the same, cold
+//!     one by one    the same, but each folio enters the index under a lock of its own: ourselves without batches,
+//!                   in folios of the same orders
+//!     kernel        db_bench under the same limit
+//!
+//!   instructions  of a read of 8 KiB, one after the other through a file 26 times as large as the cache, by
+//!                 callgrind: inside one process, since callgrind does not survive the signals of a cache's owner
 //!
 //!   warm          read once before, by the same cache, and then measured
 //!     quinion       quinion run -- sh: db_bench .. and again db_bench ..
@@ -22,7 +31,7 @@
 //! Memory is the most that a run's processes held, with the kernel's page cache for them (`limit`). In the warm runs it
 //! is ours alone, of both readings: the kernel had the databases before.
 //!
-//! Both are given enough memory for all of the databases. That our runs are ours
+//! Cold and warm, both are given enough memory for all of the databases. That our runs are ours
 //! is checked: afterwards the kernel must have nearly nothing of the databases.
 //! That the second run is warm for the kernel is checked before it.
 
@@ -32,10 +41,14 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::rc::Rc;
 
+use quinion::Cache;
+
 use crate::fixtures::caches::{Drops, bytes, check_warm, kept_bytes};
+use crate::fixtures::callgrind;
 use crate::fixtures::command::quinion;
+use crate::fixtures::counted::Snippet;
 use crate::fixtures::db_bench::{self, BenchOutput, Shape};
-use crate::fixtures::limit::{MEMORY, peak_of};
+use crate::fixtures::limit::{Limit, MEMORY, peak_of};
 use crate::fixtures::shared::Shared;
 use crate::fixtures::tuned::{self, TunedRun};
 use crate::harness::folder::ScratchFolder;
@@ -58,6 +71,10 @@ const METRICS: [Metric; 8] = [
     Metric::cost(DEVICE, "bytes per byte"),
 ];
 
+/// What is counted.
+const COUNTED: [Metric; 2] =
+    [Metric::cost("instructions", "per operation"), Metric::cost("branches", "per operation")];
+
 const OURS: &str = "quinion run";
 const ONE_BY_ONE: &str = "one by one";
 const KERNEL: &str = "kernel";
@@ -69,15 +86,27 @@ const WARM_GOAL: f64 = 1.1;
 /// Repetitions of a full run: one takes minutes.
 const REPEAT: usize = 2;
 
+/// And of what is short of memory.
+const REPEAT_SHORT: usize = 3;
+/// What a process of the program needs beside RocksDB's cache and ours: threads, iterators and the tables' indexes.
+const PROGRAM_BYTES: u64 = 192 << 20;
+
+/// The orders of the folios on both sides: their name, and how the cache is told.
+const ORDERS: [(&str, &str); 2] = [("order 0", "orders=0"), ("default orders", "descent=single")];
+
 /// What the program reads once before it is measured, in a shell that `run` started: the program's words are the
 /// shell's `$0` and the rest. Says what the owner, its parent, and the first reading have computed.
 const TWICE: &str = r#""$0" "$@" > /dev/null 2>&1 || exit; cat /proc/$PPID/stat; times; exec "$0" "$@""#;
 
-/// Cold and warm.
+/// Cold, warm, and short of memory.
 pub fn cases(settings: &Settings, options: &db_bench::Options) -> Vec<Case> {
-    let options = options.clone();
-    let databases = Shared::new(settings, move |settings| Databases::new(settings, &options));
-    vec![cold(&databases), warm(&databases)]
+    let shared = |shape: Shape| Shared::new(settings, move |settings| Databases::new(settings, shape));
+    let shape = Shape::of_the_original(settings, options);
+    let [databases, short] = [Shape::of(settings, options), shape].map(shared);
+    let counted = COUNTED_STREAMS.map(counted);
+    let cases = vec![cold(&databases), warm(&databases)];
+    let short = ORDERS.map(|(name, orders)| short_of_memory(&short, shape, name, orders));
+    cases.into_iter().chain(short).chain(counted).collect()
 }
 
 fn cold(databases: &Shared<Databases>) -> Case {
@@ -85,11 +114,7 @@ fn cold(databases: &Shared<Databases>) -> Case {
     let case = Case::new("cold", &METRICS, move || {
         let databases = databases.get()?;
         let of = |name, run: Run| databases.alternative(name, run);
-        Ok(vec![
-            of(OURS, Databases::ours_cold),
-            of(KERNEL, Databases::kernel_cold),
-            of(ONE_BY_ONE, Databases::one_by_one),
-        ])
+        Ok(vec![of(OURS, Databases::ours_cold), of(KERNEL, Databases::kernel_cold)])
     });
     let case = case.compare(THROUGHPUT, OURS, KERNEL, Some(COLD_GOAL)).compare(
         P99,
@@ -98,8 +123,53 @@ fn cold(databases: &Shared<Databases>) -> Case {
         Some(COLD_P99_GOAL),
     );
     let case = rows(case, KERNEL).compare(MEMORY, OURS, KERNEL, None).compare(DEVICE, OURS, KERNEL, None);
-    let case = case.compare(THROUGHPUT, OURS, ONE_BY_ONE, None).compare(P99, OURS, ONE_BY_ONE, None);
-    rows(case, ONE_BY_ONE).without_warm_up().usually(REPEAT)
+    case.without_warm_up().usually(REPEAT)
+}
+
+fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orders: &'static str) -> Case {
+    let databases = databases.clone();
+    let name = format!("short of memory, {} threads, {name}", shape.threads());
+    let case = Case::new(name, &METRICS, move || {
+        let databases = databases.get()?;
+        let of = |name, insertion: &'static str| {
+            let databases = Rc::clone(&databases);
+            databases.clone().alternative(name, move |_| databases.short(Some((insertion, orders))))
+        };
+        let kernel = databases.alternative(KERNEL, |databases: &Databases| databases.short(None));
+        Ok(vec![of(OURS, BATCHED), of(ONE_BY_ONE, SINGLY), kernel])
+    });
+    [ONE_BY_ONE, KERNEL]
+        .into_iter()
+        .fold(case, |case, peer| {
+            let case = case.compare(THROUGHPUT, OURS, peer, None).compare(P99, OURS, peer, None);
+            rows(case, peer).compare(DEVICE, OURS, peer, None)
+        })
+        .without_warm_up()
+        .usually(REPEAT_SHORT)
+}
+
+/// How the owner is told to insert.
+const BATCHED: &str = "insertion=batched";
+const SINGLY: &str = "insertion=one-by-one";
+
+/// Snippets: batched, and one by one.
+const COUNTED_STREAMS: [(&str, &str, &str); 2] = [
+    ("stream of 8 KiB, order 0", "8 KiB read, batched, order 0", "8 KiB read, one by one, order 0"),
+    ("stream of 8 KiB, default orders", "8 KiB read, batched", "8 KiB read, one by one"),
+];
+
+fn counted((name, batched, singly): (&'static str, &'static str, &'static str)) -> Case {
+    let case = Case::new(name, &COUNTED, move || {
+        let of = |name: &'static str| {
+            let snippet = Snippet::of(name).expect("the names above are those of snippets");
+            Alternative::new(name, move |_| {
+                let counted = callgrind::count(snippet)?;
+                Ok(vec![counted.instructions, counted.branches])
+            })
+        };
+        Ok(vec![of(batched), of(singly)])
+    });
+    COUNTED.iter().fold(case.once(), |case, metric| case.compare(metric.name, batched, singly, None))
 }
 
 fn warm(databases: &Shared<Databases>) -> Case {
@@ -138,9 +208,8 @@ struct Measured {
 }
 
 impl Databases {
-    fn new(settings: &Settings, options: &db_bench::Options) -> Result<Self, Unmeasured> {
+    fn new(settings: &Settings, shape: Shape) -> Result<Self, Unmeasured> {
         db_bench::look_for_it()?;
-        let shape = Shape::of(settings, options);
         let wanted = 3 * shape.bytes() + (1 << 30);
         if quinion::process_limit() < wanted {
             return Err(Unmeasured::Missing(format!(
@@ -157,7 +226,11 @@ impl Databases {
         Ok(Self { folder, files, shape, drops: Drops::of(settings) })
     }
 
-    fn alternative(self: &Rc<Self>, name: &'static str, run: Run) -> Alternative {
+    fn alternative(
+        self: &Rc<Self>,
+        name: &'static str,
+        run: impl Fn(&Databases) -> Result<Measured, Unmeasured> + 'static,
+    ) -> Alternative {
         let databases = Rc::clone(self);
         Alternative::new(name, move |_| {
             let Measured { said, cpu_seconds, memory_bytes, device_bytes } = run(&databases)?;
@@ -197,11 +270,28 @@ impl Databases {
         self.cold_by(self.run(&self.words())?)
     }
 
-    /// The same by a cache that inserts folios one by one.
-    fn one_by_one(&self) -> Result<Measured, Unmeasured> {
+    /// `quinion run` with this room, by a cache that inserts so in folios of these orders.
+    fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
         let program = self.words().into_iter().map(OsString::from).collect();
-        let run = TunedRun { choices: "insertion=one-by-one".to_owned(), memory: self.memory()?, program };
-        self.cold_by(tuned::command(&run)?)
+        let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
+        Ok(tuned::command(&run)?)
+    }
+
+    /// Cold, and with room for half of the databases under one limit: by us, told so, or by the kernel.
+    fn short(&self, ours: Option<(&str, &str)>) -> Result<Measured, Unmeasured> {
+        let memory = (bytes(&self.files)? / 2).max(Cache::MEMORY_MIN);
+        let limit = Limit::new(memory + self.shape.cache_bytes() + PROGRAM_BYTES)?;
+        self.make_cold()?;
+        let command = match ours {
+            Some((insertion, orders)) => self.tuned(insertion, orders, memory)?,
+            None => command(&self.words()),
+        };
+        let measured = limit.judge(measure(limit.inside(&command), |_| Some(0.0)))?;
+        if ours.is_some() {
+            self.check_ours()?;
+        }
+        // Its processes are in a group of their own, so the peak is nobody's.
+        Ok(Measured { memory_bytes: f64::NAN, ..measured })
     }
 
     fn cold_by(&self, command: Command) -> Result<Measured, Unmeasured> {

@@ -19,11 +19,9 @@ use std::path::{Path, PathBuf};
 
 use super::folder::EmptyFolders;
 use super::page::{Section, page};
+use super::recorded::{LINES, MACHINE, SERIES};
 use super::rows::Row;
 
-const LINES: &str = "rows.jsonl";
-const SERIES: &str = "series.jsonl";
-const MACHINE: &str = "machine.txt";
 const PAGE: &str = "index.html";
 /// What is written to see whether there is room: more than most runs leave.
 const PROBE: &str = "probe";

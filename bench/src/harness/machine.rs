@@ -25,6 +25,16 @@ pub fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
     )))
 }
 
+/// Bytes that the kernel says could be had without swapping; `None` if it does not say.
+pub fn available_bytes() -> Option<u64> {
+    available(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn available(text: &str) -> Option<u64> {
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().strip_suffix("kB")?;
+    Some(kib.trim().parse::<u64>().ok()? << 10)
+}
+
 /// The machine, the file system of the scratch folder, and what kind of run it is, as lines for people.
 pub fn described(settings: &Settings) -> String {
     let folder = settings.folder.as_path();
@@ -244,6 +254,8 @@ mod tests {
     fn the_kernels_files_are_understood() {
         assert_eq!(in_brackets("always [madvise] never\n").as_deref(), Some("madvise"));
         assert_eq!(in_brackets("none"), None);
+        assert_eq!(available("MemFree: 7 kB\nMemAvailable:   12 kB\n"), Some(12 << 10));
+        assert_eq!(available("MemFree: 7 kB\n"), None);
         let mounts = "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n23 22 0:21 / /proc rw - proc proc rw\n";
         assert_eq!(mounted(mounts, "254:0").as_deref(), Some("ext4 on /dev/vda"));
         assert_eq!(mounted(mounts, "9:9"), None);

@@ -15,10 +15,14 @@
 //!
 //! ```text
 //!   rows         lines and tables             statistics   medians and quartiles
+//!   verdict      met, missed or not steady
 //!   hit_ratios   a table of policies          timing       elapsed and CPU time, of threads together
 //!   machine      what numbers depend on       bar          how far it is, for a caller that watches
 //!   kept         what --out keeps: lines, and a page that shows them (page)
 //!   folder       a folder that others may write into, and its sweeper
+//!   charts       lines in a frame, as SVG            plots        those of a recorded run
+//!   escape       text from outside, in a page         markdown     all of its rows
+//!   recorded     a run that was kept, read again       scoreboard   the originals' claims beside it
 //! ```
 //!
 //! Nothing here knows an experiment: they come as values of [`Experiment`].
@@ -40,17 +44,25 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 pub mod bar;
+pub mod charts;
+pub mod escape;
 pub mod folder;
 pub mod hit_ratios;
 pub mod kept;
 pub mod machine;
+pub mod markdown;
 pub mod page;
+pub mod plots;
+pub mod recorded;
 pub mod rows;
+pub mod scoreboard;
 pub mod statistics;
 pub mod timing;
+pub mod verdict;
 
 use rows::{PeerKind, Row, Series};
 use statistics::Quartiles;
+use verdict::Estimator;
 
 /// How much is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -271,6 +283,8 @@ struct Comparison {
 }
 
 type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
+/// What is done before each run of each alternative, and not timed.
+type BeforeEach = Box<dyn FnMut() -> Result<(), Unmeasured>>;
 
 /// One situation.
 pub struct Case {
@@ -278,10 +292,13 @@ pub struct Case {
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
-    /// Counted repetitions if nobody told how many.
+    /// Counted repetitions if nobody told how many: no more, and in a full run no fewer.
     usual_max: usize,
+    usual_min: usize,
     /// Counted repetitions at most.
     repeat_max: usize,
+    judged: Estimator,
+    before_each: Option<BeforeEach>,
     prepare: Prepare,
 }
 
@@ -298,7 +315,10 @@ impl Case {
             comparisons: Vec::new(),
             warm_ups: 1,
             usual_max: usize::MAX,
+            usual_min: 0,
             repeat_max: usize::MAX,
+            judged: Estimator::Median,
+            before_each: None,
             prepare: Box::new(prepare),
         }
     }
@@ -312,6 +332,22 @@ impl Case {
     /// So many repetitions will do, if nobody told how many.
     pub fn usually(self, repetitions: usize) -> Self {
         Self { usual_max: repetitions, ..self }
+    }
+
+    /// It takes so many repetitions, in a full run of which nobody told how many.
+    pub fn at_least(self, repetitions: usize) -> Self {
+        Self { usual_min: repetitions, ..self }
+    }
+
+    /// Each side is judged by its better quartile: where others can only make a run slower.
+    pub fn by_lower_quartile(self) -> Self {
+        Self { judged: Estimator::LowerQuartile, ..self }
+    }
+
+    /// `before` is done before each run of each alternative, not timed: what one of them leaves behind is then no
+    /// matter of the next.
+    pub fn before_each(self, before: impl FnMut() -> Result<(), Unmeasured> + 'static) -> Self {
+        Self { before_each: Some(Box::new(before)), ..self }
     }
 
     /// One repetition says all: for what is counted and not timed.
@@ -380,7 +416,9 @@ impl Case {
     /// How often the case's alternatives are run together, counted or not.
     pub fn repetitions(&self, settings: &Settings) -> usize {
         let counted = match settings.repeat {
-            Repeat::Usual(repetitions) => repetitions.min(self.usual_max),
+            Repeat::Usual(repetitions) => {
+                repetitions.min(self.usual_max).max(settings.pick(0, self.usual_min))
+            }
             Repeat::Told(repetitions) => repetitions,
         };
         self.warm_ups + counted.min(self.repeat_max)
@@ -395,16 +433,20 @@ impl Case {
         mut passed: impl FnMut(),
     ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
         let repetitions = self.repetitions(settings);
-        let Self { name, metrics, comparisons, warm_ups, prepare, .. } = self;
+        let Self { name, metrics, comparisons, warm_ups, judged, mut before_each, prepare, .. } = self;
         let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
         for repetition in 0..repetitions {
-            run_all(&mut taken, repetition)?;
+            run_all(&mut taken, repetition, &mut before_each)?;
             if repetition + 1 == warm_ups {
                 taken.iter_mut().for_each(MeasuredRuns::forget);
             }
             passed();
         }
-        let row = |comparison: &Comparison| comparison.row(experiment, &name, &metrics, &taken);
+        let row = |comparison: &Comparison| Row {
+            experiment,
+            case: format!("{name}: {}", comparison.ours),
+            ..comparison.row(&metrics, &taken, judged)
+        };
         Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
     }
 }
@@ -486,10 +528,17 @@ impl MeasuredRuns {
 }
 
 /// Runs each alternative once, beginning with another one in each repetition, forwards and backwards in turn.
-fn run_all(taken: &mut [MeasuredRuns], repetition: usize) -> Result<(), Unmeasured> {
+fn run_all(
+    taken: &mut [MeasuredRuns],
+    repetition: usize,
+    before_each: &mut Option<BeforeEach>,
+) -> Result<(), Unmeasured> {
     let alternatives = taken.len();
     for turn in 0..alternatives {
         let step = if repetition.is_multiple_of(2) { turn } else { alternatives - turn };
+        if let Some(before) = before_each {
+            before()?;
+        }
         let taken = &mut taken[(repetition + step) % alternatives];
         let (values, why) = taken.alternative.turn(repetition as u64)?;
         taken.values.push(values);
@@ -499,9 +548,11 @@ fn run_all(taken: &mut [MeasuredRuns], repetition: usize) -> Result<(), Unmeasur
 }
 
 impl Comparison {
-    fn row(&self, experiment: &'static str, case: &str, metrics: &[Metric], taken: &[MeasuredRuns]) -> Row {
+    /// The row, which does not know its experiment and its case.
+    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
+        let better = metrics[at].better;
         let values = |name: &str| {
             let taken = taken.iter().find(|taken| taken.alternative.name == name);
             taken.expect("the case has the alternative").of(at)
@@ -517,48 +568,64 @@ impl Comparison {
             let (metric, series) = taken.alternative.series.as_ref()?;
             (self.peer.is_none() && *metric == self.metric).then(|| series.borrow().clone())
         };
-        let peer = self.peer.map(values);
-        let ratios = peer.as_deref().and_then(|peer| ratios(metrics[at].better, &ours, peer));
-        let ratio = ratios.map(|ratios| ratios.median);
-        let (quinion, peer) = (middle(&ours), peer.and_then(|peer| middle(&peer)));
+        let (of_ours, peers) = (numbers(&ours), self.peer.map(values).unwrap_or_default());
+        let of_peer = numbers(&peers);
+        let each = ratios(better, &ours, &peers);
+        let of_ratios = Quartiles::of(&each);
+        let sides = of_ours
+            .zip(of_peer)
+            .map(|(ours, peer)| ratio(better, judged.number(ours, better), judged.number(peer, better)));
+        let ratio = match judged {
+            Estimator::Median => of_ratios.map(|ratios| ratios.median),
+            Estimator::LowerQuartile => of_ratios.and(sides),
+        };
         let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
-        let (peer, peer_spread) = (peer.map(|peer| peer.median), peer.map(ends));
+        let number = |of: Option<Quartiles>| of.map(|of| judged.number(of, better));
+        let (quinion, peer) = (number(of_ours), number(of_peer));
         let nearly =
             |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
         let goal = self.goal.or_else(|| self.behind_max.and_then(nearly));
+        let steadiness = verdict::steadiness([&ours, &peers, &each]);
         Row {
-            experiment,
-            case: format!("{case}: {}", self.ours),
+            experiment: "",
+            case: String::new(),
             metric: self.metric,
             unit: metrics[at].unit,
-            quinion: quinion.map(|ours| ours.median),
-            quinion_spread: quinion.map(ends),
+            quinion,
+            quinion_spread: of_ours.map(ends),
+            quinion_runs: ours,
             peer,
-            peer_spread,
+            peer_spread: of_peer.map(ends),
+            peer_runs: peers,
             peer_name: self.peer,
             standing: self.standing,
+            judged,
             ratio,
-            spread: if self.peer.is_some() { ratios } else { quinion }.map(ends),
+            spread: if self.peer.is_some() { of_ratios } else { of_ours }.map(ends),
             goal,
-            met: ratio.zip(goal).map(|(ratio, goal)| ratio >= goal),
+            steadiness: self.peer.map(|_| steadiness),
+            met: verdict::met(ratio, goal, steadiness),
             series: series(),
             excuses: excuses.collect(),
         }
     }
 }
 
-/// How much better ours was than the peer in each repetition, above 1 if it was.
-fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Option<Quartiles> {
-    let ratio = |(ours, peer): (&f64, &f64)| match better {
+/// How much better ours was than the peer in each repetition that has both, above 1 if it was.
+fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Vec<f64> {
+    let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
+    both.map(|(ours, peer)| ratio(better, *ours, *peer)).collect()
+}
+
+fn ratio(better: Better, ours: f64, peer: f64) -> f64 {
+    match better {
         Better::Less => peer / ours,
         Better::More => ours / peer,
-    };
-    let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
-    Quartiles::of(&both.map(ratio).collect::<Vec<_>>())
+    }
 }
 
 /// Of the repetitions that have a number.
-fn middle(values: &[f64]) -> Option<Quartiles> {
+fn numbers(values: &[f64]) -> Option<Quartiles> {
     Quartiles::of(&values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>())
 }
 
@@ -697,5 +764,67 @@ mod tests {
         let rows = case.compare("time", "ours", "peer", Some(1.0)).measure("e", &settings(2), || {});
         let row = &rows.expect("it runs").0[0];
         assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
+    }
+
+    /// What each of three repetitions answers; the first is not counted.
+    fn measured(ours: [f64; 3], peer: [f64; 3], change: impl Fn(Case) -> Case) -> Row {
+        let case = Case::new("x", &[TIME], move || {
+            let of = |name, values: [f64; 3]| {
+                Alternative::new(name, move |repetition| Ok(vec![values[repetition as usize - 1]]))
+            };
+            let numbered = |alternative: Alternative| {
+                let Alternative { name, mut run, .. } = alternative;
+                Alternative::new(name, move |repetition| run(repetition.max(1)))
+            };
+            Ok(vec![numbered(of("ours", ours)), numbered(of("peer", peer))])
+        });
+        let case = change(case.compare("time", "ours", "peer", Some(1.5)));
+        case.measure("e", &settings(3), || {}).expect("it runs").0.remove(0)
+    }
+
+    #[test]
+    fn a_row_whose_repetitions_differ_by_more_than_twice_is_not_judged() {
+        let steady = measured([1.0, 1.1, 1.2], [3.0, 3.1, 3.2], |case| case);
+        assert_eq!((steady.steadiness, steady.met), (Some(verdict::Steadiness::Steady), Some(true)));
+        let wild = measured([1.0, 1.1, 2.5], [3.0, 3.1, 3.2], |case| case);
+        assert_eq!((wild.steadiness, wild.met), (Some(verdict::Steadiness::NotSteady), None));
+        assert_eq!((wild.quinion_runs, wild.peer_runs), (vec![1.0, 1.1, 2.5], vec![3.0, 3.1, 3.2]));
+    }
+
+    #[test]
+    fn by_the_lower_quartile_slow_repetitions_of_either_side_do_not_count() {
+        let row = measured([1.0, 1.9, 1.9], [3.0, 3.2, 5.0], Case::by_lower_quartile);
+        assert_eq!((row.quinion, row.peer), (Some(1.45), Some(3.1)));
+        assert_eq!(row.ratio, Some(3.1 / 1.45));
+    }
+
+    #[test]
+    fn what_is_done_before_each_is_done_before_every_run_of_every_alternative() {
+        let order = Rc::new(RefCell::new(String::new()));
+        let [before, runs] = [Rc::clone(&order), Rc::clone(&order)];
+        let case = Case::new("x", &[TIME], move || {
+            let noting = |name: &'static str| {
+                let order = Rc::clone(&runs);
+                Alternative::new(name, move |_| {
+                    order.borrow_mut().push_str(name);
+                    Ok(vec![1.0])
+                })
+            };
+            Ok(vec![noting("a"), noting("b")])
+        });
+        let case = case.before_each(move || {
+            before.borrow_mut().push('-');
+            Ok(())
+        });
+        case.measure("e", &settings(1), || {}).expect("it runs");
+        assert_eq!(*order.borrow(), "-a-b-b-a");
+    }
+
+    #[test]
+    fn a_full_run_repeats_so_often_at_least() {
+        let case = || Case::new("x", &[TIME], || Ok(Vec::new())).at_least(7).without_warm_up();
+        let full = Settings { extent: Extent::Full, ..settings(5) };
+        let told = Settings { repeat: Repeat::Told(2), ..full.clone() };
+        assert_eq!([full, settings(3), told].map(|settings| case().repetitions(&settings)), [7, 3, 2]);
     }
 }

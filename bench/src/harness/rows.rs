@@ -3,7 +3,8 @@
 //! ```text
 //!   {"experiment":"insert","case":"index alone, order 0, 1 thread: batches of 32","metric":"time",
 //!    "unit":"ns/folio","quinion":7.1,"peer":31.2,"peer_name":"one at a time","ratio":4.4,
-//!    "spread":[4.3,4.5],"goal":4.0,"met":true}
+//!    "spread":[4.3,4.5],"goal":4.0,"met":true,"steady":true,"judged_by":"median",
+//!    "quinion_runs":[7.0,7.1,7.3],"peer_runs":[31.0,31.2,31.9]}
 //!
 //!   {"experiment":"stream","case":"64 KiB, 1 job, hot read once before: kernel buffered","metric":"throughput",
 //!    "unit":"MB/s","seconds":[0.5,1.0,1.5],"values":[812.4,790.1,805.9]}
@@ -14,7 +15,10 @@
 //! | `quinion`, `peer` | medians over the repetitions; null if it could not be measured |
 //! | `ratio` | the median of the repetitions' ratios; above 1 Quinion is better, whatever the metric |
 //! | `spread` | the quartiles of these ratios, or of the values where there is no peer |
-//! | `goal`, `met` | the ratio that is wanted at least, and whether it is reached; null without a goal |
+//! | `goal`, `met` | the ratio that is wanted, and whether it is reached; null without a goal, and if not steady |
+//! | `steady` | whether the repetitions lie within a factor of 2, see `verdict`; null without a peer |
+//! | `judged_by` | `median`, or `lower quartile`: then all three numbers are by each side's better quartile |
+//! | `quinion_runs`, `peer_runs` | all repetitions, in their order |
 //!
 //! The second kind is [`Series`]: how the last repetition went, interval by interval, each with the second at which it
 //! ended, in a unit of its own. They are not among the rows, but beside them, in a file that `--out` makes.
@@ -25,6 +29,8 @@
 use std::fmt::Write;
 
 use quinion_cli::report::{Form, Report, Value, digits};
+
+use super::verdict::{Estimator, Steadiness};
 
 /// What stands beside ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,21 +67,29 @@ pub struct Row {
     pub quinion: Option<f64>,
     /// Its quartiles. Not in the lines, nor in the table: they tell those of the ratio.
     pub quinion_spread: Option<[f64; 2]>,
+    /// All repetitions.
+    pub quinion_runs: Vec<f64>,
     /// The other's.
     pub peer: Option<f64>,
     /// Its quartiles, as above.
     pub peer_spread: Option<[f64; 2]>,
+    /// All repetitions, none if there is no other.
+    pub peer_runs: Vec<f64>,
     /// What the other is.
     pub peer_name: Option<&'static str>,
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
     pub standing: PeerKind,
+    /// By which of their repetitions the two are compared.
+    pub judged: Estimator,
     /// Above 1: ours is better.
     pub ratio: Option<f64>,
     /// The quartiles of the ratio; of ours if there is no peer.
     pub spread: Option<[f64; 2]>,
     /// The ratio that is wanted at least.
     pub goal: Option<f64>,
-    /// Whether it is reached.
+    /// Whether a number can stand for the repetitions; `None` if there is no other.
+    pub steadiness: Option<Steadiness>,
+    /// Whether the goal is reached; not known of what is not steady.
     pub met: Option<bool>,
     /// How the last repetition went. Neither in the lines nor in the table.
     pub series: Option<Series>,
@@ -94,6 +108,8 @@ impl Row {
         let number = |number: Option<f64>| number.map_or(Value::Unknown, Value::Real);
         let text = |text: &str| Value::Text(text.to_owned());
         let spread = |spread: [f64; 2]| Value::List(spread.map(Value::Real).to_vec());
+        let runs = |runs: &[f64]| Value::List(runs.iter().copied().map(Value::Real).collect());
+        let steady = self.steadiness.map_or(Value::Unknown, |of| Value::Truth(of == Steadiness::Steady));
         let mut line = Report::new();
         line.add("experiment", "experiment", text(self.experiment))
             .add("case", "case", text(&self.case))
@@ -105,7 +121,11 @@ impl Row {
             .add("ratio", "ratio", number(self.ratio))
             .add("spread", "spread", self.spread.map_or(Value::Unknown, spread))
             .add("goal", "goal", number(self.goal))
-            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth));
+            .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth))
+            .add("steady", "steady", steady)
+            .add("judged_by", "judged by", text(self.judged.name()))
+            .add("quinion_runs", "quinion's runs", runs(&self.quinion_runs))
+            .add("peer_runs", "peer's runs", runs(&self.peer_runs));
         line.printed(Form::Json)
     }
 
@@ -128,8 +148,13 @@ impl Row {
     pub fn is_lost(&self) -> bool {
         match self.met {
             Some(met) => !met,
-            None => self.standing == PeerKind::Peer && self.is_behind(),
+            None => self.standing == PeerKind::Peer && self.is_steady() && self.is_behind(),
         }
+    }
+
+    /// Whether a number can stand for its repetitions, as far as is known.
+    pub fn is_steady(&self) -> bool {
+        self.steadiness != Some(Steadiness::NotSteady)
     }
 
     /// Whether the other was better in three repetitions of four: a median below 1 alone may be noise. What is printed
@@ -149,6 +174,7 @@ impl Row {
         let ratio = self.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}x{spread}"));
         let goal = self.goal.map_or("-".to_owned(), |goal| format!("{goal:.2}x"));
         let verdict = match (self.met, self.is_lost()) {
+            _ if !self.is_steady() => NOT_STEADY,
             (Some(true), _) => "met",
             (Some(false), _) => "MISSED",
             (None, true) => "worse",
@@ -160,6 +186,8 @@ impl Row {
     }
 }
 
+/// What is said of a row that is not.
+pub const NOT_STEADY: &str = "not steady";
 const HEADINGS: [&str; 7] = ["case", "metric", "quinion", "peer", "ratio [quartiles]", "goal", ""];
 
 /// The rows of one experiment as a table for people, with a heading.
@@ -177,7 +205,25 @@ pub fn table(question: &str, rows: &[Row]) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
     }
-    text
+    text + &repetitions(rows)
+}
+
+/// All repetitions of the ways whose middle does not say enough: of what is judged by another number, or not steady.
+fn repetitions(rows: &[Row]) -> String {
+    let told = rows.iter().filter(|row| row.judged == Estimator::LowerQuartile || !row.is_steady());
+    let mut lines: Vec<String> = Vec::new();
+    for row in told {
+        let (situation, way) = row.situation();
+        let sides = [(Some(way), &row.quinion_runs), (row.peer_name, &row.peer_runs)];
+        for (name, runs) in sides.into_iter().filter_map(|(name, runs)| Some((name?, runs))) {
+            let runs: Vec<String> = runs.iter().copied().map(digits).collect();
+            let line = format!("    {situation}: {name}, {} {}: {}\n", row.metric, row.unit, runs.join(" "));
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+    }
+    if lines.is_empty() { String::new() } else { format!("  all repetitions:\n{}", lines.concat()) }
 }
 
 /// Where the other is better or a goal is missed, in a few words a line; empty if nowhere.
@@ -188,6 +234,17 @@ pub fn losses(rows: &[Row]) -> String {
         let ratio = row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
         let goal = row.goal.map_or(String::new(), |goal| format!(", {goal:.2}x is wanted"));
         let _ = writeln!(text, "  {} {}, {}: {ratio} of {peer}{goal}", row.experiment, row.case, row.metric);
+    }
+    text
+}
+
+/// What is not steady, and so neither won nor lost, in a few words a line; empty if nothing.
+pub fn unsteady(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows.iter().filter(|row| !row.is_steady()) {
+        let peer = row.peer_name.unwrap_or("-");
+        let spread = row.spread.map_or(String::new(), |[low, high]| format!("{low:.2}x to {high:.2}x of "));
+        let _ = writeln!(text, "  {} {}, {}: {spread}{peer}", row.experiment, row.case, row.metric);
     }
     text
 }
@@ -204,13 +261,17 @@ mod tests {
             unit: "ns/folio",
             quinion: Some(10.0),
             quinion_spread: None,
+            quinion_runs: vec![10.0],
             peer: Some(10.0 * ratio),
             peer_spread: None,
+            peer_runs: vec![10.0 * ratio],
             peer_name: Some("one at a time"),
             standing: PeerKind::Peer,
+            judged: Estimator::Median,
             ratio: Some(ratio),
             spread: Some([ratio, ratio]),
             goal,
+            steadiness: Some(Steadiness::Steady),
             met: goal.map(|goal| ratio >= goal),
             series: None,
             excuses: Vec::new(),
@@ -222,7 +283,8 @@ mod tests {
         let expected = "{\"experiment\":\"insert\",\"case\":\"one thread: batches\",\"metric\":\"time\",\
                         \"unit\":\"ns/folio\",\"quinion\":10.00,\"peer\":50.00,\
                         \"peer_name\":\"one at a time\",\"ratio\":5.000,\"spread\":[5.000,5.000],\
-                        \"goal\":4.000,\"met\":true}\n";
+                        \"goal\":4.000,\"met\":true,\"steady\":true,\"judged_by\":\"median\",\
+                        \"quinion_runs\":[10.00],\"peer_runs\":[50.00]}\n";
         assert_eq!(row(5.0, Some(4.0)).json(), expected);
     }
 
@@ -231,7 +293,7 @@ mod tests {
         let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
         let line = nothing.json();
         assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
-        assert!(line.ends_with("\"goal\":null,\"met\":null}\n"), "{line}");
+        assert!(line.contains("\"goal\":null,\"met\":null,"), "{line}");
     }
 
     #[test]
@@ -256,5 +318,20 @@ mod tests {
         assert!(losses(&[Row { spread: Some([0.8, 1.1]), ..row(0.9, None) }]).is_empty(), "noise is no loss");
         let table = table("How dear?", &rows);
         assert!(table.contains("MISSED") && table.contains("worse") && table.contains("met"), "{table}");
+        assert!(!table.contains("repetitions"), "{table}");
+    }
+
+    #[test]
+    fn what_is_not_steady_is_neither_met_nor_lost_and_shows_all_its_repetitions() {
+        let mut wild = Row { steadiness: Some(Steadiness::NotSteady), met: None, ..row(0.5, Some(4.0)) };
+        wild.quinion_runs = vec![10.0, 30.0];
+        let rows = [wild, row(5.0, Some(4.0))];
+        assert_eq!((losses(&rows).as_str(), unsteady(&rows).lines().count()), ("", 1));
+        let table = table("How dear?", &rows);
+        for words in [NOT_STEADY, "all repetitions", "one thread: batches, time ns/folio: 10.00 30.00\n"] {
+            assert!(table.contains(words), "{words} is not in {table}");
+        }
+        assert!(!table.contains("MISSED"), "{table}");
+        assert!(rows[0].json().contains("\"met\":null,\"steady\":false"), "{}", rows[0].json());
     }
 }

@@ -44,7 +44,7 @@ use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, Backing, FolioLifetime, FolioShape, InsertPurpose, Mapping,
-    MappingGuard, NewFolio, ShadowObserver, cut,
+    MappingGuard, NewFolio, ShadowObserver, cut, folios_of,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -551,8 +551,8 @@ impl Filemap {
     }
 }
 
-/// Inserts `runs` in folios of the smallest order, each under a lock of its own: what batches are measured
-/// against.
+/// Inserts `runs` in the folios that a batch would make of them, each under a lock of its own: what batches are
+/// measured against.
 fn one_by_one(
     mapping: &Mapping,
     runs: &[FillRun],
@@ -561,10 +561,9 @@ fn one_by_one(
     consumed: ShadowObserver<'_>,
 ) -> AddedRuns {
     let mut done = AddedRuns { inserted: Vec::new(), left: Vec::new(), stop: RangeStop::All };
-    let order = shape.orders.min;
     for &run in runs {
         let mut rest = run;
-        while rest.pages > 0 {
+        for (_, order) in folios_of(run, shape.orders) {
             let (one, behind) = cut(rest, order.pages());
             let folio = NewFolio { index: one.index, frame: one.frame, order };
             match mapping.add_folio_watched(folio, shape, locks, &mut || {}) {

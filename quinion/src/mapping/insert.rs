@@ -48,7 +48,7 @@ use crate::stats::Count;
 use crate::sync::LockWait;
 use crate::tuning::{Descent, NodeReserve};
 use crate::units::{Frame, MappingId, Order, Orders, PageIndex};
-use crate::xarray::{Head, Inserted, RangeStop, ShadowOnly, Slab, Split, Value, XArray};
+use crate::xarray::{Head, Inserted, Kind, RangeStop, ShadowOnly, Slab, Value, XArray};
 
 use super::NODE_BITS;
 use super::nodes::{Nodes, SPARE_MAX};
@@ -370,10 +370,8 @@ impl<'a> MappingGuard<'a> {
         let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
-        if self.mapping.tuning.descent == Descent::Naive
-            && cut_to_size(&mut tree, index, order) == Split::NoNode
-        {
-            return AddedFolio::NoNode;
+        if self.mapping.tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order) {
+            return AddedFolio::Present;
         }
         let inserted = tree.insert(index.0, order.0, frame.0);
         self.mapping.count(Count::Readahead, slab.ahead.get());
@@ -474,11 +472,20 @@ pub(super) fn add_prefix(
     RunOutcome { pages: done, stop: RangeStop::NoNode }
 }
 
-/// The first two of the naive descents: the order of the shadow in the way, and its split.
-fn cut_to_size<S: Slab>(tree: &mut XArray<'_, S, NODE_BITS>, index: PageIndex, order: Order) -> Split {
-    match tree.order_at(index.0) {
-        Some(larger) if larger > order.0 => tree.split(index.0, order.0),
-        _ => Split::Nothing,
+/// The first two of the naive descents: whether a folio is in the way, and the order of what is there. The single one
+/// finds out both on its way to the store.
+fn is_in_the_way(
+    tree: &XArray<'_, Placing<'_>, NODE_BITS>,
+    slab: &Placing<'_>,
+    index: PageIndex,
+    order: Order,
+) -> bool {
+    slab.descended(); // the range counts none
+    let mut entries = tree.range(index.0, index.0 + u64::from(order.pages()) - 1);
+    let is_in_the_way = entries.any(|(_, entry, _)| matches!(entry.kind(), Kind::Folio(_)));
+    is_in_the_way || {
+        std::hint::black_box(tree.order_at(index.0));
+        false
     }
 }
 
@@ -569,7 +576,7 @@ impl Slab for Placing<'_> {
 }
 
 /// The folios a run is made of: each the largest that index, frame, rest and `orders` allow.
-pub(super) fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
+pub(crate) fn folios_of(run: FillRun, orders: Orders) -> impl Iterator<Item = (Frame, Order)> {
     let mut page = 0;
     std::iter::from_fn(move || {
         let rest = run.pages - page;

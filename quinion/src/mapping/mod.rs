@@ -110,12 +110,12 @@ pub use grab::{
     Grabbed, MemoryWait, OnLocked,
 };
 #[cfg(feature = "std")]
-pub(crate) use insert::cut;
-#[cfg(feature = "std")]
 pub use insert::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
     ShadowObserver,
 };
+#[cfg(feature = "std")]
+pub(crate) use insert::{cut, folios_of};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
 pub use memory::{MemoryEntry, MemoryPages, SeekTarget};

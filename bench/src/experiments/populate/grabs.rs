@@ -8,7 +8,8 @@
 //!
 //! The kernel's patch that did this for guests gained a tenth of the whole, and of the lookup alone nothing to be
 //! seen. Ours in folios of a page, of which there are most, and in folios of 2 MiB: given memory only, where
-//! the index is most of the work; and filled, where the copy is. In memory that the cache had before.
+//! the index is most of the work; and filled, where the copy is. In memory that the cache had before, of as many bytes
+//! as the kernel's patch was measured with.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -40,6 +41,9 @@ enum Done {
     Populated,
 }
 
+/// What the patch was worth to the whole, and is wanted of ours where a page is filled by itself.
+const GOAL: f64 = 1.10;
+
 const CASES: [(&str, u8, Done); 4] = [
     ("grab alone, folios of 4 KiB", 0, Done::Preallocated),
     ("grab and fill, folios of 4 KiB", 0, Done::Populated),
@@ -55,11 +59,12 @@ struct Files {
 }
 
 fn bytes(settings: &Settings) -> u64 {
-    settings.pick(if cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }, 512 << 20)
+    settings.pick(if cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }, 3 << 30)
 }
 
 fn stage(settings: &Settings, order: u8) -> Result<Files, Unmeasured> {
-    check_memory(6 * bytes(settings) + (512 << 20))?;
+    // Ours three ways, a sixteenth more of each, and the file that others copy from.
+    check_memory(9 * bytes(settings) / 2 + (1 << 30))?;
     Ok(Files { stage: Stage::new(bytes(settings))?, order, files: Default::default() })
 }
 
@@ -75,13 +80,15 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
 
 fn case(files: &Shared<Files>, name: &'static str, done: Done) -> Case {
     let files = files.clone();
+    let goal = (done == Done::Populated).then_some(GOAL);
     let case = Case::new(name, &METRICS, move || {
         let files = files.get()?;
         Ok((0..WAYS.len()).map(|way| alternative(&files, way, done)).collect())
     });
-    [BATCHED, LOOKUP]
-        .into_iter()
-        .fold(case, |case, ours| case.compare("cpu", ours, SINGLE, None).compare("locks", ours, SINGLE, None))
+    let rows = |case: Case, (ours, goal)| {
+        case.compare("cpu", ours, SINGLE, goal).compare("locks", ours, SINGLE, None)
+    };
+    [(BATCHED, goal), (LOOKUP, None)].into_iter().fold(case, rows)
 }
 
 fn alternative(files: &Rc<Files>, way: usize, done: Done) -> Alternative {

@@ -49,9 +49,9 @@ const WAYS: [&str; 4] = [IMAGE, IMAGE_CONTINUE, COPY, MAP_PRIVATE];
 
 /// Everybody's ten.
 pub fn case(settings: &Settings) -> Case {
-    let bytes = pick(settings, 4 << 20, 64 << 20, 1 << 30);
+    let bytes = pick(settings, 4 << 20, 64 << 20, 512 << 20);
     let scratch = Shared::new(settings, |settings| {
-        let bytes = pick(settings, 4 << 20, 64 << 20, 1 << 30);
+        let bytes = pick(settings, 4 << 20, 64 << 20, 512 << 20);
         // Ten copies; and the file.
         check_memory((CLONES as u64 + 2) * bytes + (256 << 20))?;
         Scratch::new(&settings.folder, bytes)

@@ -24,8 +24,8 @@ use crate::harness::{Case, Settings};
 
 pub use clones::{JOB, work};
 
-/// A full run's repetitions: one takes up to a minute, and there are as many cases.
-const REPEAT: usize = 1;
+/// A full run's repetitions: fewer than three say nothing of how steady they are.
+const REPEAT: usize = 3;
 
 /// What of a snapshot file is in memory when it begins: nothing, or all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -105,7 +105,7 @@ impl Snapshot {
 }
 
 fn bytes(settings: &Settings) -> u64 {
-    pick(settings, 8 << 20, 256 << 20, 3 << 30)
+    pick(settings, 8 << 20, 256 << 20, 1 << 30)
 }
 
 /// Cold and warm.

@@ -9,6 +9,7 @@
 //!   hot file     how much of it is still there
 //!
 //!   RAM-backed   32 files on a disk in memory, reads of 64 KiB, a job for each core: nothing hides what reclaim costs
+//!   full machine no group has a limit, but somebody holds all memory but for as much: the kernel's own thread reclaims
 //! ```
 //!
 //! Everybody works in a process of its own inside one limit of memory, ours too:
@@ -23,7 +24,8 @@
 //! A job does not know that its part ends before the file does: what was read ahead at its end is read once more
 //! by the next. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
 //!
-//! Evenness is the slowest interval of a run beside the middle one. All intervals of the last repetition are told with
+//! Evenness is the slowest interval of a run, of 100 ms, beside the middle one. All intervals of the last repetition
+//! are told with
 //! the throughput of each way, in MB/s: a curve on the page of `--out`, and a line of its `series.jsonl`.
 
 mod way;
@@ -38,11 +40,14 @@ use std::rc::Rc;
 use crate::fixtures::caches::Drops;
 use crate::fixtures::disk::Disk;
 use crate::fixtures::limit::Limit;
+use crate::fixtures::pages::PAGE;
 use crate::fixtures::scratch::Scratch;
 use crate::fixtures::shared::Shared;
 use crate::fixtures::worker::{Answer, CPU, FROM_DEVICE, KERNEL, KSWAPD, SECONDS, WorkerTask};
+use crate::harness::machine;
 use crate::harness::rows::Series;
 use crate::harness::{Alternative, Case, LastSeries, Metric, Settings, Unmeasured};
+use crate::sys::{PageKind, Region};
 use way::Way;
 
 const THROUGHPUT: &str = "throughput";
@@ -77,8 +82,12 @@ const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;
 const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
+/// And at least so much of the evenness of those who have no cache.
+const EVEN_GOAL: f64 = 0.9;
 /// A full run's repetitions: one takes minutes.
-const REPEAT: usize = 1;
+const REPEAT: usize = 5;
+/// Of the machine's memory, what is left beside the limit to all else that runs, where somebody holds the rest.
+const LEFT_BYTES: u64 = 1 << 30;
 
 /// When the hot file is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,7 +139,13 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let situation = Situation { block: 64 * KIB, jobs: cores, hot: Hot::Never };
     let name = format!("RAM-backed, 32 files, {}, {}", size(situation.block), count(cores));
-    on_disk.chain([case(name, &in_memory, situation)]).collect()
+    let full = Shared::new(settings, Files::on_a_full_machine);
+    let on_full = Situation { block: 64 * KIB, jobs: 1, hot: Hot::Once };
+    let full_name =
+        format!("full machine, {}, {}, {}", size(on_full.block), count(on_full.jobs), on_full.hot.name());
+    let is_full = settings.pick(None, Some(()));
+    let on_full = is_full.map(|()| case(full_name, &full, on_full));
+    on_disk.chain([case(name, &in_memory, situation)]).chain(on_full).collect()
 }
 
 fn size(bytes: u64) -> String {
@@ -167,8 +182,9 @@ fn case(name: String, files: &Shared<Files>, situation: Situation) -> Case {
     let ours = Way::Ours.name();
     let beside = |case: Case, (way, cpu): (Way, Option<f64>)| {
         let case = case.compare(THROUGHPUT, ours, way.name(), None).compare(CPU_ALL, ours, way.name(), cpu);
+        let even = (way == Way::Direct).then_some(EVEN_GOAL);
         let case =
-            case.compare("cpu (process)", ours, way.name(), None).compare(EVEN, ours, way.name(), None);
+            case.compare("cpu (process)", ours, way.name(), None).compare(EVEN, ours, way.name(), even);
         let case = case.compare(DEVICE, ours, way.name(), None);
         let case = if situation.hot == Hot::Never { case } else { case.compare(HOT, ours, way.name(), None) };
         if situation.hot != Hot::Meanwhile {
@@ -260,6 +276,8 @@ struct Files {
     each: u64,
     hot: Option<Scratch>,
     limit: u64,
+    /// All other memory, where no group has the limit.
+    held: Option<Region>,
     interval_ms: u64,
     depth: u64,
 }
@@ -272,11 +290,27 @@ enum Place {
 
 impl Files {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
-        let (bytes, hot) = (settings.pick(128 << 20, 8 << 30), settings.pick(16 << 20, 512 << 20));
+        let (bytes, hot) = (settings.pick(128 << 20, 4 << 30), settings.pick(16 << 20, 256 << 20));
         let stream = Scratch::new(&settings.folder, bytes)?;
         let hot = Some(Scratch::new(&settings.folder, hot)?);
         let (paths, drops) = (vec![stream.path()], Drops::of(settings));
         Ok(Self::of(settings, Place::Device { stream, drops }, paths, bytes, hot))
+    }
+
+    /// The same, while somebody holds all memory that the machine has beside the limit.
+    fn on_a_full_machine(settings: &Settings) -> Result<Self, Unmeasured> {
+        let files = Self::new(settings)?;
+        let spare = machine::available_bytes().unwrap_or(0);
+        let hold = spare.checked_sub(files.limit + LEFT_BYTES).filter(|hold| *hold >= LEFT_BYTES);
+        let hold = hold.ok_or_else(|| {
+            Unmeasured::Missing(format!(
+                "{} MiB of the machine's memory are available, too few to hold most of them",
+                spare >> 20
+            ))
+        })?;
+        let mut held = Region::anonymous(hold as usize, PageKind::Huge)?;
+        (0..held.len()).step_by(PAGE).for_each(|at| held.set_word(at, 1));
+        Ok(Self { held: Some(held), ..files })
     }
 
     fn in_memory(settings: &Settings) -> Result<Self, Unmeasured> {
@@ -286,8 +320,8 @@ impl Files {
     }
 
     fn of(settings: &Settings, place: Place, stream: Vec<PathBuf>, each: u64, hot: Option<Scratch>) -> Self {
-        let (limit, interval_ms) = (settings.pick(64 << 20, 2 << 30), settings.pick(20, 500));
-        Self { place, stream, each, hot, limit, interval_ms, depth: settings.pick(8, 32) }
+        let (limit, interval_ms) = (settings.pick(64 << 20, 1 << 30), settings.pick(20, 100));
+        Self { place, stream, each, hot, limit, held: None, interval_ms, depth: settings.pick(8, 32) }
     }
 
     /// Bytes of the stream.
@@ -315,7 +349,8 @@ impl Files {
         let task = task.with("way", way.name()).with("block", block).with("jobs", jobs);
         let task = task.with("files", self.stream.len()).with("each", self.each);
         let task = task.with("interval-ms", self.interval_ms).with("depth", self.depth);
-        task.with("memory", Limit::memory_within(self.limit)).run(Some(self.limit))
+        let limit = self.held.is_none().then_some(self.limit);
+        task.with("memory", Limit::memory_within(self.limit)).run(limit)
     }
 }
 

@@ -4,11 +4,14 @@
 //!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, everybody under one limit
 //!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
 //!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
-//!     quinion, three walks: ours, where a page enters the index by three calls of the tree
+//!     quinion, three walks: ours, where a page enters the index by three ways down, split or not
 //!
-//!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random
+//!   switch    one file, in large folios from end to end; then each page of it alone, in an order that looks random,
+//!             by 16 jobs under one limit
 //!     single walk, three walks: how a folio finds its place where a large shadow remembers
 //! ```
+//!
+//! The file is twice as large as the limit; and, for the rates alone, four times and a quarter more.
 //!
 //! `random` is for a while and not for a number of reads: first until the cache is
 //! what it will be, then counted. Half of the reads can be hits, whatever is kept;
@@ -20,17 +23,18 @@
 //! Our threads compute as much of a miss as the kernel's do, but for what the loop
 //! device copies; that is in the time of the kernel's threads, which is added to `cpu`.
 //!
-//! `switch` needs no root and no disk. Steps by which shadows are cut are told by the tree itself;
+//! `switch` needs no disk: its file is nowhere. Steps by which shadows are cut are told by the tree itself;
 //! without any, the experiment fails, for then it has not measured what it says.
 
 mod random;
 mod switch;
 
 pub use random::{JOB, work};
+pub use switch::{JOB as SWITCH_JOB, work as switch};
 
 use crate::harness::{Case, Settings};
 
 /// The random reads, and the switch.
 pub fn cases(settings: &Settings) -> Vec<Case> {
-    vec![random::case(settings), switch::case(settings)]
+    random::cases(settings).into_iter().chain([switch::case(settings)]).collect()
 }

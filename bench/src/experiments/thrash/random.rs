@@ -20,6 +20,7 @@ use crate::fixtures::places::Places;
 use crate::fixtures::scratch::is_from;
 use crate::fixtures::shared::Shared;
 use crate::fixtures::worker::{Answer, CPU, FROM_DEVICE, KERNEL, KSWAPD, Meter, SECONDS};
+use crate::harness::plots::MEMORIES;
 use crate::harness::statistics::percentile;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 use crate::sys::{HugeMemory, Mapped};
@@ -50,22 +51,48 @@ const REPEAT: usize = 2;
 /// Of so many reads one is timed.
 const TIMED: u64 = 16;
 
-/// Everybody under one limit.
-pub fn case(settings: &Settings) -> Case {
+/// Everybody under one limit, which is half of the file; and under others.
+pub fn cases(settings: &Settings) -> Vec<Case> {
     let load = Load::of(settings);
     let disk = Shared::new(settings, |settings| Disk::new(settings, 1, 2 * Load::of(settings).limit));
-    let case =
-        Case::new(format!("random 4 KiB of twice the limit, {} threads", load.jobs), &METRICS, move || {
-            let disk = disk.get()?;
-            let of = |name| {
-                let disk = std::rc::Rc::clone(&disk);
-                Alternative::new(name, move |repetition| measured(&disk, load, name, repetition))
-            };
-            Ok([OURS, MMAP, PREAD, DIRECT, NAIVE].map(of).into())
-        });
+    let [least, half, most] = MEMORIES;
+    let with = |limit| Load { limit, ..load };
+    vec![
+        case(&disk, half, load),
+        rates(&disk, least, with(load.limit / 2)),
+        rates(&disk, most, with(load.limit / 5 * 8)),
+    ]
+}
+
+fn of(
+    disk: &Shared<Disk>,
+    times: &str,
+    load: Load,
+    ways: impl IntoIterator<Item = &'static str> + 'static,
+) -> Case {
+    let disk = disk.clone();
+    let name = format!("random 4 KiB of {times} the limit, {} threads", load.jobs);
+    let case = Case::new(name, &METRICS, move || {
+        let disk = disk.get()?;
+        let of = |name| {
+            let disk = std::rc::Rc::clone(&disk);
+            Alternative::new(name, move |repetition| measured(&disk, load, name, repetition))
+        };
+        Ok(ways.into_iter().map(of).collect())
+    });
+    case.without_warm_up().usually(REPEAT)
+}
+
+fn rates(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
+    let case = of(disk, times, load, [OURS, MMAP, PREAD]);
+    [MMAP, PREAD]
+        .into_iter()
+        .fold(case, |case, peer| case.compare("rate", OURS, peer, None).compare(DEVICE, OURS, peer, None))
+}
+
+fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
+    let case = of(disk, times, load, [OURS, MMAP, PREAD, DIRECT, NAIVE]);
     let case = case
-        .without_warm_up()
-        .usually(REPEAT)
         .compare("rate", OURS, MMAP, Some(MMAP_GOAL))
         .compare("rate", OURS, PREAD, Some(PREAD_GOAL))
         .compare("rate", OURS, DIRECT, None)
@@ -88,7 +115,7 @@ struct Load {
 
 impl Load {
     fn of(settings: &Settings) -> Self {
-        let (limit, jobs) = (settings.pick(64 << 20, 1 << 30), settings.pick(4, 16));
+        let (limit, jobs) = (settings.pick(80 << 20, 1 << 30), settings.pick(4, 16));
         let (before_ms, counted_ms) = (settings.pick(100, 5_000), settings.pick(100, 7_000));
         Self { limit, jobs, before_ms, counted_ms }
     }

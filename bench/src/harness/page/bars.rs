@@ -42,6 +42,10 @@ pub fn put(html: &mut String, rows: &[Row]) {
                 put!(html, " <span class=\"badge {word}\">{count} {word}</span>");
             }
         }
+        let unsteady = situation.iter().filter(|row| !row.is_steady()).count();
+        if unsteady > 0 {
+            put!(html, " <span class=\"dim\">{unsteady} not steady</span>");
+        }
         html.push_str("</summary>\n");
         for metric in grouped(situation.iter().copied(), |row| row.metric) {
             put!(

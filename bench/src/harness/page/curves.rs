@@ -7,66 +7,13 @@
 //!   latencies       a chart for each situation: each way's P50, P75, P99 .., on a scale of powers of ten
 //! ```
 //!
-//! Ours is the first and the thickest, and lies on top; what nothing can be better than is grey and dashed. The
-//! words below a chart say which line is whose, so that they may wrap.
+//! They are drawn by `charts`.
 
 use super::bars::grouped;
 use super::{Section, escaped};
+use crate::harness::charts::{Chart, Curve, Ground, Kind, Scale, svg};
 use crate::harness::hit_ratios;
 use crate::harness::rows::{PeerKind, Row, Series};
-use quinion_cli::report::digits;
-
-const WIDTH: f64 = 420.0;
-const HEIGHT: f64 = 260.0;
-const LEFT: f64 = 56.0;
-const RIGHT: f64 = 410.0;
-const TOP: f64 = 26.0;
-const BOTTOM: f64 = 212.0;
-/// Lines of a grid from zero, at most and about.
-const GRID_STEPS: f64 = 5.0;
-/// Colours that the style has names for.
-const COLOURS: usize = 8;
-
-/// One drawing.
-struct Chart {
-    title: String,
-    /// Below each place of the x axis; empty where it is one of seconds.
-    places: Vec<String>,
-    x_name: &'static str,
-    y_name: String,
-    scale: Scale,
-    curves: Vec<Curve>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Scale {
-    /// From zero.
-    Linear,
-    /// By powers of ten.
-    Powers,
-}
-
-/// One line; a place without a number is left out, and so is a value whose second is not known.
-struct Curve {
-    name: String,
-    /// Where its values stand on an axis of seconds; empty where they stand at the places.
-    seconds: Vec<f64>,
-    values: Vec<f64>,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    Ours,
-    Peer,
-    Bound,
-}
-
-impl Curve {
-    fn at_places(name: &str, values: Vec<f64>, kind: Kind) -> Self {
-        Self { name: name.to_owned(), seconds: Vec::new(), values, kind }
-    }
-}
 
 /// The charts of an experiment, if it has any.
 pub fn put(html: &mut String, section: &Section) {
@@ -84,7 +31,12 @@ pub fn put(html: &mut String, section: &Section) {
     }
     html.push_str("<div class=\"charts\">\n");
     for chart in &charts {
-        put_chart(html, chart);
+        put!(
+            html,
+            "<figure><figcaption>{}</figcaption>\n{}</figure>\n",
+            escaped(&chart.title),
+            svg(chart, Ground::Page)
+        );
     }
     html.push_str("</div>\n");
 }
@@ -188,146 +140,6 @@ fn latencies(situation: &[&Row]) -> Option<Chart> {
     })
 }
 
-/// The values that the y axis goes from and to.
-fn ends(chart: &Chart) -> (f64, f64) {
-    let values = || {
-        chart.curves.iter().flat_map(|curve| &curve.values).copied().filter(|value| is_drawn(chart, *value))
-    };
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    match chart.scale {
-        _ if high <= 0.0 => (if chart.scale == Scale::Powers { 1.0 } else { 0.0 }, 10.0),
-        Scale::Linear => {
-            let step = rounded_up(high / GRID_STEPS);
-            (0.0, step * (high / step).ceil())
-        }
-        Scale::Powers => {
-            let (low, high) = (10_f64.powf(low.log10().floor()), 10_f64.powf(high.log10().ceil()));
-            (low, if high > low { high } else { low * 10.0 })
-        }
-    }
-}
-
-/// Where an axis of seconds ends; `None` if the chart has none.
-fn seconds_end(chart: &Chart) -> Option<f64> {
-    let seconds = chart.curves.iter().flat_map(|curve| &curve.seconds).copied();
-    let last = seconds.filter(|seconds| seconds.is_finite()).reduce(f64::max)?;
-    let step = rounded_up(last / GRID_STEPS);
-    (last > 0.0).then(|| step * (last / step).ceil())
-}
-
-fn is_drawn(chart: &Chart, value: f64) -> bool {
-    value.is_finite() && (chart.scale == Scale::Linear || value > 0.0)
-}
-
-/// The next number of one digit that is 1, 2, 5 or 10 times a power of ten.
-fn rounded_up(value: f64) -> f64 {
-    let power = 10_f64.powf(value.log10().floor());
-    let digit = [1.0, 2.0, 5.0].into_iter().find(|digit| digit * power >= value);
-    digit.unwrap_or(10.0) * power
-}
-
-/// The lines of the grid: values of the y axis.
-fn grid(scale: Scale, (low, high): (f64, f64)) -> Vec<f64> {
-    match scale {
-        Scale::Linear => {
-            let step = rounded_up(high / GRID_STEPS);
-            (0..=(high / step).round() as u32).map(|line| step * f64::from(line)).collect()
-        }
-        Scale::Powers => {
-            let powers = (high / low).log10().round() as i32;
-            (0..=powers).map(|power| low * 10_f64.powi(power)).collect()
-        }
-    }
-}
-
-fn put_chart(html: &mut String, chart: &Chart) {
-    let ends = ends(chart);
-    let places = chart.curves.iter().map(|curve| curve.values.len()).max().unwrap_or(0).max(1);
-    let x = |place: usize| LEFT + (RIGHT - LEFT) * (place as f64 + 0.5) / places as f64;
-    let last = seconds_end(chart);
-    let after = |seconds: f64| LEFT + (RIGHT - LEFT) * seconds / last.unwrap_or(1.0);
-    let y = |value: f64| {
-        let share = match chart.scale {
-            Scale::Linear => value / ends.1,
-            Scale::Powers => (value / ends.0).log10() / (ends.1 / ends.0).log10(),
-        };
-        BOTTOM - (BOTTOM - TOP) * share
-    };
-    put!(html, "<figure><figcaption>{}</figcaption>\n", escaped(&chart.title));
-    put!(
-        html,
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
-        escaped(&chart.title)
-    );
-    put!(html, "<text x=\"2\" y=\"{}\">{}</text>\n", TOP - 14.0, escaped(&chart.y_name));
-    for value in grid(chart.scale, ends) {
-        let at = y(value);
-        put!(html, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{RIGHT}\"/>");
-        put!(
-            html,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-            LEFT - 6.0,
-            at + 4.0,
-            short(value)
-        );
-    }
-    for (place, label) in chart.places.iter().enumerate() {
-        let (at, below) = (x(place), BOTTOM + 18.0);
-        put!(html, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>\n", escaped(label));
-    }
-    for seconds in last.map_or(Vec::new(), |last| grid(Scale::Linear, (0.0, last))) {
-        let (at, below) = (after(seconds), BOTTOM + 18.0);
-        put!(html, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>\n", short(seconds));
-    }
-    // Ours last, so that it lies on top.
-    for (number, curve) in chart.curves.iter().enumerate().rev() {
-        let place = |at: usize| match curve.seconds.as_slice() {
-            [] => Some(x(at)),
-            seconds => seconds.get(at).filter(|seconds| seconds.is_finite()).map(|&seconds| after(seconds)),
-        };
-        let drawn = curve.values.iter().enumerate().filter(|(_, value)| is_drawn(chart, **value));
-        let points = drawn.filter_map(|(at, value)| Some(format!("{:.1},{:.1}", place(at)?, y(*value))));
-        let points: Vec<_> = points.collect();
-        put!(html, "<polyline class=\"{}\" points=\"{}\"/>\n", class(number, curve.kind), points.join(" "));
-    }
-    let middle = (LEFT + RIGHT) / 2.0;
-    put!(
-        html,
-        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n</svg>\n",
-        HEIGHT - 8.0,
-        chart.x_name
-    );
-    html.push_str("<div class=\"legend\">");
-    for (number, curve) in chart.curves.iter().enumerate() {
-        let class = class(number, curve.kind);
-        put!(html, "<span><svg viewBox=\"0 0 24 8\"><path class=\"{class}\" d=\"M0 4h24\"/></svg>");
-        put!(html, "{}</span>", escaped(&curve.name));
-    }
-    html.push_str("</div></figure>\n");
-}
-
-/// A value of the grid, in few letters: 0, 20, 0.5, 10k, 3M.
-fn short(value: f64) -> String {
-    let (value, unit) = match value {
-        _ if value >= 1e9 => (value / 1e9, "G"),
-        _ if value >= 1e6 => (value / 1e6, "M"),
-        _ if value >= 1e4 => (value / 1e3, "k"),
-        _ => (value, ""),
-    };
-    let digits = digits(value);
-    let plain =
-        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { &digits };
-    format!("{plain}{unit}")
-}
-
-fn class(number: usize, kind: Kind) -> String {
-    match kind {
-        Kind::Ours => format!("curve ours c{}", number % COLOURS),
-        Kind::Peer => format!("curve c{}", number % COLOURS),
-        Kind::Bound => "curve bound".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::row;
@@ -337,16 +149,6 @@ mod tests {
     fn percentiles_are_known_by_their_names() {
         let known = ["P50", "hot p99", "p99.9", "throughput", "page", "p"].map(percentile);
         assert_eq!(known, [Some(50.0), Some(99.0), Some(99.9), None, None, None]);
-    }
-
-    #[test]
-    fn axes_end_at_round_numbers() {
-        assert_eq!([0.7, 1.0, 1.2, 30.0, 99.0, 1234.0].map(rounded_up), [1.0, 1.0, 2.0, 50.0, 100.0, 2000.0]);
-        assert_eq!(grid(Scale::Powers, (1.0, 1000.0)), [1.0, 10.0, 100.0, 1000.0]);
-        assert_eq!(grid(Scale::Linear, (0.0, 50.0)), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]);
-        assert_eq!(grid(Scale::Linear, (0.0, 80.0)), [0.0, 20.0, 40.0, 60.0, 80.0]);
-        let labels = [0.0, 20.0, 0.5, 10_000.0, 3e6, 2e9, 100.0].map(short);
-        assert_eq!(labels, ["0", "20", "0.5", "10k", "3M", "2G", "100"]);
     }
 
     #[test]
@@ -363,15 +165,12 @@ mod tests {
             chart.curves.iter().map(|curve| (curve.name.as_str(), curve.values.clone())).collect();
         assert_eq!(curves[..2], [("ours", vec![2.0, 90.0]), ("peer", vec![3.0, 400.0])]);
         assert!(curves[2].1[1].is_nan());
-        assert_eq!(ends(&chart), (1.0, 1000.0));
-        let mut html = String::new();
-        put_chart(&mut html, &chart);
-        assert_eq!(html.matches("<polyline").count(), 3, "{html}");
+        assert_eq!(chart.curves[2].points(chart.scale).len(), 1);
         assert!(latencies(&[&rows[0]]).is_none());
     }
 
     #[test]
-    fn a_trace_is_a_chart_with_a_curve_for_each_policy_and_ours_lies_on_top() {
+    fn a_trace_is_a_chart_with_a_curve_for_each_policy_and_ours_is_the_first() {
         let at_size = |percent: u32, ours: f64| {
             let case = format!("trace at {percent} %: {}", hit_ratios::OURS);
             [("Linux", 40.0), (hit_ratios::OPTIMUM, 70.0)]
@@ -384,33 +183,6 @@ mod tests {
             (hit_ratios::OURS, Kind::Ours)
         );
         assert!(charts[0].curves.iter().any(|curve| curve.kind == Kind::Bound));
-        let mut html = String::new();
-        put_chart(&mut html, &charts[0]);
-        let last = html.rsplit("<polyline").next().unwrap();
-        assert!(last.starts_with(" class=\"curve ours c0\""), "{last}");
-    }
-
-    #[test]
-    fn each_way_that_tells_is_a_line() {
-        let series_of = |values: &[f64]| Series {
-            unit: "MB/s",
-            seconds: (1..=values.len()).map(|second| second as f64).collect(),
-            values: values.to_vec(),
-        };
-        let told = |case: &str| Row { series: Some(series_of(&[1.0, 3.0])), ..row(case, "rate", 2.0, None) };
-        let rows = [told("s: ours"), told("s: kernel"), row("s: ours", "cpu", 1.0, None)];
-        let chart = series(&rows.iter().collect::<Vec<_>>()).expect("two tell");
-        assert_eq!(chart.curves.len(), 2);
-        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 3.0), Some(2.0)));
-        let mut html = String::new();
-        put_chart(&mut html, &chart);
-        // The last interval ends where the axis does, and half as far is half of it.
-        assert!(
-            html.contains(">MB/s</text>") && html.contains(">seconds from the beginning</text>"),
-            "{html}"
-        );
-        assert!(html.contains("points=\"233.0,150.0 410.0,26.0\""), "{html}");
-        assert!(series(&[&rows[2]]).is_none());
     }
 
     /// A row whose way has told so much, at these seconds.
@@ -420,27 +192,14 @@ mod tests {
         Row { series: Some(series), ..row(case, "rate", 2.0, None) }
     }
 
-    fn points(chart: &Chart) -> Vec<String> {
-        let mut html = String::new();
-        put_chart(&mut html, chart);
-        assert!(!html.contains("NaN") && !html.contains("inf"), "{html}");
-        let drawn = html.split("points=\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
-        drawn.collect()
-    }
-
     #[test]
-    fn an_interval_without_a_number_or_a_second_is_left_out_and_the_others_stay_where_they_are() {
-        let unusual = [
-            telling("s: ours", &[1.0, 2.0, 4.0], &[1.0, f64::NAN, 3.0]),
-            telling("s: no second", &[1.0], &[1.0, 2.0]),
-            telling("s: wrong second", &[f64::NAN, 4.0], &[2.0, 3.0]),
-            telling("s: nothing but zero", &[1.0, 4.0], &[0.0, f64::INFINITY]),
-        ];
-        let chart = series(&unusual.iter().collect::<Vec<_>>()).expect("all tell");
-        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 3.0), Some(4.0)));
-        // The last is drawn first.
-        let expected = ["144.5,212.0", "410.0,26.0", "144.5,150.0", "144.5,150.0 410.0,26.0"];
-        assert_eq!(points(&chart), expected);
+    fn each_way_that_tells_is_a_line() {
+        let told = |case: &str| telling(case, &[1.0, 2.0], &[1.0, 3.0]);
+        let rows = [told("s: ours"), told("s: kernel"), row("s: ours", "cpu", 1.0, None)];
+        let chart = series(&rows.iter().collect::<Vec<_>>()).expect("two tell");
+        assert_eq!((chart.curves.len(), chart.y_name.as_str()), (2, "MB/s"));
+        assert_eq!(chart.curves[0].points(chart.scale), [(1.0, 1.0), (2.0, 3.0)]);
+        assert!(series(&[&rows[2]]).is_none());
     }
 
     /// 1. Our way could not be measured, and has told nothing.
@@ -454,26 +213,5 @@ mod tests {
             (1, Kind::Peer, "MB/s")
         );
         assert!(series(&[&rows[0]]).is_none(), "nothing is no chart");
-        // One interval that took no time, of nothing.
-        let chart = series(&[&telling("s: ours", &[0.0], &[0.0])]).expect("it tells");
-        assert_eq!((ends(&chart), seconds_end(&chart)), ((0.0, 10.0), None));
-        assert_eq!(points(&chart), ["56.0,212.0"]);
-    }
-
-    #[test]
-    fn a_latency_that_is_missing_or_zero_is_left_out_on_a_scale_of_powers() {
-        let missing = Row { quinion: None, ..row("x: ours", "p99", 1.0, Some(("peer", 100.0))) };
-        let rows = [
-            row("x: ours", "p50", 0.0, Some(("peer", 1.0))),
-            missing,
-            row("x: ours", "p99.9", 1000.0, Some(("peer", f64::NAN))),
-        ];
-        let chart = latencies(&rows.iter().collect::<Vec<_>>()).expect("there are three");
-        assert_eq!((chart.places.join(" "), ends(&chart)), ("p50 p99 p99.9".to_owned(), (1.0, 1000.0)));
-        // The peer's first: of ours the last is left, of the peer's all but that.
-        assert_eq!(points(&chart), ["115.0,212.0 233.0,88.0", "351.0,26.0"]);
-        let nothing = [row("x: ours", "p50", f64::NAN, None), row("x: ours", "p99", f64::NAN, None)];
-        let chart = latencies(&nothing.iter().collect::<Vec<_>>()).expect("two are asked");
-        assert_eq!((ends(&chart), points(&chart)), ((1.0, 10.0), vec![String::new()]));
     }
 }

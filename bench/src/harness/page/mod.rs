@@ -3,14 +3,14 @@
 //! ```text
 //!   machine, what was run
 //!   goals met and missed, each with its ratio        what was not measured, and why
-//!   the originals' headlines beside ours             headlines
+//!   the originals' claims beside ours                scoreboard
 //!   for each experiment: its question
 //!       curves, where there is something to draw     curves    hit ratios, time series, latencies
 //!       for each situation and metric: bars          bars      with quartiles; ratios below
 //! ```
 //!
 //! It has no script. Colours are named in one place, once for a light and once for a dark screen; bars are boxes, so
-//! that they are as wide as there is room for, and curves are shapes in the page.
+//! that they are as wide as there is room for, and curves are drawn by a library, in the page (`charts`).
 //!
 //! Invariants:
 //!  1. Nothing in it is fetched: there is no address in it but anchors of its own.
@@ -27,9 +27,11 @@ macro_rules! put {
 
 mod bars;
 mod curves;
-mod headlines;
 
+use super::escape::escaped;
+use super::recorded::RecordedRow;
 use super::rows::Row;
+use super::scoreboard;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -61,7 +63,9 @@ pub fn page(machine: &str, sections: &[Section]) -> String {
     html.push_str(HOW_TO_READ);
     put_goals(&mut html, sections);
     put_unmeasured(&mut html, sections);
-    headlines::put(&mut html, sections);
+    let rows: Vec<RecordedRow> =
+        sections.iter().flat_map(|section| &section.rows).map(RecordedRow::from).collect();
+    scoreboard::put(&mut html, &rows);
     for section in sections {
         put_section(&mut html, section);
     }
@@ -80,11 +84,15 @@ fn put_goals(html: &mut String, sections: &[Section]) {
     let rows = || sections.iter().flat_map(|section| &section.rows);
     let with = |met: bool| -> Vec<&Row> { rows().filter(|row| row.met == Some(met)).collect() };
     let (met, missed) = (with(true), with(false));
+    let unsteady: Vec<&Row> = rows().filter(|row| !row.is_steady()).collect();
     let behind: Vec<&Row> = rows().filter(|row| row.met.is_none() && row.is_lost()).collect();
     html.push_str("<h2 id=\"goals\">Goals</h2>\n");
-    put!(html, "<p>{} of {} goals that have a number are met.</p>\n", met.len(), met.len() + missed.len());
+    let (judged, of) = (met.len() + missed.len(), rows().filter(|row| row.peer_name.is_some()).count());
+    put!(html, "<p>{} of {judged} goals that can be judged are met. ", met.len());
+    put!(html, "{} of {of} comparisons are not steady.</p>\n", unsteady.len());
     for (rows, heading, open) in [
         (missed, "Missed", " open"),
+        (unsteady, "Not steady: repetitions differ by more than twice, so nothing is judged", ""),
         (behind, "Without a goal, and behind a peer in three repetitions of four, or in the only one", ""),
         (met, "Met", ""),
     ] {
@@ -127,27 +135,11 @@ fn put_section(html: &mut String, section: &Section) {
     bars::put(html, &section.rows);
 }
 
-/// `text` as it may stand between tags and in an attribute.
-fn escaped(text: &str) -> String {
-    let mut safe = String::new();
-    for character in text.chars() {
-        match character {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\n' => safe.push('\n'),
-            character if character.is_control() => safe.push(' '),
-            character => safe.push(character),
-        }
-    }
-    safe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::harness::rows::{PeerKind, Series};
+    use crate::harness::verdict::{Estimator, Steadiness};
 
     pub(super) fn row(case: &str, metric: &'static str, ours: f64, peer: Option<(&'static str, f64)>) -> Row {
         let ratio = peer.map(|(_, peer)| peer / ours);
@@ -158,6 +150,10 @@ mod tests {
             unit: "ns",
             quinion: Some(ours),
             quinion_spread: Some([ours * 0.9, ours * 1.1]),
+            quinion_runs: vec![ours],
+            peer_runs: peer.map(|(_, peer)| peer).into_iter().collect(),
+            judged: Estimator::Median,
+            steadiness: peer.map(|_| Steadiness::Steady),
             peer: peer.map(|(_, peer)| peer),
             peer_spread: peer.map(|(_, peer)| [peer * 0.9, peer * 1.1]),
             peer_name: peer.map(|(name, _)| name),
@@ -193,7 +189,8 @@ mod tests {
         let series = Row { series: Some(told), ..row("a stream: batches", "rate", 10.0, None) };
         let p50 = row("a stream: batches", "P50", 10.0, Some(("single", 5.0)));
         let p99 = row("a stream: batches", "P99", 100.0, Some(("single", 50.0)));
-        let rows = vec![met, missed, excused, series, p50, p99];
+        let wild = Row { steadiness: Some(Steadiness::NotSteady), ..missed.clone() };
+        let rows = vec![met, missed, excused, series, p50, p99, Row { met: None, ..wild }];
         let section =
             |name, rows, unmeasured| Section { name, question: "insert: how dear?", rows, unmeasured };
         let why = vec![("cold".to_owned(), "root may, and we may not".to_owned())];
@@ -228,13 +225,14 @@ mod tests {
         let html = sample();
         for words in [
             "1 of 2 goals",
+            "1 of 6 comparisons are not steady",
             "3.00x [3.00 3.00]",
             "9.00x",
             "root may, and we may not",
             "class=\"whisker\"",
             "P99",
             "<svg",
-            "not in this run",
+            "not measured",
         ] {
             assert!(html.contains(words), "{words} is missing in {html}");
         }

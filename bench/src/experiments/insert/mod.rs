@@ -13,9 +13,14 @@
 //! in the same order and in the same runs, and end with the same tree, which is then emptied outside the
 //! timing. The time of two threads is the elapsed time over the folios of both.
 //!
+//! Two threads are what this machine has processors for. What more would pay is told by a model of the lock with what
+//! is measured here (`model`), in cases that say so.
+//!
 //! The goals are those for pages: a folio of order 4 or 9 fills many slots, of
 //! which no batch saves one, so these are reported without a goal. The whole
 //! path has no rows of order 9: a run of frames is one such folio.
+
+mod model;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -31,7 +36,11 @@ use crate::fixtures::index::{Index, made_up};
 use crate::fixtures::stage::{RUN_PAGES_MAX, Stage};
 use crate::harness::timing::together;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
+use crate::sys::HugeMemory;
+use model::Round;
 
+/// Not measured: computed of what is measured.
+const MODELLED: [Metric; 1] = [Metric::cost("time (model)", "ns/folio")];
 const METRICS: [Metric; 2] = [Metric::cost("time", "ns/folio"), Metric::cost("cpu", "ns/folio")];
 const BATCHES: [(&str, usize); 3] = [("batches of 8", 8), ("batches of 32", 32), ("batches of 256", 256)];
 const SINGLE: &str = "one at a time";
@@ -67,7 +76,48 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
         };
         case(level, Load { order, threads, folios, rounds }, goal)
     };
-    ROWS.into_iter().map(case).collect()
+    let folios = settings.pick(8 << 10, 64 << 10);
+    let modelled =
+        MODEL_THREADS.map(|threads| modelled(Load { order: 0, threads: 2, folios, rounds }, threads));
+    ROWS.into_iter().map(case).chain(modelled).collect()
+}
+
+/// How many threads the model has, and the batch that stands beside one at a time.
+const MODEL_THREADS: [usize; 3] = [4, 8, 32];
+const BATCH: usize = 32;
+/// What pages are copied from in the model's work: more than a processor keeps.
+const COPIED_BYTES: usize = 128 << 20;
+
+fn modelled(load: Load, threads: usize) -> Case {
+    let name = format!("lock-hold model, order {}, {threads} threads", load.order);
+    let case = Case::new(name, &MODELLED, move || {
+        let alone: Rc<dyn Subject> = Rc::new(Alone::new(load)?);
+        let from = Rc::new(HugeMemory::new(COPIED_BYTES)?);
+        let of = |name, batch| {
+            let (alone, from) = (Rc::clone(&alone), Rc::clone(&from));
+            Alternative::new(name, move |_| {
+                let round = measured(&*alone, load, batch, &from);
+                Ok(vec![model::each_round(threads, round) / batch as f64])
+            })
+        };
+        Ok(vec![of(SINGLE, 1), of(BATCHES[1].0, BATCH)])
+    });
+    case.compare("time (model)", BATCHES[1].0, SINGLE, None)
+}
+
+/// What the model has to know: of a batch, by one thread and by two.
+fn measured(alone: &dyn Subject, load: Load, batch: usize, from: &[u8]) -> Round {
+    let hold_of = |threads: usize, batch: usize| {
+        let insert = |thread| match batch {
+            1 => alone.one_at_a_time(thread),
+            _ => alone.in_batches(thread, batch),
+        };
+        let spent = together(threads, load.rounds, insert, |thread| alone.take_out(thread));
+        spent.elapsed_ns / (threads * load.rounds * load.folios / batch) as f64
+    };
+    // A hand-over is the same for whatever is done with the lock, and shows best where little is.
+    let hand_over = (hold_of(2, 1) - hold_of(1, 1)).max(0.0);
+    Round { work: batch as f64 * model::copy_ns(from), hold: hold_of(1, batch), hand_over }
 }
 
 /// How many threads insert how much.

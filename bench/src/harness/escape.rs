@@ -1,0 +1,21 @@
+//! Escape: text from outside, as it may stand in a page.
+//!
+//! Names of traces, of machines and of programs, and what errors say, come from outside. Between tags and in an
+//! attribute no letter of them may be taken for markup.
+
+/// `text` as it may stand between tags and in an attribute.
+pub fn escaped(text: &str) -> String {
+    let mut safe = String::new();
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\n' => safe.push('\n'),
+            character if character.is_control() => safe.push(' '),
+            character => safe.push(character),
+        }
+    }
+    safe
+}

@@ -1,7 +1,7 @@
 //! Outside: others may change a file under us; what a handle wants done about it, and what is done.
 //!
 //! ```text
-//!   policy of a handle   before each read                               at an open       somebody writes
+//!   policy of a handle   before each read                               at an open       another process writes
 //!     Immutable          nothing                                        nothing          is not seen
 //!     Check              nothing                                        look, forget     seen at the next open, ..
 //!     CheckEvery(time)   was the last look longer ago? look, forget     look, forget     seen after that time

@@ -88,9 +88,9 @@ impl<'a> Iterator for Chunks<'a> {
         }
         let (first, len) = self.left.take_piece();
         // SAFETY: every extent is of the zeros, which are constant,
-        // or lies in pages that had come and that the pins keep: nobody writes them
-        // (a fill does not write what has arrived again, a writer changes no page that is pinned and those who were
-        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
+        // or lies in pages that were read and that the pins keep. They are not written:
+        // a fill does not write a page again; a writer changes no page that is pinned, and writers that
+        // were in one had left when the pin was given; and a change of the file replaces folios. They stay mapped as
         // long as the arena lives, which the `Pinned` shares that is borrowed for `'a`.
         Some(unsafe { std::slice::from_raw_parts(first, len) })
     }

@@ -67,10 +67,10 @@
 //! kernel keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
 //!
 //! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
-//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`), a
-//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory
-//! for each VM by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is
-//! pinned by a run for each worker.
+//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A
+//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`. Memory
+//! for each VM by two bits a page and [`pages::PIECES_MAX`]. Also bounded: forks of a VM, messages read at a time, and
+//! pins, by a run for each worker.
 //!
 //! Invariants:
 //!  1. What a peer does harms no other: it is told, and closed or given up, alone.

@@ -37,7 +37,7 @@
 //! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
 //! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
 //! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
-//! handle hears of it once; and later syncs speak of the rest.
+//! handle reports it once; and later syncs report the rest.
 //!
 //! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties
 //! more waits, before it takes a lock. Both follow the bound in force. A thread that finds no memory because

@@ -11,8 +11,8 @@
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
 //! since it came as it and those who came with it are about to dirty: so each of them goes on after its share,
 //! all other writers. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
-//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then it goes on,
-//! or, above the ceiling, hears that the device does not take what it is given.
+//! that is stuck does not hold up the writers of another. And no writer waits for longer than a bound: then it
+//! continues, or, above the ceiling, gets the error that the device completes nothing.
 //!
 //! Invariants:
 //!  1. No I/O, no lock, no clock.

@@ -54,7 +54,7 @@ const PROSE_LEFT: &[(&str, usize)] = &[
     ("SECURITY.md", 6),
     ("bench/", 71),
     ("faces/cli/tests/", 73),
-    ("faces/preload/", 68),
+    ("faces/preload/", 48),
     ("fuzz/", 2),
     ("quinion/examples/", 2),
     ("quinion/src/arena/", 103),

@@ -1,4 +1,4 @@
-//! Background: a thread of a cache that does what nobody waits for.
+//! Background: a thread of a cache that does work that no caller waits for.
 //!
 //! ```text
 //!   memory runs low      --poke-->  +--------+  run()   reclaim: evicts until enough is free
@@ -37,9 +37,9 @@ use std::time::{Duration, Instant};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::sys::fork::ForkGuard;
 
-/// Work that somebody should do some time.
+/// Work without a deadline.
 pub trait BackgroundTask: Send + Sync {
-    /// Does what is due now. Returns after how long to come again though nobody pokes; `None`: not before.
+    /// Does what is due now. Returns after how long to come again without a wake-up; `None`: only then.
     /// May take locks and wait for them, as a thread that holds none.
     fn run(&self) -> Option<Duration>;
 }
@@ -56,7 +56,7 @@ pub struct BackgroundThread {
 struct Room {
     /// What the thread is called.
     name: &'static str,
-    /// Whether somebody poked since the thread last began its round.
+    /// Whether a thread called `poke` since the thread last began its round.
     poked: AtomicBool,
     book: Mutex<TaskList>,
     bell: Condvar,
@@ -120,8 +120,8 @@ impl BackgroundThread {
             return;
         }
         // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this poke.
-        // The exchange is needed also where it says that somebody else's poke stands: a plain load could read one
-        // that the thread has taken already.
+        // The exchange is needed also where it says that another thread's `poke` is pending: a plain load could
+        // read one that the thread has taken already.
         if !self.room.poked.swap(true, Ordering::Release) {
             self.room.ensure_thread();
             self.room.bell.notify_one();
@@ -161,7 +161,7 @@ impl BackgroundThread {
             return Err(last);
         }
         book.is_closed = true;
-        book.thread = Thread::Never; // nobody waits for it
+        book.thread = Thread::Never; // no thread waits for it
         book.last = Some(last);
         drop(book);
         self.room.bell.notify_one();
@@ -212,7 +212,7 @@ impl Room {
         }
     }
 
-    /// Sleeps until somebody pokes or it is `again`; the tasks then. `None`: it is closed.
+    /// Sleeps until a call of `poke` or until `again`; the tasks then. `None`: it is closed.
     fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
         let mut book = self.lock();
         while !book.is_closed {
@@ -294,7 +294,7 @@ mod tests {
         assert!(matches!(background.room.lock().thread, Thread::None), "no poke, no thread");
         for turn in 1..=100 {
             background.poke();
-            // Pokes may be taken together, but never one that comes after its round began.
+            // Calls of `poke` may be taken together, but never one that comes after its round began.
             assert!(heard.recv_timeout(LONG).unwrap() >= turn);
         }
     }

@@ -1,9 +1,9 @@
 //! Errseq: each handle learns of each error of writing once.
 //!
-//! A write-back fails when nobody waits for it. Later somebody syncs, and must be
-//! told; so must everybody else who has the file open, once each; and whoever
-//! opens the file afterwards must not be told of what is long known, but of what
-//! nobody has heard of yet. All that is one word for each file and one for each handle.
+//! A write-back fails when no caller waits for it. A later sync must report the failure. So must
+//! one sync of each other handle that has the file open. A handle that is opened afterwards must
+//! not report a failure that another handle has reported, but must report one that no handle has
+//! reported yet. One word for each file and one for each handle suffice.
 //!
 //! ```text
 //!    63                     13   12   11        0
@@ -16,16 +16,16 @@
 //!   check_and_advance()  cursor = word?  nothing new              else: seen, cursor = word, tell the errno
 //! ```
 //!
-//! The counter steps only when the error before has been seen by somebody. So a
-//! thousand failures that nobody asked about are one report, and the number of
-//! steps is bounded by the number of reports.
+//! The counter steps only if a handle has seen the error before. So a thousand failures without a
+//! check between them are one report, and the number of steps is bounded by the number of reports.
 //!
 //! Invariants:
-//!  1. A handle is told at most once of each error that was recorded, however many threads ask for it.
-//!  2. After an error was recorded, each handle opened before is told of it or of a later one at its next check.
-//!  3. An error that nobody was told of is told to a caller that opens the file next.
+//!  1. A handle reports each recorded error at most once, however many threads ask it.
+//!  2. After an error was recorded, each handle opened before reports it or a later one at its next check.
+//!  3. A handle that is opened next reports an error that no handle has reported.
 //!
-//! Not an invariant: that the errors told are all that were recorded. Of those that nobody has seen, the last is.
+//! Not an invariant: that every recorded error is reported. Of those that no handle has seen, the last one
+//! is.
 //!
 //! The idea and the rules are those of Linux (`lib/errseq.c`, since 4.13). We differ: its word has 32 bits, so after
 //! 2^19 errors a handle that slept may miss one. Ours counts 2^51.
@@ -74,7 +74,7 @@ impl ErrorSequence {
         loop {
             let step = if word & SEEN != 0 { STEP } else { 0 };
             let next = ((word & !SEEN & !ERRNO) | errno).wrapping_add(step);
-            // The same error, and nobody has seen the last one: there is nothing to add.
+            // The same error, and no handle has seen the last one: there is nothing to add.
             if next == word {
                 return;
             }
@@ -85,8 +85,8 @@ impl ErrorSequence {
         }
     }
 
-    /// A cursor for a handle that is opened now: it will be told of what nobody has been told of yet, and of
-    /// what comes.
+    /// A cursor for a handle that is opened now: it will report what no handle has reported yet, and later
+    /// errors.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         ErrorCursor { word: AtomicU64::new(if word & SEEN != 0 { word } else { 0 }) }
@@ -107,7 +107,8 @@ impl ErrorSequence {
                 return None;
             }
             let seen = word | SEEN;
-            // 1 From now on it is known. If it changed meanwhile there is a later error, or somebody was first.
+            // 1 From now on it is seen. If the word changed meanwhile there is a later error, or another
+            // thread was first.
             if seen != word && self.exchange(word, seen).is_err() {
                 continue;
             }
@@ -243,7 +244,8 @@ mod tests {
         ]
     }
 
-    /// The rules told plainly: the last error, who has been told of it, and whether anybody has.
+    /// The rules stated plainly: the last error, which handles have reported it, and whether any
+    /// has.
     #[derive(Default)]
     struct Twin {
         last: Option<i32>,

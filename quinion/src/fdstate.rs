@@ -23,7 +23,7 @@
 //! | state | meaning | whose offset counts |
 //! |---|---|---|
 //! | Unknown | not opened by a call we saw, or closed | the kernel's |
-//! | Candidate | opened for reading only; nobody else can have its description | the kernel's |
+//! | Candidate | opened for reading only; no other process can have its description | the kernel's |
 //! | Served | attached | the private one |
 //! | Shared | another process may have the description, or it can write, or its offset is used past us | the kernel's |
 //! | Positioned | as Shared, and attached: only positional reads are served | the kernel's |
@@ -160,14 +160,14 @@ impl FdWord {
     fn with_state(self, state: State) -> Self {
         Self(self.0 & (u64::MAX >> 3) | (state as u64) << 61)
     }
-    /// A word that nobody has settled yet, of what a look at the descriptor has shown.
+    /// A word not settled yet, of what an inspection of the descriptor has shown.
     #[must_use]
     pub fn settled_as(self, state: State) -> Self {
         debug_assert!(matches!(state, State::Kernel | State::Other));
         self.left(state)
     }
-    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if nobody has looked at the
-    /// file yet.
+    /// Of a candidate or a shared one: the bytes that the kernel is still to read; `None` if the file was not
+    /// inspected yet.
     pub fn credit(self) -> Option<u64> {
         (self.0 & Self::LOOKED != 0).then_some(self.0 & Self::CREDIT_MAX)
     }
@@ -267,7 +267,7 @@ impl FdCell {
         }
     }
 
-    /// Moves the private offset; whether nobody was faster.
+    /// Moves the private offset; `false` if another thread changed the word first.
     #[inline]
     pub fn advance(&self, from: FdWord, offset: u64) -> bool {
         debug_assert!(from.state() == State::Served);
@@ -291,7 +291,8 @@ impl FdCell {
         mutant(Mutant::StillLook) || now.is_same_attachment(word)
     }
 
-    /// What a look at the descriptor has shown is noted, if nobody was faster, who knew better.
+    /// Notes what an inspection of the descriptor has shown, unless another thread, which knew
+    /// better, was first.
     pub fn settle(&self, from: FdWord, to: FdWord) {
         let _ = self.exchange(from, to);
     }
@@ -303,13 +304,14 @@ impl FdCell {
             && self.exchange(word, word.told()).is_ok()
     }
 
-    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: somebody was faster.
+    /// Gives a candidate or a shared one a credit; `is_owners` if the owner did. `false`: another thread was
+    /// faster.
     pub fn give_credit(&self, from: FdWord, bytes: u64, is_owners: bool) -> bool {
         let owners = if is_owners { FdWord::OWNERS } else { 0 };
         self.exchange(from, FdWord(from.with_credit(bytes).0 | owners)).is_ok()
     }
 
-    /// Takes `bytes` off a credit; whether nobody was faster.
+    /// Takes `bytes` off a credit; `false` if another thread was faster.
     pub fn charge(&self, from: FdWord, bytes: u64) -> bool {
         self.exchange(from, from.charged(bytes)).is_ok()
     }
@@ -365,7 +367,7 @@ impl<'a, P: Process> Fd<'a, P> {
         Self { cell, process }
     }
 
-    /// The word once nobody is handing the offset over.
+    /// The word once no thread is handing the offset over.
     pub fn settled(&self) -> FdWord {
         let mut turn = 0;
         loop {

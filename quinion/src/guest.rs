@@ -15,12 +15,13 @@
 //! second copy. It fills lazily. A caller that wants a range makes it **ready** first ([`ImageMemory::bring`]); pages
 //! that are ready stay as long as the image does, and never change.
 //!
-//! **A page is ready when the snapshot was looked at after it came.** A snapshot that somebody writes, replaces in
-//! place or cuts while it is served shows that in its times or its size before its new bytes can be read. So after each
-//! fill the file is looked at, and only if it is still the one that was opened do the pages become ready. If not, the
-//! image is **broken**: what is ready is right and stays, and a thread that wants more is told. A file whose last
-//! change is so recent that another one could carry the same time is waited for when it is opened. That its inode
-//! changes, by a new name or a removal, says nothing of its bytes, and breaks nothing.
+//! **A page is ready when the snapshot was checked after the page was read.** If another process writes, cuts
+//! or replaces the snapshot in place while it is served, the file's times or size change before its new bytes
+//! can be read. So the file is checked after each fill, and the pages become ready only if it is still the
+//! one that was opened. If not, the image is **broken**: pages that are ready are right and stay, and a
+//! thread that wants others gets an error. If the last change of a file is so recent that another change
+//! could carry the same time, opening it waits. A new name or a removal changes the inode too, but not its
+//! bytes, and breaks nothing.
 //!
 //! **What is not found out.** For that reason the time of the inode's last change is not looked at, and so two are not
 //! seen whom an ordinary file of the cache may see: a program that writes in place and then sets the time of
@@ -29,9 +30,9 @@
 //! user's as many as it gives it. In all of these what was ready stays what it was, and what is brought later is what
 //! the file has then.
 //!
-//! **What is not ready must not be looked at** by those who map the file: it may be a hole, which reads as zeros, or
-//! bytes that are on their way. A machine therefore either has its faults answered by userfaultfd, each after the pages
-//! were made ready, or is started when all of the image is.
+//! **A process that maps the file must not access pages that are not ready**: such a page may be a hole,
+//! which reads as zeros, or bytes that are being read. Therefore either userfaultfd answers a machine's
+//! faults, each after the pages were made ready, or the machine is started when all of the image is ready.
 //!
 //! [`MachineMemory`] is a machine's own. Its bytes are whatever the machine leaves there, so no page of it is cached,
 //! and there are no folios: a caller that reads or writes it here copies to or from its address. It gets its memory
@@ -91,7 +92,7 @@ fn extents_for(bytes: u64) -> Result<u32, Error> {
     })
 }
 
-/// An image: the pages of a snapshot in a guest's extents, brought when somebody wants them.
+/// An image: the pages of a snapshot in a guest's extents, read on demand.
 pub struct ImageMemory {
     filemap: Arc<Filemap>,
     mapping: Arc<Mapping>,
@@ -111,8 +112,8 @@ pub struct ImageMemory {
 pub type PageObserver<'t> = &'t mut dyn FnMut(Range<PageIndex>, Result<(), Error>) -> ControlFlow<()>;
 
 impl ImageMemory {
-    /// An image of what `backend` reads, called `name` in errors, known to reclaim under the number `id`, which nobody
-    /// else has. Nothing is read yet. Waits a moment if the file was just written.
+    /// An image of what `backend` reads, called `name` in errors, and known to reclaim under the unique
+    /// number `id`. Nothing is read yet. Waits a moment if the file was just written.
     ///
     /// # Errors
     /// The file is empty, cannot be looked at, or is being written; there is no room for it; no cell for its record.
@@ -461,9 +462,10 @@ impl MachineMemory {
         let range = self.range(position, bytes.len() as u64)?;
         let _shared = self.touching.read();
         self.back(range.clone())?;
-        // SAFETY: the range lies in the guest, whose frames have memory until the lock is given back. No folio is
-        // there and no reference: others, and machines, store there as they like, for which the copy is made. The
-        // source is the caller's slice, which is none of this memory: nobody is given references to it.
+        // SAFETY: the range lies in the guest, whose frames have memory until the lock is given back. No
+        // folio is there and no reference: others, and machines, store there as they like, for which the copy
+        // is made. The source is the caller's slice, which is none of this memory: no references to it are
+        // given to others.
         unsafe { copy::copy_in(bytes.as_ptr(), self.at(range.start), bytes.len()) };
         Ok(())
     }
@@ -592,8 +594,8 @@ impl GuestSlice<'_> {
 }
 
 impl io::Write for GuestSlice<'_> {
-    /// Puts `bytes`, as many as it takes; how many; 0 if it is full. Fails where the machine has no memory, since
-    /// somebody has taken away what was given.
+    /// Puts `bytes`, as many as fit; how many; 0 if it is full. Fails if the machine has no memory, because
+    /// another thread took away what was given.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let len = bytes.len().min(self.left());
         if let Err(error) = self.memory.write(self.at, &bytes[..len]) {

@@ -1,4 +1,4 @@
-//! Lease: nobody changes a file of ours without our having heard of it first.
+//! Lease: no other process changes a file of the cache before the cache was notified.
 //!
 //! ```text
 //!   another process          kernel                     fetcher          worker                  holder
@@ -9,10 +9,11 @@
 //!     goes on, writes
 //! ```
 //!
-//! The kernel gives a read lease on a file that nobody has open for writing. A program that opens it for writing then,
-//! or cuts it, is made to wait, and the lease's owner is told; the other goes on when the lease is given up, or when
-//! `/proc/sys/fs/lease-break-time` is over (45 seconds, if nobody changed it): then the kernel takes it away. (One who
-//! opens with `O_NONBLOCK` is told `EAGAIN` instead and may come again; we are told all the same.)
+//! The kernel grants a read lease on a file that no process has open for writing. A later `open` for writing,
+//! or a truncation, blocks, and the kernel notifies the lease's holder. The blocked call continues when the
+//! holder gives the lease up, or when `/proc/sys/fs/lease-break-time` is over (45 seconds by default): then
+//! the kernel revokes the lease. (An `open` with `O_NONBLOCK` fails with `EAGAIN` instead and may be
+//! repeated; the holder is notified all the same.)
 //!
 //! This room takes leases, and tells their **holders** to look at them. It knows no mapping and forgets nothing by
 //! itself; that is the holder's part, and the order in which it has to be done is at [`LeaseHolder::look`].
@@ -27,8 +28,8 @@
 //! time only: three quarters of the break time after it was last seen to stand, by the same clock.
 //!
 //! ```text
-//!   seen to stand at t:  no break had begun before t  =>  nobody goes on before t + break time
-//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a reader who comes later looks itself
+//!   seen to stand at t:  no break had begun before t  =>  no writer continues before t + break time
+//!   believed until t + 3/4 break time;  seen again each 1/4 of it;  a later reader checks it itself
 //! ```
 //!
 //! The same look finds breaks of which the signal was lost.
@@ -71,16 +72,16 @@ const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoLease {
-    /// Nobody asked for one, or not yet.
+    /// No caller asked for one, or not yet.
     #[error("nobody asked for a lease; open the file with Outside::Lease to have one")]
     NotAsked,
-    /// Somebody has it open for writing.
+    /// Another open file description can write to it.
     #[error("somebody has the file open for writing; there can be a lease when all who have are through")]
     OpenForWriting,
     /// This cache has it open for writing.
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]
     WeWrite,
-    /// It was given up, because somebody wanted to write.
+    /// It was given up, because another process wants to write.
     #[error(
         "the lease was given up to somebody who writes; it will be asked for again when the file is read"
     )]
@@ -109,7 +110,7 @@ impl NoLease {
         }
     }
 
-    /// Whether it may be otherwise soon, with nobody doing anything for our sake.
+    /// Whether this may change soon without any action on our side.
     pub fn passes(self) -> bool {
         matches!(self, Self::OpenForWriting | Self::GivenUp)
     }
@@ -117,11 +118,11 @@ impl NoLease {
 
 /// The holder of a lease.
 pub trait LeaseHolder: Send + Sync {
-    /// Looks whether the lease still stands ([`Lease::stands`]). If not: first believes it no more, then forgets what
-    /// was read under it, and then drops it. May wait for locks; is waited for by somebody who wants to write.
+    /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops believing it, then forgets what
+    /// was read under it, and then drops it. May wait for locks; a process that wants to write waits for this call.
     fn look(&self);
-    /// Gives the lease up, if there is one: nobody will look at it for a while. What was read under it is not to be
-    /// believed from now on, until the file was looked at or there is a lease again.
+    /// Gives the lease up, if there is one, because it will not be checked for a while. What was read under
+    /// it is not to be believed from now on, until the file was checked or there is a lease again.
     fn give_up(&self);
 }
 
@@ -141,7 +142,7 @@ pub struct Lease {
 
 #[derive(Default)]
 struct LeaseRoom {
-    /// Until when leases are believed that nobody looks at, by [`now`].
+    /// Until when leases are believed without a further check, by [`now`].
     seen_until: AtomicU64,
     book: Mutex<LeaseTable>,
     bell: Condvar,
@@ -184,8 +185,8 @@ impl Leases {
         Self { room: Arc::default(), process: ForkGuard::new() }
     }
 
-    /// Takes a lease on the file that `on` reads; `holder` looks at it from now on, at any time and on another thread.
-    /// Waits for nobody.
+    /// Takes a lease on the file that `on` reads; `holder` checks it from now on, at any time and on another
+    /// thread. Does not block.
     ///
     /// # Errors
     /// There can be none, for this reason.
@@ -213,7 +214,8 @@ impl Leases {
 
     /// How long they may be, from now on; a step of the clock more at most, for which there is room.
     pub fn seen_for(&self) -> Duration {
-        // Acquire, partner: `see`: a thread that hears of a time hears of what holders said before it.
+        // Acquire, partner: `see`: a thread that reads a time also sees what holders published before
+        // it.
         Duration::from_nanos(self.room.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 
@@ -259,7 +261,8 @@ impl Drop for Leases {
 }
 
 impl Lease {
-    /// Whether the lease stands and nobody waits for its end: one system call, which waits for nobody.
+    /// Whether the lease stands and no process waits for its end: one system call, which does not
+    /// block.
     pub fn stands(&self) -> bool {
         self.on.leasable().is_some_and(|leasable| lease::stands(leasable.descriptor))
     }
@@ -363,7 +366,7 @@ impl LeaseRoom {
         Some(Threads::Running { fetcher, worker, summoned })
     }
 
-    /// The fetcher's life. It calls nobody.
+    /// The fetcher's loop. It calls no foreign code.
     fn fetch(&self, summons: &LeaseSignal) {
         loop {
             let summoned = summons.wait(FETCH);

@@ -61,8 +61,8 @@ compile_error!(
 extern crate self as quinion;
 
 /// The rooms of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
-/// about anything in here: names and behaviour change without a word in the change log. Programs use what stands at the
-/// top of the crate.
+/// about anything in here: names and behaviour change without an entry in the change log. Programs use what
+/// stands at the top of the crate.
 #[doc(hidden)]
 #[path = "."]
 pub mod internals {
@@ -109,7 +109,7 @@ pub mod internals {
     pub mod pressure;
     #[cfg(feature = "std")]
     pub mod curve;
-    // Background: what is done when nobody waits, and room for more.
+    // Background: work that no caller waits for, and free memory for more.
     #[cfg(all(feature = "std", not(quinion_model)))]
     pub mod background;
     #[cfg(all(feature = "std", not(quinion_model)))]

@@ -37,15 +37,14 @@
 //!  3. No mapping's lock is held when reclaim is called.
 //!  4. No eviction leaves a shadow while there are more nodes that only remember than their bound.
 //!  5. A pool is not brought below its protected minimum as long as reclaim finds anything else: not by a page.
-//!  6. A mapping that is not known here has no shadows, once whoever removed it has returned.
+//!  6. A mapping that is not known here has no shadows, once the thread that removed it has returned.
 //!
 //! Not an invariant: that what is protected stays when whole extents are emptied for a smaller bound: folios do not
 //! move, and those that stand there go.
 //!
-//! Nor that a victim is still there, or clean, when its mapping has been
-//! locked. The tree and the descriptor are asked again under the lock, and a victim that
-//! stays is listed again. Nor that
-//! the oldest node goes first if its tree is locked by somebody else.
+//! Nor that a victim is still there, or clean, when its mapping has been locked. The tree and the
+//! descriptor are checked again under the lock, and a victim that stays is listed again. Nor that
+//! the oldest node goes first if another thread holds its tree's lock.
 //!
 //! Cost: some steps for each folio judged, under the locks of policy and lists, which are let go after 64 victims or
 //! 1024 judgements; a judgement of a folio is a load of its descriptor and of its byte, that is two misses of the
@@ -79,8 +78,8 @@ use spill::SpillBatch;
 
 /// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
-/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and judged by
-/// nobody.
+/// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and not
+/// judged.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
@@ -141,7 +140,7 @@ impl PoolPolicies {
 enum ReclaimTarget {
     /// Of the pool whose turn it is; this one asks, and if nothing else is to be had it gets what is protected.
     Any(PoolNumber),
-    /// Of the pool whose turn it is; nobody asks.
+    /// Of the pool whose turn it is; no pool asks.
     Unprotected,
     /// Of this pool alone.
     Pool(PoolNumber),
@@ -246,8 +245,8 @@ impl Reclaim {
     /// Forgets a mapping. Waits for its lock.
     pub fn remove_mapping(&self, id: MappingId) {
         let gone = self.mappings.write().remove(&id);
-        // Outside that lock: this may be the last to know the mapping, and then its shadows go with it. If it
-        // is not, nobody could take its nodes for as long as it lives.
+        // Outside that lock: this may be the last reference to the mapping, and then its shadows go with it.
+        // If it is not, no thread could take its nodes for as long as it lives.
         if let Some(Err(alive)) = gone.map(Arc::try_unwrap) {
             alive.lock().forget_all();
         }
@@ -307,14 +306,14 @@ impl Reclaim {
         self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
     }
 
-    /// Lists folios that were inserted and that nobody judges, those of memory files that stay. As [`Reclaim::list`],
-    /// with no lock but that of the rings.
+    /// Lists folios that were inserted and are not judged, those of memory files that stay. As
+    /// [`Reclaim::list`], with no lock but that of the rings.
     pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut promise: ListReservation<'_>) {
         let (pool, mut lists) = (promise.pool(), self.lists.lock());
         frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut promise));
     }
 
-    /// Pages that nobody judges, of all pools.
+    /// Pages that are not judged, of all pools.
     pub fn kept_pages(&self) -> u64 {
         let lists = self.lists.lock();
         (0..lists.pools()).map(|pool| kept(&lists, PoolNumber(pool as u8))).sum()
@@ -330,7 +329,7 @@ impl Reclaim {
         self.mappings.read().contains_key(&id)
     }
 
-    /// A backend with completions to be fetched and nobody to fetch them.
+    /// A backend with completions to be fetched and no thread that fetches them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let mappings = self.mappings.read();
         let spill = self.spill.get().map(|spill| Arc::clone(spill.backend()));
@@ -422,14 +421,14 @@ impl Reclaim {
         self.reclaim_from(ReclaimTarget::Unprotected, pages, locks)
     }
 
-    /// As [`Reclaim::reclaim_in`], of what uncached reads have made and nobody else has read; looks at a few hundred
-    /// folios, since those on their way, or pinned, may be all that there are.
+    /// As [`Reclaim::reclaim_in`], of folios that uncached reads have made and that no other reader has read.
+    /// Checks a few hundred folios, since folios under way, or pinned, may be all that there are.
     pub fn reclaim_uncached(&self, pool: PoolNumber, pages: u32, locks: LockWait) -> u32 {
         self.reclaim_from(ReclaimTarget::Uncached(pool), pages, locks)
     }
 
-    /// Pages that uncached reads have made and that stand in their ring, of a pool or of all; what is on its way is
-    /// among them, and what somebody has read since and nobody has judged. `None` if the lock is busy.
+    /// Pages that uncached reads have made and that stand in their ring, of a pool or of all. Pages under way
+    /// are among them, and pages that were read since and not judged yet. `None` if the lock is busy.
     pub fn uncached_pages(&self, of: Option<PoolNumber>, locks: LockWait) -> Option<u64> {
         let lists = self.lists.lock_as(locks)?;
         let pages = |pool| lists.pages(ring(pool, Class::Uncached as usize));
@@ -464,8 +463,8 @@ impl Reclaim {
     /// shadow. Returns the pages freed. Waits for locks as `locks` says.
     ///
     /// So a scan pays for itself. The newest go, and not the oldest, because of a stream that goes in
-    /// laps: what it keeps of the first lap is there in all others. Of what it has just
-    /// passed a part is left alone, for readers who come close behind.
+    /// laps: what it keeps of the first lap is there in all others. Of what it has just passed a part
+    /// is left alone, for readers close behind it.
     pub fn reclaim_passed(
         &self,
         (pool, mapping): (PoolNumber, &Mapping),
@@ -688,8 +687,8 @@ impl Reclaim {
         self.arena.view().referenced(frame).expect("a listed frame is grown")
     }
 
-    /// Keeps a folio that an uncached read made if somebody else has read it; whether it does. The caller has had the
-    /// lock of the rings since it was listed.
+    /// Keeps a folio that an uncached read made if another reader has read it; whether it does. The caller
+    /// has had the lock of the rings since it was listed.
     fn adopt(&self, frame: Frame) -> bool {
         let descriptor = self.arena.view().own(frame);
         let word = descriptor.word();
@@ -718,7 +717,8 @@ impl Reclaim {
         }
     }
 
-    /// Whether the folio that `frame` heads is filled, free, in the file and somebody's.
+    /// Whether the folio that `frame` heads is live, filled, neither locked nor held, and in its
+    /// file.
     fn can_go(&self, frame: Frame) -> bool {
         let word = self.arena.view().own(frame).settled_word();
         let there =

@@ -32,11 +32,11 @@ pub enum Count {
     DeviceErrors,
     /// Pages put into the cache.
     Inserted,
-    /// Of these, pages that nobody had asked for yet.
+    /// Of these, pages that no reader had asked for yet.
     Readahead,
     /// Of these, pages that had been evicted not long ago.
     ReadaheadActivated,
-    /// Of the pages that nobody had asked for, those that left before anybody read them.
+    /// Of the pages that no reader had asked for, those that left unread.
     ReadaheadWasted,
     /// Pages evicted to make room.
     Evicted,
@@ -44,7 +44,7 @@ pub enum Count {
     Dropped,
     /// Pages dropped because their file changed.
     Invalidated,
-    /// Of the pages that nobody had asked for, those that a program said it will need.
+    /// Of the pages that no reader had asked for, those that a program said it will need.
     WillNeed,
     /// Pages that left because the device failed to read them.
     Failed,
@@ -56,7 +56,7 @@ pub enum Count {
     DroppedBehind,
     /// Of these, pages that no reader had passed: left over when their stream ended.
     LeftOver,
-    /// Pages made by uncached reads that stay, because somebody else read them.
+    /// Pages made by uncached reads that stay, because another reader read them.
     Adopted,
     /// Of the pages evicted, those whose eviction left a shadow.
     Shadows,

@@ -92,7 +92,7 @@ pub enum Mutant {
     LandedAcquire,
     /// The clearing of what has arrived before frames are freed.
     LandedClear,
-    /// The look of a reader who holds nothing whether its page has arrived.
+    /// The check of a reader that holds nothing whether its page has been read.
     ReaderLanded,
     /// The acquire ordering with which such a reader loads the word before it looks at the bits.
     ReaderWordAcquire,
@@ -140,7 +140,7 @@ pub enum Mutant {
     PieceFence,
     /// The release ordering with which a piece gets its word.
     PieceRelease,
-    /// The refusal of a folio lock that somebody has.
+    /// The refusal of a folio lock that another thread holds.
     LockTaken,
     /// The acquire ordering with which the folio lock is taken.
     LockAcquire,
@@ -364,7 +364,7 @@ pub mod model {
     }
 }
 
-/// Whether a call may wait for a lock that somebody else holds.
+/// Whether a call may wait for a lock that another thread holds.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockWait {
@@ -505,7 +505,7 @@ mod ranked {
         pub fn get_mut(&mut self) -> &mut T {
             self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
-        /// Takes the lock only if nobody holds it.
+        /// Takes the lock only if no thread holds it.
         #[inline]
         pub fn try_lock(&self) -> Option<RankedGuard<'_, T>> {
             let inner = match self.inner.try_lock() {
@@ -573,7 +573,7 @@ mod ranked {
             held::push(self.rank, false);
             Some(RankedReadGuard { inner, _held: Held(self.rank) })
         }
-        /// Waits until nobody holds it.
+        /// Waits until no thread holds it.
         #[inline]
         pub fn write(&self) -> RankedWriteGuard<'_, T> {
             held::push(self.rank, true);

@@ -23,7 +23,7 @@
 //!
 //! Not an invariant: that the choices of one version are those of the next.
 
-/// How a cache works inside. [`Tuning::default`] is what a cache has that nobody tuned.
+/// How a cache works inside. [`Tuning::default`] is what an untuned cache has.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Tuning {

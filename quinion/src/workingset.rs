@@ -35,11 +35,11 @@
 //!  1. A distance is off by less than a bucket, as long as fewer than 2^24 buckets went by.
 //!  2. The age only grows: by the pages of each folio that leaves or is activated.
 //!
-//! Not an invariant: that an old page is taken for an old one. After a whole lap
-//! of 2^24 buckets a distance looks small again. It costs one folio an undeserved round. Nor that a curve
-//! has all that came back: what is remembered is bounded, and what was forgotten comes back as a stranger.
-//! Nor that its growths are exact: pages that were activated meanwhile count along, so a distance is rather
-//! too long, and what is kept rather more than the curve says.
+//! Not an invariant: that an old page is taken for an old one. After a whole lap of 2^24 buckets a distance
+//! looks small again. It costs one folio an undeserved round. Nor that a curve has all refaults: what is
+//! remembered is bounded, and a page whose shadow was forgotten counts as new. Nor that its growths are
+//! exact: pages that were activated meanwhile count along, so a distance is rather too long, and what is
+//! kept rather more than the curve says.
 //!
 //! Kernel cousin: mm/workingset.c. We differ: the age is the cache's and not a
 //! group's, what is compared with is all that the cache holds, and buckets are

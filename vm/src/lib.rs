@@ -48,14 +48,16 @@
 //! | `vm` | one VM: reads what its userfaultfd says, and answers |
 //! | `server` | all of them: connections, workers, whose turn it is |
 //!
-//! **Fail closed.** Once a userfaultfd was handed over, memory that we do not supply is either waited for without end,
-//! or, if nobody holds the descriptor any more, silently zeros. So a VM that cannot be served (its regions are wrong,
-//! its snapshot changed, a sector cannot be read and the kernel cannot poison the page) is **given up**: its process is
-//! killed by its process descriptor, and only when it is no more its descriptor is let go; the same at the server's
-//! own end. [`OnFailure::Leave`] leaves that to somebody else, who hears of it by [`Event`] and by the end of the
-//! connection. (A peer for which there is no room, or whose message is wrong or late, is such a VM, too, if its
-//! userfaultfd has come, read or not: nobody else would answer its faults.) If the server itself is killed it can do
-//! neither; its connections end then, and a VMM's keeper that watches them should end the VM.
+//! **Fail closed.** Once a userfaultfd was handed over, a thread that touches memory that we do not supply
+//! waits without end, or, if no process holds the descriptor any more, reads zeros without an error. So a VM
+//! that cannot be served (its regions are wrong, its snapshot changed, a sector cannot be read and the kernel
+//! cannot poison the page) is **given up**: the server kills its process by its process descriptor, and
+//! closes the userfaultfd only when the process has ended; the same at the server's own end.
+//! [`OnFailure::Leave`] leaves that to the embedder, which learns of it by [`Event`] and by the end of the
+//! connection. (A peer for which there is no place, or whose message is wrong or late, is such a VM, too, if
+//! its userfaultfd has come, read or not: no other process would answer its faults.) If the server itself is
+//! killed it can do neither; its connections end then, and a supervisor of the VMM that watches them should
+//! end the VM.
 //!
 //! **One worker for one VM at a time.** So events are noted in their order, and no answer is under way while a worker
 //! reads an event: whatever it notes holds for all answers that follow. Faults that come together start all their
@@ -65,10 +67,10 @@
 //! kernel keeps a fork until its event was read, and the C library its allocator locked, which workers may want.
 //!
 //! **Bounded.** Connections by `vms_max` (and four that were refused, and are dying), threads by `workers`, one for
-//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`), a
-//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`, memory
-//! for each VM by two bits a page and [`pages::PIECES_MAX`], forks of a VM, messages read at a time, and what is
-//! pinned by a run for each worker.
+//! each peer that greets, and at most 512 that wait in the close of what a peer sent (see `server`). A
+//! message by [`message::MESSAGE_BYTES_MAX`] and [`message::DESCRIPTORS_MAX`], the time for it by `greeting`. Memory
+//! for each VM by two bits a page and [`pages::PIECES_MAX`]. Also bounded: forks of a VM, messages read at a time, and
+//! pins, by a run for each worker.
 //!
 //! Invariants:
 //!  1. What a peer does harms no other: it is told, and closed or given up, alone.
@@ -116,7 +118,7 @@ pub enum OnFailure {
     /// come, that is the end of all its VMs.
     #[default]
     Kill,
-    /// It is left to somebody else. It waits without end where memory is missing, or finds zeros there.
+    /// It is left to the embedder. It waits without end where memory is missing, or finds zeros there.
     Leave,
 }
 
@@ -127,8 +129,8 @@ pub struct RestoreOptions {
     /// Threads that answer; 1 to 64. If not set, one for each processor, and four at most.
     pub workers: usize,
     /// Connections at a time, those included whose message has not come yet, and VMs that were given up and whose
-    /// processes are dying; 1 to 65536. If not set, 64. A VM that comes when there are so many waits until one ends, as
-    /// long as they are not all VMs, and is refused if they are; of those who were, up to four more may be dying.
+    /// processes are dying; 1 to 65536. If not set, 64. A VM that connects when there are so many waits until one ends,
+    /// as long as they are not all VMs, and is refused if they are; of the refused, up to four more may be dying.
     pub vms_max: usize,
     /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB.
     pub run_bytes: u64,

@@ -59,7 +59,7 @@ pub enum PageNeed {
         /// How many bytes.
         bytes: u64,
     },
-    /// Zeros for one page, if nothing is there; if something is, whoever waits may go on.
+    /// Zeros for one page, if nothing is there; if something is, a waiting thread may continue.
     Look {
         /// Where.
         address: u64,
@@ -258,7 +258,7 @@ impl Pages {
         found
     }
 
-    /// Notes that pages were supplied; addresses that no region has any more are nobody's.
+    /// Notes that pages were supplied; addresses outside every region are ignored.
     pub fn supplied(&mut self, range: Range<u64>) {
         self.set(range, State::Present);
     }

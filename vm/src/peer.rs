@@ -12,11 +12,11 @@
 //! that connection receives, drains and closes here; see [`server`](super::server). What a descriptor is, `/proc` says,
 //! which asks no file system.
 //!
-//! The process is the one that **connected**. A VMM that is connected by somebody else on its behalf is known by that
-//! one, and its end is noticed when the kernel says so in answer to a fault.
+//! The process is the one that **connected**. If another process connects on behalf of a VMM, the VMM is
+//! known by that process, and its own end is noticed when the kernel reports it in answer to a fault.
 //!
-//! Not an invariant: that there is a process descriptor. Without one, the end of the connection is the peer's end,
-//! and nobody is killed.
+//! Not an invariant: that there is a process descriptor. Without one, the end of the connection is the peer's
+//! end, and no process is killed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -223,8 +223,8 @@ impl Handshake {
     }
 }
 
-/// Lets nothing more come, and closes what has come and was not read, so that the close of the socket itself waits for
-/// nobody. This may wait for as long as the peer likes.
+/// Lets nothing more come, and closes what has come and was not read, so that the close of the socket itself
+/// does not wait. This call may wait for as long as the peer likes.
 pub(super) fn drain(socket: BorrowedFd<'_>) {
     let _ = rustix::net::shutdown(socket, Shutdown::Read);
     let mut rest = Handshake::new();

@@ -1,14 +1,14 @@
 //! Server: many VMs, few workers: connections, whose turn it is, and the end of things.
 //!
 //! ```text
-//!   epoll   listener --------> a thread for those that come         each of them one-shot: the thread that is told
-//!           userfaultfd -----> a turn of that VM                    has it, and arms it again when it is done
-//!           process ended ---> gone, or, if it was killed, let go at last
-//!           bell     --------> look around
-//!           clock    --------> somebody of `soon` is due
+//!   epoll   listener --------> a thread for each that connects      each of them one-shot: the thread that is woken
+//!           userfaultfd -----> a turn of that VM                    owns it, and arms it again when it is done
+//!           process ended ---> remove, or, if it was killed, close at last
+//!           wake-up -----> check everything
+//!           timer   -----> an entry of `soon` is due
 //!
-//!   a thread of each who greets    accept; receive; regions and uffd: Vm, the workers' then
-//!                                  what else came is closed; the end, however late
+//!   a thread for each greeting     accept; receive; regions and uffd: Vm, the workers' then
+//!                                  other descriptors are closed; the end, however late
 //!
 //!   queues  ahead    VMs that have a trace to be supplied: a turn when nothing else is to be done
 //!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
@@ -18,28 +18,29 @@
 //! connection is, its **stage**, is taken out of its place by the worker that works on it, and put back: no lock is
 //! held meanwhile. A thread that finds it taken leaves word (`is_wanted`), and one that puts it back looks for that.
 //!
-//! **No worker touches what a stranger sent.** The close of a stranger's descriptor may wait for ever; so may a receive
-//! (the kernel drops, in the thread that receives, what finds no room), and the close of a socket in which one lies
-//! unread. So each peer is accepted, heard, and rid of what it sent on a thread of its own, and the workers get a
-//! connection only when its descriptor was found to be a userfaultfd. Before that thread lets the socket go, nothing
-//! more can come by it, and nothing is in it; from then on it can be closed anywhere. The thread tells and frees the
-//! place first, and closes last. While it may wait in a receive it keeps nothing of the server's alive, and if it does
-//! so at the time when the message is late, somebody else frees the place (`sweep`). The listener, in whose backlog
-//! there may be such sockets, is closed on a thread, too.
+//! **No worker touches what an unknown peer sent.** The close of a peer's descriptor may wait for ever; so
+//! may a receive (the kernel drops, in the thread that receives, descriptors for which there is no space),
+//! and the close of a socket in which one lies unread. So a thread of its own accepts each peer, receives its
+//! message, and closes the rest of what it sent. The workers get a connection only when its descriptor was
+//! found to be a userfaultfd. Before that thread releases the socket, nothing more can come by it, and
+//! nothing is in it; from then on it can be closed anywhere. The thread reports and frees the place first,
+//! and closes last. While it may wait in a receive it keeps nothing of the server's alive. If it still waits
+//! when the message is late, another thread frees the place (`sweep`). The listener, in whose backlog there
+//! may be such sockets, is closed on a thread, too.
 //!
-//! Threads that wait in a close are bounded by the descriptors that this process may have. If there are that many the
-//! next peer waits at the door, which is told. (Nothing better is left: the kernel has no close that does not wait.)
+//! Threads that wait in a close are bounded by the descriptors that this process may have. If there are that
+//! many the next peer waits in the backlog, which is reported. (The kernel has no close that does not wait.)
 //!
-//! Peers are met one at a time. Epoll tells what happened in its order, and a listener that is armed again stands
-//! behind all that was ready before: so a thread that had hung up has left its place when the next is met, and a crowd
-//! that comes and goes at once keeps nobody out who behaves.
+//! Peers are accepted one at a time. Epoll reports events in their order, and a listener that is armed again
+//! stands behind all that was ready before: so a peer that has hung up has left its place when the next is
+//! accepted, and many short connections at once do not keep a well-behaved peer out.
 //!
-//! A VMM that is refused may be killed, so that is done only if there is no other way. One that comes when all places
-//! are taken finds one of these:
-//!  1. One of them is not a VM's: its message is to come, and is late before long. It waits at the door (the backlog).
-//!  2. One was a VM's that has ended, and another worker is about to let it go. It waits.
-//!  3. All are VMs'. It is met, and refused. Those who were, and are dying, have no place, and take nobody's; if there
-//!     are [`REFUSED_MAX`] of them it waits, and that is told once.
+//! A VMM that is refused may be killed, so that is done only if there is no other way. One that connects when
+//! all places are taken finds one of these:
+//!  1. One of them is not a VM's: its message is to come, and is late before long. It waits in the backlog.
+//!  2. One was a VM's that has ended, and another worker is about to remove it. It waits.
+//!  3. All are VMs'. It is accepted, and refused. Those that were refused and are dying use no place; if there
+//!     are [`REFUSED_MAX`] of them it waits, and that is reported once.
 //!
 //! A peer that is refused may have handed over its memory already, unread. So what has come is looked at first; and one
 //! that has done so is a VM that cannot be served, and no peer that was refused.
@@ -48,13 +49,13 @@
 //! read as zeros for as long as the process has to run yet. If epoll has no room to tell of that, it is looked at now
 //! and then.
 //!
-//! A panic while something is done for one peer is that peer's end and nobody else's.
+//! A panic while something is done for one peer ends that peer and no other.
 //!
 //! Invariants:
 //!  1. A connection has one stage, and one worker at most has it, or the thread that greets it.
 //!  2. The table has `vms_max` connections at most, VMs that were given up and are dying included; and beside them
 //!     [`REFUSED_MAX`] that were refused for want of a place, and are dying.
-//!  3. When somebody of `soon` is due, a worker that waits hears of it, however busy the one is that put it there.
+//!  3. When an entry of `soon` is due, a waiting worker is woken, however busy the one is that put it there.
 //!  4. The socket's file is ours when we remove it.
 //!
 //! Not an invariant: that a token of epoll is of a connection that is still there. It is looked up, and if it is not
@@ -116,9 +117,9 @@ const DESCRIPTORS_OTHERS: usize = 32;
 const SOON: Duration = Duration::from_millis(1);
 /// After what time peers are accepted again when the system was short of something.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
-/// After what time somebody looks whether processes that do not die have died.
+/// After what time processes that were killed are checked again.
 const DYING: Duration = Duration::from_millis(50);
-/// How often somebody looks for greetings that are late.
+/// How often greetings are checked for being late.
 const SWEEP: Duration = Duration::from_millis(200);
 /// How much later than late a greeting is when its thread is taken for one that waits in the kernel.
 const GRACE: Duration = Duration::from_secs(1);
@@ -171,7 +172,7 @@ struct Shared {
     table: Mutex<Table>,
 }
 
-/// A descriptor whose close may wait for a stranger: that is done by a thread of its own.
+/// A descriptor whose close may wait for an unknown peer: a thread of its own closes it.
 struct ClosedApart(Option<OwnedFd>);
 
 impl AsFd for ClosedApart {
@@ -210,9 +211,9 @@ struct Table {
     refused: HashSet<u64>,
     /// Of the others, those that are a VM's: their message has come, or their memory did.
     vms: HashSet<u64>,
-    /// Threads of peers: of those who greet, and of those whose descriptors do not let themselves be closed.
+    /// Threads of peers: of those that greet, and of those whose descriptors block in close.
     threads: usize,
-    /// It was told that nobody can be refused either, or that no more threads may wait.
+    /// It was reported that no further peer can be refused, or that no more threads may wait.
     is_crowd_told: bool,
     last: u64,
     ahead: VecDeque<u64>,
@@ -236,13 +237,13 @@ impl Table {
     }
 }
 
-/// What is done with a VM that waits at the door; see the head of this file.
+/// What is done with a VM in the backlog; see the head of this file.
 enum AcceptState {
-    /// It is met: there is a place, or it is to be told that there is none.
+    /// It is accepted: there is a place, or it is refused.
     Open,
     /// It waits: a place becomes free by itself.
     Soon,
-    /// It waits: there is no room, not even for one more who is refused; why.
+    /// It waits: there is no place, not even for one more refusal; why.
     Crowded(&'static str),
 }
 
@@ -257,7 +258,7 @@ struct Connection {
 
 struct ConnectionSlot {
     stage: ConnectionState,
-    /// Somebody came while it was taken, for this.
+    /// Another thread came for this while it was taken.
     wanted: Option<Kind>,
     /// Whether that was told.
     is_given_up: bool,
@@ -321,12 +322,12 @@ fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
 }
 
 impl Server {
-    /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`. The
-    /// socket is for this user only (mode 0600); one that is there and that nobody listens to is replaced.
+    /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`.
+    /// The socket is for this user only (mode 0600); an existing one without a listener is replaced.
     ///
     /// # Errors
-    /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, somebody else
-    /// listens there, or the system refuses a socket or a thread.
+    /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, another
+    /// process listens there, or the system refuses a socket or a thread.
     pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
         check_options(&options)?;
         let device_bytes_before = cache.stats().device_bytes;
@@ -336,9 +337,9 @@ impl Server {
         Self::start_of(cache, device_bytes_before, (snapshot, image), socket, options)
     }
 
-    /// As [`Server::start`], with a snapshot that is open in `cache` already: of a backend of yours, too. That it was
-    /// changed is seen only if it became longer or shorter, so nobody may write to it; and there is no image of it for
-    /// VMMs to map.
+    /// As [`Server::start`], with a snapshot that is open in `cache` already, also one of your own backend. A
+    /// change of it is noticed only if it became longer or shorter, so nothing may write to it; and there is
+    /// no image of it for VMMs to map.
     ///
     /// # Errors
     /// As [`Server::start`]; and that is wanted by [`RestoreOptions::minor`].
@@ -403,7 +404,7 @@ impl Server {
         let watched = [
             (shared.listener.as_fd(), Kind::Listener, ONCE),
             (shared.bell.as_fd(), Kind::Bell, EventFlags::IN),
-            // Each stroke is told once, and nobody has to read it.
+            // Each expiration is reported once, and need not be read.
             (shared.clock.as_fd(), Kind::Clock, EventFlags::IN | EventFlags::ET),
         ];
         for (fd, kind, flags) in watched {
@@ -441,8 +442,8 @@ impl Server {
         Some(recorder.lock().unwrap_or_else(PoisonError::into_inner).trace())
     }
 
-    /// Ends the server, as dropping it does: nobody is accepted any more, and VMs that are still there are killed or
-    /// left, as [`RestoreOptions::on_failure`] says. What was done in all.
+    /// Ends the server, as dropping it does: no peer is accepted any more, and VMs that are still there are
+    /// killed or left, as [`RestoreOptions::on_failure`] says. Returns what was done in all.
     pub fn stop(mut self) -> RestoreStats {
         self.end();
         self.stats()
@@ -495,7 +496,7 @@ fn descriptors_wanted(vms_max: usize) -> usize {
     vms_max * DESCRIPTORS_EACH + DESCRIPTORS_SPARE
 }
 
-/// Whether somebody listens at `path`. One who does not accept is not waited for.
+/// Whether a process listens at `path`. Does not wait for one that does not accept.
 fn listens(path: &Path) -> rustix::io::Result<bool> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -531,7 +532,7 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
     let listening = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Before it listens, nobody can connect.
+        // Before it listens, no process can connect.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         rustix::net::listen(&socket, BACKLOG)?;
         Ok::<_, io::Error>((socket, fs::symlink_metadata(path)?.ino()))
@@ -546,7 +547,7 @@ impl Shared {
 
     fn tell(&self, event: &Event) {
         if let Some(observer) = &self.options.observer {
-            // A worker goes on, and a VM is not given up, because somebody who was told of it panicked.
+            // If the observer panics, the worker continues, and the VM is not given up.
             let _ = catch_unwind(AssertUnwindSafe(|| observer(event)));
         }
     }
@@ -586,8 +587,8 @@ impl Shared {
         timespec(if table.ahead.is_empty() { sweep } else { Duration::ZERO })
     }
 
-    /// Has the clock strike when the first is due: a worker that waits hears it, and not only a thread that comes by
-    /// again.
+    /// Sets the timer to the first due time: it wakes a waiting worker, so the work does not depend on a
+    /// thread that passes by.
     fn set_clock(&self, table: &Table) {
         let Some(first) = table.soon.iter().map(|(when, _)| *when).min() else { return };
         // Zero would stop it.
@@ -597,7 +598,7 @@ impl Shared {
         debug_assert!(result.is_ok(), "{result:?}");
     }
 
-    /// Somebody whose time has come has a turn, however much is told.
+    /// An entry whose time has come has a turn, however many events there are.
     fn take_due(&self) {
         let now = Instant::now();
         let mut table = self.table();
@@ -615,7 +616,7 @@ impl Shared {
         }
     }
 
-    /// Nothing was told: somebody who has something to be supplied ahead has a turn.
+    /// No event: a VM that has something to be supplied ahead has a turn.
     fn take_turn(&self) {
         let number = self.table().ahead.pop_front();
         if let Some(number) = number {
@@ -639,7 +640,7 @@ impl Shared {
 
     // Connections.
 
-    /// Lets one in who waits, on a thread of its own; see the head of this file.
+    /// Accepts one waiting peer, on a thread of its own; see the head of this file.
     fn accept(self: &Arc<Self>) {
         match self.door() {
             AcceptState::Open => {}
@@ -819,7 +820,7 @@ impl Shared {
         kind: Kind,
     ) -> std::result::Result<(), PeerError> {
         match stage {
-            // It says nothing any more that we want to hear. Without a process, its end is the VM's.
+            // Nothing that it still sends matters. Without a process, its end is the VM's.
             ConnectionState::Serving(_) if kind == Kind::Socket && connection.peer.alive().is_none() => {
                 *stage = ConnectionState::Over;
                 self.end_connection(connection);
@@ -1028,7 +1029,7 @@ impl Shared {
 
     fn give_up(&self, connection: &Connection, kept: HeldUffds, why: PeerError) -> ConnectionState {
         let _ = say(connection.socket.as_fd(), &refusal(&why), None);
-        // Its end is not one of its own then, whoever hears of it first.
+        // Its end is then not taken for one of its own, whichever thread notices it first.
         connection.place().is_given_up = true;
         let killed = self.options.on_failure == OnFailure::Kill && connection.peer.kill();
         {
@@ -1065,8 +1066,8 @@ impl Shared {
         self.tell(&Event::Refused { process: connection.peer.process(), why });
     }
 
-    /// Ends greetings that are so late that their threads must be waiting in the kernel; now and then, by whoever
-    /// comes by.
+    /// Ends greetings that are so late that their threads must be waiting in the kernel. Any worker may call
+    /// it.
     fn sweep(&self) {
         let now = Instant::now();
         let mut table = self.table();
@@ -1099,7 +1100,7 @@ impl Shared {
     /// Ends all connections, when no worker is left.
     fn drop_all(&self) {
         let all: Vec<Arc<Connection>> = self.table().connections.values().cloned().collect();
-        // What has come, and nobody has read, may hand over memory, too: their threads look.
+        // A message that has come and was not read may hand over memory, too: their threads check.
         for connection in all.iter().filter(|connection| connection.may_greet()) {
             let _ = rustix::net::shutdown(&connection.socket, Shutdown::Read);
         }
@@ -1186,7 +1187,7 @@ fn greet_next(server: &Weak<Shared>) {
     if let Some(shared) = server.upgrade() {
         shared.end_greeting(&connection, &mut greeting, heard);
     }
-    // From here on nobody waits for this thread.
+    // From here on no thread waits for this one.
     drain(connection.socket.as_fd());
     drop(connection);
     drop(greeting);
@@ -1228,7 +1229,8 @@ impl Connection {
         (&self.peer, self.socket.as_fd())
     }
 
-    /// What it is, for the worker that works on it; `None`, and word is left, if somebody has it.
+    /// What it is, for the worker that works on it; `None`, and the event is noted, if another
+    /// thread has it.
     fn take(&self, kind: Kind) -> Option<ConnectionState> {
         let mut place = self.place();
         match std::mem::replace(&mut place.stage, ConnectionState::Taken) {
@@ -1267,7 +1269,7 @@ impl Connection {
         self.take_if(|stage| matches!(stage, ConnectionState::Greeting { .. })).is_some()
     }
 
-    /// As [`Connection::take`], if nobody has it and it is so.
+    /// As [`Connection::take`], if no thread has it and `is_so`.
     fn take_if(&self, is_so: impl FnOnce(&ConnectionState) -> bool) -> Option<ConnectionState> {
         let mut place = self.place();
         is_so(&place.stage).then(|| std::mem::replace(&mut place.stage, ConnectionState::Taken))

@@ -6,15 +6,16 @@
 //!   answer    pin the bytes  ->  look at size and time  ->  supply them
 //! ```
 //!
-//! All VMs share what is cached of it. The look comes **after** the bytes are held: if the file is then what it was in
-//! the beginning, so are they. From the first look on that finds it changed, or cut, nothing of it is supplied any
-//! more, to nobody: a VM with half of its memory from one snapshot and half from another is worse than none.
+//! All VMs share what is cached of it. The check comes **after** the bytes are held: if the file is then what
+//! it was in the beginning, so are they. From the first check on that finds it changed, or cut, nothing of it
+//! is supplied to any VM: a VM with half of its memory from one snapshot and half from another is worse than
+//! none.
 //!
 //! A snapshot that is removed, or replaced by another file under its name, is no other snapshot: a VM that is served
 //! goes on, and new VMs get the old one until the server is started anew.
 //!
-//! Not an invariant: that each change is seen. A program that writes to the file and sets its time back is not found
-//! out, nor, at once, who stores to a mapping of it (the time of these is set when the kernel likes).
+//! Not an invariant: that each change is seen. A program that writes to the file and sets its time back is
+//! not detected, nor, at once, a store to a mapping of it (the kernel sets the time of these later).
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -145,7 +146,7 @@ fn fingerprint(file: &File, bytes: u64) -> Result<u64> {
     for position in positions {
         match file.read_at(&mut page, position) {
             Ok(read) => sum.add(&page[..read]),
-            // A bad sector is the fault's business that wants it, and no reason to serve nobody.
+            // A bad sector is an error of the fault that wants it, and no reason to serve no VM.
             Err(error) if error.kind() == ErrorKind::Io => sum.add(b"unreadable"),
             Err(error) => return Err(error),
         }

@@ -6,8 +6,8 @@
 //!   latency   from the moment that a fault was read to its answer: what the kernel and the processor add is not in it
 //! ```
 //!
-//! Of what was supplied ahead nobody can tell us how much was used: a page that is there makes no fault. What can be
-//! said is how much was asked for all the same, before the trace came to it: that is the demand.
+//! Of what was supplied ahead it is not known how much was used: a page that is there makes no fault. What is
+//! known is how much was asked for all the same, before the trace came to it: that is the demand.
 //!
 //! Invariant: the names in the text for Prometheus are a promise, as those of a report are.
 

@@ -21,7 +21,7 @@
 //!
 //! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages.
 //!
-//! The hash is FNV-1a with 64 bits (Fowler, Noll and Vo): nobody needs more against accidents.
+//! The hash is FNV-1a with 64 bits (Fowler, Noll and Vo): enough against accidents.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

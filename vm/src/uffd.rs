@@ -19,8 +19,8 @@
 //! the memory's layout is changing. Then it says how far it came: [`CopyResult`]. The kernel has two ways to say so (an
 //! error number and a count, and which of them counts depends on the version); here they become one.
 //!
-//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`CopyStop::Changing`]. So who
-//! reads an event knows that nothing was supplied behind it: read the events, note them, and try again.
+//! **Changing.** While an event waits to be read, and a moment longer, the four answer [`CopyStop::Changing`]. So a
+//! thread that reads an event knows that nothing was supplied after it: read the events, note them, and try again.
 //!
 //! **Reading never waits**, also if the other process, which shares the descriptor's flags with us, makes it one
 //! that does: each read says so itself where the kernel lets it (6.10 and later).
@@ -90,7 +90,7 @@ pub enum CopyStop {
 /// What a userfaultfd says.
 #[derive(Debug)]
 pub enum Message {
-    /// Somebody has touched a page, and sleeps.
+    /// A thread has touched a page, and sleeps.
     Fault(Fault),
     /// The process was forked; the child's memory is served by this.
     Forked(Uffd),
@@ -210,7 +210,7 @@ impl Uffd {
         }
     }
 
-    /// By `/dev/userfaultfd` (6.1), whose permissions say who may.
+    /// By `/dev/userfaultfd` (6.1), whose permissions say which users may.
     fn by_device(flags: UserfaultfdFlags) -> io::Result<Self> {
         let device = std::fs::File::open("/dev/userfaultfd")?;
         let flags = libc::c_ulong::from(flags.bits());
@@ -219,11 +219,11 @@ impl Uffd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it, and nobody else knows it.
+        // SAFETY: the kernel has just made it, and no other thread knows it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// What somebody handed over, if it is a userfaultfd; else it is given back.
+    /// A descriptor that another process handed over, if it is a userfaultfd; else it is given back.
     ///
     /// # Errors
     /// The descriptor.
@@ -275,29 +275,29 @@ impl Uffd {
     /// process is no more.
     pub fn watch(&self, range: Range<u64>) -> io::Result<()> {
         // SAFETY: the descriptor acts on the memory of the process that made it, whichever process uses it: a thread
-        // that waits there, and for what, is that process's own affair, and it asked for this. If it is ours, then who
-        // made it here and registered, or named, the range with it has promised what `register` wants.
+        // that waits there, and for what, is that process's own affair, and it asked for this. If it is ours, then
+        // the code that made it here and registered, or named, the range with it has promised what `register` wants.
         unsafe { self.register(range, Modes::MissingAndMinor) }
     }
 
-    /// Gives the pages from `to` on the bytes `from`, whole pages both, and wakes who waits for them.
+    /// Gives the pages from `to` on the bytes `from`, whole pages both, and wakes the threads that wait for them.
     pub fn copy(&self, to: u64, from: &[u8]) -> CopyResult {
         let mut words = [to, from.as_ptr().addr() as u64, from.len() as u64, 0, 0];
         // SAFETY: the kernel reads and writes these 40 bytes, and reads those of `from`.
         self.moved(from.len() as u64, 4, &mut words, |words| unsafe { self.control(UFFDIO_COPY, words) })
     }
 
-    /// Gives pages zeros, and wakes who waits for them.
+    /// Gives pages zeros, and wakes the threads that wait for them.
     pub fn zero(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_ZEROPAGE)
     }
 
-    /// Maps what the range's file has there, and wakes who waits for it.
+    /// Maps what the range's file has there, and wakes the threads that wait for it.
     pub fn resume(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_CONTINUE)
     }
 
-    /// Makes touches of pages bus errors, and wakes who waits for them.
+    /// Makes touches of pages bus errors, and wakes the threads that wait for them.
     pub fn poison(&self, range: Range<u64>) -> CopyResult {
         self.supply(range, UFFDIO_POISON)
     }
@@ -321,7 +321,7 @@ impl Uffd {
         moved(len, words[told].cast_signed(), result.err())
     }
 
-    /// Lets who was stopped writing to pages go on.
+    /// Lets threads continue that were stopped writing to pages.
     ///
     /// # Errors
     /// Nothing is registered there.
@@ -331,7 +331,7 @@ impl Uffd {
         unsafe { self.control(UFFDIO_WRITEPROTECT, &mut words) }
     }
 
-    /// Wakes who waits for pages, to look again.
+    /// Wakes the threads that wait for pages, to check again.
     ///
     /// # Errors
     /// The range is none.
@@ -343,7 +343,7 @@ impl Uffd {
 
     /// Whether the process whose memory it is is no more.
     pub fn is_over(&self) -> bool {
-        // Nobody can map the lowest pages, so this changes nothing.
+        // The lowest pages cannot be mapped, so this changes nothing.
         matches!(self.zero(4096..8192).stop, Some(CopyStop::Over))
     }
 

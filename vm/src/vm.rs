@@ -64,7 +64,7 @@ const WARM_BYTES: u64 = 8 << 20;
 const STRAYS_MAX: u32 = 256;
 /// How often one fault may find no memory for its page.
 const SHORTAGES_MAX: u32 = 5000;
-/// The page of whom nobody waits for.
+/// The page of a VM on which no thread waits.
 const NOBODY: u64 = u64::MAX;
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -105,7 +105,7 @@ pub(super) enum NextWait {
     Wait,
     /// Another turn soon: something was refused for the moment.
     Soon,
-    /// Another turn when nobody else wants one: there is more to supply ahead.
+    /// Another turn when no other VM wants one: there is more to supply ahead.
     Ahead,
     /// Nothing: its process is no more.
     Over,
@@ -296,7 +296,7 @@ impl Vm {
         Ok(count)
     }
 
-    /// Notes an event, or that somebody waits.
+    /// Notes an event, or that a thread waits.
     fn note(&mut self, at: usize, message: Message, now: Instant) -> Result<(), PeerError> {
         let space = &mut self.spaces[at];
         match message {
@@ -323,7 +323,7 @@ impl Vm {
 
     fn add_space(&mut self, space: Space) -> Result<(), PeerError> {
         if self.spaces.len() >= SPACES_MAX {
-            // Nobody says when a fork has ended.
+            // The kernel does not report that a fork has ended.
             self.spaces.iter_mut().skip(1).for_each(|space| space.is_over |= space.uffd.is_over());
             let living = self.spaces.iter().filter(|space| !space.is_over).count();
             if living >= SPACES_MAX {
@@ -396,7 +396,7 @@ impl Vm {
         Ok(())
     }
 
-    /// A thread that waits looks again. That nobody does is no error.
+    /// A thread that waits checks again. That none waits is no error.
     fn wake(&self, at: usize, address: u64, bytes: u64) {
         let _ = self.spaces[at].uffd.wake(address..address + bytes);
     }
@@ -573,7 +573,8 @@ impl Vm {
         let (wide, stretch) = match (pages.need(address, MAPPED_BYTES), pages.need(address, common.run_bytes))
         {
             (PageNeed::Supply(wide), PageNeed::Supply(stretch)) => (wide, stretch),
-            // It was mapped. Perhaps it was given back without a word; perhaps somebody was faster.
+            // It was mapped. Perhaps it was given back without an event; perhaps another thread was
+            // faster.
             (PageNeed::Look { address, bytes } | PageNeed::Zeros { address, bytes }, _) => {
                 self.count(|numbers| numbers.faults_present += 1);
                 return self.give(at, address, bytes, page, |uffd, range| uffd.resume(range));
@@ -601,7 +602,7 @@ impl Vm {
         let asked = image.ensure_each(offset..offset + bytes, |range, came| {
             match came {
                 Ok(()) => there.push(range),
-                // That of the page that somebody waits for is the one to be told; any, if nobody does.
+                // The error of the page that a thread waits for is reported; any, if none waits.
                 Err(error) if range.contains(&wanted) || failed.is_none() => failed = Some(error),
                 Err(_) => {}
             }
@@ -664,7 +665,8 @@ impl Vm {
             let mut ahead = self.ahead;
             let Some((offset, bytes)) = ahead.take(trace.runs(), left) else { break };
             match self.supply_part(offset, bytes, common)? {
-                // What could not be supplied is absent still; a thread that wants it will hear why.
+                // What could not be supplied is absent still; a thread that wants it will get the
+                // error.
                 FaultAnswer::Given | FaultAnswer::Stray => self.ahead = ahead,
                 FaultAnswer::Over => return Ok(NextWait::Over),
                 FaultAnswer::Again | FaultAnswer::Short => return Ok(NextWait::Soon),
@@ -683,7 +685,8 @@ impl Vm {
     ) -> Result<FaultAnswer, PeerError> {
         let mut found = FaultAnswer::Given;
         for stretch in self.spaces[0].pages.absent_in(offset, bytes) {
-            // Somebody may wait for one of its pages since; the kernel wakes whom a page is supplied to.
+            // A thread may wait for one of its pages since; the kernel wakes it when the page is
+            // supplied.
             let answer = match &self.source {
                 Source::Copied(_) => match self.pin(stretch, common)? {
                     Ok(pinned) => self.supply(0, stretch, &pinned, NOBODY, SupplyReason::Ahead)?,
@@ -717,7 +720,7 @@ impl Vm {
     }
 }
 
-/// How far somebody has come in a trace.
+/// How far the replay of a trace has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct ReplayCursor {
     run: usize,

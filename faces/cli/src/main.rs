@@ -59,7 +59,7 @@ Exit codes:
   1    a file could not be read, or a cache not be built
   2    the command line was not understood
   3    doctor: nothing of the program can be served
-  141  nobody reads the output any more
+  141  the output has no reader any more
 `run` ends with its program's code instead: 127 if there is no such program,
 126 if it cannot be run, 128 + n if signal n ended it.";
 
@@ -123,7 +123,7 @@ struct RunArguments {
     /// Use a cache that stays for the next run, and start it if it is not there; `default` if no name is given.
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     keep: Option<Name>,
-    /// How long it stays when nobody uses it, such as 90s, 30m or 2h, or `never` if it is to stay until it is
+    /// How long it stays when it is not used, such as 90s, 30m or 2h, or `never` if it is to stay until it is
     /// stopped; 30m if not given.
     #[arg(long, value_name = "TIME", requires = "keep")]
     idle: Option<Idle>,

@@ -131,7 +131,7 @@ QUINION_VIEW and QUINION_RUN are set for it; --intercept off sets none.",
         "FILES",
         "\
 $XDG_RUNTIME_DIR/quinion, $XDG_CACHE_HOME/quinion or $HOME/.cache/quinion, /var/cache/quinion (root),
-/tmp/quinion-UID: the first that is yours, that nobody else can enter or replace, that is not mounted
+/tmp/quinion-UID: the first that is yours, that no other user can enter or replace, that is not mounted
 noexec, and whose path is short and has no blanks or colons
      libquinion-*.so          what programs load; they look for it for as long as they run
      view-*.socket            where they find their cache

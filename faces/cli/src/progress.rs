@@ -1,8 +1,7 @@
 //! Progress: how far a file has been read, for people who watch.
 //!
-//! The bar goes to standard error, and only if that is a terminal and standard
-//! output is not: bytes that scroll over a terminal and a bar on the same one
-//! would spoil each other, and a pipe or a log file has nobody to watch.
+//! The bar goes to standard error, and only if that is a terminal and standard output is not: bytes that scroll over
+//! a terminal and a bar on the same one would spoil each other, and a pipe or a log file has no reader for a bar.
 
 use std::io::{IsTerminal, stderr, stdout};
 use std::path::Path;
@@ -14,7 +13,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub enum Watched {
     /// A terminal shows standard error and nothing else of ours.
     Yes,
-    /// Nobody watches, or the bytes themselves are on the terminal.
+    /// Standard error is no terminal, or the bytes themselves are on the terminal.
     No,
 }
 
@@ -35,7 +34,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar for `bytes` bytes of `path`, hidden if nobody watches.
+    /// A bar for `bytes` bytes of `path`, hidden if `watched` says so.
     pub fn new(watched: Watched, path: &Path, bytes: u64) -> Self {
         let target = match watched {
             Watched::Yes => ProgressDrawTarget::stderr(),

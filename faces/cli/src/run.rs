@@ -7,16 +7,15 @@
 //!     `--starts--> grep, a viewer, and every program it starts: viewers of their own
 //! ```
 //!
-//! We are the program's parent and nothing else to it: it has our terminal,
-//! our descriptors and our process group, gets the signals that are meant for
-//! it, and its status becomes ours. Nothing of the program is changed on a disk: the
-//! object is a file in a folder of the user's that nobody else can write (`run/object.rs`, `run/user_folder.rs`).
-//! What was found out about files is kept for the next run (`run/plan_cache.rs`).
+//! We are the program's parent and nothing else to it: it has our terminal, our descriptors and our process group,
+//! gets the signals that are meant for it, and its status becomes ours. Nothing of the program is changed on a disk:
+//! the object is a file in a folder of the user's that no other user can write (`run/object.rs`,
+//! `run/user_folder.rs`). What was found out about files is kept for the next run (`run/plan_cache.rs`).
 //!
 //! With `--keep` the owner is another process, which stays for the next run (`run/keep.rs`); then we are the parent
 //! alone.
 //!
-//! In a control group with a limit the cache has half of that at most, and gives way (`run/group.rs`).
+//! In a control group with a limit the cache has half of that at most, and shrinks under pressure (`run/group.rs`).
 //!
 //! A program that cannot be served (static, set-uid, another machine's) runs as
 //! it would without us, and the report says why.
@@ -121,7 +120,7 @@ impl Intercept {
 pub trait Numbers {
     /// What the owner did so far.
     fn numbers(&self) -> OwnerNumbers;
-    /// The files that are read most, hottest first, at most `most`; none if nobody knows.
+    /// The files that are read most, hottest first, at most `most`; none if that is not known.
     fn hottest(&self, _most: usize) -> Vec<HotFile> {
         Vec::new()
     }
@@ -169,7 +168,7 @@ impl RunEnd {
 }
 
 /// Runs the program with `owner` as the owner of what it views, to its end, patched as `planning` says. `numbers` is
-/// asked for the owner's numbers: afterwards, and while the program runs if somebody watches.
+/// asked for the owner's numbers: afterwards, and while the program runs if the live display is on.
 ///
 /// # Errors
 /// If the owner's side cannot be set up, or it is seen before the start that the report cannot be written; the program
@@ -262,15 +261,15 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
     Ok(ended)
 }
 
-/// Writes the report. That it cannot be written must not replace the program's status, or the signal that ended it; so
-/// it is only said, and if standard error takes nothing either, nobody is there to be told.
+/// Writes the report. A failure to write it must not replace the program's status, or the signal that ended it; so it
+/// is only reported, and if standard error takes nothing either, it is lost.
 fn tell(report: &RunReport<'_>, form: Form, file: Option<&Path>) {
     if let Err(error) = report.write(form, file) {
         complain(&error);
     }
 }
 
-/// Says something on standard error; that nobody reads it is no reason to panic.
+/// Writes a line to standard error; that it has no reader is no reason to panic.
 fn complain(wrong: &dyn Display) {
     let _ = writeln!(io::stderr(), "quinion: {wrong}");
 }
@@ -299,7 +298,7 @@ impl Planning {
     }
 }
 
-/// What is behind a lock that nobody panics under.
+/// The value behind a lock under which no code panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -526,7 +525,7 @@ impl Session {
     }
 }
 
-/// Bytes as a file that nobody can change and that is gone when we are.
+/// Bytes as a file that cannot be changed and that is removed with this process.
 fn sealed_file(name: &str, mut rest: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, Mode, SealFlags};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

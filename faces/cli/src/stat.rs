@@ -64,7 +64,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
 fn stat(cache: &Cache, path: &Path) -> Result<Report, String> {
     let file = cache.open(path).map_err(|error| error.to_string())?;
     let named = |error: io::Error| format!("{}: {error}", path.display());
-    // Opened a second time only to ask the kernel; should it have become a pipe meanwhile, nobody waits.
+    // Opened a second time only to ask the kernel; should it have become a pipe meanwhile, this does not block.
     let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(named)?;
     let metadata = plain.metadata().map_err(named)?;
 

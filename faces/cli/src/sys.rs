@@ -107,7 +107,7 @@ fn mincore_piece(file: &File, start: u64, bytes: u64) -> io::Result<u64> {
     // SAFETY: the range is mapped, and there is a byte for each of its pages.
     let result = unsafe { libc::mincore(address, len, states.as_mut_ptr()) };
     let result = if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-    // SAFETY: this is the mapping made above, and nobody was given its address.
+    // SAFETY: this is the mapping made above, and its address was not given away.
     unsafe { rustix::mm::munmap(address, len)? };
     result?;
     Ok(states.iter().filter(|state| **state & 1 == 1).count() as u64)

@@ -411,7 +411,7 @@ fn who_was_refused_and_does_not_die_has_nobodys_place() {
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
-    const CROWDED: &str = "nobody can be accepted";
+    const CROWDED: &str = "cannot accept connections";
     let stage = Stage::new(Image::new(48, 100));
     let served = stage.serve(&["--vms-max", "1", "--json"]);
     // Its memory is there before the server hears of it.

@@ -155,7 +155,7 @@ fn a_program_that_cannot_be_started() {
     assert_eq!(quinion(&[]).output().unwrap().status.code(), Some(125));
 }
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 fn pipe_without_reader() -> std::io::PipeWriter {
     std::io::pipe().unwrap().1
 }
@@ -174,7 +174,7 @@ fn a_report_that_cannot_be_written_replaces_no_status() {
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let full = Path::new("/dev/full");
-    for (file, why) in [(full, "No space left"), (&pipe, "a pipe that nobody reads")] {
+    for (file, why) in [(full, "No space left"), (&pipe, "a pipe without a reader")] {
         let output = reporting_to("exit 7", "json", Some(file)).output().unwrap();
         assert_eq!(output.status.code(), Some(7), "{output:?}");
         assert!(text(&output.stderr).contains(why), "{output:?}");

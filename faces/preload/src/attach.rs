@@ -47,7 +47,7 @@ pub fn attach(fd: c_int, word: FdWord) {
                     viewer.advise(&table::file(fd), advice, 0, u64::MAX);
                 }
             } else {
-                let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // somebody was faster
+                let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // another thread was faster
             }
         }
         Err(Reason::Careful) => table::share(fd, Reason::Careful),

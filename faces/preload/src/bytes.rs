@@ -59,7 +59,7 @@ pub enum Unserved {
 }
 
 /// One look at the cache; `None` if the read would have to wait and must not.
-#[inline(always)] // the manner is known to who calls
+#[inline(always)] // the caller knows the mode
 fn look(
     viewer: &Viewer,
     file: &ViewedFile<'_>,
@@ -78,7 +78,7 @@ fn look(
 }
 
 /// Reads at `position` of a served descriptor; `is_whole` says that this is all of the program's call.
-#[inline(always)] // the manner is known to who calls
+#[inline(always)] // the caller knows the mode
 fn transfer(
     viewer: &Viewer,
     fd: c_int,
@@ -140,7 +140,7 @@ fn transfer_inside(
 enum TimesCheck {
     /// What is cached is the file's.
     Right,
-    /// It was changed so lately that nothing can be told by its times; or nobody says that it was not.
+    /// It was changed so lately that its times are not conclusive; or it is not guaranteed that it was not changed.
     Young,
     /// It is not to be served any more.
     Gone(Reason),
@@ -265,7 +265,7 @@ fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
     }
 }
 
-#[inline(always)] // the manner is known to who calls
+#[inline(always)] // the caller knows the mode
 pub fn transfer_all(
     viewer: &Viewer,
     fd: c_int,
@@ -287,7 +287,7 @@ pub fn transfer_all(
                 };
                 done += bytes;
                 if faults::seen() != faults {
-                    break; // whoever called looks, too
+                    break; // the caller checks, too
                 }
                 if bytes < len || done == READ_BYTES_MAX {
                     break;

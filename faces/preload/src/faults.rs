@@ -40,8 +40,8 @@
 //!  2. After [`uninstall`] the kernel's actions are the program's own. A process that has given the cache's addresses
 //!     back keeps ours, as long as nothing is forbidden to it.
 //!
-//! Not an invariant: that a fault of a copy comes to us. A thread that holds the signal back is ended by it, and who
-//! sets a handler by instructions of its own gets it.
+//! Not an invariant: that a fault of a copy comes to us. A thread that blocks the signal is ended by it, and a
+//! program that sets a handler by instructions of its own gets it.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -181,7 +181,7 @@ extern "C" fn decide(signal: c_int, info: *const c_void, context: *mut u8, at: u
     /// And where they have the address that was not there, if that is why.
     const ADDRESS_AT: usize = 16;
     const SEGV_MAPERR: i32 = 1;
-    /// Not of any instruction: memory that broke, and that nobody asked for yet.
+    /// Not of any instruction: memory that failed, and that was not accessed yet.
     const BUS_MCEERR_AO: i32 = 5;
     if !info.is_null() && !context.is_null() {
         // SAFETY: with SA_SIGINFO the kernel gives both, and the context may be changed.

@@ -62,7 +62,7 @@ pub fn remember(preload: Option<&[u8]>) {
     let is_ours = |name: &&[u8]| name.len() <= NAME_MAX && is_object(name);
     let first = preload.and_then(|value| value.split(|byte| is_separator(*byte)).find(is_ours));
     let Some(first) = first else { return };
-    // SAFETY: nobody reads it before the length is there.
+    // SAFETY: it is not read before the length is there.
     unsafe { (&mut (*NAME.0.get()))[..first.len()].copy_from_slice(first) };
     let file = kernel::stat(NAME.0.get() as usize).map_or([0; 2], |file| [file.device, file.inode]);
     FILE.iter().zip(file).for_each(|(to, value)| to.store(value, Ordering::Relaxed)); // the length orders it

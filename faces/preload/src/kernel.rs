@@ -461,7 +461,7 @@ pub const READ_EXECUTE: usize = 5;
 
 /// Changes what may be done with whole pages of this process.
 pub fn protect(address: usize, bytes: usize, protection: usize) -> Result<(), Errno> {
-    // SAFETY: the bytes stay; the caller answers for nobody using them in another way meanwhile.
+    // SAFETY: the bytes stay; the caller guarantees that they are not used in another way meanwhile.
     result(unsafe { call(number::MPROTECT, [address, bytes, protection, 0, 0, 0]) }).map(drop)
 }
 
@@ -621,7 +621,7 @@ fn stat_field(fields: &[u8], at: usize) -> Option<u64> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Unmaps what a call above gave and nobody uses.
+/// Unmaps what a call above gave and is not used any more.
 pub fn unmap(base: core::ptr::NonNull<u8>, bytes: usize) {
     // SAFETY: the caller is the only one who knew the mapping.
     let _ = unsafe { call(number::MUNMAP, [base.as_ptr() as usize, bytes, 0, 0, 0, 0]) };

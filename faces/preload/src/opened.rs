@@ -57,7 +57,7 @@ fn count(reason: Reason) {
     }
 }
 
-/// A descriptor has appeared that somebody else may have too, and of which only the kernel knows what it can do.
+/// A descriptor has appeared that another process may have too, and of which only the kernel knows what it can do.
 pub fn appeared(fd: c_int) {
     let Some(_inside) = process::enter() else { return };
     let flags = kernel::fcntl(fd, kernel::F_GETFL).unwrap_or(0) as c_int;
@@ -156,7 +156,7 @@ names! {
         let forks = process::forks();
         opened(call_real!(open64(path => *const c_char, flags => c_int, mode => c_uint) -> c_int), flags, forks)
     }
-    /// The C library's own `open`, where nobody is to be cancelled.
+    /// The C library's own `open`, which is no cancellation point.
     __open_nocancel(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         let forks = process::forks();
         let fd = call_real!(__open_nocancel(path => *const c_char, flags => c_int, mode => c_uint) -> c_int);

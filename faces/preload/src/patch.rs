@@ -101,7 +101,7 @@ fn apply_all(file: &Mapped) -> Result<(), Patching> {
     if !kernel::is_single_threaded() {
         return Err(Patching::Threads);
     }
-    // SAFETY: the constructor runs once, and nobody else knows the slots.
+    // SAFETY: the constructor runs once, and no other thread knows the slots.
     let slots = unsafe { &mut *SLOTS.0.get() };
     for (slot, (entry, step)) in slots.iter_mut().zip(plan.entries.iter().zip(&steps)) {
         if let Some(wrapped) = step.wrapped {
@@ -119,7 +119,7 @@ fn read(file: &Mapped) -> Option<Plan<'_>> {
     if bytes < size_of::<Header>() {
         return None;
     }
-    // SAFETY: the file is mapped for reading, starts at a page and nobody can change it; every pattern is a value.
+    // SAFETY: the file is mapped for reading, starts at a page and cannot change; every pattern is a value.
     let header = unsafe { file.base.cast::<Header>().as_ref() };
     let (entries, build_id) = (header.entries as usize, header.build_id_len as usize);
     let is_whole = header.magic == MAGIC
@@ -273,7 +273,7 @@ fn divert(
     for ((entry, step), number) in steps() {
         if step.wrapped.is_some() {
             let at = library.base + entry.offset as usize + usize::from(entry.skip);
-            // SAFETY: the bytes are code of the library, writable now, and nobody runs it.
+            // SAFETY: the bytes are code of the library, writable now, and no thread runs it.
             unsafe { write_jump(at, slots + number * SLOT_BYTES) };
         }
     }

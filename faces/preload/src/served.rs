@@ -4,7 +4,7 @@
 //!   read(fd)   1 what is fd?           not served -> the real read, as a tail call
 //!              2 copy at its private offset, asking the owner for what is missing
 //!              3 the end of the file?  ask the kernel whether it still is there
-//!              4 move the offset on, if nobody did meanwhile      else -> 1
+//!              4 move the offset on, unless it changed meanwhile  else -> 1
 //! ```
 //!
 //! Step 1 is `turn.rs`, and `attach.rs`; steps 2 and 3 are `bytes.rs`.
@@ -55,7 +55,7 @@ impl Cancel {
 }
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
-#[inline(always)] // both manners are known to who calls
+#[inline(always)] // the caller knows both modes
 fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
@@ -78,7 +78,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Opti
 }
 
 /// A read at `position`. `None`: the real function has to answer.
-#[inline(always)] // both manners are known to who calls
+#[inline(always)] // the caller knows both modes
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
@@ -206,7 +206,7 @@ names! {
         answer
     }
 
-    /// The C library's own `read`, where nobody is to be cancelled.
+    /// The C library's own `read`, which is no cancellation point.
     __read_nocancel(fd: c_int, to: *mut u8, len: usize) -> isize {
         let target = one(to, len);
         if let Some(answer) = target.and_then(|to| read_on(fd, to, ServeMode::Plain, Cancel::Never)) {
@@ -240,7 +240,7 @@ names! {
         call_real!(pread64(fd => c_int, to => *mut u8, len => usize, position => i64) -> isize)
     }
 
-    /// The C library's own `pread`, where nobody is to be cancelled.
+    /// The C library's own `pread`, which is no cancellation point.
     __pread64_nocancel(fd: c_int, to: *mut u8, len: usize, position: i64) -> isize {
         if let (Some(to), Some(position)) = (one(to, len), at(position))
             && let Some(answer) = read_at(fd, to, position, ServeMode::Plain, Cancel::Never)
@@ -353,7 +353,7 @@ names! {
         call_real!(close(fd => c_int) -> c_int)
     }
 
-    /// The C library's own `close`, where nobody is to be cancelled.
+    /// The C library's own `close`, which is no cancellation point.
     __close_nocancel(fd: c_int) -> c_int {
         if process::is_on() {
             table::forget(fd);
@@ -430,7 +430,7 @@ fn seek(fd: c_int, offset: i64, whence: c_int) -> Option<isize> {
         let by_kernel = match word.state() {
             State::Served => match seek_inside(process::viewer()?, fd, word, offset, whence) {
                 Some(to) if table::advance(fd, word, to) => return Some(to as isize),
-                Some(_) => continue, // somebody was faster
+                Some(_) => continue, // another thread was faster
                 None => table::seek(fd, word, offset, whence),
             },
             State::Candidate => table::seek(fd, word, offset, whence),

@@ -222,7 +222,7 @@ impl Drop for Guard {
     }
 }
 
-/// Maps all of a file, if it is one whose size nobody can take away under us.
+/// Maps all of a file, if it is one whose size cannot change.
 fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     let seals = kernel::fcntl(fd, kernel::F_GET_SEALS).ok()?;
     let stat = kernel::fstat(fd)?;

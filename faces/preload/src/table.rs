@@ -148,12 +148,12 @@ pub fn look(fd: i32) -> Option<FdWord> {
     cell(fd).map(FdCell::look)
 }
 
-/// The word of `fd` once nobody is moving it.
+/// The word of `fd` once no thread is moving it.
 pub fn look_settled(fd: i32) -> Option<FdWord> {
     at(fd).map(|at| at.settled())
 }
 
-/// Moves the private offset; whether nobody was faster.
+/// Moves the private offset; `false` if another thread changed the word first.
 #[inline]
 pub fn advance(fd: i32, from: FdWord, offset: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.advance(from, offset))
@@ -297,12 +297,12 @@ fn give_back(handle: u64) {
 
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
 
-/// Gives a candidate a credit; `is_owners` if the owner did. `false`: somebody was faster, and knew better.
+/// Gives a candidate a credit; `is_owners` if the owner did. `false`: another thread was faster, and knew better.
 pub fn give_credit(fd: i32, from: FdWord, bytes: u64, is_owners: bool) -> bool {
     cell(fd).is_some_and(|cell| cell.give_credit(from, bytes, is_owners))
 }
 
-/// Takes `bytes` off a candidate's credit; whether nobody was faster.
+/// Takes `bytes` off a candidate's credit; `false` if another thread was faster.
 pub fn charge(fd: i32, from: FdWord, bytes: u64) -> bool {
     cell(fd).is_some_and(|cell| cell.charge(from, bytes))
 }

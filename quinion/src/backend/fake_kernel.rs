@@ -35,7 +35,7 @@ fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// What is shared by all who use this kernel.
+/// The state that all users of this kernel share.
 #[derive(Debug)]
 struct FakeKernelState {
     places: usize,
@@ -89,7 +89,7 @@ impl FakeKernelState {
         let came = usize::try_from(result).unwrap_or(0);
         let bytes: Vec<u8> =
             (0..len).map(|at| if at < came { byte(request.position + at as u64) } else { 0xbd }).collect();
-        // SAFETY: the promise of `Kernel::push`: valid for `len` bytes, and nobody else's, until it lands.
+        // SAFETY: the promise of `Kernel::push`: valid for `len` bytes, and used by no one else, until it completes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, came) };
         Completion { key: request.key, result }
     }
@@ -296,7 +296,7 @@ impl Stage {
         Some(self.judge(&asked))
     }
 
-    /// One who submits, and never waits or reaps.
+    /// One that submits, and never waits or reaps.
     fn ask(&self, steps: u64) {
         for _ in 0..steps {
             self.submit_for_others();

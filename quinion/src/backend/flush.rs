@@ -125,7 +125,7 @@ pub struct Flush {
     sink: Option<Arc<dyn FlushSink>>,
 }
 
-// SAFETY: the buffer is only read, by ways that allow for others who write; the sink is Send and Sync.
+// SAFETY: the buffer is only read, in ways that allow for concurrent writers; the sink is Send and Sync.
 unsafe impl Send for Flush {}
 // SAFETY: a shared flush gives out numbers, an address, and copies of bytes.
 unsafe impl Sync for Flush {}

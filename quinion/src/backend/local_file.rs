@@ -29,8 +29,8 @@ impl Engine {
         Ok(LocalFile::new(OpenFile::open(path.as_ref())?, Arc::clone(&self.shared)))
     }
 
-    /// As [`Engine::open`], and as if nobody had: where this process may, its reads leave the time of the last access
-    /// alone; and somebody's lease that is in the way is not waited for.
+    /// As [`Engine::open`], without leaving traces: where this process may, its reads leave the time of the last
+    /// access alone; and it does not wait for the lease of another process.
     ///
     /// # Errors
     /// See [`OpenError`]; `EAGAIN`, where there is such a lease.
@@ -54,9 +54,8 @@ impl Engine {
         Ok(LocalFile::new(file, Arc::clone(&self.shared)))
     }
 
-    /// Reads a file that somebody else opened for reading. It is opened once more, so the other's offset
-    /// and flags stay as they are. If that cannot be done it is read by the descriptor given, through the
-    /// kernel's cache.
+    /// Reads a file that another party opened for reading. It is opened once more, so the other's offset and flags
+    /// stay as they are. If that cannot be done it is read by the descriptor given, through the kernel's cache.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -132,7 +131,7 @@ impl Backend for LocalFile {
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.engine.submit_with_reap(&self.file, fills);
     }
-    /// A small read by itself: one system call, no queue, and nobody to be woken.
+    /// A small read by itself: one system call, no queue, and no thread to be woken.
     fn fills_here(&self, bytes: usize) -> bool {
         bytes <= HERE_BYTES_MAX
     }

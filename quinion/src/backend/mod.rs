@@ -188,9 +188,9 @@ pub enum FileTimes {
 
 /// Where the bytes of one file come from.
 ///
-/// Implementations are shared between threads. A backend whose completions are reaped must wake the wait queues
-/// it was told of by [`Backend::attach`] whenever [`Backend::wants_leader`] may have become true: when
-/// leadership is given up, and when something is submitted while nobody leads.
+/// Implementations are shared between threads. A backend whose completions are reaped must wake the wait queues it
+/// was given by [`Backend::attach`] whenever [`Backend::wants_leader`] may have become true: when leadership is given
+/// up, and when something is submitted while no thread leads.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// The name of the mechanism, for reports: "io_uring", "threads", "memory".
     fn name(&self) -> &'static str;
@@ -234,8 +234,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What stands in its place while nobody has the file open and its pages are kept. `None`: it has no descriptor
-    /// that could be closed.
+    /// What stands in its place while the file has no open handle and its pages are kept. `None`: it has no
+    /// descriptor that could be closed.
     fn parked(&self) -> Option<ParkedBackend> {
         None
     }
@@ -267,23 +267,22 @@ pub trait Backend: Send + Sync + fmt::Debug {
         self.submit(vec![fill]);
     }
 
-    /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for
-    /// those who would rather ask for less than stand in a queue.
+    /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for callers
+    /// that would rather ask for less than wait in a queue.
     fn has_room(&self, fills: usize) -> bool {
         let _ = fills;
         true
     }
 
-    /// Fetches completions on the caller's thread, if this backend has any to be fetched.
-    /// `done` says whether what the caller waits for has happened; it is asked after leadership is
-    /// taken and before waiting, so that nobody waits for what is already there. The caller holds no lock
-    /// that completing a fill may take.
+    /// Fetches completions on the caller's thread, if this backend has any to be fetched. `done` says whether what
+    /// the caller waits for has happened; it is called after leadership is taken and before waiting, so that no
+    /// thread waits for what is already there. The caller holds no lock that completing a fill may take.
     fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         let _ = (how, done);
         ReapOutcome::Elsewhere
     }
 
-    /// Whether nobody leads now, so that a sleeper should try to. Asked with the wait queue's lock held.
+    /// Whether no thread leads now, so that a sleeper should try to. Asked with the wait queue's lock held.
     fn wants_leader(&self) -> bool {
         false
     }
@@ -299,8 +298,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Whether the file has lost its last name, and its space is free when nobody has it open any more. Waits for no
-    /// device. `false` if that cannot be told.
+    /// Whether the file has lost its last name, and its space is free when the last descriptor is closed. Waits for
+    /// no device. `false` if that cannot be determined.
     fn is_removed(&self) -> bool {
         false
     }
@@ -338,9 +337,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Makes durable what others have written to the file, by a backend that cannot write it: what is in the file
-    /// before
-    /// the call is durable when it returns. There is nothing to do where nobody else can write, which is the default.
-    /// Waits for the device.
+    /// before the call is durable when it returns. There is nothing to do where no one else can write, which is the
+    /// default. Waits for the device.
     ///
     /// # Errors
     /// It may not be durable.
@@ -412,26 +410,26 @@ pub enum ReapOutcome {
     Elsewhere,
 }
 
-/// Is told that a fill has ended. Handed down by the fill path. It wakes those who wait for the fill.
+/// Is called when a fill has ended. Handed down by the fill path. It wakes the threads that wait for the fill.
 pub trait FillSink: Send + Sync {
     /// The fill's folios may be unlocked: the first `bytes` bytes of it hold the file's data, or there
     /// was an error. Called once for each fill, on any thread, with no lock held.
     fn fill_completed(&self, run: FillRun, result: io::Result<usize>);
 
     /// These pages of the run, counted from its start, hold the file's data, and are not written again. The fill
-    /// goes on. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none and
-    /// wakes nobody.
+    /// continues. Called before [`FillSink::fill_completed`], with locks of the backend held: it takes none and wakes
+    /// no thread.
     fn pages_read(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
 
-    /// Those who wait for these pages may look again: they have arrived. Called with no lock held.
+    /// Threads that wait for these pages may check again: they were read. Called with no lock held.
     fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
         let _ = (run, pages);
     }
 }
 
-/// The news that pages of a fill have arrived, for those who wait for them.
+/// Notice that pages of a fill were read, for the threads that wait for them.
 #[must_use = "who waits for the pages has not been told"]
 pub(crate) struct PagesRead {
     sink: Arc<dyn FillSink>,
@@ -474,7 +472,7 @@ pub struct Fill {
     landed: Vec<Range<u32>>,
 }
 
-// SAFETY: the buffer is frames that nobody but this fill writes; the sink is Send and Sync.
+// SAFETY: the buffer is frames that only this fill writes; the sink is Send and Sync.
 unsafe impl Send for Fill {}
 // SAFETY: a shared fill gives out numbers and an address only.
 unsafe impl Sync for Fill {}
@@ -483,8 +481,8 @@ impl Fill {
     /// A fill of `run`, whose frames' bytes begin at `buffer`.
     ///
     /// # Safety
-    /// `buffer` is valid for `run.pages` pages of writes until the fill has been completed, aligned
-    /// to a page, and written by nobody else.
+    /// `buffer` is valid for `run.pages` pages of writes until the fill has been completed, aligned to a page, and
+    /// nothing else writes there.
     pub unsafe fn new(run: FillRun, buffer: NonNull<u8>, sink: Arc<dyn FillSink>) -> Self {
         Self { run, buffer, sink: Some(sink), landed: Vec::new() }
     }
@@ -508,7 +506,7 @@ impl Fill {
     /// the fill is completed; aligned to 4096. Others may be looking at these bytes by mistake, so no
     /// Rust reference to them may be made. Ask for it on the thread that writes or starts the device.
     pub fn as_ptr(&self) -> *mut u8 {
-        crate::arena::before_bytes(); // whoever asks is about to write, or to have the device write
+        crate::arena::before_bytes(); // the caller is about to write, or to have the device write
         self.buffer.as_ptr()
     }
     /// Copies `bytes` to `at` bytes from the fill's start.

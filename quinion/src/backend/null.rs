@@ -1,10 +1,9 @@
 //! Nothing: what is behind a memory file.
 //!
-//! The pages of a memory file are nowhere but in the cache: there is no device to read them from, and none to write
-//! them to. A caller that cuts or punches such a file does all there is to do in the index, so these calls have nothing
-//! to add and succeed. Nobody fills from here, because the paths of a memory file know that what is not cached is
-//! zeros, and nobody flushes to here, because write-back does not know such files; a fill or a flush that comes all the
-//! same is told so by an error.
+//! The pages of a memory file exist only in the cache: there is no device to read them from, and none to write them
+//! to. A caller that cuts or punches such a file does all there is to do in the index, so these calls have nothing to
+//! add and succeed. No fill is submitted here, because the paths of a memory file know that what is not cached is
+//! zeros, and no flush, because write-back does not know such files; one that comes all the same fails.
 
 use std::io;
 use std::ops::Range;

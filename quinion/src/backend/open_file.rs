@@ -27,8 +27,8 @@
 //! file systems, whose bytes are made when they are read.
 //!
 //! Invariants:
-//!  1. Opening never waits for somebody at the other end of a pipe and never opens a character device.
-//!  2. The descriptor's description is ours alone: changing its flags changes nobody else's.
+//!  1. Opening never waits for the other end of a pipe and never opens a character device.
+//!  2. The descriptor's description is ours alone: changing its flags affects no other descriptor.
 //!  3. `IoMode` goes from direct to buffered, never back.
 //!  4. A file that is read only is never changed: it has no [`WriteState`].
 //!
@@ -171,14 +171,14 @@ pub(super) struct OpenFile {
     pub(super) direct_align: usize,
     /// Of its file system.
     pub(super) clock: TimestampClock,
-    /// What a lease would be worth, if there may be one: the description is ours, and all who change the file do so
+    /// What a lease would be worth, if there may be one: the description is ours, and all changes of the file go
     /// through this kernel.
     pub(super) lease: Option<FileTimes>,
     /// If it was opened for writing.
     pub(super) writing: Option<WriteState>,
     /// The mount it was opened by, by a number that is used once.
     pub(super) mount: Option<u64>,
-    /// Dropped last: a thread that finds nobody holding it knows that the descriptors are closed.
+    /// Dropped last: a thread that finds it unshared knows that the descriptors are closed.
     pub(super) open: Arc<()>,
 }
 
@@ -204,7 +204,7 @@ pub(super) enum Description {
 }
 
 impl OpenFile {
-    /// Opens `path` for reading. Waits for nobody but the holder of a lease on it, a minute at most.
+    /// Opens `path` for reading. Waits only for the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -212,10 +212,10 @@ impl OpenFile {
         Self::open_by(path, |flags| open_past_leases(path, flags, Mode::empty()))
     }
 
-    /// The same, which waits for nobody and leaves access times alone, if this process may.
+    /// The same, but never blocks, and leaves access times alone, if this process may.
     ///
     /// # Errors
-    /// See [`OpenError`]; `EAGAIN`: somebody has a lease on it.
+    /// See [`OpenError`]; `EAGAIN`: another process has a lease on it.
     pub(super) fn open_unseen(path: &Path) -> Result<Self, OpenError> {
         Self::open_by(path, |flags| match open(path, flags | OFlags::NOATIME, Mode::empty()) {
             // Another user's file.
@@ -235,7 +235,7 @@ impl OpenFile {
         Self::of(descriptor, Description::Ours)
     }
 
-    /// Opens `path` for reading and writing. Waits for nobody but the holder of a lease on it, a minute at most.
+    /// Opens `path` for reading and writing. Waits only for the holder of a lease on it, a minute at most.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -268,8 +268,8 @@ impl OpenFile {
         Ok(file)
     }
 
-    /// Reads by way of `descriptor`, which somebody else opened for reading. It is reopened, so that the
-    /// other's description, with its offset and flags, stays as it is.
+    /// Reads by way of `descriptor`, which another party opened for reading. It is reopened, so that the other's
+    /// description, with its offset and flags, stays as it is.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -529,7 +529,7 @@ impl OpenFile {
         }
     }
 
-    /// What is clean of these bytes leaves the kernel's cache, unless somebody there uses it.
+    /// Drops what is clean of these bytes from the kernel's cache, unless another process uses it there.
     fn leave_cache(&self, position: u64, bytes: u64) {
         let _ = fadvise(self.by_cache(), position, std::num::NonZeroU64::new(bytes), Advice::DontNeed);
     }
@@ -618,11 +618,11 @@ impl Source for BufferedFile {
     }
 }
 
-/// How long the holder of a lease on a file is given: longer than the kernel gives it, if nobody told it otherwise.
+/// How long the holder of a lease on a file is given: longer than the kernel's default.
 const LEASE_ENDS: Duration = Duration::from_secs(60);
 
-/// Opens `path`, whose `flags` say that nobody is waited for, but for one: the holder of a lease on it, this process
-/// perhaps, is told by the attempt to give it up, and so the next one may do.
+/// Opens `path` without blocking, except for the holder of a lease on it, perhaps this process: the attempt makes the
+/// kernel ask for the lease, and so the next attempt may succeed.
 fn open_past_leases(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let (begun, mut pause) = (Instant::now(), Duration::from_micros(100));
     loop {
@@ -768,7 +768,7 @@ const FINE_CLOCKS: [u64; 8] =
 const STEPPING_FILE_SYSTEMS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, TMPFS];
 const STEPPING_LINUX: (u32, u32) = (6, 13);
 
-/// tmpfs does not hear of stores to mapped memory.
+/// tmpfs does not notice stores to mapped memory.
 const TMPFS: u64 = 0x0102_1994;
 
 /// File systems whose files have no content of their own, by magic number.

@@ -1,4 +1,4 @@
-//! Ring: reads and writes by io_uring, reaped by those who wait.
+//! Ring: reads and writes by io_uring, reaped by the threads that wait.
 //!
 //! ```text
 //!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
@@ -17,17 +17,16 @@
 //! needs no bound of its own: each fill in it holds frames of the arena, and
 //! those are bounded.
 //!
-//! **Claims.** A part is pushed into the queue under the lock. The kernel is told of it without the lock, because
-//! that takes long, the device's driver included, and the leader, whom a completion has woken, would stand
-//! at the lock meanwhile. So whoever pushed takes a [`SubmitClaim`] to what is in the queue, and enters
-//! the kernel with it. A thread that submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries
-//! unclaimed: it claims them when it leads, and one system call is both. Somebody else who comes to lead claims them
-//! as well; it does not matter who does.
+//! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
+//! takes long, the device's driver included, and the leader, woken by a completion, would wait for the lock
+//! meanwhile. So the thread that pushed takes a [`SubmitClaim`] to what is in the queue, and enters the kernel with
+//! it. A thread that submits and waits at once ([`RingDriver::submit_with_reap`]) leaves the entries unclaimed: it
+//! claims them when it leads, and one system call is both. Another thread that comes to lead claims them as well; it
+//! does not matter which one does.
 //!
-//! A kernel that refuses a claim takes nothing more, from nobody. But others may be on their way into it with
-//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which
-//! parts it never took. The last to come back fails those.
-//!
+//! A kernel that refuses a claim takes nothing more, from any thread. But others may be on their way into it with
+//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which parts
+//! it never took. The last to come back fails those.
 //! **Leader and followers.** Completions are fetched by the threads that wait
 //! for them. One at a time is the *leader*: it sits in the [`LeaderLock`], which gives
 //! it the completion half of the ring. It fetches, ends parts and jobs, and if
@@ -37,15 +36,15 @@
 //! something is in flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
-//! is followed by a look at the wait queue by the thread that made it:
+//! is followed by a check of the wait queue by the thread that made it:
 //!  * `done()` becomes true when a fill completes: the sink wakes the wait queue.
-//!  * The seat becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
+//!  * The leader's place becomes free: [`LeaderLock::leave`] is followed by `wake`, in every case, also when the leader
 //!    unwinds.
-//!  * Something comes in flight while the seat is free: a thread that has entered and does not lead raises the count,
-//!    passes a full fence and looks at the seat. If it sees it free it wakes the wait queue. If it sees it taken, then
-//!    the leader's leaving comes later in the order of fences than the count, so those whom the leader's own
-//!    `wake` rouses see the count.
-//!  * Something is left unclaimed: by one who reaps next, and leads or finds a leader; it claims either way.
+//!  * Something comes in flight while there is no leader: a thread that has entered and does not lead raises the
+//!    count, passes a full fence and reads the leader's place. If it reads it free it wakes the wait queue. If it reads
+//!    it taken, then the leader's leaving comes later in the order of fences than the count, so the threads that the
+//!    leader's own `wake` wakes see the count.
+//!  * Something is left unclaimed: by a thread that reaps next, and leads or finds a leader; it claims either way.
 //!
 //! And no leader waits for nothing: parts are counted in flight only when the
 //! kernel has them, and only the leader takes completions out, so a count above
@@ -67,7 +66,7 @@
 //!
 //! `fake_kernel.rs` runs this against a kernel that takes every liberty it has.
 //!
-//! Not an invariant: that somebody leads while something is in flight. If nobody waits, nobody needs to.
+//! Not an invariant: that a thread leads while something is in flight. If no thread waits, none needs to.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -163,11 +162,11 @@ pub(super) struct RingDriver<K: Kernel = Uring> {
     submission: RankedMutex<SubmissionState<K>>,
     gate: K::Gate,
     seat: LeaderLock<K>,
-    /// Parts that the kernel has taken and nobody has fetched. Below 0 if one was fetched before it was counted.
+    /// Parts that the kernel has taken and that were not fetched. Below 0 if one was fetched before it was counted.
     in_flight: AtomicIsize,
-    /// Parts in the queue that nobody has claimed; changed under the lock.
+    /// Parts in the queue that are unclaimed; changed under the lock.
     unclaimed: AtomicUsize,
-    /// Parts claimed by those who have not come back from the kernel.
+    /// Parts claimed by threads that have not come back from the kernel.
     claimed: AtomicUsize,
     /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
@@ -253,7 +252,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Has the kernel take what was claimed by one who does not lead, and sees to it that somebody does.
+    /// Has the kernel take what was claimed by a thread that does not lead, and ensures that one does.
     fn hand_over(&self, claim: SubmitClaim) {
         if claim.is_empty() {
             return;
@@ -266,7 +265,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// As [`RingDriver::submit`], by one who calls [`RingDriver::reap`] next, with [`Reap::Wait`].
+    /// As [`RingDriver::submit`], by a caller of [`RingDriver::reap`] next, with [`Reap::Wait`].
     pub(super) fn submit_with_reap(&self, file: &Arc<OpenFile>, work: impl ExactSizeIterator<Item = Work>) {
         let mut finished = Vec::new();
         drop(self.add(file, work, &mut finished));
@@ -336,7 +335,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// Nothing is left of anything, and nobody has a task.
+    /// Nothing is queued or in flight, and no thread has a task.
     #[cfg(test)]
     pub(super) fn check_idle(&self) {
         let submission = self.submission.lock();
@@ -366,8 +365,8 @@ impl<K: Kernel> RingDriver<K> {
         SubmitClaim { parts }
     }
 
-    /// As [`RingDriver::claim`], for those who have pushed nothing just now. A claim to nothing, mostly, and no
-    /// lock taken for it.
+    /// As [`RingDriver::claim`], for callers that have pushed nothing just now. Mostly a claim to nothing, without
+    /// taking a lock.
     fn claim_left(&self) -> SubmitClaim {
         if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim { parts: 0 } }
     }
@@ -394,7 +393,7 @@ impl<K: Kernel> RingDriver<K> {
         }
     }
 
-    /// The kernel has refused, and nobody is on the way into it with a claim: what is in the queue it never takes.
+    /// The kernel has refused, and no thread is on the way into it with a claim: it never takes what is in the queue.
     fn give_up(&self) {
         let mut finished = Vec::new();
         let mut submission = self.submission.lock();
@@ -410,7 +409,7 @@ impl<K: Kernel> RingDriver<K> {
         let fills = finished.len();
         for job in finished.drain(..) {
             let (work, outcome) = job.outcome();
-            // A sink that panics must take neither the other work with it nor a reader who leads for others.
+            // A sink that panics must take neither the other work with it nor a reader that leads for others.
             let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
             // Partner: the acquire in `drain`.
             self.outstanding.fetch_sub(1, Ordering::Release);
@@ -654,7 +653,7 @@ fn judge_error(part: RingRequest, file: &OpenFile, error: io::Error) -> Completi
 /// What the submission lock guards.
 #[derive(Debug)]
 struct SubmissionState<K: Kernel> {
-    /// `None` once the kernel has refused and nobody is on the way into it.
+    /// `None` once the kernel has refused and no thread is on the way into it.
     half: Option<K::Submit>,
     /// Parts in the queue, in their order; the first of them may have been taken by the kernel already, and even have
     /// ended, and stand at the end once more.
@@ -667,7 +666,7 @@ struct SubmissionState<K: Kernel> {
     backlog: VecDeque<Key>,
     queue_depth: usize,
     io_bytes_max: usize,
-    /// What has arrived of jobs that go on, and nobody has been told yet.
+    /// Pages read of jobs that continue, not reported yet.
     news: Vec<PagesRead>,
 }
 

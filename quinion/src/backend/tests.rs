@@ -419,7 +419,7 @@ fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
                 assert_eq!(request.wait(&file).unwrap(), content(n * 4096, 4096));
             }
         };
-        // One who waits for them, one who submits, one who only looks, one who drains.
+        // One that waits for them, one that submits, one that only checks, one that drains.
         all_right(0, &left(0));
         let requests = left(10);
         check(&wait_queue, &file, 1 << 20, 100, 1);
@@ -455,7 +455,7 @@ fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
     }
 }
 
-/// Readers that submit and wait at once, on few places in the queue, beside some who only look.
+/// Readers that submit and wait at once, on few places in the queue, beside some that only check.
 #[test]
 fn who_submits_and_waits_at_once_shares_a_ring_with_others() {
     let [disk, _] = folders();
@@ -571,8 +571,8 @@ fn a_leader_that_panics_leaves_its_seat() {
 #[test]
 fn signals_cost_a_reader_nothing_but_time() {
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: the handler does nothing, and the signal is used by nobody else. Without SA_RESTART, so that
-    // system calls are broken off.
+    // SAFETY: the handler does nothing, and the signal is used only here. Without SA_RESTART, so that system calls
+    // are interrupted.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -729,13 +729,13 @@ fn an_error_of_the_system_is_an_error_of_the_whole_fill() {
             assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EFAULT));
             // The engine and the file are none the worse.
             check(&wait_queue, &file, size, 0, 256);
-            // SAFETY: nobody uses the mapping any more.
+            // SAFETY: the mapping is not used any more.
             unsafe { libc::munmap(memory, 8 * 4096) };
         }
     }
 }
 
-/// A leader gets what it wanted and goes. Its follower, asleep, must take over, for nobody else will.
+/// A leader gets what it wanted and returns. Its follower, asleep, must take over, for no other thread will.
 fn check_takeover(wait_queue: &Arc<WaitQueue>, backend: &dyn Backend) {
     let (fill, request) = Request::new(wait_queue, 0, 200);
     backend.submit(vec![fill]);

@@ -281,7 +281,7 @@ impl ThreadPool {
 pub(super) struct PoolSender(Arc<Shared>);
 
 impl PoolSender {
-    /// While work of the pool is completed, or work that somebody waits for before the pool is dropped.
+    /// While work of the pool is completed, or work that a thread waits for before the pool is dropped.
     pub(super) fn submit(&self, source: &Arc<dyn Source>, work: Work) {
         self.0.submit(source, std::iter::once(work));
     }
@@ -307,7 +307,7 @@ impl Shared {
         }
     }
 
-    /// Starts as many threads as there is work for that nobody idle will take.
+    /// Starts as many threads as there is work that no idle thread will take.
     fn start_threads(self: &Arc<Self>, state: &mut State) {
         while !state.is_closing && state.queue.len() > state.idle && state.threads.len() < self.threads_max {
             let shared = Arc::clone(self);

@@ -76,7 +76,7 @@ impl WakeEvent {
     }
 }
 
-// SAFETY: the condition is `Send`, the backend is `Sync`, and both are used with the door locked.
+// SAFETY: the condition is `Send`, the backend is `Sync`, and both are used with the queue locked.
 unsafe impl Send for ParkedWaiter {}
 
 impl WaitQueue {
@@ -85,7 +85,7 @@ impl WaitQueue {
         Self::default()
     }
 
-    /// Waits until `done`, reaping `backend`'s completions meanwhile if nobody else does.
+    /// Waits until `done`, reaping `backend`'s completions meanwhile if no other thread does.
     pub fn wait(&self, backend: &dyn Backend, done: &mut WakeCondition<'_>) {
         let mut has_slept = false;
         while !done() {

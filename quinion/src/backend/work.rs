@@ -49,7 +49,7 @@ impl Work {
             Self::Flush(flush) => flush.len(),
         }
     }
-    /// See [`Fill::pages_were_read`]; nobody waits for a part of what is written. May be called under a lock.
+    /// See [`Fill::pages_were_read`]; no thread waits for a part of a write. May be called under a lock.
     pub(super) fn note_pages_read(&mut self, bytes: Range<usize>) -> Option<PagesRead> {
         match self {
             Self::Fill(fill) => fill.note_pages_read(bytes),

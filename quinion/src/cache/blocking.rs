@@ -54,7 +54,7 @@ struct Queue {
     calls: VecDeque<Call>,
     threads: usize,
     idle: usize,
-    /// Nobody hands over any more.
+    /// No more work is accepted.
     is_closed: bool,
 }
 

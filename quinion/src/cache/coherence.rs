@@ -1,7 +1,7 @@
-//! Outside: others may change a file under us; what a handle wants done about it, and what is done.
+//! Coherence: other processes may change a file that is cached; what a handle wants done about it, and what is done.
 //!
 //! ```text
-//!   policy of a handle   before each read                               at an open       somebody writes
+//!   policy of a handle   before each read                               at an open       another process writes
 //!     Immutable          nothing                                        nothing          is not seen
 //!     Check              nothing                                        look, forget     seen at the next open, ..
 //!     CheckEvery(time)   was the last look longer ago? look, forget     look, forget     seen after that time
@@ -10,16 +10,16 @@
 //! ```
 //!
 //! A **look** asks the file system for the file's size and times; if they are not those of what is cached, or too
-//! young to tell, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: nobody
-//! changes the file while it stands. A file has one if any of its handles wants one, and all of them are served by
-//! it. Where none can be had, a handle that wants one looks before each read, as long as that is so: it asked not to be
-//! shown old bytes. If it is ourselves who write the file, there is nothing to look for, and it is as `Check`.
+//! young to be conclusive, all of the file's pages are forgotten. A **lease** (`lease.rs`) needs no look: the file
+//! does not change while it stands. A file has one if any of its handles wants one, and all of them are served by it.
+//! Where none can be had, a handle that wants one looks before each read, as long as that is so: it asked not to be
+//! shown old bytes. If this cache writes the file, there is nothing to look for, and it is as `Check`.
 //!
 //! **Never stale under a lease.** A read that begins after a writer's `open` has returned shows no byte from before
 //! it, unless that byte is still the file's. The order that makes it so:
 //!
 //! ```text
-//!   begin     1 the kernel gives the lease: nobody has the file open for writing, and a thread that opens it waits
+//!     begin     1 the kernel grants the lease: no process has the file open for writing, and one that opens it waits
 //!             2 what is cached is forgotten, unless the file is known to be as it was when the last lease ended
 //!             3 the lease is believed
 //!   end       1 it is believed no more
@@ -30,11 +30,11 @@
 //! Both go under one lock of the file, so they do not mix. And so:
 //!  - *A hit in the middle of its copy* at end.2: its folio is retired, the sequence is odd, the copy is thrown away,
 //!    and the page is sought anew. A copy that ended before has begun before the writer's open returned.
-//!  - *A fill in flight* at end.2, or at begin.2: its folio is taken out of the tree while its fill holds it, so it
-//!    lands where nobody finds it; a thread that waits for it sees that, and asks the device again. The invalidate lock
-//!    sees to it that none is between tree and device.
-//!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may land when the writer is long at
-//!    work. From end.1 on nobody reads by this policy without a look; and begin.2 forgets it, arrived or not.
+//!  - *A fill in flight* at end.2, or at begin.2: its folio is taken out of the tree while its fill holds it, so no
+//!    reader finds it; a thread that waits for it sees that, and asks the device again. The invalidate lock ensures
+//!    that no fill is between tree and device.
+//!  - *A fill submitted between end.2 and end.3* reads what the file is then, and may end long after the writer began.
+//!    From end.1 on no handle reads by this policy without a look; and begin.2 forgets it, whether it has ended or not.
 //!  - *A pin* keeps its bytes; they are off the tree, and no read finds them.
 //!
 //! Times are not enough for begin.2: a long write changes them when it begins, and a store to mapped memory perhaps
@@ -43,26 +43,27 @@
 //! were old enough then for a later change to carry others; and if all changes carry times there, which tmpfs does not
 //! promise.
 //!
-//! **Viewers** in other processes hit without a word to us, so what they may believe stands in the file's record
-//! ([`Validation`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says otherwise
-//! before end.2. A viewer's process that is about to open the file for writing says so, if it can: then the lease is
-//! given up of our own accord, so that the opener need not wait, and what is cached stays. One that does not say so is
-//! made to wait by the kernel, as anybody is.
+//! **Viewers** in other processes hit without a message to the owner, so what they may believe stands in the file's
+//! record ([`Validation`]), and is changed under the same lock: it says `Sure` only while there is a lease, and says
+//! otherwise before end.2. A viewer's process that is about to open the file for writing notifies the owner, if it
+//! can: then the owner gives the lease up by itself, so that the opener need not wait, and what is cached stays. One
+//! that does not is made to wait by the kernel, as any other process is.
 //!
 //! ```text
 //!   of a file that is attached                   lease   trust              what is cached
 //!     a lease was had                            yes     Sure               as begin.2 says
 //!     a viewer is about to open it for writing   no      Kernel, or Looked  stays, if the file is as it was
-//!     somebody else opens it for writing         no      Kernel             is forgotten
+//!     another process opens it for writing       no      Kernel             is forgotten
 //!     a viewer cuts it, and opens it to read     no      Kernel             is forgotten
 //!     there is no lease                          no      Kernel, or Looked  stays, if the file is as it was
-//!     it was declared that nobody changes it     any     Immutable          stays, if the file is as it was
+//!     it was declared immutable                  any     Immutable          stays, if the file is as it was
 //! ```
 //!
-//! `Looked` is said only if the owner was asked to serve files by a look at their times.
+//! `Looked` is set only if the owner was asked to serve files by a look at their times.
 //!
-//! After a lease was given up it is not asked for again for a second, so that one who was told `EAGAIN` finds it open
-//! when it comes back; and while somebody writes, at each open, and fifty times a second at most besides.
+//! After a lease was given up it is not asked for again for a second, so that a process that got `EAGAIN` finds it
+//! open when it tries again. While another process writes, it is asked for at each open, and fifty times a second at
+//! most besides.
 //!
 //! Invariants:
 //!  1. `is_leased` is true only while the lease is there, and everything cached of the file was read under it, or is
@@ -70,7 +71,7 @@
 //!  2. There is a lease only while a handle is open that wants one.
 //!  3. No lock is held while the kernel is asked to open a file: it may make the opener wait for us.
 //!
-//! Not an invariant: that a look sees each change. Times tell what they tell; see above.
+//! Not an invariant: that a look sees each change. Times have limits; see above.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -110,15 +111,15 @@ pub enum Coherence {
     /// try again. While the lease stands, a read costs no system call and is never stale. (An open with
     /// `O_RDONLY | O_TRUNC` changes a file without asking for the lease.)
     ///
-    /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and which
-    /// nobody has open for writing; another cache that has written it keeps it open so for as long as it knows the file
-    /// ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with `CheckEvery` zero,
-    /// and it is asked for again; what is so, and why, tells [`File::coherence`]. `nowait` reads wait for locks and the
-    /// file system then. A file that this cache has open for writing has no lease, and reads are as with
-    /// [`Coherence::Check`].
+    /// A lease needs a regular file of a local file system, which this process's user owns (or `CAP_LEASE`), and
+    /// which is not open for writing; another cache that has written it keeps it open so for as long as it knows the
+    /// file ([`Builder::idle_files_max`](crate::Builder::idle_files_max)). Without one, reads are as with
+    /// `CheckEvery` zero, and it is asked for again; [`File::coherence`] reports the current state and the reason.
+    /// `nowait` reads wait for locks and the file system then. A file that this cache has open for writing has no
+    /// lease, and reads are as with [`Coherence::Check`].
     ///
-    /// In a forked child that goes on without `exec` the descriptor stays open; should the parent be killed, writers
-    /// wait until `/proc/sys/fs/lease-break-time` is over.
+    /// In a forked child that continues without `exec` the descriptor stays open; should the parent be killed,
+    /// writers wait until `/proc/sys/fs/lease-break-time` is over.
     Lease,
     /// The file never changes. It is checked only by [`File::revalidate`]; if it changes all the same, reads return old
     /// or new bytes.
@@ -132,7 +133,7 @@ impl Coherence {
     }
 }
 
-/// What is done about others who may change a file, and why; see [`File::coherence`].
+/// What is done about changes by others, and why; see [`File::coherence`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CoherenceInForce {
@@ -221,7 +222,7 @@ impl CoherenceState {
             let mut state = self.state.lock();
             state.wanted += 1;
             if state.no_lease == NoLease::OpenForWriting {
-                state.again = 0; // who had it open may have closed it just now
+                state.again = 0; // the process that had it open may have closed it just now
             }
             self.ask(&mut state);
         }
@@ -246,13 +247,14 @@ impl CoherenceState {
     }
 
     /// The version, if it is the mapping's, of which all pages are that are cached when the last handle goes, which
-    /// wanted `policy`; and from which any later change leads to another. `None` if there is no such one. Asks nobody.
+    /// wanted `policy`; and from which any later change leads to another. `None` if there is no such one. Asks no
+    /// file system.
     ///
-    /// It stays true of that version, whoever comes and goes meanwhile: what is cached later of a file that still has
-    /// its times was read of the same bytes.
+    /// It stays true of that version, whichever handles are opened and closed meanwhile: what is cached later of a
+    /// file that still has its times was read of the same bytes.
     pub(super) fn told_by_times(&self, policy: Coherence) -> Option<ObservedTimes> {
         match policy {
-            // Somebody may have stored to mapped memory both before and after a page was read, and times tell but of
+            // A store to mapped memory may have happened both before and after a page was read, and times report only
             // the first. So a lease was seen, or the pages go.
             Coherence::Lease => self
                 .state
@@ -267,12 +269,12 @@ impl CoherenceState {
         }
     }
 
-    /// Gives up a lease that stands of our own accord; what is cached stays.
+    /// Gives up a standing lease by itself; what is cached stays.
     fn part(&self, state: &mut RankedGuard<'_, State>, trust: Validation) {
         self.mapping.record().set_validation(trust);
         state.doubtful |= trust == Validation::Kernel;
-        // What the file is while nobody can change it. Asked again afterwards: if we were held up in between, the
-        // kernel may have taken the lease away, and what was looked at be of no known time.
+        // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
+        // was delayed in between, the kernel may have revoked the lease, and the attributes may be of any time.
         let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
         state.left = looked.filter(|_| state.lease.as_ref().is_some_and(Lease::stands));
         self.is_leased.store(false, Ordering::SeqCst); // partner: see `end`
@@ -300,7 +302,8 @@ impl CoherenceState {
         Ok((trust, state.no_lease))
     }
 
-    /// A viewer is about to open the file for writing: it need not wait for us. Viewers may do `without_lease` then.
+    /// A viewer is about to open the file for writing: it need not wait for the lease. Viewers may do `without_lease`
+    /// then.
     pub(super) fn expect_writer(&self, without_lease: Validation) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
@@ -309,14 +312,14 @@ impl CoherenceState {
         }
     }
 
-    /// A viewer cuts the file in a way that no lease hears of: nobody is shown what was cached when this returns.
+    /// A viewer cuts the file in a way that breaks no lease: no reader gets what was cached when this returns.
     pub(super) fn give_way_to_cut(&self) {
         let mut state = self.state.lock();
         self.end(&mut state);
         state.left = None;
     }
 
-    /// Whether nobody has changed the file since what is cached of it was read, nor can: without a system call.
+    /// Whether the file has not changed since what is cached of it was read, and cannot: without a system call.
     #[inline]
     pub(super) fn is_sure(&self) -> bool {
         // Acquire, partner: the Release in `begin`: what was forgotten there is not found by a thread that sees this.
@@ -339,7 +342,7 @@ impl CoherenceState {
     fn assure_lease(self: &Arc<Self>) -> Result<()> {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            return Ok(()); // nobody has looked for long, and it stands
+            return Ok(()); // not looked at for long, and it stands
         }
         self.ask(&mut state);
         if state.lease.is_some() {
@@ -415,7 +418,7 @@ impl CoherenceState {
         }
     }
 
-    /// There is a lease, 1: nobody changes the file from here on.
+    /// There is a lease, 1: the file does not change from here on.
     fn begin(&self, state: &mut RankedGuard<'_, State>, lease: Lease) -> std::result::Result<(), NoLease> {
         // 2
         if !self.is_as_left(state.left.take()) {
@@ -426,7 +429,7 @@ impl CoherenceState {
         // 3
         state.lease = Some(lease);
         if self.mapping.record().validation() == Validation::Looked {
-            self.mapping.record().set_validation(Validation::Sure); // whoever looks need not any more
+            self.mapping.record().set_validation(Validation::Sure); // viewers need not look any more
         }
         self.is_leased.store(true, Ordering::Release); // partner: the Acquire in `is_sure`
         Ok(())
@@ -471,7 +474,7 @@ impl LeaseHolder for CoherenceState {
     fn give_up(&self) {
         let mut state = self.state.lock();
         if self.confirm(&mut state) {
-            // A thread that writes meanwhile is nobody we know, and times tell of it too late.
+            // A thread that writes meanwhile may be any process, and times report its writes too late.
             self.part(&mut state, Validation::Kernel);
             // Not before we have been stopped.
             state.again = now().saturating_add(LEFT_ALONE.as_nanos() as u64);
@@ -482,9 +485,8 @@ impl LeaseHolder for CoherenceState {
 
 /// Of a [`File`]: what others do to it.
 impl File {
-    /// What is done about others who may change the file, by this handle, now: what it was opened with, or, where a
-    /// lease cannot be had, what is done in its place, and why. Asks the kernel; waits for a lease that is
-    /// being given up.
+    /// What this handle does now about changes by others: what it was opened with, or, where a lease cannot be had,
+    /// what is done in its place, and why. Asks the kernel; waits for a lease that is being given up.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

@@ -35,7 +35,7 @@ pub struct ReadOptions {
     /// Never waits for the device, for memory, or for a lock of a mapping, of the policy or of readahead: it
     /// goes without. Takes free pages, lets the cache grow within its bound (2 MiB at a time, half a
     /// millisecond of computing each), evicts clean pages and starts reads, so that a later call finds the
-    /// bytes, in a cache that nobody has read from before too. (Some locks it takes that others hold for some
+    /// bytes, also in a cache that was never read from before. (Some locks it takes that others hold for some
     /// steps and never while they wait: that of the free pages, to give pages back and to add what has
     /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
     /// and its rings, to say what is new: these are held for a thousand judgements at most, some hundred
@@ -50,7 +50,7 @@ pub struct ReadOptions {
     /// What it brought goes when the handle's reads have passed it: pages that lie wholly in what was read are gone
     /// when the call returns; of larger folios those that were read to their end. What was read ahead and is not
     /// read goes when the reads go elsewhere, pause for a second or two, or when the handle is closed. What
-    /// somebody else reads without this option stays, and so does what was cached before.
+    /// others read without this option stays, and so does what was cached before.
     ///
     /// Refused by backends that do not support it ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     /// A call with `nowait` leaves its pages for a later call to drop, if the lock for it is busy.
@@ -329,7 +329,7 @@ impl File {
         self.looks_in() == UNCACHED
     }
 
-    /// Where a hit of a batch looks for the record: a lease tells without a look that nobody has changed the file.
+    /// Where a hit of a batch looks for the record: under a lease no check is needed.
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {
@@ -595,7 +595,7 @@ impl File {
     pub(crate) fn read_by_kernels_cache(&self) {
         self.handle.mapping.backend().read_by_kernels_cache();
     }
-    /// Makes the page at `position` ready for a reader who wants `len` bytes there.
+    /// Makes the page at `position` ready for a reader that wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;

@@ -12,8 +12,8 @@
 //!
 //! Invariants:
 //!  1. A range that [`Image::ensure`] has said `Ok` of reads as the snapshot did when it was opened, for as long as the
-//!     image lives, here and in every mapping of its descriptor that nobody has written to. That the snapshot was
-//!     changed meanwhile is found out by its size and its time of modification, and by these alone.
+//!     image lives, here and in every unwritten mapping of its descriptor. A change of the snapshot meanwhile is
+//!     detected by its size and its time of modification, and by these alone.
 //!  2. No call of a forked child reaches the arena or a lock.
 
 use std::fmt;
@@ -338,9 +338,9 @@ impl GuestMemory {
     pub fn memory_len(&self) -> u64 {
         u64::from(self.memory.extents().pages()) * PAGE_SIZE as u64
     }
-    /// Its file, open for reading and writing and sealed against any other size, for the machine to map. A page that
-    /// nobody has touched takes memory when the machine touches it: where the machine has none that is a signal there,
-    /// unless [`GuestMemory::allocate`] was called before.
+    /// Its file, open for reading and writing and sealed against any other size, for the machine to map. An untouched
+    /// page takes memory when the machine touches it: where the machine has none that is a signal there, unless
+    /// [`GuestMemory::allocate`] was called before.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.extents().file()
     }
@@ -370,7 +370,7 @@ impl GuestMemory {
         self.memory.write(position, bytes)
     }
 
-    /// Fills `buffer` from byte `position` on. What nobody has written is zeros, and takes memory by being read.
+    /// Fills `buffer` from byte `position` on. Bytes that were not written are zeros, and take memory by being read.
     ///
     /// # Errors
     /// As [`GuestMemory::allocate`]; the buffer is as it was then.
@@ -443,8 +443,8 @@ impl GuestMemory {
         })
     }
 
-    /// Makes `range`, in bytes, zeros for all who map it, and gives the memory of whole pages back to the machine. It
-    /// counts against the cache's bound all the same, and comes back where it is touched.
+    /// Makes `range`, in bytes, zeros for every process that maps it, and gives the memory of whole pages back to the
+    /// machine. It counts against the cache's bound all the same, and comes back where it is touched.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it does not lie inside;

@@ -23,7 +23,7 @@ impl File {
     pub fn lock(&self) -> Result<()> {
         self.lock_by(FlockOperation::LockExclusive).map(drop)
     }
-    /// As [`File::lock`], beside others who lock it so, too.
+    /// As [`File::lock`], but shared with other shared locks.
     ///
     /// # Errors
     /// As [`File::lock`].

@@ -7,10 +7,10 @@
 //!                           mapping without a device            gone, with its pages, when the last handle is
 //! ```
 //!
-//! A [`MemFile`] is sparse: what nobody wrote reads as zeros and takes no memory. It grows by writes, up to what the
-//! cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is dropped;
-//! the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes nothing of
-//! them either: what is in the way is slack. What is pinned lives on with its pins.
+//! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, up to
+//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle
+//! is dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`])
+//! takes nothing of them either: the excess is slack. What is pinned lives on with its pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -224,8 +224,8 @@ impl MemFile {
     // ---- reading --------------------------------------------------------------------------------
 
     /// Reads up to `buffer.len()` bytes at byte `position` into `buffer` and returns how many were read: all of them,
-    /// or fewer at the end of the file. 0 means the end of the file, or an empty buffer. What nobody wrote is zeros,
-    /// and takes no memory by being read.
+    /// or fewer at the end of the file. 0 means the end of the file, or an empty buffer. Bytes that were not written
+    /// are zeros, and take no memory by being read.
     ///
     /// A read of what was written takes no lock, makes no system call and stores nothing that other threads look at.
     /// A read of a hole takes the file's index lock briefly, once for each hole however large. Waits only for a call
@@ -305,8 +305,8 @@ impl MemFile {
     }
 
     /// Pins `len` bytes at `position`, or as many as the file has there, without a copy. They stay as they are until
-    /// the [`Pinned`] is dropped, even if the file is written. For holes it lends shared zeros, and pins and allocates
-    /// nothing.
+    /// the [`Pinned`] is dropped, even if the file is written. For holes it returns shared zeros, and pins and
+    /// allocates nothing.
     ///
     /// # Errors
     /// As [`MemFile::read_at`]; [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory) if the range does not fit beside
@@ -417,8 +417,8 @@ impl MemFile {
         shared.shmem.set_len(mapping, bytes, *on_pinned).map_err(|error| self.explain(error))
     }
 
-    /// Makes `len` bytes at byte `position` a hole: they read as zeros, and the pages that lie wholly in them are free,
-    /// if nobody has pinned them. The size stays; what of the range lies behind it is left out. Waits as
+    /// Makes `len` bytes at byte `position` a hole: they read as zeros, and the pages that lie wholly in them are
+    /// freed, unless they are pinned. The size stays; the part of the range behind it is ignored. Waits as
     /// [`MemFile::set_len`].
     ///
     /// # Errors
@@ -431,9 +431,9 @@ impl MemFile {
         punched.map_err(|error| self.explain(error))
     }
 
-    /// The first byte from `position` on that lies in data: in a folio that somebody has written to. `None`: there is
-    /// none before the end of the file. Memory that is allocated and was not written to is no data. Takes the file's
-    /// index lock, some thousand folios at a time.
+    /// The first byte from `position` on that lies in data: in a folio that was written to. `None`: there is none
+    /// before the end of the file. Memory that is allocated and was not written to is no data. Takes the file's index
+    /// lock, some thousand folios at a time.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

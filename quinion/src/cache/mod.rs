@@ -1,4 +1,4 @@
-//! Cache: the door. One bounded memory, and the files that are read through it.
+//! Cache: the public API. One bounded memory, and the files that are read through it.
 //!
 //! A [`Cache`] is a handle: clones share one cache, which ends when the last
 //! clone, file and pin is gone. A [`File`] is one stream through one file; it
@@ -16,12 +16,12 @@
 //!
 //! A cache has **pools**, named shares of it, in `pool.rs`; what is opened without one is of the default pool.
 //!
-//! A mapping that nobody has open is kept for its folios; the oldest such one
-//! goes when there are too many, because each keeps a descriptor of the system
-//! open. (Not in a cache that reads on behalf of other programs: there it is **parked**, without a descriptor, and
-//! known by its mount, identity and version; or forgotten, where these do not tell.) One whose file was removed goes
-//! soon, for its space is not free before: each open, and each end of a handle, looks at some of them. If it was
-//! written, what is dirty of it is written back when it is closed, and it stays until that has ended.
+//! A mapping without open handles is kept for its folios; the oldest such one goes when there are too many, because
+//! each keeps a descriptor of the system open. (Not in a cache that reads on behalf of other programs: there it is
+//! **parked**, without a descriptor, and known by its mount, identity and version; or forgotten, where these are not
+//! conclusive.) One whose file was removed goes soon, because its space is not free before: each open, and each end
+//! of a handle, checks some of them. If it was written, its dirty pages are written back when it is closed, and it
+//! stays until that has ended.
 //!
 //! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
 //! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
@@ -108,9 +108,9 @@ pub use stats::Stats;
 pub use tokio_io::AsyncFile;
 pub use write::{BatchWrite, WriteFuture, WriteOptions};
 
-/// How many files that nobody has open are looked at at a time, whether they were removed.
+/// How many files without open handles are checked at a time for having been removed.
 const LOOKED_AT: usize = 4;
-/// How long a file is kept open that nobody has open, if its mount has no number of its own.
+/// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
 /// How long [`Cache::release_idle`] waits for what is in flight.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
@@ -149,7 +149,7 @@ pub(crate) struct CacheInner {
     pub(crate) process: ForkGuard,
     pub(crate) readahead: Config,
     idle_files_max: usize,
-    /// Whether the descriptors of files that nobody has open are closed.
+    /// Whether the descriptors of files without open handles are closed.
     parks: AtomicBool,
     tuning: Tuning,
     /// Follows what is read, if a miss-ratio curve is wanted.
@@ -284,10 +284,11 @@ impl Builder {
         self.readahead_style = style;
         self
     }
-    /// How many files that nobody has open keep their pages, and a descriptor of the system each, or up to three if
+    /// How many files without open handles keep their pages, and a descriptor of the system each, or up to three if
     /// they were written: for writing, too, so that other processes get no lease on them. One that was removed, on a
-    /// local file system, is let go a few opens and closes later, and its space is free then. With 0 none is kept, but
-    /// for what is still to be written. The default is 1024, or a quarter of the descriptors this process may have.
+    /// local file system, is released a few opens and closes later, and its space is free then. With 0 none is kept,
+    /// but for what is still to be written. The default is 1024, or a quarter of the descriptors this process may
+    /// have.
     #[must_use]
     pub fn idle_files_max(mut self, files: usize) -> Self {
         self.idle_files_max = files;
@@ -336,8 +337,8 @@ impl Builder {
         self.spill = Some((options, None));
         self
     }
-    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. Nobody else uses it meanwhile.
-    /// The path of `options` is not looked at.
+    /// As [`Builder::spill`], in the file behind a backend of your own, which can write. It must not be used
+    /// otherwise meanwhile. The path of `options` is ignored.
     #[must_use]
     pub fn spill_to(mut self, backend: Arc<dyn Backend>, options: SpillOptions) -> Self {
         self.spill = Some((options, Some(backend)));
@@ -420,7 +421,7 @@ impl Builder {
     }
 }
 
-/// The largest folio that a cache of `memory` bytes makes if nobody says: one of which 256 fit. Of what a
+/// The largest folio that a cache of `memory` bytes makes by default: one of which 256 fit. Of what a
 /// cache holds, less than a 256th is then kept for the sake of one page in it that is read again, and a cache
 /// of 16 MiB still has some hundred folios to choose from when it evicts. From 2 MiB on a folio gains
 /// nothing by being larger, and the arena has none.
@@ -517,8 +518,8 @@ impl Cache {
         })
     }
 
-    /// Opens the file behind a descriptor that somebody opened for reading, without using the descriptor's
-    /// own description: its offset and flags stay as they are.
+    /// Opens the file behind a descriptor that is open for reading, without using the descriptor's own description:
+    /// its offset and flags stay as they are.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -527,7 +528,7 @@ impl Cache {
     }
 
     /// As [`Cache::adopt`], opened as `options` say: for writing, too, if they do. The file is opened anew, with this
-    /// process's rights, so a descriptor that was opened for writing by somebody who may do more is not enough.
+    /// process's rights, so a descriptor that a more privileged process opened for writing is not enough.
     ///
     /// # Errors
     /// As [`Cache::open_with`].
@@ -617,7 +618,7 @@ impl Cache {
     /// pools protect, and nothing was changed. [`ErrorKind::Forked`](crate::ErrorKind::Forked): see there.
     pub fn resize(&self, bytes: u64) -> Result<ResizeOutcome> {
         self.check_process()?;
-        // Held until the bound is in force, beside which whoever protects more then looks at what is left.
+        // Held until the bound is in force; a thread that protects more then checks what is left.
         let pools = self.shared.pools.lock();
         let least = self.shared.filemap.memory_for_protected();
         if bytes < least {
@@ -719,9 +720,9 @@ impl Cache {
         self.shared.filemap.arena.check()
     }
 
-    /// Looks at up to `most` files that nobody has open, and lets go of those that were removed: their space is free
-    /// then. The next call goes on where this one has ended. For a cache that nobody uses for long: each open, and each
-    /// end of a handle, looks at some of them anyway. Asks the file system for each; takes the lock of the table of
+    /// Checks up to `most` files without open handles, and releases those that were removed: their space is free
+    /// then. The next call continues where this one has ended. For a cache that is idle for long: each open, and each
+    /// end of a handle, checks some of them anyway. Asks the file system for each; takes the lock of the table of
     /// files for some steps. In a forked child it does nothing.
     pub fn let_go_of_removed(&self, most: usize) {
         if !self.shared.process.is_forked() {
@@ -729,15 +730,15 @@ impl Cache {
         }
     }
 
-    /// Closes the descriptor of each file with its last handle, from now on: for a cache that reads on behalf of other
-    /// programs, who cannot know that somebody else has their files open. Pages stay where the next open can tell that
-    /// they are the file's: see [`CacheInner::release`].
+    /// Closes the descriptor of each file with its last handle, from now on: for a cache that reads on behalf of
+    /// other programs, which cannot know that this process has their files open. Pages stay where the next open can
+    /// tell that they are the file's: see [`CacheInner::release`].
     pub(crate) fn park_idle_files(&self) {
         self.shared.parks.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets that file, if nobody has it open: its descriptor is closed, and its pages go. Whether it is not known
-    /// now, and nothing that was let go of is in flight still.
+    /// Forgets that file, if it has no open handle: its descriptor is closed, and its pages go. Returns whether it is
+    /// not known now, and nothing that was released is in flight still.
     pub(crate) fn forget_idle(&self, device: u64, inode: u64) -> bool {
         let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
@@ -753,8 +754,8 @@ impl Cache {
         !is_known && self.shared.closing().is_none()
     }
 
-    /// Forgets the files that nobody has opened again for a second, of those that are kept open only because their
-    /// mount has no number of its own. Which they were, by device and inode.
+    /// Forgets the files that were not opened again for a second, of those that are kept open only because their
+    /// mount has no number of its own. Returns which they were, by device and inode.
     pub(crate) fn forget_lingering(&self) -> Vec<(u64, u64)> {
         let (mut gone, mut names) = (DeferredRelease::default(), Vec::new());
         let mut table = self.shared.table.lock();
@@ -773,8 +774,8 @@ impl Cache {
         names
     }
 
-    /// Closes the descriptors of all files that nobody has open, and waits for what is in flight by them, half a second
-    /// at most.
+    /// Closes the descriptors of all files without open handles, and waits for what is in flight by them, half a
+    /// second at most.
     pub(crate) fn release_idle(&self) {
         self.shared.release_idle();
     }
@@ -905,7 +906,7 @@ impl CacheInner {
         drop(gone.backends);
     }
 
-    /// Lets go of the descriptors of all files that nobody has open.
+    /// Releases the descriptors of all files without open handles.
     fn release_idle(&self) {
         let mut table = self.table.lock();
         let idle: Vec<_> = table
@@ -940,10 +941,10 @@ impl CacheInner {
         table.closing.first().cloned()
     }
 
-    /// Looks at some files that nobody has open, `most` of them, and forgets those that were removed.
+    /// Checks `most` files without open handles, and forgets those that were removed.
     fn look_for_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
-        // The file system is asked with no lock held. Nobody dirties what nobody has open.
+        // The file system is asked with no lock held. A file without open handles is not dirtied.
         removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
         if removed.is_empty() {
             return;
@@ -1039,7 +1040,7 @@ impl Drop for CacheInner {
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
             leases.close();
-            // What was written and is not in its file yet; what fails is counted, there is nobody left to be told.
+            // What was written and is not in its file yet. A failure is counted; no handle is left to report it.
             filemap.supply.writeback.write_out_all();
             filemap.supply.background.close();
             filemap.supply.spill.iter().for_each(|spill| spill.drain());

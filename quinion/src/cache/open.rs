@@ -39,7 +39,7 @@ pub(super) enum New {
     Must,
 }
 
-/// When a write of a handle is durable: when it returns, or when somebody syncs.
+/// When a write of a handle is durable: when it returns, or after a sync.
 ///
 /// | | a write that has returned `Ok` |
 /// |---|---|
@@ -49,7 +49,7 @@ pub(super) enum New {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// When somebody syncs: [`File::sync_data`](crate::File::sync_data) and its like.
+    /// At a sync: [`File::sync_data`](crate::File::sync_data) and its like.
     #[default]
     OnSync,
     /// When the write returns, as if [`File::sync_range`](crate::File::sync_range) of what it wrote came next
@@ -108,7 +108,7 @@ impl OpenOptions {
         self.mode = Some(mode);
         self
     }
-    /// When writes of the handle are durable. The default is when somebody syncs.
+    /// When writes of the handle are durable. The default is at a sync.
     pub fn durability(&mut self, durability: Durability) -> &mut Self {
         self.durability = durability;
         self

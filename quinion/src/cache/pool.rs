@@ -11,14 +11,14 @@
 //! it, changes nothing of that, and charges nothing. A pool with a **limit** makes room for itself out of itself when
 //! it is there; a pool's **protected** minimum is left to it by all others (`policy/pools.rs`).
 //!
-//! A pool lives as long as somebody has it: a [`Pool`], or a [`File`] opened by one. Then its pages are the default
-//! pool's, as if they had been brought there, the oldest first.
+//! A pool lives as long as a [`Pool`], or a [`File`] opened by one, does. Then its pages are the default pool's, as
+//! if they had been brought there, the oldest first.
 //!
 //! Invariants:
 //!  1. A name is one pool's at a time, and a number one pool's.
 //!  2. What is protected of all pools fits into the bound, with a sixteenth of it left for everybody.
 //!
-//! Not an invariant: that the second holds after pressure has made the cache smaller; it gives way to no less than
+//! Not an invariant: that the second holds after pressure has made the cache smaller; it shrinks to no less than
 //! that, as far as its bounds allow.
 
 use std::fmt;

@@ -5,9 +5,8 @@
 //!   residents(position, len)    which ones: ranges of one state, in rising order
 //! ```
 //!
-//! The walk is the mapping's, in `mapping/residency.rs`; here pages become bytes
-//! and a range ends with the file. Nothing is read for it, nobody's referenced
-//! byte is set, and no page is kept for being asked about.
+//! The walk is the mapping's, in `mapping/residency.rs`; here pages become bytes and a range ends with the file. It
+//! reads nothing, sets no referenced byte, and keeps no page.
 
 use std::ops::Range;
 

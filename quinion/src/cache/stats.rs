@@ -127,7 +127,7 @@ stats! {
     count guessed_pages,
     /// Pages that came because a program said that it will need them ([`File::will_need`](crate::File::will_need)).
     count will_need_pages,
-    /// Pages put into the cache that nobody had asked for yet: by readahead, or because a program said that it
+    /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it
     /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
     count readahead_pages,
     /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
@@ -143,14 +143,14 @@ stats! {
     count failed_pages,
     /// Pages that went because the file ended before them when they were read, or because what was to fill them did.
     count undelivered_pages,
-    /// Pages forgotten with their file, which nobody had open when there were too many such files, or which was
+    /// Pages forgotten with their file, which had no open handle when there were too many such files, or which was
     /// removed.
     count forgotten_pages,
     /// Pages dropped behind uncached reads ([`ReadOptions::uncached`](crate::ReadOptions::uncached)).
     count dropped_behind_pages,
     /// Of these, pages that no uncached read had passed: read ahead, or in part, when its stream ended.
     count left_over_pages,
-    /// Pages that uncached reads had put into the cache and that stay, because somebody else read them. They are
+    /// Pages that uncached reads had put into the cache and that stay, because another reader read them. They are
     /// counted when an uncached read passes them, or its stream ends.
     count adopted_pages,
     /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
@@ -190,7 +190,7 @@ impl Stats {
 
     /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
     /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
-    /// these is what is cached: exactly so when nobody uses the cache meanwhile and nothing is in flight.
+    /// these is what is cached: exactly so when the cache is not used meanwhile and nothing is in flight.
     pub fn went_pages(&self) -> u64 {
         let for_room =
             self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;

@@ -49,8 +49,8 @@ use super::{File, Handle};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
-    /// ended well, unless somebody else has read or written them meanwhile. What was cached before stays.
+    /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that
+    /// has ended well, unless another reader or writer has used them meanwhile. What was cached before stays.
     ///
     /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the
     /// next sync as ever. Refused by backends that do not support it
@@ -168,8 +168,8 @@ impl File {
     /// one that it overwrites in part, and that is not cached, that page is read first.
     ///
     /// Over cached bytes it takes no lock but that of the page, and one that all writers inside the file share, and
-    /// waits for nobody. It may wait for the device where it has to read, for memory, and for write-back where so much
-    /// is dirty that writers are slowed down. The bytes must not be such that reading this file serves their page
+    /// does not block. It may wait for the device where it has to read, for memory, and for write-back where so much
+    /// is dirty that writers are throttled. The bytes must not be such that reading this file serves their page
     /// faults.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Copy: moving bytes that somebody else may be overwriting.
+//! Copy: moving bytes that another thread may be overwriting.
 //!
 //! A reader copies a folio's bytes while the owner may be giving the frame to
 //! another file, in this process or, for a viewer, in another. What it copied
@@ -52,7 +52,7 @@ pub fn faults() -> u64 {
     0
 }
 
-/// Counts a fault. For whoever handles the signal, before the copy goes on.
+/// Counts a fault. For the signal handler, before the copy continues.
 #[cfg(not(feature = "std"))]
 pub fn note_fault() {
     FAULTS.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
@@ -62,7 +62,7 @@ pub fn note_fault() {
 ///
 /// # Safety
 /// * `from..from + len` lies in a mapped arena. Others may be writing there.
-/// * `to..to + len` is valid for writes and touched by nobody else.
+/// * `to..to + len` is valid for writes and no other thread touches it.
 /// * The two ranges do not overlap.
 #[inline]
 pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
@@ -83,7 +83,7 @@ pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// * `to..to + len` lies in a mapped arena and its frames are owned by the caller: a locked folio.
 ///   Readers that came by a stale hint may be looking; they throw away what they see.
-/// * `from..from + len` is valid for reads and written by nobody meanwhile.
+/// * `from..from + len` is valid for reads and no thread writes it meanwhile.
 /// * The two ranges do not overlap.
 #[inline]
 pub unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {

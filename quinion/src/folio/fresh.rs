@@ -1,11 +1,11 @@
-//! Fresh: frames that nobody else knows of, on their way to become a folio.
+//! Fresh: frames that are not published yet, on their way to become a folio.
 //!
 //! ```text
-//!   arena --alloc--> Fresh --copy_page, from what somebody holds--> Fresh --into_frame--> a tree
+//!   arena --alloc--> Fresh --copy_page, from a held folio--> Fresh --into_frame--> a tree
 //!                      \--drop--> arena
 //! ```
 //!
-//! What has to leave the index while somebody holds it, and must not be lost, is copied into such frames.
+//! What has to leave the index while it is held, and must not be lost, is copied into such frames.
 //!
 //! Invariant: until [`FreshFolio::into_frame`] its frames are this value's alone, and their descriptors are odd.
 
@@ -15,7 +15,7 @@ use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 use super::copy;
 use super::held::HeldFolio;
 
-/// 2^order frames of an arena that are nobody's yet. Dropping it gives them back.
+/// 2^order frames of an arena that no folio owns yet. Dropping it gives them back.
 #[derive(Debug)]
 pub struct FreshFolio<'a> {
     arena: &'a Arena,

@@ -14,7 +14,7 @@
 //!  1. One value is one hold: it cannot be cloned, and giving it back twice does not compile.
 //!  2. Bytes are copied out only of pages that were seen readable, and each page is copied whole: before or after
 //!     any write to it.
-//!  3. The thread that puts the last hold of a detached folio frees its frames, and nobody else does.
+//!  3. The thread that puts the last hold of a detached folio frees its frames, and no other thread does.
 //!
 //! Not an invariant: that a held folio is in the index, or will ever be
 //! readable. A fill may fail, and a change of the file detaches it.
@@ -211,7 +211,7 @@ impl<'a> HeldFolio<'a> {
     }
 
     /// Turns the hold into a user's pin, to be given back by [`unpin`]; with the folio's order if it is its first.
-    /// When it returns, nobody is writing the folio's bytes, and nobody will until then. May wait as
+    /// When it returns, no thread is writing the folio's bytes, and none will until then. May wait as
     /// [`HeldFolio::copy_out`] may.
     pub fn into_pin(self) -> (Frame, Option<Order>) {
         let descriptor = self.arena.view().own(self.frame);

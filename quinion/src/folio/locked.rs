@@ -26,7 +26,8 @@
 //! Not an invariant: that the folio is in the index. It may be taken out at any time; then it is its holders' until
 //! they let it go, and [`FinishOutcome::Left`] says so.
 //!
-//! It wakes nobody: rooms are above. A thread that waits for what is unlocked here is woken by `mapping/grab.rs`.
+//! It wakes no thread: wait queues belong to the modules above. A thread that waits for what is unlocked here is
+//! woken by `mapping/grab.rs`.
 
 use std::ops::Range;
 
@@ -52,7 +53,7 @@ pub enum LockedState {
 pub enum FinishOutcome {
     /// It is in the index, and up to date.
     Kept,
-    /// It had left the index, or has since been taken out: its bytes are nobody's.
+    /// It had left the index, or has since been taken out: its bytes belong to no file.
     Left,
 }
 
@@ -79,7 +80,7 @@ impl<'a> LockedFolio<'a> {
         }
     }
 
-    /// The folio that the caller has inserted, and of which nobody has ended the fill: with its lock and its hold.
+    /// The folio that the caller has inserted, and whose fill has not ended: with its lock and its hold.
     pub fn of_new(arena: &'a Arena, frame: Frame) -> Self {
         Self { held: Some(HeldFolio::of_fill(arena, frame)), state: LockedState::New, written: 0..0 }
     }

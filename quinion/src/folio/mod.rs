@@ -22,7 +22,7 @@
 //!  3. The bytes of a steady folio do not change while its sequence stays the same; those of a written one change
 //!     page by page, each while its own sequence is odd ([`written`](crate::arena::written)), and
 //!     not while it is pinned.
-//!  4. A frame is given back to the arena by exactly one party: the thread that retires a folio that nobody
+//!  4. A frame is given back to the arena by exactly one party: the thread that retires a folio without
 //!     holds, or a thread that drops the last hold of a detached one.
 //!  5. A thread that writes bytes has called [`before_bytes`](crate::arena::before_bytes) on the same thread;
 //!     [`copy::copy_in`] and a fill's address do it for their callers.

@@ -88,9 +88,9 @@ impl<'a> Iterator for Chunks<'a> {
         }
         let (first, len) = self.left.take_piece();
         // SAFETY: every extent is of the zeros, which are constant,
-        // or lies in pages that had come and that the pins keep: nobody writes them
-        // (a fill does not write what has arrived again, a writer changes no page that is pinned and those who were
-        // in one had left when the pin was given, and a change of the file replaces folios) and they stay mapped as
+        // or lies in pages that were read and that the pins keep. They are not written:
+        // a fill does not write a page again; a writer changes no page that is pinned, and writers that
+        // were in one had left when the pin was given; and a change of the file replaces folios. They stay mapped as
         // long as the arena lives, which the `Pinned` shares that is borrowed for `'a`.
         Some(unsafe { std::slice::from_raw_parts(first, len) })
     }
@@ -107,7 +107,7 @@ impl fmt::Debug for Pinned {
     }
 }
 
-// SAFETY: the extents are bytes that nobody writes while the pins last; the rest is Send and Sync.
+// SAFETY: no thread writes the extents' bytes while the pins last; the rest is Send and Sync.
 unsafe impl Send for Pins {}
 // SAFETY: as above.
 unsafe impl Sync for Pins {}
@@ -159,7 +159,7 @@ impl Pinned {
         bytes
     }
 
-    /// To add to them: nobody has a clone before they are handed out.
+    /// To add to them: there is no clone before they are handed out.
     fn pins(&mut self) -> &mut Pins {
         Arc::get_mut(&mut self.0).expect("pins that are being gathered are not shared")
     }
@@ -170,7 +170,7 @@ impl Pinned {
     }
 
     /// Adds what `held` has of the file from `position` on, and returns how many bytes that are: at most as many as
-    /// `left` says once nobody changes them any more. May wait for a writer.
+    /// `left` returns once no thread changes them any more. May wait for a writer.
     pub(crate) fn add(&mut self, held: HeldFolio<'_>, position: u64, left: impl FnOnce() -> usize) -> usize {
         let inside = (position - held.first().first_byte()) as usize;
         // What comes later may be zeroes behind the file's end, which `left` need not know of.
@@ -194,7 +194,7 @@ impl Pinned {
         bytes
     }
 
-    /// Adds `len` zeros, of shared pages that are nobody's; what that takes does not depend on how many they are.
+    /// Adds `len` zeros, of shared pages of no file; the cost does not depend on how many they are.
     pub(crate) fn add_zeros(&mut self, len: usize) {
         let pins = self.pins();
         match pins.extents.last_mut() {
@@ -243,7 +243,7 @@ impl<'a> IntoIterator for &'a Pinned {
     }
 }
 
-/// Whole folios of a memory file, pinned: memory of this process with an address, which nobody takes away or moves as
+/// Whole folios of a memory file, pinned: memory of this process with an address, which is neither freed nor moved as
 /// long as this lives.
 ///
 /// They are the file's: a reader of it sees what is in them. A write to the file finds them pinned, and does what its
@@ -270,8 +270,8 @@ impl PinnedFolio {
         self.position
     }
     /// The address of its first byte, a multiple of its length. It may be read. A caller that stores there, or has a
-    /// device store there, answers for it that nobody has the bytes lent by [`MemFile::pin`](crate::MemFile::pin) at
-    /// that time, and that others who read them see them change.
+    /// device store there, guarantees that no [`Pinned`] of [`MemFile::pin`](crate::MemFile::pin) has the bytes at
+    /// that time, and accepts that other readers see them change.
     pub fn address(&self) -> *mut u8 {
         self.address
     }

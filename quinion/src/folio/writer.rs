@@ -11,22 +11,22 @@
 //! [`FolioWriter::write`] and [`FolioWriter::zero`] step from page to page. Writers of different pages of one folio do
 //! not meet. Why readers get whole pages is told in [`arena::written`](crate::arena::written).
 //!
-//! A pinned folio is not written: its user was promised bytes that do not change. The writer hears
-//! [`WriteRefused::Pinned`], before it has changed a byte of that page, and the path above detaches the folio or copies
-//! the page.
+//! A pinned folio is not written: its user was promised bytes that do not change. The writer gets
+//! [`WriteRefused::Pinned`], before it has changed a byte of that page, and the path above detaches the folio or
+//! copies the page.
 //!
 //! Invariants:
 //!  1. The owner of a [`PageWriter`] is alone in the page, and found it unpinned when it was alone.
 //!  2. No `&mut [u8]` of a page exists: bytes go in by `copy::copy_in`.
 //!
-//! Not an invariant: that a write of several pages is done whole or not at all. A pin may come between two of them; the
-//! answer says how many bytes were written. Nor that the folio is in the index when the write is over: who
-//! writes for a file holds off what could take it out.
+//! Not an invariant: that a write of several pages is done whole or not at all. A pin may come between two of them;
+//! the result says how many bytes were written. Nor that the folio is in the index when the write is over: a thread
+//! that writes for a file holds off what could take it out.
 //!
 //! The bytes to write must be there to be copied: a source whose page faults are served by a reader of this very
 //! page would wait for itself.
 //!
-//! Locks: `Rank::Page`, for a copy of a page. Cost of a page: two stores, a fence, a lock nobody waits for, the copy.
+//! Locks: `Rank::Page`, for a copy of a page. Cost of a page: two stores, a fence, an uncontended lock, the copy.
 
 use crate::arena::written::{enter, leave};
 use crate::arena::{PageLock, WriteRefused};

@@ -1,4 +1,4 @@
-//! Written: copies out of pages that somebody may be writing, a page at a time.
+//! Written: copies out of pages that a thread may be writing, a page at a time.
 //!
 //! ```text
 //!   look      no writer in the page?          no -> wait a little
@@ -59,7 +59,7 @@ pub unsafe fn copy_page(sequence: &AtomicU32, from: *const u8, to: *mut u8, len:
 /// how many. `None` if such frames do not exist, which is so of no folio.
 ///
 /// # Safety
-/// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
+/// `to` is valid for `len` bytes of writes, no other thread writes there, and it does not overlap the arena.
 pub unsafe fn copy_pages(
     grown: GrownView<'_>,
     head: Frame,

@@ -5,22 +5,22 @@
 //!
 //!   charge     + pages  + pages     before a folio is there; refused above the limit
 //!   list                - pages     the folio stands in a ring of the pool: its weight carries the charge
-//!   pop                 + pages     the thread that popped carries it, until it is listed again or known to be gone
+//!   pop                 + pages     the thread that popped carries it, until it is listed again or found to have left
 //!   refund     - pages  - pages     what of a charge was not used
-//!   remove     - pages              a folio that leaves its ring by another door
+//!   remove     - pages              a folio that leaves its ring other than by its head
 //! ```
 //!
-//! A pool is charged for what its rings list and for what somebody is about to list there. A thread that is about to
-//! has a [`Charge`], which gives back what was not used when it is dropped; so each page is refunded once, by the ring
-//! or by the charge, and never by both.
+//! A pool is charged for what its rings list and for what a thread is about to list there. Such a thread has
+//! a [`Charge`], which refunds what was not used when it is dropped; so each page is refunded once, by the
+//! ring or by the charge, and never by both.
 //!
 //! Invariants (asserted by [`Lists::check`](super::Lists::check)):
 //!  1. Under the lock of the rings, what a pool is charged for and is not outstanding is what its rings list.
 //!  2. No charge is granted that brings a pool above its limit.
 //!
-//! Not an invariant: that a pool is below its limit. A limit may be lowered; then nothing is granted until the pool
-//! has shrunk to it. Nor that what a pool is not charged for is free: a folio that has left the index while somebody
-//! pins it is nobody's charge.
+//! Not an invariant: that a pool is below its limit. A limit may be lowered; then nothing is granted until
+//! the pool has shrunk to it. Nor that what a pool is not charged for is free: a pinned folio that has left
+//! the index is charged to no pool.
 //!
 //! Cost: one atomic step to charge, and one for each hold of the lock of the rings.
 
@@ -51,8 +51,8 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Pages charged, and those of them that nobody has listed yet. Relaxed, here and below: the word alone is looked
-    /// at, and what stands in the rings is behind their lock.
+    /// Pages charged, and those of them that are not listed yet. Relaxed, here and below: only the word
+    /// itself is read, and the rings' content is behind their lock.
     pub fn read(&self) -> (u64, u64) {
         let word = self.word.load(Ordering::Relaxed);
         (word / CHARGED, word % CHARGED)

@@ -7,11 +7,10 @@
 //!   removal      tree lock --> remove, retire                   and only then are its frames freed
 //! ```
 //!
-//! A ring is a queue of frame numbers, oldest first, in **chunks** of the size of a cell; `rings.rs` is
-//! how. A folio's place in it stands in the descriptor of its first frame, in the
-//! two numbers that are the arena's while the frame is free. So a folio
-//! that leaves by another door than the head of its ring is taken off before its
-//! frames are given back.
+//! A ring is a queue of frame numbers, oldest first, in **chunks** of the size of a cell; `rings.rs`
+//! implements it. A folio's place in it stands in the descriptor of its first frame, in the two numbers
+//! that are the arena's while the frame is free. So a folio that leaves other than by the head of its
+//! ring is taken off before its frames are given back.
 //!
 //! **One lock** guards all rings. Under it nothing is allocated: a thread that will list
 //! something has a [`ListReservation`] of the room for it first, for which chunks are
@@ -38,8 +37,8 @@
 //!
 //! Not an invariant: that a listed folio can go, or that it stands in the ring where it would be put today.
 //!
-//! Cost: 4.2 bytes for each folio, and at most as much again where many left by another door; they are cells and
-//! so within the bound. The lock is held for some steps an entry.
+//! Cost: 4.2 bytes for each folio, and at most as much again if many left other than by the head; they are
+//! cells and so within the bound. The lock is held for some steps an entry.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -207,11 +206,11 @@ impl Lists {
         let mut rings = self.rings.lock();
         cells.iter().for_each(|cell| rings.put_spare(&ListPositions(self.arena.view()), cell.0));
         let more = cells.len() as i64 * Rings::<SLOTS>::ENTRIES as i64;
-        self.room.fetch_add(more, Ordering::Relaxed); // under the lock: who sees the room finds the chunks
+        self.room.fetch_add(more, Ordering::Relaxed); // under the lock, as the chunks are
         true
     }
 
-    /// Gives chunks back that nobody needs, but for a few.
+    /// Gives unused chunks back, but for a few.
     pub fn give_back(&self) {
         let entries = Rings::<SLOTS>::ENTRIES as i64;
         let (one, kept) = (entries, CHUNKS_AHEAD as i64 * entries);

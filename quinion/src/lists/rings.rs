@@ -128,7 +128,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         chunks * Self::ENTRIES as i64 - self.occupied as i64
     }
 
-    /// Adds a chunk that nobody else uses.
+    /// Adds an unused chunk.
     pub fn put_spare(&mut self, keeper: &impl RingStorage, chunk: u32) {
         self.chunks += 1;
         self.release(keeper, chunk);

@@ -30,7 +30,7 @@
 //!
 //! Invariants of every policy, asserted by the tests at the end of this file:
 //!  1. `next` names a ring that holds something, and `None` only if none does.
-//!  2. A folio that nobody reads is evicted after it was judged [`JUDGED_MAX`] times at most.
+//!  2. A folio that is not read is evicted after it was judged [`JUDGED_MAX`] times at most.
 //!
 //! Not an invariant: that a judgement evicts. The thread that makes room asks again, and bounds its turns.
 
@@ -51,7 +51,7 @@ pub use two_list::TwoList;
 pub const CLASSES: usize = 4;
 /// Reads beyond the first that are counted at most.
 pub const READS_MAX: u8 = 3;
-/// How often a folio is judged at most, nobody reading it meanwhile, until it is evicted: out of Probation, and
+/// How often a folio that is not read meanwhile is judged at most until it is evicted: out of Probation, and
 /// once for each of its reads, and once more.
 pub const JUDGED_MAX: u32 = READS_MAX as u32 + 2;
 
@@ -59,7 +59,7 @@ pub const JUDGED_MAX: u32 = READS_MAX as u32 + 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Class {
-    /// Read by somebody who asked that it not be cached.
+    /// Read by a caller that asked for it not to be cached.
     Uncached = 0,
     /// Read by a stream, which is unlikely to come back before it is gone.
     Stream = 1,
@@ -118,7 +118,7 @@ impl Weights {
 /// How a folio came to be fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FetchOrigin {
-    /// Somebody asked for just this.
+    /// A reader asked for just this.
     Asked,
     /// By readahead of a short run.
     Ahead,
@@ -200,7 +200,7 @@ mod tests {
         page: u32,
         pages: u32,
         reads: u8,
-        /// Judgements since somebody read it.
+        /// Judgements since the last read.
         judged: u32,
     }
 

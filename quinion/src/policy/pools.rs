@@ -7,8 +7,8 @@
 //!        index    [#### protected ####|==]              excess  2        one turn in
 //!        default  [==================]                  excess 18        nine to this one
 //!
-//!   nothing of that left?               the pool that asks pays itself; then whoever has the largest part of what
-//!                                       is protected for it
+//!   nothing of that left?               the pool that asks pays itself; then the pool that has the largest part of
+//!                                       what is protected for it
 //! ```
 //!
 //! A pool that has its protected minimum, or less, is not touched as long as anything else can be had. What is above
@@ -74,9 +74,9 @@ pub struct PoolTurns {
 }
 
 impl PoolTurns {
-    /// The pool that gives next, for pool `asking`, which wants `pages` pages; `None` if none has anything to give. If
-    /// nobody is asking, what is protected is not given.
-    /// It is taken to give as much as its turn says, or `pages`.
+    /// The pool that gives next, for pool `asking`, which wants `pages` pages; `None` if none has anything to
+    /// give. If no pool is asking, protected pages are not given. The pool is taken to give as much as its
+    /// turn says, or `pages`.
     pub fn next(&mut self, shares: &[PoolPages], asking: Option<usize>, pages: u64) -> Option<PoolTurn> {
         let having = || shares.iter().enumerate().filter(|(_, share)| share.can_give);
         // 1 Over the limit.

@@ -18,13 +18,13 @@
 //! fixed share for that trace, and no fixed share is right for all of them.
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
-//! would cost one of a folio that nobody could judge yet.
+//! would cost one of a folio that could not be judged yet.
 //!
-//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon: a loop
-//! a little larger than the cache comes back soon with every page, and would push out of Main what it is about to
-//! read. It stays if it proves itself in the same way; one read more may be that of a second stream, close behind
-//! the first. What was read to be left uncached leaves first, and is new like others if somebody else has read it
-//! meanwhile.
+//! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon:
+//! a loop a little larger than the cache comes back soon with every page, and would push out of Main what it
+//! is about to read. It stays if it proves itself in the same way; one read more may be that of a second
+//! stream, close behind the first. What an uncached read brought leaves first, and is new like others if
+//! another reader has read it meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
 //! one on these traces: each return of a page that a scan pushed out moves it the wrong way); promotion by one

@@ -1,7 +1,7 @@
 //! Pressure: what a cache should be bounded to while the machine is short of memory.
 //!
 //! ```text
-//!    share of the time that somebody        memory left to
+//!    share of the time that any process     memory left to
 //!    waited for memory (PSI)                the group or machine
 //!
 //!    100/1000 or more                  or   less than 1/16              pressed: less by 1/8, or by what is missing
@@ -9,10 +9,11 @@
 //!    less than 10/1000                 and  more than 1/4               calm: after 20 looks a little larger
 //! ```
 //!
-//! A kernel that is out of memory kills a process, and a cache is the one user of memory that can give some back
-//! without harm. So one that was told to ([`Builder::pressure`](crate::Builder)) looks twice a second (ten times
-//! while less than a quarter of a limit is left), gives way at once and by large steps, and comes back late and by
-//! small ones: of two caches that see each other's gain as room of their own, neither then swings.
+//! A kernel that is out of memory kills a process, and a cache is the one user of memory that can give some
+//! back without harm. So a cache that was told to ([`Builder::pressure`](crate::Builder)) checks twice a
+//! second (ten times while less than a quarter of a limit is left), shrinks at once and by large steps, and
+//! grows late and by small ones: of two caches that both count the memory freed by the other as available,
+//! neither then oscillates.
 //!
 //! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
 //! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The background thread
@@ -31,14 +32,15 @@ pub use source::{Group, PressureSource, SourceReading};
 
 use crate::units::EXTENT_SIZE;
 
-/// From so many thousandths of the time on that somebody waited for memory, there is pressure.
+/// From so many thousandths of the time on that a process waited for memory, there is pressure.
 const STALLED_PRESSED: u32 = 100;
 /// Below so many there is none.
 const STALLED_CALM: u32 = 10;
 /// Looks without pressure before the cache grows again.
 const CALM_LOOKS: u32 = 20;
 
-/// How a cache gives way when the machine is short of memory; for [`Builder::pressure`](crate::Builder::pressure).
+/// How a cache shrinks when the machine is short of memory; for
+/// [`Builder::pressure`](crate::Builder::pressure).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pressure {
     pub(crate) memory_min: u64,

@@ -8,10 +8,9 @@
 //!   /proc/meminfo                                 MemAvailable, MemTotal
 //! ```
 //!
-//! Of the process's group and all groups around it, and the machine, the one
-//! with the smallest part of its limit left is told. The kernel's own cache of files
-//! counts as used by a group, and goes when somebody needs the room: the part of it that nobody
-//! has touched twice is taken off.
+//! Of the process's group and all groups around it, and the machine, the one with the smallest part
+//! of its limit left is reported. The kernel's page cache counts as used by a group, and is
+//! reclaimed when others need the memory: the part of it that was not touched twice is subtracted.
 //!
 //! Not an invariant: that any of the files is there. What cannot be read is left out. A gauge is a list of
 //! paths, so a test points it to files of its own.

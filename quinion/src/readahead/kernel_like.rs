@@ -38,7 +38,7 @@ const FAULT_MISSES_MAX: u16 = 1000;
 pub(super) struct KernelLike {
     start: PageIndex,
     size: u32,
-    /// Pages of the window, at its end, that nobody had asked for.
+    /// Pages of the window, at its end, that no reader had asked for.
     async_pages: u32,
     order: u8,
     /// The page after which the last read ended; the largest number before the first read.

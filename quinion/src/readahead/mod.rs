@@ -145,10 +145,10 @@ pub struct ReadaheadReport {
     pub pages_max: u32,
     /// The current window: pages of the newest judgement, those that were asked for among them.
     pub window_pages: u64,
-    /// Judgements that had windows with pages nobody had asked for.
+    /// Decisions that had windows with pages no reader had asked for.
     pub windows: u64,
-    /// Pages of these that nobody had asked for. Some may have been in the cache. How many of a handle's were read
-    /// is not known, since any handle may read them; for the whole cache it is
+    /// Pages of these that no reader had asked for. Some may have been in the cache. How many of a handle's
+    /// were read is not known, since any handle may read them; for the whole cache it is
     /// ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
     /// Judgements that were exactly what was asked for.
@@ -247,7 +247,7 @@ impl Readahead {
     }
 
     /// `asked.index` is wanted and not in the cache. Returns what to fetch: the first window begins there,
-    /// and nobody waits for the others. No window only if the file ends before `asked.index`.
+    /// and the reader does not wait for the others. No window only if the file ends before `asked.index`.
     pub fn on_miss(&mut self, asked: ReadRequest, cached: &dyn Cached) -> Windows {
         let mut windows = Windows::none();
         self.on_miss_into(asked, cached, &mut windows);

@@ -10,10 +10,9 @@
 //!   strided    [..]      [M.]      [..]      [..]      next, next + distance, ...
 //! ```
 //!
-//! A window that was missed begins with what was asked for; the marker sits on
-//! the first page after that which nobody has yet. A window that a marker
-//! started is ahead as a whole, and its marker is on the page that the reader
-//! meets first: so there are two windows in flight at most.
+//! A window that was missed begins with what was asked for; the marker sits on the first page after
+//! that which is not cached yet. A window that a marker started is ahead as a whole, and its marker
+//! is on the page that the reader reaches first: so there are two windows in flight at most.
 //!
 //! What is cached already is stepped over, and a stream that finds all of its
 //! next window cached waits for the reader to miss.
@@ -70,7 +69,7 @@ pub(super) struct Stream {
     pub way: Direction,
     /// Where it began.
     pub origin: PageIndex,
-    /// Where its reader was when it was heard of last.
+    /// Where its reader was at the last miss or marker.
     seen: PageIndex,
     /// Where what was fetched for it ends: forward the first page behind, backward the last page that is there.
     edge: PageIndex,
@@ -153,7 +152,7 @@ impl Stream {
         is_stream.then(|| StreamProgress { from: self.origin.min(self.seen), to: self.seen })
     }
 
-    /// Whether its reader, who is at `index`, begins again.
+    /// Whether its reader, at `index`, begins again.
     pub fn begins_again(&self, index: PageIndex) -> bool {
         index == self.origin && self.has_been_at(index)
     }
@@ -169,7 +168,7 @@ impl Stream {
         self.way == Direction::Forward && self.edge == index
     }
 
-    /// Whether a miss of `asked` is the stream's reader, who has come to the end of what was fetched.
+    /// Whether a miss of `asked` is the stream's reader at the end of what was fetched.
     pub fn continues(&self, asked: ReadRequest, limits: &WindowLimits, cached: &dyn Cached) -> bool {
         let index = asked.index;
         match self.way {
@@ -277,7 +276,7 @@ impl Stream {
         self.move_to(at);
     }
 
-    /// Nothing could be fetched for the reader who missed `index`: the stream is where it was.
+    /// Nothing could be fetched for the miss at `index`: the stream is where it was.
     pub fn refuse(&mut self, index: PageIndex) {
         if self.way == Direction::Forward && self.seen == index {
             self.marker = None;

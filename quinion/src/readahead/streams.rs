@@ -1,4 +1,4 @@
-//! Streams: the default judge, who knows several streams of one handle apart.
+//! Streams: the default policy, which tells several streams of one handle apart.
 //!
 //! ```text
 //!   miss 1 a stream expects it     -> its next window, larger
@@ -11,10 +11,9 @@
 //!          2 a strange one         -> a forward stream from the next gap on
 //! ```
 //!
-//! Evidence comes from misses and markers only, because hits tell nobody. So a
-//! stream through cached pages is seen where it leaves them, by the run of
-//! cached pages before the miss, and a handle that has read at random lately
-//! needs more than that.
+//! Evidence comes from misses and markers only, because hits are not reported. So a stream through
+//! cached pages is seen where it leaves them, by the run of cached pages before the miss, and a
+//! handle that has read at random lately needs more than that.
 //!
 //! Invariants: at most [`STREAMS_MAX`] streams, the one used longest ago goes
 //! first; requests that no stream expects are read exactly, page for page.

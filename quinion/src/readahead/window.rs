@@ -59,8 +59,8 @@ impl Window {
     }
 }
 
-/// The windows of one judgement, at most [`Windows::MAX`] of them. After a miss the first begins with the
-/// missed page; nobody waits for the others.
+/// The windows of one decision, at most [`Windows::MAX`] of them. After a miss the first begins with the
+/// missed page; the reader does not wait for the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     list: [Window; Self::MAX],

@@ -110,7 +110,7 @@ impl Reclaim {
         Some(pool)
     }
 
-    /// Ends a pool, which nobody has open any more: its folios are the default pool's.
+    /// Ends a pool, which has no handle any more: its folios are the default pool's.
     pub fn end_pool(&self, pool: PoolNumber) {
         self.lists.set_limit(pool, UNLIMITED);
         self.set_protected(pool, 0);
@@ -215,7 +215,7 @@ impl Reclaim {
             ReclaimTarget::Pool(pool) | ReclaimTarget::Uncached(pool) => {
                 (!search.met[usize::from(pool.0)].over).then(|| whole(pool))
             }
-            // Nobody else is there to choose, or to be protected from.
+            // There is no other pool to choose, or to be protected from.
             ReclaimTarget::Any(_) | ReclaimTarget::Unprotected if lists.pools() == 1 => {
                 (!search.met[0].over).then(|| whole(PoolNumber::DEFAULT))
             }

@@ -6,9 +6,10 @@
 //!   peer populate       grab --> bytes put in ---> up to date             populate.rs
 //! ```
 //!
-//! A grab begins under the file's Write lock, shared, so that nobody cuts or punches it while folios are found and
-//! created; with these locked, the lock is let go. A caller that cuts or punches then waits for the folios it meets,
-//! whatever is done with them. So no ranked lock is held while a user's closure puts bytes into folios.
+//! A grab begins under the file's Write lock, shared, so that no thread cuts or punches it while folios are
+//! found and created. With these locked, the lock is released. A caller that cuts or punches then waits for
+//! the folios it meets, whatever is done with them. So no ranked lock is held while a user's closure puts
+//! bytes into folios.
 //!
 //! Invariants:
 //!  1. Pages are grabbed a few at a time ([`GRABBED_PAGES_MAX`]); each few are let go before the next are wanted.
@@ -54,7 +55,7 @@ impl Shmem {
         let bring_back = &mut |index: PageIndex, to: PageIndex| {
             self.filemap.spill_in(mapping, index..to, TruncateExclusion::ByCaller)
         };
-        // Memory may be waited for, and a waker, a stranger's, may want what we hold.
+        // This may wait for memory, and a waker, foreign code, may want the locks held here.
         let wakes = DeferredWakes::new();
         let nobody_cuts = mapping.write_shared();
         let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, bring_back);
@@ -108,7 +109,7 @@ impl Shmem {
             grabbed.truncate(max - pinned.len());
             for folio in grabbed.folios_mut() {
                 if folio.state() == LockedState::Data {
-                    folio.touch_all(); // whoever gets the address may store there
+                    folio.touch_all(); // a thread that gets the address may store there
                     continue;
                 }
                 let zeroed = folio.zero(folio.first().first_byte(), folio.order().bytes());

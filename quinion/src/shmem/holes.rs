@@ -4,9 +4,9 @@
 //! with the file, quiet, pins given their copies, folios split at the edges, the parts of pages at both ends zeroed in
 //! place, and what lies between taken out. What is taken out is free at once, or with its last pin.
 //!
-//! Where there is data is what the tree says under its lock, folio by folio: an allocated folio is none, although it
-//! takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole may be smaller than
-//! what nobody wrote.
+//! Where there is data is what the tree says under its lock, folio by folio. An allocated folio is not data,
+//! although it takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole
+//! may be smaller than what was not written.
 
 use std::sync::Arc;
 

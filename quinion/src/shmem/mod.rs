@@ -11,15 +11,14 @@
 //!            what is around the bytes of a page is zeros
 //! ```
 //!
-//! A memory file is sparse: what nobody wrote takes no memory. Which states a page can be in is told in
-//! `mapping/memory.rs`. `grab.rs` gives memory to ranges, and lends it whole; `populate.rs` fills many bytes at once.
-//! `read.rs` is the way of a read that was no hit, `pin.rs` lends bytes, `holes.rs` cuts, punches
-//! and seeks.
+//! A memory file is sparse: pages that were not written take no memory. `mapping/memory.rs` lists the states
+//! of a page. `grab.rs` gives memory to ranges, and pins it whole; `populate.rs` fills many bytes at once;
+//! `read.rs` is the path of a read that was no hit; `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks.
 //!
-//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What memory
-//! files have is not reclaimed, so a cache can be full of them. Then whoever wants more is told so, and nothing is
-//! lost. If the cache has a spill file, what is cold of those that may goes there, and comes back for a caller that
-//! wants it (`filemap/spill_in.rs`).
+//! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What
+//! memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
+//! error, and nothing is lost. If the cache has a spill file, cold folios of memory files that allow it go
+//! there, and come back for a caller that wants them (`filemap/spill_in.rs`).
 //!
 //! Invariants:
 //!  1. What was not found without the tree's lock is no hole.
@@ -74,9 +73,9 @@ impl Shmem {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// The mapping of a memory file of no bytes, known to reclaim from now on under the number `id`, which nobody else
-    /// has. Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which pool
-    /// is charged when they come back. `None` if there is no cell for its record.
+    /// The mapping of a memory file of no bytes, known to reclaim from now on under the unique number `id`.
+    /// Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which
+    /// pool is charged when they come back. `None` if there is no cell for its record.
     pub fn new_mapping(
         &self,
         id: MappingId,

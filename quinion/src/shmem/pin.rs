@@ -4,8 +4,8 @@
 //! allocated and not written, **shared zero pages** are lent: pages of zeros of this process that take no memory of
 //! the cache, as often as they are needed. So a pin allocates nothing, and pins nothing but what has bytes.
 //!
-//! A write to the range afterwards does not change what was lent: a pinned folio gives way to a copy, and zeros that
-//! were lent are not the file's pages.
+//! A write to the range afterwards does not change pinned bytes: a pinned folio is replaced by a copy, and
+//! the shared zeros are not the file's pages.
 //!
 //! Invariants: those of `filemap/pin.rs`.
 

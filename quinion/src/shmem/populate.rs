@@ -1,7 +1,7 @@
 //! Populate: many bytes into a memory file at once, straight into the frames that will be its folios.
 //!
 //! ```text
-//!   2 MiB at a time   1 grab      what is not there: the largest folios that fit, locked, seen by nobody
+//!   2 MiB at a time   1 grab      what is not there: the largest folios that fit, locked, not visible to readers
 //!                     2 put       the source's bytes into them, in order; nothing is zeroed that is written
 //!                     3 commit    folio by folio, as each is full: up to date, unlocked, readers woken
 //!                     4 the last  of which only a part came: zeros behind it
@@ -19,7 +19,7 @@
 //! Invariants:
 //!  1. No ranked lock is held while the source is asked. Folios are: a reader that wants their bytes waits for the
 //!     source.
-//!  2. A byte that was put is in the file when the call returns, or somebody has cut or punched it since.
+//!  2. A byte that was put is in the file when the call returns, or another thread has cut or punched it since.
 //!
 //! Not an invariant: that readers see the bytes in order. Nor that a source may use the file that it fills: where its
 //! own pages are locked it would wait for itself, and elsewhere for a caller that cuts the file and waits for these
@@ -70,7 +70,7 @@ impl PopulateSlice<'_> {
     }
     /// Puts `bytes`, as many as it takes; how many. Folios that are full then can be read.
     ///
-    /// May wait for others who write in the same page, where the file had bytes before.
+    /// May wait for others that write in the same page, where the file had bytes before.
     pub fn put(&mut self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.left());
         let put = |folio: &mut LockedFolio<'_>, at: Range<usize>, position| folio.write(position, &bytes[at]);
@@ -85,8 +85,8 @@ impl PopulateSlice<'_> {
         len
     }
 
-    /// Goes on by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; what has
-    /// left the index has been cut off or punched, and is nobody's.
+    /// Advances by `len` bytes, folio by folio. What users have pinned is kept for later, as `keep` has it; a
+    /// folio that has left the index was cut off or punched, and is skipped.
     fn put_with(
         &mut self,
         len: usize,

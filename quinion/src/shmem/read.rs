@@ -15,9 +15,9 @@
 //! however it is raced: a fill of it is done under its lock, and then it is waited for; a moment before it was
 //! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
 //!
-//! The size is looked at before a batch is gathered and behind its copy, and the lesser counts: before, because who
-//! extends a file zeroes first what was behind its end; behind, because a thread that cuts it stores the size before it
-//! lets go of a page.
+//! The size is read before a batch is gathered and after its copy, and the lesser counts: before, because a
+//! thread that extends a file zeroes first what was behind its end; after, because a thread that cuts it
+//! stores the size before it releases a page.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.

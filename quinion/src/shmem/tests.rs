@@ -1,7 +1,7 @@
-//! Tests of what no caller of the door can bring about at will.
+//! Tests of what a caller of the public API cannot bring about at will.
 //!
-//! Allocated folios of a size of one's choice, with junk in their frames; a fill that stands still; a cut between a
-//! batch and its copy. The letters are those of the kernel facts. What the door does is tested in `tests/mem_file.rs`.
+//! Allocated folios of a chosen size, with junk in their frames; a fill that does not proceed; a cut between
+//! a batch and its copy. The letters are those of the kernel facts. `tests/mem_file.rs` tests the public API.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolN
 use super::{OneBuffer, Shmem};
 
 const BYTES: u64 = PAGE_SIZE as u64;
-/// What nobody is to be shown unless it was filled.
+/// A byte that no reader may see unless it was filled.
 const JUNK: u8 = 0xdd;
 
 struct Stage {
@@ -40,7 +40,8 @@ impl Stage {
         Self::with(pages, (arena, Arc::new(WaitQueue::new()), None))
     }
 
-    /// The same, of a cache with a spill file, which holds what it was given until somebody waits for it.
+    /// The same, of a cache with a spill file that holds back what it was given until a thread waits for
+    /// it.
     fn that_spills(pages: u64) -> (Self, Arc<Spill>) {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 32 << 20 }).unwrap());
         let (disk, wait_queue) = (Arc::new(MemoryFile::new(Vec::new())), Arc::new(WaitQueue::new()));
@@ -443,7 +444,7 @@ fn what_had_an_address_on_its_way_to_the_spill_file_stays() {
     let folios =
         stage.shmem.pin_folios(&stage.mapping, PoolNumber::DEFAULT, 0..BYTES, 9, ForkGuard::new()).unwrap();
     assert_eq!(folios.len(), 1);
-    drop(folios); // and somebody may have stored there
+    drop(folios); // a thread may have stored there
     spill.drain();
     assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
     stage.check();

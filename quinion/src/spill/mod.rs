@@ -4,17 +4,17 @@
 //!   a folio of a memory file        frames    [p0 p1 p2 p3]
 //!     out    take a run of slots, note a checksum of each, one Flush      (packed first, if that saves a slot)
 //!   spill file                      slots     .. [p0 p1 p2 p3] .. [packed] ..          4 KiB each
-//!     in     Fills, straight into frames that nobody sees yet; each page held against its checksum
+//!     in     Fills, straight into frames that are not published yet; each page checked against its checksum
 //! ```
 //!
-//! What is in a file of the cache can be evicted, because it is in that file. What is in a memory file is nowhere
-//! else. So there may be one file of the cache's own to which such folios go when memory is short: made when the cache
-//! is, without a name, readable by nobody else, and gone with it. It is no store: nothing of it is synced.
+//! A folio of a file can be evicted, because its bytes are in that file. A folio of a memory file has no
+//! other copy. So there may be one file of the cache's own to which such folios go when memory is short: made
+//! with the cache, without a name, readable by no other process, and removed with it. It is no store: it is
+//! never synced.
 //!
-//! This room knows slots, frames and bytes. It knows no mapping and no tree: the caller that puts a folio here keeps
-//! the number of its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps it in the tree, as a
-//! value;
-//! `reclaim/spill.rs` decides who goes, and `filemap/spill_in.rs` fetches.
+//! This module knows slots, frames and bytes. It knows no mapping and no tree: the caller that puts a folio
+//! here keeps the number of its first slot, and says when it is not needed any more. `mapping/spill.rs` keeps
+//! it in the tree, as a value; `reclaim/spill.rs` chooses the folios, and `filemap/spill_in.rs` fetches them.
 //!
 //! A **wrong read is an error** and never other bytes: a read that is short, a page whose checksum differs, a packed
 //! folio that does not become as long as it was. The folio stays where it is, and the next reader tries again.
@@ -22,8 +22,8 @@
 //! Invariants:
 //!  1. A slot belongs to one folio at most; what is being read is not given to another (`slots.rs`).
 //!  2. Pages that one thread has under way to the file are bounded by [`Spill::in_flight_max`], but for one folio that
-//!     is alone. (Who begins at the same moment as others does not see theirs.)
-//!  3. Each folio that was handed over is told of once, whether it is there or not.
+//!     is alone. (A thread that begins at the same moment as others does not see theirs.)
+//!  3. The end of each folio that was handed over is reported once, whether it succeeded or not.
 //!  4. What could not be written takes no slot.
 //!
 //! Not an invariant: that the bytes of a folio hold still while they are written. If they do not, its writer has made
@@ -61,7 +61,7 @@ pub use transfer::{SpillSink, SpilledPart};
 const IN_FLIGHT_MAX: u64 = 2048;
 /// And as a part of the cache: one in so many.
 const IN_FLIGHT_SHARE: u64 = 8;
-/// How often a name is tried that somebody else has.
+/// How many names are tried if they exist already.
 const NAMES_MAX: u32 = 100;
 
 /// A file to which folios of memory files go when memory is short.
@@ -207,8 +207,8 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Makes a spill file, read and written by `engine`, for folios of `arena`; those who wait for it wait in
-    /// `wait_queue`.
+    /// Makes a spill file, read and written by `engine`, for folios of `arena`; threads that wait for it wait
+    /// in `wait_queue`.
     ///
     /// # Errors
     /// See [`SpillRefused`].
@@ -264,7 +264,7 @@ impl Spill {
         }))
     }
 
-    /// What it is read and written by: for those who wait.
+    /// What it is read and written by: for threads that wait.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -368,9 +368,9 @@ impl Spill {
         self.free(value);
     }
 
-    /// The values that are to be read: until [`SlotReadGuard`] is dropped their slots become nobody else's. `None`:
-    /// another one reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller holds the lock
-    /// of the tree in which they stand.
+    /// The values that are to be read: until [`SlotReadGuard`] is dropped their slots are not reused. `None`:
+    /// another thread reads some of them, and is to be waited for by [`Spill::wait_for_reader`]. The caller
+    /// holds the lock of the tree in which they stand.
     pub fn begin_read(&self, values: &[Value]) -> Option<SlotReadGuard<'_>> {
         let mut store = self.store();
         let slots: Vec<_> = values.iter().map(|&value| store.slots_of(value)).collect();
@@ -385,7 +385,7 @@ impl Spill {
         Some(SlotReadGuard { spill: self, slots })
     }
 
-    /// Waits until nobody reads what `value` stood for a moment ago.
+    /// Waits until no thread reads what `value` stood for a moment ago.
     pub fn wait_for_reader(&self, value: Value) {
         self.wait_queue.wait(&*self.backend, &mut || {
             let store = self.store();
@@ -394,8 +394,8 @@ impl Spill {
         });
     }
 
-    /// What is wrong, if anything, given the values of all trees: each has its slots, and nobody else has any. What has
-    /// changed while the values were gathered says nothing, so then less is looked at. Cost: all slots.
+    /// What is wrong, if anything, given the values of all trees: each has its slots, and no other slot is
+    /// taken. If something changed while the values were gathered, less is checked. Cost: all slots.
     pub fn check(&self, values: impl IntoIterator<Item = Value>) -> Result<(), String> {
         let changes = || (self.under_way(), self.stats());
         let before = changes();

@@ -8,9 +8,9 @@
 //! What does not become at least a slot smaller is kept **plain**, so a single page always is. A plain folio can be
 //! brought back in parts and split; one that is **packed** comes back as a whole.
 //!
-//! The checksum is 32 bits of a slot's bytes and its number. It is for devices that return what was not written there,
-//! and for programs that write to what is not theirs: not for an enemy, who could write a sum as well. Four lanes of
-//! 64 bits are multiplied by odd numbers and folded; a change of one word always changes its lane.
+//! The checksum is 32 bits of a slot's bytes and its number. It detects devices that return what was not
+//! written there, and stray writes by other programs, but no attacker, which could write a matching sum. Four
+//! lanes of 64 bits are multiplied by odd numbers and folded; a change of one word always changes its lane.
 
 use crate::units::PAGE_SIZE;
 

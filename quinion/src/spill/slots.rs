@@ -10,8 +10,9 @@
 //! begins where the last one ended, goes on to the end, and then once more from the start: the next fit. Runs are of
 //! one slot to as many as the largest folio has pages, and need no alignment.
 //!
-//! A slot that is given back while somebody reads it must not become another folio's before it is done. So who reads
-//! says so ([`Slots::begin_read`]), and what is freed meanwhile is free when it has ended.
+//! A slot that is freed while a thread reads it must not become another folio's before the read has ended. So
+//! a reader marks the slots ([`Slots::begin_read`]), and a slot that is freed meanwhile is free when the read
+//! has ended.
 //!
 //! Invariants (asserted by [`Slots::check`]):
 //!  1. No slot is taken twice, or freed twice.
@@ -113,8 +114,8 @@ impl Slots {
         }
     }
 
-    /// Somebody is about to read these slots, which are taken; until [`Slots::end_read`] they stay so. `false`: another
-    /// one is reading some of them.
+    /// A thread is about to read these slots, which are taken; until [`Slots::end_read`] they stay so.
+    /// `false`: another thread is reading some of them.
     pub fn begin_read(&mut self, slots: Range<u32>) -> bool {
         debug_assert!(slots.clone().all(|slot| self.is_taken(slot)), "{slots:?} are read, and free");
         let free = !self.is_read(&slots);
@@ -127,7 +128,7 @@ impl Slots {
     /// The reader of `slots` is done.
     ///
     /// # Panics
-    /// If nobody reads one of them.
+    /// If one of them is not being read.
     pub fn end_read(&mut self, slots: Range<u32>) {
         for slot in slots {
             assert!(has(&self.reading, slot), "slot {slot} is being read until that ends");

@@ -7,9 +7,9 @@
 //!         a Fill into the heap --> is it? --> unpack --copy--> frames
 //! ```
 //!
-//! A caller that sends a folio out keeps its frames until it is told of the end, and may let others write to them: then
-//! it will not want what is in the slots. A thread that fetches waits here, fetching completions meanwhile; its frames
-//! are nobody else's yet, so what comes late or wrong is seen by nobody.
+//! A caller that sends a folio out keeps its frames until the end is reported, and may let others write to
+//! them: then it will not want what is in the slots. A thread that fetches waits here, fetching completions
+//! meanwhile; its frames are not published yet, so no other thread sees bytes that come late or wrong.
 //!
 //! Invariants:
 //!  1. The slots of a folio are taken before its Flush is made, and given back here if that fails.
@@ -119,8 +119,8 @@ impl Spill {
         Some(flush)
     }
 
-    /// Hands flushes of [`Spill::flush_of`] to the device. The caller holds no lock but what it may hold who hands
-    /// flushes to a backend; completions may come inside.
+    /// Hands flushes of [`Spill::flush_of`] to the device. The caller holds no lock but those that a caller
+    /// of a backend's flush may hold; completions may come inside.
     pub fn send(&self, flushes: Vec<Flush>) {
         if !flushes.is_empty() {
             self.backend.flush(flushes);
@@ -236,7 +236,7 @@ impl Spill {
     pub unsafe fn fetch(&self, parts: &[SpilledPart]) -> io::Result<()> {
         let wait_queue = Arc::clone(&self.wait_queue);
         let (plain, packed) = self.sorted(parts);
-        // Should a backend panic, somebody may still be reading into these: then they are nobody's for ever.
+        // If a backend panics, the device may still be reading into these: then they are leaked.
         let mut packed = ManuallyDrop::new(packed);
         let left = AtomicUsize::new(plain.len() + packed.len());
         let fetching = Arc::new(FetchBatch { left, failed: Mutex::default(), wait_queue });
@@ -251,7 +251,7 @@ impl Spill {
         for PackedFetch { value, buffer, .. } in packed.iter_mut() {
             let run = FillRun {
                 index: PageIndex(u64::from(value.payload())),
-                frame: Frame(0), // nobody looks at it
+                frame: Frame(0), // not used
                 pages: buffer.0.len() as u32,
             };
             // SAFETY: the buffer is ours, and is neither touched nor freed until all fills have ended, below.

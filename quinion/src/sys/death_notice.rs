@@ -4,10 +4,10 @@
 //!   word, in shared memory    our thread's number  --the thread ends, however--> FUTEX_OWNER_DIED
 //! ```
 //!
-//! A process that is killed takes its read leases along, and a thread that waited for one goes on and writes. Others
-//! that read by our word that nobody does must hear of that first. There is one thing that the kernel does for a
-//! process that ends by `SIGKILL`: it walks the list of futexes that each of its threads said it holds
-//! (`get_robust_list(2)`), and marks each as one whose owner died. We say that we hold one.
+//! When a process is killed, its read leases end, and a thread that waited for one continues and writes. Viewers that
+//! read because the owner vouches that there is no writer must learn of the owner's death first. The kernel does one
+//! thing for a process that ends by `SIGKILL`: it walks the list of futexes that each of its threads registered as
+//! held (`get_robust_list(2)`), and marks each as one whose owner died. The owner registers one.
 //!
 //! The kernel walks the list when a thread lets go of its memory, and closes the process's files when its last thread
 //! lets go of them, which each does after its memory. So the word is marked before any lease is gone.
@@ -77,9 +77,9 @@ impl<'a> DeathNotice<'a> {
 
 impl Drop for DeathNotice<'_> {
     fn drop(&mut self) {
-        // The mark first: there is no moment at which nobody would make it.
+        // The mark first: there is no moment at which neither the kernel nor this code would make it.
         self.word.store(ENDED, Ordering::SeqCst); // partner: `View::owner_has_ended`
-        // SAFETY: the thread's own list of before; ours is nobody's then.
+        // SAFETY: the thread's own list of before; no list refers to ours then.
         unsafe {
             libc::syscall(libc::SYS_set_robust_list, self.before, size_of::<Head>());
             drop(Box::from_raw(self.list));

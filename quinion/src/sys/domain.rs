@@ -1,14 +1,14 @@
 //! Domain: whose processes may see what a cache holds.
 //!
 //! A process that maps the arena can read all that is cached there, for whichever process it was cached. So only
-//! processes may that could have read it themselves: those with the very credentials of the owner. That is the same
-//! users and groups, real, effective, saved and for file systems, the same supplementary groups, the same permitted and
-//! effective capabilities, and the same user and process name spaces, in which these mean the same. A process with less
-//! than that could read less; one with more is nobody the owner can answer for; so they have to be equal.
+//! processes may map it that could have read all of it themselves: those with the very credentials of the owner. That
+//! is the same users and groups, real, effective, saved and for file systems, the same supplementary groups, the same
+//! permitted and effective capabilities, and the same user and process name spaces, in which these mean the same. A
+//! process with less than that could read less; the owner cannot judge one with more; so they have to be equal.
 //!
-//! The kernel's word for it is `/proc/PID/status` and `/proc/PID/ns`. A **member** is a process that was compared once.
-//! Its status file stays open, and is that process's and no other's, however numbers are used again; so it can be
-//! compared again later, when it may have become somebody else.
+//! The kernel reports them in `/proc/PID/status` and `/proc/PID/ns`. A **member** is a process that was compared
+//! once. Its status file stays open, and is that process's and no other's, however numbers are used again; so it can
+//! be compared again later, when its credentials may have changed.
 //!
 //! What is compared is the process's first thread. A program whose threads have credentials of their own, by system
 //! calls past the C library, is not seen here.

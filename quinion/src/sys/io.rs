@@ -17,7 +17,7 @@ use rustix::ioctl::{Getter, ioctl, opcode};
 /// Those of `pread(2)`; `InvalidInput` for a position that no file can have.
 ///
 /// # Safety
-/// `buffer..buffer + len` is valid for writes, and nobody relies on its content meanwhile.
+/// `buffer..buffer + len` is valid for writes, and its content is not relied on meanwhile.
 pub unsafe fn pread(file: BorrowedFd<'_>, buffer: *mut u8, len: usize, position: u64) -> io::Result<usize> {
     let position = libc::off64_t::try_from(position)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no file has bytes beyond 2^63 - 1"))?;
@@ -76,8 +76,8 @@ pub struct KernelHolds {
     pub unwritten: u64,
 }
 
-/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not say (before
-/// 6.5, or a file of somebody else's), some pages are asked for without waiting, and the rest is taken to be as they
+/// What the kernel's page cache holds of the first `bytes` bytes of `file`. Where the kernel does not report it
+/// (before 6.5, or a file of another user), some pages are read without waiting, and the rest is taken to be as they
 /// are.
 ///
 /// # Errors

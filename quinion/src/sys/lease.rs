@@ -3,7 +3,7 @@
 //! ```text
 //!   thread of ours                 Summons::here        blocks the signal, on this thread alone
 //!   anybody                        take                 F_SETOWN_EX thread, F_SETSIG signal, F_SETLEASE F_RDLCK
-//!   somebody opens for writing,    kernel --signal, descriptor--> that thread; it sleeps meanwhile
+//!   a process opens for writing,   kernel --signal, descriptor--> that thread; it sleeps meanwhile
 //!      or cuts the file
 //!   thread of ours                 Summons::wait        rt_sigtimedwait: which descriptor
 //!   anybody                        give_up              F_SETLEASE F_UNLCK: it goes on
@@ -16,10 +16,10 @@
 //! give a program its number (`SIGRTMIN` lies behind it) nor let it into a set of signals. Ours comes to our thread
 //! only, by its number, and is pending there and nowhere else; no handler is needed, and none is set.
 //!
-//! The C library's own calls do not let the number through either, so the mask and the wait are system calls
-//! made directly. And they may take it out of a mask that they restore (glibc does when a thread is started).
-//! So **the thread that waits does nothing else**: it starts no thread and runs nobody's code. Were the signal not
-//! blocked there when it comes, it would end the process.
+//! The C library's own calls do not let the number through either, so the mask and the wait are system calls made
+//! directly. And they may take it out of a mask that they restore (glibc does when a thread is started). So **the
+//! thread that waits does nothing else**: it starts no thread and runs no foreign code. Were the signal not blocked
+//! there when it comes, it would end the process.
 //!
 //! **For each lease anew.** When a lease ends the kernel forgets whose it was and which signal was wanted. Both are
 //! set before the lease is asked for: set after it, a signal in between would be the program's SIGIO.
@@ -27,9 +27,9 @@
 //! Not an invariant: that each summons comes. Where the user's queue of signals is full, the kernel sends SIGIO in
 //! its place, which we leave alone, for it could be the program's. [`stands`] tells.
 //!
-//! Not an invariant: that a lease keeps everybody out. `open` with `O_RDONLY | O_TRUNC`, which POSIX leaves
-//! undefined, cuts a file and asks nobody; neither does who writes to the device below the file system, or, of a
-//! network's file system, another machine.
+//! Not an invariant: that a lease keeps every writer out. `open` with `O_RDONLY | O_TRUNC`, which POSIX leaves
+//! undefined, cuts a file without breaking the lease. So do writes to the device below the file system, and, on a
+//! network file system, writes by another machine.
 
 use std::ffi::{c_int, c_long};
 use std::io;
@@ -63,7 +63,7 @@ pub struct LeaseSignal {
 pub enum WaitEnd {
     /// The lease by this descriptor is to be given up, or was when this was sent.
     For(RawFd),
-    /// By somebody who wants it to look around ([`call`]), or by nobody.
+    /// By a thread that wants it to check its state ([`call`]), or spuriously.
     ForNothing,
 }
 
@@ -145,12 +145,12 @@ pub fn call(thread: ThreadNumber) -> bool {
 }
 
 /// Takes a read lease on the file behind `file`, whose description is ours alone and is open for reading only.
-/// `thread` is summoned when it is to be given up. Waits for nobody.
+/// `thread` is signalled when it is to be given up. Does not block.
 ///
 /// # Errors
-/// `EAGAIN`: somebody has the file open for writing. `EACCES`: it is another user's, and we have no `CAP_LEASE`.
-/// `EINVAL`: the file system has no leases, it is no regular file, or it has no name. `ENOLCK` or `ENOMEM`: the
-/// system is short.
+/// `EAGAIN`: another description has the file open for writing. `EACCES`: it is another user's, and we have no
+/// `CAP_LEASE`. `EINVAL`: the file system has no leases, it is no regular file, or it has no name. `ENOLCK` or
+/// `ENOMEM`: the system is short of locks or memory.
 pub fn take(file: BorrowedFd<'_>, thread: ThreadNumber) -> io::Result<()> {
     // The kernel does not count the first descriptor of a memfd as one that can write, and would give us a lease on
     // what is written all the time. Such a file never had a name.
@@ -173,7 +173,7 @@ pub fn give_up(file: BorrowedFd<'_>) -> io::Result<()> {
     set(file, libc::F_UNLCK)
 }
 
-/// Whether there is a lease by `file`, and nobody waits for its end.
+/// Whether there is a lease by `file`, and no process waits for its end.
 pub fn stands(file: BorrowedFd<'_>) -> bool {
     // SAFETY: the arguments are a descriptor, which is open while it is borrowed, and a number.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) == libc::F_RDLCK }

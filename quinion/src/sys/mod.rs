@@ -11,11 +11,11 @@
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
 //! | [`io`] | reading into memory that is an address and not a Rust reference; a device's size |
 //! | [`death_notice`] | a mark in shared memory that the kernel makes if we are killed |
-//! | [`lease`] | read leases on files, and hearing that one is to be given up |
+//! | [`lease`] | read leases on files, and the notice that one is to be given up |
 //! | [`mountinfo`] | the kernel's table of mounts |
 //! | [`ring`] | an io_uring instance, as two halves that different threads may hold |
 //! | [`peer`] | the process that connected a socket |
-//! | [`serial_queues`] | threads for what may wait as long as somebody else likes |
+//! | [`serial_queues`] | threads for calls that may block as long as another process likes |
 //! | [`signal`] | keeping a program's signals away from our threads |
 
 pub mod domain;

@@ -1,7 +1,7 @@
 //! Peer: the process at the other end of a connected Unix socket.
 //!
-//! The kernel notes it when the connection is made. Where it is asked for a process descriptor (6.5) it gives one of
-//! the very process that connected; a number may be another process's by the time somebody asks for its descriptor.
+//! The kernel notes it when the connection is made. If it can give a process descriptor (6.5), that is one of the
+//! very process that connected; a number may be another process's by the time a descriptor is opened for it.
 
 //! A number is given again when its process has been reaped. So what is remembered of a process is remembered by its
 //! [`ProcessName`]: the number, and the inode of a descriptor of the process, which is another for each process

@@ -97,7 +97,7 @@ pub enum RingRefused {
 /// The kernel took not all that it was told of, or does not let the caller wait.
 #[derive(Debug)]
 pub struct EnterRefused {
-    /// How many entries it did not take. If any, it will take no more: nobody may tell it of one again.
+    /// How many entries it did not take. If any, it will take no more: it must not be entered for one again.
     pub left: usize,
     /// Why.
     pub error: io::Error,
@@ -138,7 +138,7 @@ impl SubmitHalf {
     ///
     /// # Safety
     /// The buffer is valid for `request.len` bytes, of writes if it is a read's and of reads if it is a write's,
-    /// and `file` stays open, until the request has arrived. Nobody relies on the content of a read's buffer
+    /// and `file` stays open, until the request has arrived. The content of a read's buffer is not relied on
     /// meanwhile.
     pub unsafe fn push(&mut self, file: BorrowedFd<'_>, request: Request) {
         let Request { position, buffer, len, key } = request;

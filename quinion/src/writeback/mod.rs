@@ -37,11 +37,11 @@
 //! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
 //! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
 //! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
-//! handle hears of it once; and later syncs speak of the rest.
+//! handle reports it once; and later syncs report the rest.
 //!
-//! **Memory.** Above a tenth of it the background writes what it finds; above a fifth who dirties more waits, before it
-//! takes a lock. Both follow the bound in force. A thread that finds no memory because all of it is dirty starts
-//! write-back, whichever thread it is on, and waits for it as for fills.
+//! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties
+//! more waits, before it takes a lock. Both follow the bound in force. A thread that finds no memory because
+//! all of it is dirty starts write-back, whichever thread it is on, and waits for it as for fills.
 //!
 //! Nothing depends on the background's thread: a sync, a throttled writer and a thread that needs memory do it
 //! themselves, and the thread that waits reaps. That thread is not the one that makes room: a file system that blocks
@@ -54,14 +54,15 @@
 //!  2. A page is in one flush at a time, also if its folio was replaced by another meanwhile.
 //!  3. A sync waits for no flush that began after all pages that it wants had been taken.
 //!  4. A file with dirty pages is in the list, which keeps its mapping alive.
-//!  5. No lock is held while somebody waits; and when a backend is called, the invalidate lock alone, shared, which
+//!  5. No lock is held while a thread waits; and when a backend is called, the invalidate lock alone, shared, which
 //!     keeps the file from being cut or punched between the taking of pages and their flush.
 //!
 //! Not an invariant: that what is dirty stays below the limits. A writer that goes on after its share may exceed them
 //! by it.
 //!
-//! Kernel cousins: `mm/page-writeback.c`, `fs/fs-writeback.c`. We differ: errors keep pages dirty, waits are bounded,
-//! and nobody estimates bandwidths: a writer that waits is let go by what has been written.
+//! See also `mm/page-writeback.c` and `fs/fs-writeback.c` of Linux. This module differs: errors keep pages
+//! dirty, waits are bounded, and no bandwidth is estimated: a waiting writer continues when enough has been
+//! written.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -92,7 +93,7 @@ pub use sync::SyncFailed;
 pub struct WritebackOptions {
     /// Above so many hundredths of memory, the background writes whatever is dirty. At most `throttle_share`.
     pub background_share: u8,
-    /// Above so many hundredths of memory, who dirties more waits. At most 80.
+    /// Above so many hundredths of memory, a thread that dirties more waits. At most 80.
     pub throttle_share: u8,
     /// Pages that have been dirty for so long are written.
     pub expire: Duration,
@@ -103,8 +104,8 @@ pub struct WritebackOptions {
 }
 
 impl WritebackOptions {
-    /// The background begins at a tenth of memory, who dirties more waits at a fifth, pages are written when they have
-    /// been dirty for 30 seconds, which is looked for every 5, and a writer waits for 5 at most.
+    /// The background begins at a tenth of memory. A thread that dirties more waits at a fifth, for 5 seconds
+    /// at most. Pages are written when they have been dirty for 30 seconds, which is checked every 5.
     pub fn new() -> Self {
         Self::default()
     }
@@ -169,7 +170,7 @@ pub struct Writeback {
     completed: AtomicU64,
     /// Pages that were written.
     written: AtomicU64,
-    /// Pages that those want to dirty who wait.
+    /// Pages that waiting writers want to dirty.
     awaited: AtomicU64,
     /// Whether the background comes again soon by itself.
     is_awake: AtomicBool,
@@ -247,7 +248,8 @@ impl Writeback {
 
     /// Has the background come soon. Costs one load if it comes in any case.
     fn poke(&self) {
-        // Not in step with `is_awake`: a poke that is missed so comes with the next page, or the next interval.
+        // Not in step with `is_awake`: a wake-up that is missed so comes with the next page, or the next
+        // interval.
         if !self.is_awake.load(Ordering::Relaxed) {
             self.background.poke();
         }
@@ -290,7 +292,7 @@ impl Writeback {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backend that writes, with completions to be fetched and nobody to fetch them.
+    /// A backend that writes, with completions to be fetched and no thread that fetches them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let files = self.files();
         files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
@@ -303,7 +305,8 @@ impl Writeback {
         self.background.close_with(last)
     }
 
-    /// Ends the background's thread; it starts no flush any more. What is dirty stays so, unless somebody writes it.
+    /// Ends the background's thread; it starts no more flushes. Dirty pages stay dirty, unless another thread
+    /// writes them.
     pub fn close(&self) {
         self.background.close();
     }

@@ -1,5 +1,5 @@
-//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, whom it writes,
-//! and how long who dirties too much is held up.
+//! Plan: what write-back does, as numbers in and decisions out: when the background begins and stops, which
+//! files it writes, and how long a writer that dirties too much waits.
 //!
 //! ```text
 //!   pages not in the files   0 ---- calm ---- background ------- throttle ------- ceiling ---- all of memory
@@ -11,8 +11,8 @@
 //! **Who waits how long.** A writer above the throttle waits until the whole is below it, or until as much was written
 //! since it came as it and those who came with it are about to dirty: so each of them goes on after its share,
 //! all other writers. A file of which little is dirty is not made to wait for others, up to the ceiling: a device
-//! that is stuck does not hold up the writers of another. And nobody waits for longer than a bound: then it goes on,
-//! or, above the ceiling, hears that the device does not take what it is given.
+//! that is stuck does not hold up the writers of another. And no writer waits for longer than a bound: then it
+//! continues, or, above the ceiling, gets the error that the device completes nothing.
 //!
 //! Invariants:
 //!  1. No I/O, no lock, no clock.
@@ -36,7 +36,7 @@ pub struct DirtyLimits {
     pub calm: u64,
     /// Above this, it writes whatever is dirty.
     pub background: u64,
-    /// Above this, who dirties more waits.
+    /// Above this, a thread that dirties more waits.
     pub throttle: u64,
     /// Above this, a wait in vain ends with an error.
     pub ceiling: u64,
@@ -66,7 +66,7 @@ pub struct FileDirtyState {
     pub since: Option<Millis>,
     /// Until when it is let alone because it failed.
     pub paused_until: Option<Millis>,
-    /// Whether somebody asked for it.
+    /// Whether a caller asked for it.
     pub is_asked: bool,
 }
 
@@ -78,7 +78,7 @@ pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -
     !is_paused && (all || is_old || seen.is_asked)
 }
 
-/// What a writer sees who may have to wait.
+/// What a writer sees that may have to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriterState {
     /// Pages that are not in the files.
@@ -104,9 +104,9 @@ pub enum ThrottleVerdict {
     Go,
     /// It waits, and looks again soon.
     Nap,
-    /// It hears its file's error.
+    /// It gets its file's error.
     Fail,
-    /// It hears that its device takes nothing.
+    /// It gets the error that its device completes nothing.
     Stuck,
 }
 
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(judge(WriterState { own: 1, unwritten: 401, ..waiting }), ThrottleVerdict::Nap);
     }
 
-    /// Writers who ask for pages of one device, round after round, as the path above does it.
+    /// Writers that ask for pages of one device, round after round, as the path above does it.
     struct Simulation {
         limits: DirtyLimits,
         unwritten: u64,
@@ -266,7 +266,7 @@ mod tests {
             }
             let least = all.writers.iter().map(|writer| writer.0).min().unwrap();
             let most = all.writers.iter().map(|writer| writer.0).max().unwrap();
-            // It who is asked first each time has a little more.
+            // The one that is asked first each time has a little more.
             assert!(most - least <= least / 5 && least > 1000 * speed, "{least} to {most} at {speed}");
         }
     }

@@ -1,11 +1,11 @@
 //! Round: the background's turn, and write-back for a caller that needs memory.
 //!
 //! ```text
-//!   a round      fetch completions that nobody fetches
+//!   a round      fetch completions that no other thread fetches
 //!                each file in turn:  nothing dirty?                      forget it
 //!                                    old, asked for, or too much is?     tour on, a little
 //!                the next round begins with another file
-//!   a tour      from where the last round stopped to the file's end; then from its start
+//!   a pass      from where the last round stopped to the file's end; then from its start
 //!   the next     soon while something is under way, later the longer nothing comes of it; else at the interval
 //! ```
 //!
@@ -13,8 +13,8 @@
 //! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
 //! room for as much: some gigabytes in a second.
 //!
-//! A tour passes a page once, and those who dirty it again behind its back are the next one's. When it has come to the
-//! end, all that was dirty when it began has been taken.
+//! A pass visits a page once; pages that are dirtied again behind it are the next pass's. When it has come to
+//! the end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
@@ -82,7 +82,7 @@ impl BackgroundTask for Writeback {
             if self.background.is_closed() {
                 return None;
             }
-            // A backend, a stranger's, that panics is no reason to leave the others' files alone.
+            // A backend is foreign code; if it panics, the other files are visited all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| self.visit_file(mapping, all)));
         }
         self.next_turn();
@@ -99,7 +99,7 @@ impl BackgroundTask for Writeback {
 }
 
 impl Writeback {
-    /// Fetches what has ended and nobody fetches.
+    /// Fetches completions that no other thread fetches.
     fn fetch_completions(&self) {
         if let Some(writer) = self.idle_backend() {
             writer.reap(ReapMode::Ready, &mut || false);

@@ -1,12 +1,12 @@
 //! Run: dirty pages become flushes, and what becomes of them when they end.
 //!
 //! ```text
-//!   hold   the invalidate lock, shared, until they are handed: nobody cuts or punches the file in between
+//!   hold   the invalidate lock, shared, until they are handed over: no cut or punch of the file in between
 //!   take   size, tree lock:   pages not under way by index --> begin_writeback --> runs, each with a number
 //!   hand                      a Flush each, in one call --> backend; or the last to be made here, when nothing is held
 //!   end    any thread:        tree lock: length on the device, written pages clean, others dirty again, the account
 //!                             dropped behind, if only uncached writers wanted it (D14)
-//!                             counted, everybody who waits woken
+//!          counted, all waiting threads woken
 //! ```
 //!
 //! A page is known to be under way in two ways: by its frame's bit, and by its index. The bit goes with the folio.
@@ -56,10 +56,11 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
 }
 
 impl Writeback {
-    /// Starts writing dirty pages of `pages`, `pages_max` of them at most, and waits for nothing but the tree lock,
-    /// whatever a file system makes a write wait for, and, if `locks` says so, who is cutting or punching the file; if
-    /// not, it has done nothing then and is to come again. Returns where it has ended, as [`begin_writeback`] does:
-    /// busy, with [`TakeFilter::ToWrite`] only, before pages that are under way.
+    /// Starts writing dirty pages of `pages`, `pages_max` of them at most. Waits for nothing but the tree
+    /// lock, whatever a file system makes a write wait for, and, if `locks` says so, a thread that cuts or
+    /// punches the file. If `locks` forbids that wait, it has done nothing then and is to be called again.
+    /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only,
+    /// before pages that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
     pub(super) fn write_some(
@@ -73,7 +74,8 @@ impl Writeback {
         let Some(writer) = mapping.writes_by() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
-        // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
+        // A backend may complete inside the call, and a waker, foreign code, may want the locks
+        // that are held here.
         let wakes = DeferredWakes::new();
         let held_off = match locks {
             LockWait::Wait => mapping.hold_off_invalidation(),
@@ -183,8 +185,8 @@ impl FlushSink for FlushInFlight {
 }
 
 impl FlushInFlight {
-    /// The first `written` pages are clean, unless somebody has changed them, and the others dirty. Returns where
-    /// folios are that may leave now.
+    /// The first `written` pages are clean, unless they were changed again, and the others dirty. Returns the
+    /// positions of folios that may leave now.
     fn settle(
         &self,
         guard: &mut crate::mapping::MappingGuard<'_>,

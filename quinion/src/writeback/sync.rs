@@ -4,8 +4,8 @@
 //!   1 tag        the dirty entries of the range: those, and no others, are written            (later dirtying cannot
 //!   2 write      the tagged, some megabytes under way at a time                                prolong it)
 //!   3 wait       for all flushes of the range that have begun by now
-//!   4 durable    backend.sync; one at a time for a file, and one that began late enough serves all who wait
-//!   5 tell       what failed since this call began, or what this handle has not been told of
+//!   4 durable    backend.sync; one at a time for a file, and one that began late enough serves all waiting callers
+//!   5 report     what failed since this call began, or what this handle has not reported yet
 //! ```
 //!
 //! Step 2 meets pages that are under way already. If their flush began before the tags were set, it may not have the
@@ -15,8 +15,9 @@
 //! Of a file that this cache does not write, only step 4 is left: `Ok` says of what other processes wrote before, too,
 //! that it is durable, as the system's own call does by a descriptor that can only read.
 //!
-//! What ended well meanwhile, and was under way when somebody's sync failed, does not count: it is dirty again, and may
-//! have been clean when the tags were set. Then steps 1 to 3 are done once more, and what they meet now counts.
+//! Pages that were written successfully meanwhile, but were under way when another caller's sync failed, do
+//! not count: they are dirty again, and may have been clean when the tags were set. Then steps 1 to 3 are
+//! done once more, and the pages they meet now count.
 //!
 //! After a failure everything goes on: the other pages are written, and the device is synced. Then the first error of
 //! this call is told.
@@ -29,7 +30,7 @@
 //! Invariants:
 //!  1. `Ok` is returned only if all flushes that the call waited for went well, and so did a `backend.sync` that
 //!     began after they had ended.
-//!  2. A call ends, whoever goes on writing: the tagged pages are finite, and each is waited for once.
+//!  2. A call ends, however much others write: the tagged pages are finite, and each is waited for once.
 
 use std::io;
 use std::ops::Range;
@@ -58,8 +59,8 @@ pub struct SyncFailed {
     /// Why.
     #[source]
     pub error: io::Error,
-    /// Pages that were in the file, and not durable, and are no longer cached: nobody can write them again from here.
-    /// It may be more than were written.
+    /// Pages that were in the file, and not durable, and are no longer cached: this cache cannot write them
+    /// again. It may be more than were written.
     pub lost_pages: u64,
 }
 
@@ -99,7 +100,7 @@ impl Writeback {
             }
             lost_pages = self.make_durable(mapping, &**writer, &pages, kind);
         } else if let Err(error) = mapping.backend().sync_others(kind) {
-            // Nobody writes it by this cache; what others wrote is to be durable, too.
+            // This cache does not write it; what other processes wrote is to be durable, too.
             self.counters.add(Count::SyncErrors, 1);
             return Err(SyncFailed { error, lost_pages });
         }
@@ -116,7 +117,7 @@ impl Writeback {
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let room = UNDER_WAY_MAX.saturating_sub(mapping.dirty_pages().writeback()) as u32;
         match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
-            TakeEnd::Done => self.poke(), // it fetches what ends, if nobody else does
+            TakeEnd::Done => self.poke(), // it fetches completions that no other thread fetches
             TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
     }
@@ -151,8 +152,8 @@ impl Writeback {
         failed
     }
 
-    /// Starts writing what is dirty of every file, and waits for nothing: for the end of a cache where nobody can wait.
-    /// What is under way then keeps what it needs.
+    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a
+    /// thread that cannot wait. What is under way then keeps what it needs.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
@@ -263,7 +264,8 @@ impl Writeback {
     ) -> u64 {
         let bytes = pages.start.first_byte()..pages.end.0.saturating_mul(crate::units::PAGE_SIZE as u64);
         self.counters.add(Count::DeviceSyncs, 1);
-        // A backend, a stranger's, that panics has made nothing durable, and does not keep the turn.
+        // A backend is foreign code. If it panics it has made nothing durable, and does not keep the
+        // turn.
         let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
         let lost = match &outcome {
             Ok(Ok(())) => {

@@ -1,8 +1,8 @@
 //! Throttle: a writer that dirties more than can be written waits, before it takes a lock.
 //!
-//! It writes its own file meanwhile, and fetches what has ended: so a lone writer needs no other thread. It does not
-//! sleep in the room of those who wait for a device, because that wait has no end if the device has none; it naps, for
-//! a millisecond at a time, and looks how things are. Which writers go on, and when, is `plan::judge`.
+//! It writes its own file meanwhile, and fetches completions: so a lone writer needs no other thread. It does
+//! not sleep in the wait queue of the device, because that wait has no end if the device has none; it sleeps
+//! a millisecond at a time and checks the state again. Which writers continue, and when, is `plan::judge`.
 //!
 //! Cost, where nothing is to be waited for: some loads.
 
@@ -41,7 +41,7 @@ impl Writeback {
     fn wait_for_turn(&self, mapping: &Arc<Mapping>, pages: u64) -> io::Result<()> {
         let began = Instant::now();
         self.poke();
-        // Those who wait go on when as much was written as they want to dirty together.
+        // Waiting writers continue when as much was written as they want to dirty together.
         let share = self.awaited.fetch_add(pages, Ordering::Relaxed) + pages;
         let waiting = AwaitedPages { all: &self.awaited, pages };
         let outcome = self.nap_until_turn(mapping, share, began);
@@ -86,8 +86,7 @@ impl Writeback {
     }
 }
 
-/// Pages that somebody wants to dirty who waits; it does no longer when this goes, also if a backend panics that it
-/// calls.
+/// Pages that a waiting writer wants to dirty. Dropping this withdraws them, also if a backend panics.
 struct AwaitedPages<'a> {
     all: &'a AtomicU64,
     pages: u64,

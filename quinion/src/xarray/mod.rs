@@ -65,10 +65,10 @@
 //! down, split or not. A run of folios costs one way down and a step per node; in batches of 32 about an
 //! eighth of one by one. Iteration reads each slot once.
 //!
-//! Kernel cousin: `struct xarray`, lib/xarray.c. We differ: slots are numbers of 32 bits, an entry is
-//! repeated instead of pointed at by siblings, positions are made and dropped within one call, so that no
-//! cursor can be stale, the shape of an outcome is an enum, and readers are told by what they find instead
-//! of by a grace period.
+//! See also `struct xarray`, lib/xarray.c of Linux. This one differs: slots are numbers of 32 bits; an entry is
+//! repeated instead of pointed at by siblings; positions are made and dropped within one call, so that no
+//! cursor can be stale; the shape of an outcome is an enum; and readers recognize stale nodes by what they find
+//! instead of by a grace period.
 
 mod entry;
 mod walk;

@@ -61,7 +61,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What stands in `slot`, for a writer: nobody else stores.
+    /// What stands in `slot`, for a writer: no other thread stores.
     #[inline]
     pub fn get(&self, slot: u32) -> Entry {
         Self::entry(self.slots, slot)
@@ -74,8 +74,8 @@ impl<'a> Node<'a> {
     /// Stores `entry` where readers may be looking.
     #[inline]
     pub fn put(&self, slot: u32, entry: Entry) {
-        // Release, partner: the Acquire in `RacySlots::read_slot`: a thread that finds a node here finds its slots as
-        // they were prepared, whoever finds a folio finds its descriptor as it was set up.
+        // Release, partner: the Acquire in `RacySlots::read_slot`: a thread that finds a node here finds its
+        // slots as they were prepared, and one that finds a folio finds its descriptor as it was set up.
         let order = ordering(Mutant::SlotRelease, Ordering::Release, Ordering::Relaxed);
         self.slots[slot as usize].store(entry.bits(), order);
     }

@@ -16,7 +16,7 @@ use super::node::{Head, Node};
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
 pub const INDICES_MAX: u64 = 1 << 52;
 
-/// Keeper of nodes, and the one who knows how large a folio is. The tree asks; it never learns where
+/// Supplies nodes, and knows how large a folio is. The tree asks it; the tree never learns where
 /// nodes lie or what a folio is.
 pub trait Slab {
     /// The slots of a node, 2^BITS of them. `node` is one that [`alloc`](Slab::alloc) gave.

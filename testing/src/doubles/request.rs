@@ -70,7 +70,7 @@ impl Request {
         assert!(self.is_done());
         let bytes = self.outcome.lock().unwrap().take().expect("taken once")?;
         let mut all = vec![0; self.run.pages as usize * PAGE_SIZE];
-        // SAFETY: the fill has ended, so nobody writes there; both are that long.
+        // SAFETY: the fill has ended, so nothing writes there; both are that long.
         unsafe { self.buffer.as_ptr().copy_to_nonoverlapping(all.as_mut_ptr(), all.len()) };
         assert!(all[bytes..].iter().all(|&b| b == 0), "what follows the end is zero");
         all.truncate(bytes);

@@ -8,9 +8,8 @@
 //!   submit, flush --> held, each until a tick of a clock of its own --reap--> complete, fail, end early, drop
 //! ```
 //!
-//! Fills and flushes are held until somebody reaps them. So the leader protocol of a ring
-//! is at work even in a test with a single thread: a cache that forgets to reap
-//! hangs here too. Time is a count: a reap moves it on, nothing else does.
+//! Fills and flushes are held until a thread reaps them. So the leader protocol of a ring is at work even in a test
+//! with a single thread: a cache that forgets to reap hangs here too. Time is a count: only a reap advances it.
 //!
 //! Invariants:
 //!  1. With one thread, equal seeds and equal calls give equal outcomes, completion by completion.
@@ -358,7 +357,7 @@ impl SimulatedBackend {
         for work in work {
             state.hold(work, self.faults.delay_max);
         }
-        // Under the lock, so that nobody counts one out before it was counted in.
+        // Under the lock, so that no thread counts one out before it was counted in.
         self.held.fetch_add(count, Ordering::Relaxed);
         drop(state);
         // Partner: the fence in `WaitQueue::wake`, which follows each giving up of the lead.

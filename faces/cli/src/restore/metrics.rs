@@ -5,9 +5,9 @@
 //!   an address  GET / or /metrics -> the text, HTTP/1.0, one request for each connection
 //! ```
 //!
-//! One asker at a time is answered, by the thread that waits for signals; one that takes more than a second to ask, or
-//! one to hear, or says more than 8 KiB is closed. Nobody but a caller that waits for the command's end has to wait for
-//! that.
+//! One client at a time is answered, by the thread that waits for signals; one that takes more than a second to ask,
+//! or to read the answer, or sends more than 8 KiB is closed. Only a caller that waits for the command's end has to
+//! wait for that.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -31,7 +31,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 pub enum Where {
     /// To a file.
     File(PathBuf),
-    /// To who asks at this address.
+    /// To clients of this address.
     Address(SocketAddr),
 }
 
@@ -88,7 +88,7 @@ impl Metrics {
         }
     }
 
-    /// Answers who asks, if they are asked for.
+    /// Answers a client, if one has connected.
     pub fn answer(&self, stats: impl Fn() -> RestoreStats) {
         let Self::Asked(listener) = self else { return };
         // Only one: a signal may have come meanwhile, and a caller that else asks is found by the next look.
@@ -107,7 +107,7 @@ impl Metrics {
     }
 }
 
-/// Waits for a signal, for somebody who asks, or for so long. Whether it was a signal.
+/// Waits for a signal, for a client, or for so long. Returns whether it was a signal.
 pub fn wait(ending: &Ending, metrics: Option<&Metrics>, at_most: Duration) -> bool {
     let mut fds = vec![PollFd::new(ending, PollFlags::IN)];
     if let Some(Metrics::Asked(listener)) = metrics {

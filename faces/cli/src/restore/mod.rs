@@ -3,7 +3,7 @@
 //! ```text
 //!   start     cache -> trace, if one is replayed -> server -> "serving ... on ..."
 //!   meanwhile one line for each VM and each peer that was refused, on standard error
-//!             a line that moves, if that is a terminal; numbers for Prometheus, if somebody wants them
+//!             a line that moves, if that is a terminal; numbers for Prometheus, if they are asked for
 //!   a signal  stop -> write what was recorded -> print the report on standard output
 //! ```
 //!
@@ -47,8 +47,8 @@ becomes another, or a part of it cannot be read and the kernel cannot tell the V
 (UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
 Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
---on-failure: what they have not touched is nowhere but here. If this command is killed
-itself (SIGKILL) nobody ends them: the one who keeps them should watch for the end of the
+--on-failure: memory that they have not touched exists only here. If this command is killed
+itself (SIGKILL) it cannot end them: the supervisor of the VMs should watch for the end of the
 connection. The socket is removed, and the report printed on standard output. What happens
 meanwhile is on standard error, a line for each VM.
 
@@ -67,7 +67,7 @@ pub struct Arguments {
     /// The file with the VMs' memory.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
-    /// Where VMMs connect: a socket, which only you can use. It is made; one that nobody listens to any more is
+    /// Where VMMs connect: a socket, which only you can use. It is created; a leftover one without a listener is
     /// replaced.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
@@ -196,7 +196,7 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     Server::start(&cache, &arguments.snapshot, &arguments.socket, options).map_err(|error| error.to_string())
 }
 
-/// Until somebody wants us to end.
+/// Until a signal asks this process to end.
 fn watch(server: &Server, ending: &Ending, metrics: Option<&Metrics>, bar: &ProgressBar) {
     loop {
         if metrics::wait(ending, metrics, TICK) {
@@ -248,7 +248,7 @@ fn told(event: &Event) -> String {
         Event::Dropped { vm, process, killed: was } => {
             format!("vm {vm} (process {process}) was still there at the end: {}", killed(*was))
         }
-        Event::CannotAccept(error) => format!("nobody can be accepted for a moment: {error}"),
+        Event::CannotAccept(error) => format!("cannot accept connections for a moment: {error}"),
         other => format!("{other:?}"),
     }
 }

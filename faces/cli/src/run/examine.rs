@@ -15,12 +15,11 @@
 //!
 //! Invariant: what cannot be looked at is taken for the worst.
 //!
-//! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if it
-//! is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so beside
-//! the bound. One on a file system whose reads may never end
-//! is taken for the worst, unread: see [`super::syscall_scan`]. A process that finds another object being read waits
-//! for some time; a read that does not end keeps nobody waiting for longer. What is known is kept from one run to the
-//! next: see [`super::plan_cache`].
+//! Cost: a few microseconds an object once it is known. A new one is read into memory and scanned, one at a time, if
+//! it is not larger than a quarter of the cache's bound, or 128 MiB if that is less; at most 256 MiB are taken so
+//! beside the bound. One on a file system whose reads may never end is taken for the worst, unread: see
+//! [`super::syscall_scan`]. A process that finds another object being read waits for a bounded time, also for a read
+//! that does not end. What is known is kept from one run to the next: see [`super::plan_cache`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -159,7 +158,7 @@ impl ProcessAuditor {
         // One at a time, so that many processes that start at once do not take as many times the memory.
         let reading = self.reading.take()?;
         if let Some(&known) = self.known.lock().ok()?.get(&identity) {
-            return Some(known); // by whoever read before us
+            return Some(known); // by a thread that read before us
         }
         let mut bytes = Vec::new();
         file.take(data.len()).read_to_end(&mut bytes).ok()?;
@@ -219,9 +218,9 @@ impl Drop for TurnTaken<'_> {
     }
 }
 
-/// Opens what `path` is in `process`, if no step of that can wait for ever: the path, which the process has chosen, is
-/// looked up in its table of mounts before any file system is asked, and what was found is looked at again before it is
-/// opened. A file system that is served to nobody unless asked for (FUSE, a network's) answers no question here.
+/// Opens what `path` is in `process`, if no step of that can wait for ever: the path, which the process has chosen,
+/// is looked up in its table of mounts before any file system is asked, and what was found is checked again before it
+/// is opened. No question is put here to a file system that is not served unless asked for (FUSE, a network's).
 fn open_object(process: u32, path: &str) -> Option<File> {
     let path = Path::new(path);
     mounts::do_all_answer(process, path).ok().filter(|&all| all)?;
@@ -589,7 +588,7 @@ mod tests {
     }
 
     /// 1. A process has code of a file that is gone, and what the kernel says of such a file is the name of a pipe.
-    /// 2. The owner opens it, and waits for somebody who writes into it, for ever.
+    /// 2. The owner opens it, and waits for a writer, for ever.
     #[test]
     fn a_pipe_in_the_place_of_an_object_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();

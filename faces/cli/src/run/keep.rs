@@ -1,30 +1,30 @@
 //! Keep: a cache that outlives the command, for the next `quinion run`.
 //!
 //! ```text
-//!   run --keep -- A      connect: nobody --lock--> start the owner, hand it the lock --"ready"--> connect, join
+//!   run --keep -- A      connect: no owner --lock--> start the owner, hand it the lock --"ready"--> connect, join
 //!                                                     |
 //!                                                     |  a process of its own: arena, device, threads that answer
 //!   run --keep -- B      connect, join <------------->|  each run has a number, its programs count for it
 //!                                                     |
-//!   stop                 connect, "stop" ------------>|  or a signal, or nobody there for --idle
+//!   stop                 connect, "stop" ------------>|  or a signal, or unused for --idle
 //!                                                     v
 //!                                              socket removed, viewers told, lock removed and given back
 //! ```
 //!
 //! There is one such cache for each user and name. Its `memory` is one bound, however many runs it serves. A run
-//! **joins**: it says which version it is of and what it was asked for, and is told where the owner waits for programs.
-//! What these load is the runner's own object, in the folder that both have; a command whose object is another than
-//! the owner's does not join at all, so the object and the arena are always of one make. The connection lives as long
-//! as the run; the owner knows by it who is there.
+//! **joins**: it sends its version and its options, and gets the address where the owner accepts programs. These load
+//! the runner's own object, in the folder that both have; a command whose object is another than the owner's does not
+//! join at all, so the object and the arena are always of one build. The connection lives as long as the run; by it
+//! the owner knows which runs exist.
 //!
-//! Files stay cached when nobody has them open: the cache keeps them until there are too many, or their place is
-//! wanted. Each open looks at the file again, so one that was changed between two runs is read anew.
+//! Files stay cached when no program has them open: the cache keeps them until there are too many, or their memory is
+//! wanted. Each open checks the file again, so one that was changed between two runs is read anew.
 //!
-//! What a crash leaves, and why nobody trips over it:
+//! What a crash leaves, and why it breaks no later run:
 //!
 //! | killed | what is left | the next that comes |
 //! |---|---|---|
-//! | the owner | a socket nobody listens at, a lock nobody holds | finds the lock free, removes it, starts another |
+//! | the owner | a socket without a listener, a free lock | finds the lock free, removes it, starts another |
 //! | the runner, starting an owner | an owner that has the lock, or one that ends by itself | joins that; or starts one |
 //! | the runner, later | programs that go on, served as before | is no matter: the owner sees the connection end |
 //! | a program | a page of the control file | is no matter: the owner sees the process end |
@@ -35,7 +35,7 @@
 //! Invariants:
 //!  1. At most one owner of a user and name: it has the lock from before it was started until it is no more.
 //!  2. A run never waits without end for an owner.
-//!  3. The owner has nothing of its first runner's (`keep/sys.rs`), and is nobody's job.
+//!  3. The owner has nothing of its first runner's (`keep/sys.rs`), and is in no shell's job.
 //!
 //! Not an invariant: that the cache is still there at the end of a run. Its programs go on by the kernel then.
 
@@ -115,7 +115,7 @@ impl FromStr for Name {
     }
 }
 
-/// How long a kept cache stays when nobody uses it.
+/// How long a kept cache stays when it is not used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
     /// So long.
@@ -206,13 +206,13 @@ impl JoinedCache {
         let object = object::place(&folder)?;
         let mut killed = 0;
         loop {
-            // 1 somebody is there: join
+            // 1 there is an owner: join
             if let Some(line) = Connection::to(&folder, &wanted.name)?
                 && let Some(kept) = Self::ask_to_join(line, wanted, &object)?
             {
                 return Ok(kept);
             }
-            // 2 nobody is, and nobody is about to be: start one
+            // 2 there is none, and none is starting: start one
             match folder.try_lock(&wanted.name)? {
                 Some(lock) => match start::start(&folder, lock, wanted)? {
                     StartOutcome::Listens => (),
@@ -222,7 +222,7 @@ impl JoinedCache {
                         std::thread::sleep(PAUSE);
                     }
                 },
-                // 3 somebody is starting, or ending
+                // 3 an owner is starting, or ending
                 None if Instant::now() < until => std::thread::sleep(PAUSE),
                 None => return Err(silent(&wanted.name)),
             }
@@ -276,7 +276,7 @@ impl JoinedCache {
     }
 
     /// What the run did so far, with the `files` that are read most; or, if the cache was stopped meanwhile, what it
-    /// did until then. `None` if it has ended without a word.
+    /// did until then. `None` if it has ended without an answer.
     pub fn numbers(&mut self, files: usize) -> io::Result<Option<Numbers>> {
         let Some(answer) = self.line.ask(&numbers::question(files))? else { return Ok(None) };
         Numbers::of(&answer).map(Some).ok_or_else(|| self.line.not_understood())
@@ -353,11 +353,11 @@ fn stop_owner(mut line: Connection) -> io::Result<StopOutcome> {
 enum CleanupOutcome {
     /// What was left is removed.
     All,
-    /// Somebody has the lock.
+    /// Another process has the lock.
     Locked,
 }
 
-/// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is nobody either.
+/// Removes what an owner that was killed has left. In a folder that cannot be written it stays, and is ignored.
 fn tidy(folder: &Folder, name: &Name) -> io::Result<CleanupOutcome> {
     super::socket::remove_left(folder.path());
     if !folder.has(name)? {
@@ -451,8 +451,8 @@ impl Status {
 /// How many files a kept cache looks at, whether they were removed, each time it does: some hundred microseconds.
 pub const TIDIED_AT_ONCE: usize = 256;
 
-/// How many files that nobody has open a kept cache knows at most. Each may have a descriptor for a moment; half of
-/// those that a process may have are for others: programs' files that are open, connections.
+/// How many files that no program has open a kept cache knows at most. Each may have a descriptor for a moment; half
+/// of those that a process may have are for others: programs' files that are open, connections.
 pub fn files_max() -> usize {
     const FILES_MAX: u64 = 1 << 16;
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

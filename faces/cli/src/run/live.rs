@@ -90,7 +90,7 @@ enum PanelCommand {
 }
 
 impl<'scope> Live<'scope> {
-    /// Begins to draw what `look` sees, below `title`; `None` if nobody could see it.
+    /// Begins to draw what `look` sees, below `title`; `None` if the terminal cannot show it.
     pub(super) fn start<'env>(
         scope: &'scope Scope<'scope, 'env>,
         title: String,
@@ -139,7 +139,7 @@ impl Drop for Live<'_> {
     }
 }
 
-/// Draws until nobody gives orders any more.
+/// Draws until the sender of orders is dropped.
 fn draw(
     screen: &mut Screen,
     told: &Receiver<PanelCommand>,

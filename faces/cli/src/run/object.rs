@@ -4,9 +4,9 @@
 //!   the user's folder/    libquinion-HASH.so       compared before each use, and replaced if it differs
 //! ```
 //!
-//! Programs hand on `LD_PRELOAD`, also when the owner has ended, so what it names must mean the same for ever, and be
-//! nobody else's to change. A number of a process does not: the process that gets it next decides what it leads to. A
-//! file in the user's folder ([`super::user_folder`]) does, and it stays there.
+//! Programs pass on `LD_PRELOAD`, also when the owner has ended, so what it names must mean the same for ever, and no
+//! other user may be able to change it. A path by the number of a process does not: the process that gets the number
+//! next decides what it leads to. A file in the user's folder ([`super::user_folder`]) does, and it stays there.
 //!
 //! Its name has a hash of its bytes, so different objects do not replace each other, and programs of two commands may
 //! run side by side. The hash protects nothing: all bytes are compared before each use. A file is never written under
@@ -38,7 +38,7 @@ const PREFIX: &str = "libquinion-";
 const SUFFIX: &str = ".so";
 const _: () = assert!(HASH.len() == 32, "the longest name is agreed on with the object");
 
-/// How often it is written before that is given up: each time somebody else has changed it meanwhile.
+/// How often writing it is tried: each time another process has changed it meanwhile.
 const TRIES_MAX: usize = 8;
 
 /// The path of our object in that folder, where it is now, whatever was there before.
@@ -66,7 +66,7 @@ fn place_bytes(folder: &Folder, hash: &str, bytes: &[u8]) -> io::Result<PathBuf>
         }
         write(folder, &name, bytes, found).map_err(wrong)?;
     }
-    Err(wrong(io::Error::other("somebody changes it again and again")))
+    Err(wrong(io::Error::other("another process changes it again and again")))
 }
 
 /// What lies under the name.
@@ -77,7 +77,7 @@ enum InstalledObject {
     Wrong,
 }
 
-/// Looks whether the file of that name is a file of ours that nobody can write, with these bytes.
+/// Checks whether the file of that name is a file of ours that others cannot write, with these bytes.
 fn look(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<InstalledObject> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -124,13 +124,13 @@ fn mark_used(file: &File, modified: Option<SystemTime>) {
     }
 }
 
-/// Writes it under another name, and gives it this one. Where there was nothing, what somebody else has put there
-/// meanwhile stays, and is looked at next: another run may have it loaded.
+/// Writes it under another name, and renames it to this one. Where there was nothing, a file that another process put
+/// there meanwhile stays, and is checked next: another run may have it loaded.
 fn write(folder: &Folder, name: &str, bytes: &[u8], found: InstalledObject) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     folder.remove_old(|name| name.starts_with(PREFIX));
     let new = format!("{name}.{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    // Somebody of our number may have been killed here.
+    // A process of our number may have been killed here.
     let _ = rustix::fs::unlinkat(folder, &new, rustix::fs::AtFlags::empty());
     let written = write_new(folder, &new, bytes).and_then(|_| {
         let flags =

@@ -44,8 +44,8 @@ mod form;
 
 use form::{ENTRIES_MAX, Entry, FIXES_MAX, Fix, Header, JUMP_BYTES, MAGIC, MOVED_MAX, ORIGINAL_MAX};
 
-/// Functions that the C library makes of others which are patched: patching them would serve nobody, and
-/// some of their wrappers are only there because the others could not be.
+/// Functions that the C library makes of others which are patched: patching them would have no use, and some of their
+/// wrappers are only there because the others could not be.
 const COMPOSED: &[&str] = &[
     "_IO_fclose",
     "_IO_fdopen",

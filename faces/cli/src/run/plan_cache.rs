@@ -5,10 +5,10 @@
 //!                         objects-KEY    what the code of objects does: a line each, added at the end
 //! ```
 //!
-//! The folder is that of kept caches, which nobody else can change: see [`Folder`]. A key says which command found it
-//! out, for another one may know better; and what is said of a file holds for one device, inode, size and time of
-//! change. A file that changed a moment ago may change again and look the same, and so may one whose file system keeps
-//! whole seconds, or was made with times that somebody chose; nothing is remembered of these.
+//! The folder is that of kept caches, which no other user can change: see [`Folder`]. A key says which command found
+//! it out, for another one may know better; and what is said of a file holds for one device, inode, size and time of
+//! change. A file that changed a moment ago may change again and look the same, and so may one whose file system
+//! keeps whole seconds, or was made with chosen times; nothing is remembered of these.
 //!
 //! Invariant: whatever is wrong with the folder, or with what is in it, costs the time to find things out anew, and no
 //! more. So each piece has a sum, and one that is not right is not there.
@@ -98,7 +98,7 @@ impl PlanCache {
         let name = self.name(what, key);
         let new = format!("{name}.{}", std::process::id());
         let (from, to) = (self.folder.within(&new), self.folder.within(&name));
-        // Somebody of our number may have been killed here.
+        // A process of our number may have been killed here.
         let _ = fs::remove_file(&from);
         let written = self
             .open(&new, File::options().write(true).create_new(true))

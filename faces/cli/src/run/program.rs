@@ -36,7 +36,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether the environment may name our object: nobody will complain about it.
+    /// Whether the environment may name our object without an error message of the loader.
     pub fn may_be_told(&self) -> bool {
         !matches!(self, Kind::Foreign(..))
     }

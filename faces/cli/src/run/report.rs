@@ -11,8 +11,8 @@
 //!   asked             {reads, questions}             reads that waited for the owner; times they asked
 //!   device            {reads, bytes}                 what the owner read
 //!   readahead         {pages, used_pages, wasted_pages, unread_pages, accuracy}
-//!                     fetched before anybody asked; read; gone unread; still there unread; used of those that
-//!                     were read or are gone, 0 to 1
+//!                     fetched before a read asked; read; left unread; still there unread; used of those that
+//!                     were read or have left, 0 to 1
 //!   evicted           {pages, refaulted_pages, activated_pages, workingset_windows}
 //!                     what left for want of memory; of it, what came back, and what came back soon;
 //!                     windows with a page that had come back before
@@ -23,8 +23,8 @@
 //!   kernel            {reads, reasons: {name: descriptors}}    left to the kernel, and why
 //!   others            {lease, immutable, looked_at, kernel, files: [{path, mode, why}]}
 //!                     files by what was done last about others who may change them; of the first 1000
-//!                       lease      nobody changed it without our having heard before
-//!                       immutable  nobody can change it, or that was declared
+//!                       lease      any change would have broken our lease first
+//!                       immutable  it cannot change, or that was declared
 //!                       looked_at  its times were looked at before each read
 //!                       kernel     none of these: the kernel read
 //!   kept              {name, other_runs}: the cache stays, and served so many other runs meanwhile; or null
@@ -157,7 +157,7 @@ pub struct RunReport<'a> {
     pub stats: ArenaStats,
     /// What the owner did.
     pub owner: OwnerNumbers,
-    /// What it did about others who may change files.
+    /// What it did about changes of files by others.
     pub modes: Vec<FileMode>,
     /// If the cache is one that stays.
     pub kept: Option<KeptRunNumbers<'a>>,
@@ -187,18 +187,18 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
     )
 }
 
-/// Writes all of `text` over what is at `path`. Nobody may read a pipe: that is an error, and nothing to wait for.
+/// Writes all of `text` over what is at `path`. A pipe without a reader is an error, and is not waited for.
 fn write_over(path: &Path, text: &str) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
     let opened = options.clone().custom_flags(libc::O_NONBLOCK).open(path);
     let mut file = opened.or_else(|error| match error.raw_os_error() {
-        Some(libc::ENXIO) => Err(io::Error::other("it is a pipe that nobody reads")),
-        // Somebody has a lease on it, and gives it up now; perhaps our own cache.
+        Some(libc::ENXIO) => Err(io::Error::other("it is a pipe without a reader")),
+        // Another process has a lease on it, and gives it up now; perhaps our own cache.
         Some(libc::EAGAIN) => options.open(path),
         _ => Err(error),
     })?;
-    // Somebody reads; for a reader it may take a while.
+    // There is a reader; it may take a while.
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     file.write_all(text.as_bytes())

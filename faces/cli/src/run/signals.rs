@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!   ctrl-C             the terminal tells the whole group: the program has it already    not passed on
-//!   kill US            somebody means the program and knows only us                      passed on
+//!   kill US            the sender means the program and knows only us                    passed on
 //!   timeout(1)         tells us, and then the whole group, where it is itself            not passed on
 //!   the program stops  we stop too, so that the shell notices; when we go on, so does it
 //! ```
 //!
-//! A signal to a group looks to each of its processes as one that was meant for it alone. But who tells a group in
-//! which it is itself must not mind that signal: it ignores it by then. So what an ancestor of our group sends, that
-//! did not ignore it when we were started and ignores it now, was for the group, and the program has it already.
-//! A script that says `trap '' TERM; kill $US` looks the same and means us alone, so only `timeout` is believed. Of any
-//! other group (`kill -- -GROUP`, `trap '' TERM; kill 0`) the program gets the signal twice, as one too many is better
-//! than none.
+//! A signal to a group looks to each of its processes as one that was meant for it alone. But a process that signals
+//! its own group must not be ended by that signal: it ignores it by then. So a signal that an ancestor of our group
+//! sends, and that it did not ignore when we were started and ignores now, was for the group, and the program has it
+//! already. A script that says `trap '' TERM; kill $US` looks the same and means us alone, so only `timeout` is
+//! believed. Of any other group (`kill -- -GROUP`, `trap '' TERM; kill 0`) the program gets the signal twice, as one
+//! too many is better than none.
 //!
 //! Each signal is caught by a handler that writes it to a pipe; [`Signals::next`] reads the pipe. A
 //! signal that was ignored when we were started (`nohup`) stays ignored, here and in the program.
@@ -30,7 +30,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-/// The signal that stops who writes to a terminal from the background, where that is asked for.
+/// The signal that stops a background process that writes to a terminal, where that is asked for.
 pub const BACKGROUND_WRITE: i32 = libc::SIGTTOU;
 
 /// The signal that continues a stopped process.
@@ -51,7 +51,7 @@ const CAUGHT: [i32; 12] = [
     libc::SIGCHLD,
 ];
 
-/// Where the handler writes; -1 while nobody reads.
+/// Where the handler writes; -1 while there is no reader.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 /// Which standard streams were closed when we were started.
@@ -78,7 +78,7 @@ pub struct Signal {
     sender: u32,
 }
 
-/// How long who tells us, and then our group, may take between the two.
+/// How long a sender that signals us, and then our group, may take between the two.
 const BETWEEN: Duration = Duration::from_millis(5);
 
 /// How many ancestors are looked at.
@@ -213,7 +213,7 @@ impl Drop for Signals {
             // SAFETY: the action is one that the kernel gave us.
             unsafe { libc::sigaction(*number, &raw const action.0, std::ptr::null_mut()) };
         }
-        // Only then may the number be somebody else's.
+        // Only then may the number be another descriptor's.
         let ours = self.writer.as_raw_fd();
         let _ = PIPE.compare_exchange(ours, -1, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -281,7 +281,7 @@ pub fn has_stopped(process: u32) -> bool {
     }
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until another process continues it.
 pub fn stop_here() {
     // SAFETY: a number only.
     unsafe { libc::raise(libc::SIGSTOP) };
@@ -323,7 +323,7 @@ fn set_blocked(number: i32, how: i32) {
 /// Notes what the runtime is about to change.
 extern "C" fn note_inherited() {
     for (stream, closed) in (0..).zip(&CLOSED) {
-        // SAFETY: numbers only; there is an errno for each thread, and nobody looks at it yet.
+        // SAFETY: numbers only; there is an errno for each thread, and it is not in use yet.
         let is_closed =
             unsafe { libc::fcntl(stream, libc::F_GETFD) == -1 && *libc::__errno_location() == libc::EBADF };
         closed.store(is_closed, Ordering::Relaxed);

@@ -3,18 +3,18 @@
 //! ```text
 //!   new-RANDOM.socket   bind, listen  --RENAME_NOREPLACE-->  view-RANDOM.socket   connect   removed by its owner
 //!        |                                                        |
-//!        | old, and nobody listens there: removed by              | nobody listens there: removed by a process that
-//!        comes v whoever comes; its maker begins anew                   v
+//!        | old, and without a listener: removed by                | without a listener: removed by
+//!        v the next process; its maker begins anew                v the next process
 //! ```
 //!
-//! It lies in the user's folder (`user_folder.rs`), which nobody else can enter or change, under a name of its own, and
-//! is removed with its owner. One that a killed owner left is removed by the next that comes: nobody listens there.
+//! It lies in the user's folder (`user_folder.rs`), which no other user can enter or change, under a name of its own,
+//! and is removed with its owner. The next run removes one that a killed owner left: it has no listener.
 //!
-//! Between bind and listen nobody listens at a socket that is about to be used. So it is made under another name, and
-//! what is called `view-` has been listened at. A name is drawn at random and never used again: where nobody listens
-//! any more nobody ever will, so what is found to be left may be removed at any time later, by any number of processes
-//! at once, without a lock. The number of a process is no such name: it comes again, and is another's in another name
-//! space.
+//! Between bind and listen a socket that is about to be used has no listener. So it is made under another name, and
+//! one called `view-` has had a listener. A name is drawn at random and never used again: a socket that has lost its
+//! listener never gets one again. So one that is found to be left may be removed at any time later, by any number of
+//! processes at once, without a lock. The number of a process is no such name: it comes again, and is another's in
+//! another name space.
 
 use std::fs::DirEntry;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -95,7 +95,7 @@ fn make(folder: &Path) -> io::Result<(Socket, OwnedFd)> {
     let listener = listen(&new.path)?;
     let path = folder.join(format!("{PREFIX}{random}{SUFFIX}"));
     match renameat_with(CWD, &new.path, CWD, &path, RenameFlags::NOREPLACE) {
-        // The file system does not know this; nobody else has drawn this name.
+        // The file system does not know this; no other process has drawn this name.
         Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(&new.path, &path)?,
         renamed => renamed?,
     }
@@ -108,7 +108,7 @@ fn random_name() -> String {
     format!("{:0RANDOM_DIGITS$x}", random >> (64 - 4 * RANDOM_DIGITS))
 }
 
-/// Removes sockets at which nobody listens.
+/// Removes sockets without a listener.
 pub(super) fn remove_left(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

@@ -6,17 +6,13 @@
 //!                        mov eax, 426 .. syscall            3 which number, if only one can be meant
 //! ```
 //!
-//! The interposer sees what goes through the C library. An object that enters
-//! the kernel by itself may close a descriptor and open another file under its
-//! number, and nobody hears of it. So each object of a process is looked at
-//! before its process is served, and how its descriptors are served depends on what
-//! is found: see [`SyscallAudit`].
+//! The interposer sees what goes through the C library. An object that enters the kernel by itself may close a
+//! descriptor and open another file under its number unnoticed. So each object of a process is scanned before its
+//! process is served, and how its descriptors are served depends on what is found: see [`SyscallAudit`].
 //!
-//! Code cannot be told from data for certain. So this errs to one side: a pair
-//! of bytes is taken for a system call unless it lies inside another
-//! instruction of a function that the unwind table knows, and a number is
-//! believed only if it is set a few instructions before, nothing sets it again,
-//! and no branch of the object leads in between.
+//! Code cannot be told from data for certain. So this errs to one side. A pair of bytes is taken for a system call
+//! unless it lies inside another instruction of a function that the unwind table knows. A number is believed only if
+//! it is set a few instructions before, nothing sets it again, and no branch of the object leads in between.
 //!
 //! Not an invariant: that nothing is missed. Code that a program writes at run
 //! time is not seen here, nor is a jump into the middle of an instruction.

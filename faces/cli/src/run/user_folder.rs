@@ -7,10 +7,10 @@
 //!   /tmp/quinion-UID
 //! ```
 //!
-//! **Safe**: nobody but root and the user can change what its path leads to. Each folder above it, from the root on and
+//! **Safe**: only root and the user can change what its path leads to. Each folder above it, from the root on and
 //! with links resolved, belongs to one of the two, and others cannot write there; but in a sticky folder, such as
-//! `/tmp`, they may, since they cannot rename what is not theirs. The folder itself belongs to the user, and nobody
-//! else may enter it.
+//! `/tmp`, they may, since they cannot rename what is not theirs. The folder itself belongs to the user, and others
+//! may not enter it.
 //!
 //! **Usable**: the dynamic linker can load from it, and a socket in it has an address. So it is not mounted `noexec`,
 //! has no letter that separates or replaces names in `LD_PRELOAD`, and its path is short.
@@ -37,7 +37,7 @@ pub(super) const PATH_MAX: usize = 80;
 
 /// Others may write there.
 const WRITTEN_BY_OTHERS: u32 = 0o022;
-/// Nobody renames or removes there what is another's.
+/// Users can rename or remove there only what is theirs.
 const STICKY: u32 = 0o1000;
 
 /// The folder, open.
@@ -64,7 +64,7 @@ impl Folder {
         find(false)
     }
 
-    /// The folder at `path`, if it is one that nobody else can enter, or change, or put another in its place.
+    /// The folder at `path`, if no other user can enter it, or change it, or put another in its place.
     pub fn open(path: &Path) -> io::Result<Self> {
         let path = resolve(path)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
@@ -85,7 +85,7 @@ impl Folder {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.descriptor.as_raw_fd()))
     }
 
-    /// Removes files that nobody has written for a month, of those whose names are `ours`: of commands that are no
+    /// Removes files that were not written for a month, of those whose names are `ours`: of commands that are no
     /// more, and of an owner that was killed.
     pub fn remove_old(&self, ours: impl Fn(&str) -> bool) {
         const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -94,7 +94,7 @@ impl Folder {
             let written = entry.metadata().and_then(|data| data.modified());
             let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > MONTH));
             if is_old && ours(&entry.file_name().to_string_lossy()) {
-                // Somebody else may have done it.
+                // Another process may have done it.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
@@ -173,7 +173,7 @@ impl Candidate {
                 return Ok(None);
             }
             for path in missing {
-                // Somebody else may have made it meanwhile; whose it is is looked at when it is opened.
+                // Another process may have made it meanwhile; its owner is checked when it is opened.
                 let made = DirBuilder::new().mode(0o700).create(path);
                 made.or_else(|error| match error.kind() {
                     io::ErrorKind::AlreadyExists => Ok(()),
@@ -206,8 +206,8 @@ impl Candidate {
     }
 }
 
-/// The path of the folder at `path` with all links above it resolved, if nobody else can change what that leads to, and
-/// it can be used. The folder itself is looked at when it is opened.
+/// The path of the folder at `path` with all links above it resolved, if others cannot change what that leads to, and
+/// it can be used. The folder itself is checked when it is opened.
 ///
 /// # Errors
 /// It is not such a path: the error says why.
@@ -222,7 +222,7 @@ pub(super) fn resolve(path: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether nobody but root and us can change what `path`, which has no links, leads to.
+/// Whether only root and this user can change what `path`, which has no links, leads to.
 fn check_above(path: &Path) -> io::Result<()> {
     let us = rustix::process::geteuid().as_raw();
     for path in path.ancestors() {
@@ -278,7 +278,7 @@ mod tests {
         fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
-    /// A folder of ours that nobody else may enter.
+    /// A folder of ours that others may not enter.
     fn private() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         set_mode(folder.path(), 0o700);

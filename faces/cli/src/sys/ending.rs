@@ -1,4 +1,4 @@
-//! Ending: hearing that somebody wants this process to end, as something that can be read and polled.
+//! Ending: the signals that ask this process to end, as something that can be read and polled.
 //!
 //! The signals are blocked, in the thread that asks and in all that it starts later, and come by a descriptor instead.
 //! So no handler runs anywhere. One that was ignored when we were started (`nohup`) stays ignored.

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-/// Whether we may have a read lease on `file`, which is open for reading and that nobody has open for writing.
+/// Whether we may have a read lease on `file`, which is open for reading and has no writer.
 pub fn can_take_lease(file: &File) -> io::Result<()> {
     // SAFETY: numbers only.
     let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
@@ -38,7 +38,7 @@ pub fn userfaultfd() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     let opened = i32::try_from(opened).expect("a descriptor is an int");
-    // SAFETY: the descriptor was just opened, and is nobody else's; this closes it.
+    // SAFETY: the descriptor was just opened, and has no other owner; this closes it.
     drop(unsafe { File::from_raw_fd(opened) });
     Ok(())
 }

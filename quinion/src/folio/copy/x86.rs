@@ -7,12 +7,11 @@
 //! that ends exactly at the last byte and overlaps the one before it; what is
 //! shorter than one step goes by `rep movsb` or, below 16 bytes, by words.
 //!
-//! In a viewer's process either end of a copy may be memory that is not there:
-//! the buffer is a program's, who may say anything. So each block of a build
-//! without the standard library, which is a viewer's, notes in a section of its own
-//! where its accesses begin and end, and where to go on if one of them faults:
-//! at its end, with what was copied until then. The handler of the signal asks
-//! [`resume_after_fault`]. The blocks take no instruction more for that.
+//! In a viewer's process either end of a copy may be memory that is not there: the buffer is a program's, which may
+//! pass any address. So each block of a build without the standard library, which is a viewer's, notes in a section
+//! of its own where its accesses begin and end, and where to continue if one of them faults: at its end, with what
+//! was copied until then. The handler of the signal calls [`resume_after_fault`]. The blocks take no instruction more
+//! for that.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -29,7 +28,7 @@ macro_rules! may_fault {
         )
     };
 }
-/// Where whoever copies answers for both ends there is nothing to note.
+/// Where the caller guarantees both ends there is nothing to note.
 #[cfg(feature = "std")]
 macro_rules! may_fault {
     () => {
@@ -55,7 +54,7 @@ impl MayFault {
     }
 }
 
-// The linker's names for the section's ends are nobody else's.
+// The linker's names for the section's ends are hidden from other objects.
 #[cfg(not(feature = "std"))]
 core::arch::global_asm!(".hidden __start_quinion_faults", ".hidden __stop_quinion_faults");
 
@@ -69,7 +68,7 @@ pub fn resume_after_fault(at: usize) -> Option<usize> {
     }
     let (first, end) = (&raw const __start_quinion_faults, &raw const __stop_quinion_faults);
     let count = (end.addr() - first.addr()) / size_of::<MayFault>();
-    // SAFETY: between the two lie the notes of all blocks and nothing else; nobody writes them.
+    // SAFETY: between the two lie the notes of all blocks and nothing else; they are never written.
     let all = unsafe { core::slice::from_raw_parts(first, count) };
     let hit = all.iter().find(|it| (MayFault::address(&it.begin)..MayFault::address(&it.end)).contains(&at));
     hit.map(|it| MayFault::address(&it.end))

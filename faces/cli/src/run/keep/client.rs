@@ -1,12 +1,12 @@
 //! Client: a connection to the owner of a kept cache, as the owner has it.
 //!
 //! ```text
-//!   hear      looks at what was said without taking it (MSG_PEEK): did a descriptor come with it?
+//!   hear      peeks at the message without taking it (MSG_PEEK): did a descriptor come with it?
 //!               no: takes so many bytes       yes: an error, and nothing is taken
 //!   drop      closed in the queue of the process that connected
 //! ```
 //!
-//! Nobody has a reason to send us a descriptor. One that comes may be of anything, and its close may wait for as long
+//! A client has no reason to send a descriptor. One that comes may be of anything, and its close may wait for as long
 //! as its sender likes; the kernel closes it in the thread that takes the message, or that closes the connection in
 //! which the message lies. So neither is done here ([`SerialQueues`]).
 //!
@@ -25,7 +25,7 @@ use quinion::internals::sys::serial_queues::{QueueKey, SerialQueues};
 use rustix::net::sockopt::set_socket_oobinline;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 
-/// A connection. Dropping it waits for nobody.
+/// A connection. Dropping it does not block.
 #[derive(Debug)]
 pub struct ClientStream {
     stream: Option<UnixStream>,
@@ -34,7 +34,7 @@ pub struct ClientStream {
 }
 
 impl ClientStream {
-    /// One who has connected just now.
+    /// One that has connected just now.
     pub fn new(stream: UnixStream, queues: &SerialQueues) -> Self {
         let key = QueueKey::Sender(ProcessName::of_peer(stream.as_fd()));
         Self { stream: Some(stream), queues: queues.clone(), key }
@@ -46,7 +46,7 @@ impl ClientStream {
         self.stream().set_nonblocking(true)
     }
 
-    /// Hears what was said, as much as finds room; 0 bytes are the end.
+    /// Reads a message, as much as fits; 0 bytes are the end.
     ///
     /// # Errors
     /// `WouldBlock`: nothing was said. `InvalidData`: a descriptor came with it; it was not taken.

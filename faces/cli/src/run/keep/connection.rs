@@ -1,16 +1,16 @@
 //! Line: a connection to the owner of a kept cache, as a runner has it.
 //!
 //! ```text
-//!   connect --nobody listens--> None          the caller looks at the lock, and starts one or waits
+//!   connect --no listener--> None             the caller looks at the lock, and starts one or waits
 //!      |     --another user's--> error
 //!      v
 //!   ask --> answer
 //!       --> None: it has ended                the caller begins anew
-//!       --> error: it says nothing            stopped, or hung: said with a remedy
+//!       --> error: it does not answer         stopped, or hung: reported with a remedy
 //! ```
 //!
-//! Every wait here has an end, so that an owner that stands still makes nobody stand still. When it goes on it answers
-//! what it was asked meanwhile: answers come in the order of the questions, and the late ones are passed over.
+//! Every wait here has an end, so that a stopped owner blocks no command. When it continues it answers what it was
+//! asked meanwhile: answers come in the order of the questions, and the late ones are skipped.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,7 +39,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the owner of `name`; `None` if nobody listens there.
+    /// Connects to the owner of `name`; `None` if there is no listener.
     ///
     /// # Errors
     /// The process that listens is another user's, or has not looked at anybody for long.

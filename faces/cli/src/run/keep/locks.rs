@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The lock is the kernel's (`flock`): it ends with its holder, however that ends. So a file that is not locked was
-//! left by somebody who was killed, and the next process that comes takes it; nothing else that lies here is believed
-//! of caches. The run that starts an owner hands the locked description over to it, so there is no moment in which two
-//! could start one, and none in which it is free while one is being started.
+//! left by a killed process, and the next process takes it; nothing else in the folder is believed of caches. The run
+//! that starts an owner hands the locked description over to it, so there is no moment in which two could start one,
+//! and none in which it is free while one is being started.
 //!
 //! The holder of the lock may remove its file, as the last thing it does. So a process that gets a lock looks whether
 //! the file is still the one of that name, and begins again if not.
@@ -36,7 +36,7 @@ impl Folder {
         self.within(&format!("{name}{SOCKET}"))
     }
 
-    /// The lock of `name`, if nobody has it. Does not wait.
+    /// The lock of `name`, if it is free. Does not wait.
     pub fn try_lock(&self, name: &Name) -> io::Result<Option<Lock>> {
         let file = format!("{name}{LOCK}");
         loop {
@@ -46,7 +46,7 @@ impl Folder {
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(error.into()),
                 Ok(()) if self.is_named(&descriptor, &file)? => return Ok(Some(Lock(descriptor))),
-                Ok(()) => {} // whoever had it has removed it meanwhile
+                Ok(()) => {} // its holder has removed it meanwhile
             }
         }
     }
@@ -75,7 +75,7 @@ impl Folder {
         self.is_named(&lock.0, &format!("{name}{LOCK}"))
     }
 
-    /// Removes the socket of `name`, if there is one. Only who has the lock may.
+    /// Removes the socket of `name`, if there is one. Only the holder of the lock may.
     pub fn remove_socket(&self, _lock: &Lock, name: &Name) -> io::Result<()> {
         self.remove(&format!("{name}{SOCKET}"))
     }
@@ -105,16 +105,16 @@ impl Folder {
     }
 }
 
-/// Held: nobody else starts, is, or cleans up after the owner of that name.
+/// Held: no other process starts, is, or cleans up after the owner of that name.
 #[derive(Debug)]
 pub struct Lock(OwnedFd);
 
 impl Lock {
-    /// The lock that somebody handed over.
+    /// The lock that another process handed over.
     pub fn handed(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
-    /// For handing it over: it stays locked until all who have the description have closed it.
+    /// For handing it over: it stays locked until every holder of the description has closed it.
     pub fn into_descriptor(self) -> OwnedFd {
         self.0
     }
@@ -150,7 +150,7 @@ mod tests {
 
     /// 1. One opens the file of the lock.
     /// 2. The holder of the lock removes the file and ends.
-    /// 3. The first gets a lock that nobody else would look at: it must begin again.
+    /// 3. The first gets a lock that no other process would look at: it must begin again.
     #[test]
     fn a_lock_on_a_file_that_was_removed_is_none() {
         let (outer, folder) = folder();

@@ -23,7 +23,7 @@ const FILES_MAX: usize = 256;
 const BETWEEN: char = '\u{1f}';
 /// How many of the hottest files are asked for.
 const HOTTEST: &str = "hottest";
-/// Said in the place of a hot file's bytes when nobody has it open.
+/// Stands in the place of a hot file's bytes when no program has it open.
 const CLOSED: &str = "closed";
 
 /// What the report of a run in a kept cache is made of.
@@ -37,7 +37,7 @@ pub struct Numbers {
     pub stats: ArenaStats,
     /// How many other runs the cache served meanwhile.
     pub others: u64,
-    /// What is done about others who may change files that the cache has.
+    /// What is done about changes by others of files that the cache has.
     pub modes: Vec<FileMode>,
     /// The files that all viewers read most, hottest first.
     pub hottest: Vec<Hot>,

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   begin   leave what is the starter's -> keep the lock -> build the cache -> listen -> say "ready"
-//!   turn    wait for: a signal, somebody who connects, a question, an end of a connection, the end of patience
-//!           join      is it of our make, and does it want what we are?  -> a number, and where all is
-//!           plan      kept, for programs to find            -> where
+//!   turn    wait for: a signal, a connection, a question, an end of a connection, a timeout
+//!           join      is it of our build, and does it want what we are?  -> a number, and the addresses
+//!           plan      kept, for programs to find            -> where it lies
 //!           numbers   what its viewers and the cache did since it joined
 //!           status    what we are
 //!           stop      as a signal
-//!   end     remove the socket -> serve no more -> tell each run its last numbers -> let go of the cache
+//!   end     remove the socket -> serve no more -> send each run its last numbers -> drop the cache
 //!           -> remove the lock and give it back
 //! ```
 //!
@@ -18,15 +18,15 @@
 //! The cache is **unused** while no run is connected and no process views it. A program that its runner has left
 //! behind views it still, and so it stays. When it was unused for the time of `--idle` it ends, but not before its
 //! first run had time to join, whatever `--idle` says; a run that has connected by then is served first, and one that
-//! connects after the socket was removed hears the connection end, waits for the lock, and starts another. One whose
-//! lock was removed from the folder, by a process that cleans up there, can be found by nobody: it ends when it has no
+//! connects after the socket was removed sees the connection end, waits for the lock, and starts another. An owner
+//! whose lock was removed from the folder, by a process that cleans up there, cannot be found: it ends when it has no
 //! run.
 //!
 //! Invariants:
-//!  1. A process that connects is the same user's, or hears nothing.
-//!  2. Nobody who connects makes us wait: what is not read in time, is longer than a line, or has a descriptor with it,
-//!     ends that connection, and it is closed elsewhere (`keep/client.rs`). Nor does who says much: one read in a turn.
-//!     One that says nothing makes room for one that comes, if there are too many.
+//!  1. A process that connects is the same user's, or gets no answer.
+//!  2. No client makes the owner wait: what is not read in time, is longer than a line, or has a descriptor with it,
+//!     ends that connection, and it is closed elsewhere (`keep/client.rs`). A client that sends much gets one read in a
+//!     turn. A silent one is closed for a new one, if there are too many.
 //!  3. The lock is given back last: there are never two caches of one name, not even one that is on its way out.
 
 use std::io::{self, Write};
@@ -93,7 +93,7 @@ pub struct Cache {
     pub owner: Arc<dyn Owner>,
     /// How its own numbers are asked for.
     pub numbers: Box<dyn AskedNumbers>,
-    /// Looks at some of its files, and lets go of those that were removed: called now and then while nobody uses it.
+    /// Checks some of its files, and releases those that were removed: called now and then while it is not used.
     pub tidy: Box<dyn Fn()>,
 }
 
@@ -291,14 +291,14 @@ impl ControlSocket {
         if self.runs() == 0 {
             (self.tidy)();
         }
-        // 6 nobody for long; a process that has connected by now counts
+        // 6 unused for long; a process that has connected by now counts
         if (self.has_been_unused() || self.is_lost()) && !self.accept() {
             return Ok(Next::End);
         }
         Ok(Next::Turn)
     }
 
-    /// Whether nobody uses it, nor will: its files were removed, and so nobody can find it.
+    /// Whether it is unused for good: its files were removed, and so no run can find it.
     fn is_lost(&self) -> bool {
         self.runs() == 0 && !self.is_named()
     }
@@ -308,9 +308,10 @@ impl ControlSocket {
         self.folder.is_lock_of(&self.lock, &self.name).unwrap_or(false)
     }
 
-    /// Waits for something to do: whether there is a signal, somebody new, and which talks go on.
+    /// Waits for something to do. Returns whether there is a signal, a new connection, and which conversations
+    /// continue.
     fn wait(&self) -> io::Result<(bool, bool, Vec<usize>)> {
-        // While all are busy nobody is let in.
+        // While all are busy no connection is accepted.
         let is_busy = self.queues.are_full();
         let who = if is_busy { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, who)];
@@ -351,7 +352,7 @@ impl ControlSocket {
         self.talks.iter().filter(|talk| talk.joined.is_some()).count()
     }
 
-    /// Whether nobody has used the cache for as long as it stays.
+    /// Whether the cache was unused for as long as it stays.
     fn has_been_unused(&mut self) -> bool {
         let viewers = self.session.totals().viewers;
         // Processes that came and went since the last look have used it, too.
@@ -365,7 +366,7 @@ impl ControlSocket {
 
     // ---- processes connect ---------------------------------------------------------------------------
 
-    /// Whether somebody was there.
+    /// Whether there was a connection.
     fn accept(&mut self) -> bool {
         let mut somebody = false;
         for _ in 0..CONNECTIONS_MAX {
@@ -448,7 +449,7 @@ impl ControlSocket {
         }
     }
 
-    /// One has left, or is to go: nothing is heard of it any more, and its run has ended.
+    /// A client has left, or is to be dropped: nothing is read from it any more, and its run has ended.
     fn leave(&mut self, talk: usize) {
         let talk = &mut self.talks[talk];
         talk.stream.end();
@@ -607,7 +608,7 @@ impl ControlSocket {
     // ---- the end --------------------------------------------------------------------------------
 
     fn end(mut self) -> io::Result<()> {
-        // 1 nobody finds us any more; what has taken our name is another's
+        // 1 no run finds us any more; what has taken our name is another's
         let is_named = self.is_named();
         if is_named {
             self.folder.remove_socket(&self.lock, &self.name)?;

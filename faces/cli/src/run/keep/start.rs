@@ -7,9 +7,10 @@
 //!     waits for a line, or the end   <------
 //! ```
 //!
-//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds nobody to say "ready"
-//! to, and stays for the next; if the owner is killed, the pipe ends, and the lock is free: another is started, a few
-//! times, for a program must not be refused its start because somebody else's owner was killed in these milliseconds.
+//! The runner has closed its copy of the lock by then. If it is killed before, the owner finds the pipe closed when
+//! it reports "ready", and stays for the next run. If the owner is killed, the pipe ends, and the lock is free:
+//! another is started, a few times, because a program must not be refused its start if another run's owner was killed
+//! in these milliseconds.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
@@ -63,7 +64,7 @@ pub fn start(folder: &Folder, lock: Lock, wanted: &CacheRequest) -> io::Result<S
     let mut line = String::new();
     said.read_line(&mut line)?;
     if line.trim_end() == READY {
-        return Ok(StartOutcome::Listens); // it is nobody's child when we have ended
+        return Ok(StartOutcome::Listens); // init's child when this process has ended
     }
     said.read_to_string(&mut line)?;
     let mut child = child;

@@ -6,8 +6,8 @@
 //!     working folder                /
 //!     descriptors 0, 1, 2           /dev/null      (0 and 1 are the lock and the way to say "ready", for the first
 //! moment)
-//!     all others                    closed, whoever left them open
-//!     ignored signals               those for the end of a process are heard again
+//!     all others                    closed, also those left open by the runner's parent
+//!     ignored signals               those for the end of a process are handled again
 //! ```
 //!
 //! What cannot be left is said where people look for it, in the help of `run`: the mount name space, which the owner
@@ -28,13 +28,13 @@ const FIRST_OTHER: libc::c_uint = 3;
 pub fn leave_starter() -> io::Result<()> {
     close_others()?;
     hear_again();
-    // Until here a ctrl-C ended us together with the starter, which is right: nobody has a cache yet.
+    // Until here a ctrl-C ended us together with the starter, which is right: no run has a cache yet.
     rustix::process::setsid()?;
     std::env::set_current_dir("/")?;
     // Each file that is known has a descriptor. A limit that cannot be raised is one to live with.
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    // For who looks at a list of processes; without /proc there is no such list.
+    // For lists of processes; without /proc there is no such list.
     let _ = std::fs::write("/proc/self/comm", "quinion-keep");
     Ok(())
 }

@@ -9,10 +9,10 @@
 //!   FILE                                                  512.0 MiB cached
 //! ```
 //!
-//! A rate is that of about the last second. What is counted since the beginning says "in all". The files are those that
-//! the owner hears of most, which is not how often each is read (`quinion::HotFile`).
+//! A rate is that of about the last second. What is counted since the beginning says "in all". The files are those
+//! about which the owner gets most requests, which is not how often each is read (`quinion::HotFile`).
 //!
-//! Drawing reads no clock and asks nobody: the same numbers give the same picture.
+//! Drawing reads no clock and calls nothing: the same numbers give the same picture.
 
 use std::collections::VecDeque;
 use std::time::Duration;

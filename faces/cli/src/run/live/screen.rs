@@ -9,7 +9,7 @@
 //! The cursor, its colours included, is the program's: each of the three is one write that leaves it where it was, so
 //! output may come between any two of them. Colours that the program has set half-way stay set for it.
 //!
-//! A process that is killed gives nothing back. So somebody else has to:
+//! A killed process restores nothing. So another process does:
 //!
 //! ```text
 //!   this process                          the mender: this command again, in a process group of its own
@@ -78,8 +78,8 @@ impl Screen {
         Some(Self { terminal, mender, colours: Colours::wanted(), taken: None })
     }
 
-    /// Draws `picture` into the last rows, and takes them if they are not. Does nothing where there are too few, or
-    /// while the terminal is somebody else's.
+    /// Draws `picture` into the last rows, and takes them if they are not taken. Does nothing where there are too
+    /// few, or while another process group has the terminal.
     pub(super) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
         let Some(now) = self.place() else { return self.hide() };
         let mut bytes = Vec::new();
@@ -178,7 +178,7 @@ impl TerminalRepairer {
 impl Drop for TerminalRepairer {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        let _ = self.0.wait(); // it ends with its pipe, unless somebody killed it before
+        let _ = self.0.wait(); // it ends with its pipe, unless it was killed before
     }
 }
 

@@ -93,7 +93,7 @@ fn this_machines_library_can_be_planned_for() {
     let (library, object) = (library(), object());
     let plan = Plan::make(&library, &object).unwrap();
     assert!(plan.left.is_empty(), "{:?}", plan.left);
-    // A name of old that nobody is linked with any more stands for the function of another, which is planned for.
+    // An old name that is no longer linked against stands for the function of another, which is planned for.
     let is_offered = |symbol: &&Symbol| symbol.is_defined && symbol.is_default;
     let offered: BTreeSet<_> = library.symbols().iter().filter(is_offered).map(|s| s.name).collect();
     let wrapped: Vec<_> = object.symbols().iter().filter(|s| s.is_defined).map(|s| s.name).collect();

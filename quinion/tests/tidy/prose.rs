@@ -1,0 +1,203 @@
+//! Prose: what a sentence of a comment or a document may not be.
+//!
+//! ```text
+//!   opening     "Who ..", "Whoever ..", "Nobody ..", "Somebody ..": the actor is not named
+//!   word        a pronoun or a metaphor where the field has a term
+//!   length      more words than a reader keeps in mind, between full stops, colons and semicolons
+//!   spelling    a misspelling, or the American form of a word that is written the British way elsewhere
+//! ```
+//!
+//! Drawings, examples (between fences) and tables are not sentences, and are not checked. Paragraphs are: a sentence
+//! is followed from one line of a comment to the next.
+
+/// Words of a sentence, or of a part of it up to a colon or a semicolon.
+const WORDS_MAX: usize = 45;
+
+const OPENINGS: &[&str] = &["Who", "Whoever", "Nobody", "Somebody"];
+
+/// What is not written, and what is: words and phrases in small letters.
+const WORDS: &[(&str, &str)] = &[
+    ("nobody", "name the thread, process, caller or handle, or use the passive"),
+    ("nobody's", "name the owner"),
+    ("somebody", "name the thread, process, caller or handle"),
+    ("somebody's", "name the owner"),
+    ("comes and goes", "say what starts and what ends"),
+    ("gives way", "say what shrinks, waits or is replaced"),
+    ("heard of", "say which message came, or what was noticed"),
+    ("hears of", "say which message comes, or what is noticed"),
+    ("trips over", "say what fails"),
+    ("without a word", "say which message is not sent"),
+    ("left word", "say what is recorded"),
+    ("pokes", "say: wakes"),
+];
+
+const SPELLINGS: &[(&str, &str)] = &[
+    ("behavior", "behaviour"),
+    ("canceled", "cancelled"),
+    ("canceling", "cancelling"),
+    ("favor", "favour"),
+    ("honor", "honour"),
+    ("initialise", "initialize"),
+    ("neighbor", "neighbour"),
+    ("neighbors", "neighbours"),
+    ("occured", "occurred"),
+    ("optimise", "optimize"),
+    ("recieve", "receive"),
+    ("seperate", "separate"),
+    ("serialise", "serialize"),
+    ("untill", "until"),
+];
+
+/// Something wrong with a sentence.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    pub line: usize,
+    pub wrong: String,
+    pub remedy: &'static str,
+}
+
+/// A line of prose: where it is, and whether a paragraph begins with it.
+struct ProseLine<'a> {
+    line: usize,
+    text: &'a str,
+    begins: bool,
+}
+
+/// The faults of the comments of a Rust file.
+pub fn check_comments(text: &str) -> Vec<Fault> {
+    // A comment behind code is a paragraph by itself. A slash pair in a string may pass for one: no harm is done.
+    let comment = |line: &'_ str| match line.trim_start().strip_prefix("//") {
+        Some(comment) => (Some(comment.len()), true),
+        None => (line.split_once(" // ").map(|(_, comment)| comment.len()), false),
+    };
+    let lines = text.lines().enumerate().map(|(at, line)| match comment(line) {
+        (Some(len), whole) => {
+            let comment = &line[line.len() - len..];
+            (at + 1, comment.trim_start_matches(['/', '!']).trim(), whole)
+        }
+        (None, _) => (at + 1, "", false),
+    });
+    check(lines)
+}
+
+/// The faults of a document.
+pub fn check_document(text: &str) -> Vec<Fault> {
+    check(text.lines().enumerate().map(|(at, line)| (at + 1, line.trim(), true)))
+}
+
+/// Of lines, each with its number and whether it may continue the paragraph of the line before.
+fn check<'a>(lines: impl Iterator<Item = (usize, &'a str, bool)>) -> Vec<Fault> {
+    let (mut prose, mut is_fenced, mut is_inside) = (Vec::new(), false, false);
+    for (line, text, continues) in lines {
+        if text.starts_with("```") {
+            (is_fenced, is_inside) = (!is_fenced, false);
+        } else if is_fenced || text.is_empty() || text.starts_with(['|', '#']) {
+            is_inside = false;
+        } else {
+            let item = text.trim_start_matches(|c: char| c.is_ascii_digit());
+            let is_item = text.starts_with(['-', '*']) || (item.len() < text.len() && item.starts_with(". "));
+            prose.push(ProseLine { line, text, begins: !is_inside || !continues || is_item });
+            is_inside = continues;
+        }
+    }
+    let mut faults: Vec<Fault> = prose.iter().flat_map(|line| words(line)).collect();
+    faults.extend(sentences(&prose));
+    faults.sort_by_key(|fault| fault.line);
+    faults
+}
+
+fn bare(word: &str) -> &str {
+    word.trim_matches(|c: char| !c.is_alphanumeric() && c != '\'')
+}
+
+/// The banned and misspelled words of a line.
+fn words(prose: &ProseLine<'_>) -> Vec<Fault> {
+    let code_free: String = prose.text.split('`').step_by(2).collect::<Vec<_>>().join("` `");
+    let words: Vec<String> = code_free.split_whitespace().map(|word| bare(word).to_lowercase()).collect();
+    let has = |phrase: &str| {
+        let phrase: Vec<&str> = phrase.split(' ').collect();
+        words.windows(phrase.len()).any(|found| found.iter().eq(phrase.iter()))
+    };
+    let banned = WORDS.iter().filter(|(word, _)| has(word)).map(|(word, remedy)| Fault {
+        line: prose.line,
+        wrong: format!("`{word}` in `{}`", prose.text),
+        remedy,
+    });
+    let misspelled = SPELLINGS.iter().filter(|(word, _)| has(word)).map(|(word, right)| Fault {
+        line: prose.line,
+        wrong: format!("`{word}` is written `{right}`"),
+        remedy: "one spelling everywhere",
+    });
+    banned.chain(misspelled).collect()
+}
+
+/// Sentences that begin or end as they should not.
+fn sentences(prose: &[ProseLine<'_>]) -> Vec<Fault> {
+    let (mut faults, mut count, mut is_first) = (Vec::new(), 0, true);
+    for ProseLine { line, text, begins } in prose {
+        if *begins {
+            (count, is_first) = (0, true);
+        }
+        for word in text.split_whitespace() {
+            if is_first && OPENINGS.contains(&word) {
+                faults.push(Fault {
+                    line: *line,
+                    wrong: format!("a sentence begins with `{word}`"),
+                    remedy: "name the thread, process, caller or part that acts",
+                });
+            }
+            count += 1;
+            if count == WORDS_MAX + 1 {
+                faults.push(Fault {
+                    line: *line,
+                    wrong: format!("a sentence of more than {WORDS_MAX} words"),
+                    remedy: "say one thing in a sentence",
+                });
+            }
+            let end = word.trim_end_matches(['*', ')', '`', '"', '_']);
+            is_first = end.ends_with(['.', '!', '?']);
+            if is_first || end.ends_with([':', ';']) {
+                count = 0;
+            }
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(faults: &[Fault]) -> Vec<(usize, &str)> {
+        faults.iter().map(|fault| (fault.line, fault.wrong.as_str())).collect()
+    }
+
+    #[test]
+    fn plain_sentences_pass() {
+        let text = "//! A thread that waits is woken.\n//!\n//! ```text\n//!   nobody | Who\n//! ```\n\
+                    //! | Nobody | `nobody` |\nlet nobody = 1; // for `nobody`\n/// Others, who wait, do not.";
+        assert_eq!(check_comments(text), []);
+        assert_eq!(check_document("# Nobody\n\nA sentence.\n"), []);
+    }
+
+    #[test]
+    fn openings_and_words_are_seen() {
+        let text = "// Who waits is woken.\n// A page that\n// nobody has. Whoever asks gets it.\n\
+                    let a = 1; // the reader gives way\n/// Its neighbor.";
+        let faults = check_comments(text);
+        let found = wrong(&faults);
+        assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [1, 3, 3, 4, 5], "{found:?}");
+        assert!(found[0].1.contains("begins with `Who`"), "{found:?}");
+        assert!(found[3].1.contains("`gives way`") && found[4].1.contains("`neighbour`"), "{found:?}");
+        assert_eq!(check_document("It ends.\nNobody waits.").len(), 2);
+    }
+
+    #[test]
+    fn long_sentences_are_seen_across_lines() {
+        let half = "word ".repeat(WORDS_MAX / 2);
+        assert_eq!(check_comments(&format!("// {half}\n// {half}end.\n// {half}")), []);
+        let long = check_comments(&format!("// {half}\n// {half} one\n// more."));
+        assert_eq!(long.len(), 1, "{long:?}");
+        assert_eq!(check_comments(&format!("// {half}\n//\n// {half}one more.")), []);
+    }
+}

@@ -270,7 +270,7 @@ impl Fetcher {
                 timeout(stall_max, body.next()).await.map_err(|_| FetchFailure::Stalled(stall_max))?;
             let Some(chunk) = chunk else { break };
             let mut chunk = chunk.map_err(|error| of_store(meta, error))?;
-            // What is behind the range that the answer has told is nobody's.
+            // What comes behind the range that the answer announced belongs to no request.
             chunk.truncate(usize::try_from(end - delivery.at).unwrap_or(usize::MAX));
             self.last_byte.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
             add(&self.counters.bytes, chunk.len() as u64);
@@ -366,7 +366,7 @@ impl Delivery {
         self.at
     }
 
-    /// The next bytes have come. How many of them nobody wanted.
+    /// The next bytes have come. Returns how many of them no request wanted.
     fn accept(&mut self, mut bytes: &[u8]) -> u64 {
         let mut unwanted = 0;
         while let Some(fill) = self.fills.front_mut()

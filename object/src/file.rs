@@ -54,7 +54,7 @@ struct Inner {
     ahead_max: u64,
 }
 
-/// Lets go of an answer that nobody has used.
+/// Drops an answer that no reader has used.
 #[derive(Debug)]
 pub(crate) struct AnsweredGuard(Arc<ObjectBackend>);
 

@@ -17,7 +17,7 @@
 //!
 //! HEADs are answered in any order: what an older one tells does not take the place of what a newer one told.
 //!
-//! Extensions of a request go with the HEAD; those of the GETs behind it are nobody's, since many may wait for one.
+//! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
 //! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
 //! overtaken by writers again and again is answered by the bare store. Later it is an error: a stream is of one
@@ -191,7 +191,7 @@ impl Shared {
         self.forget(path);
     }
 
-    /// As [`Shared::note_write`], of objects that nobody can name.
+    /// As [`Shared::note_write`], of objects whose names are not known.
     fn note_writes(&self) {
         let mut known = self.known();
         known.writes += 1;
@@ -452,7 +452,7 @@ impl Drop for Written {
     }
 }
 
-/// Objects that are being deleted. If the caller drops the stream before its end, nobody knows which are gone.
+/// Objects that are being deleted. If the caller drops the stream before its end, it is not known which are gone.
 struct Deletion {
     shared: Arc<Shared>,
     is_over: bool,

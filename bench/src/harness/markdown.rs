@@ -4,7 +4,7 @@
 //!   | case | what | ours | peer | at least | ratio [quartiles] |
 //! ```
 //!
-//! No row is left out, whatever it says; those of [`hit_ratios`](super::hit_ratios) too, which people read as a table of
+//! No row is left out, whatever it says; those of [`hit_ratios`](super::hit_ratios) too, which are read as a table of
 //! their own.
 
 use quinion_cli::report::digits;

@@ -29,7 +29,7 @@ impl ProcessName {
         Self { number, inode: fstat(process).map_or(0, |stat| stat.st_ino) }
     }
 
-    /// That of the process that connected; of nobody if that is not known.
+    /// That of the process that connected; of process 0 if that is not known.
     pub fn of_peer(socket: BorrowedFd<'_>) -> Self {
         let number = process(socket).unwrap_or(0) as u32;
         descriptor(socket).map_or(Self { number, inode: 0 }, |process| Self::of(number, process))
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(name(&first), before, "it has one name");
         end(first);
         for _ in 0..1000 {
-            // The next process gets the number behind the last one, unless somebody else is faster.
+            // The next process gets the number behind the last one, unless another program starts one first.
             if std::fs::write("/proc/sys/kernel/ns_last_pid", (number - 1).to_string()).is_err() {
                 return println!("SKIPPED: the kernel lets us choose no number for a process");
             }

@@ -113,7 +113,7 @@ pub(crate) enum Repr {
     Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(
         "the snapshot {name} has changed since it was opened, and what of it was not in memory then, as at byte \
-         {position}, cannot be had any more; open it anew, and serve a copy that nobody writes"
+         {position}, cannot be had any more; open it anew, and serve a copy that no program writes"
     )]
     SnapshotChanged { name: std::sync::Arc<str>, position: u64 },
     #[error("this folio is held {holds} times already; drop some pins of this range")]
@@ -158,7 +158,7 @@ pub(crate) enum Repr {
     CannotWrite { backend: &'static str },
     #[error(
         "cannot write {len} bytes at byte {position}: what was written to this file before cannot be written back: \
-         {source}; nothing of it is lost, mend that and sync, or write again later"
+         {source}; nothing of it is lost: fix the cause, then sync again, or write later"
     )]
     Write { position: u64, len: usize, source: io::Error },
     #[error("cannot write at byte {position}: {why}")]

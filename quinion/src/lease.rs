@@ -73,10 +73,10 @@ const BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 #[non_exhaustive]
 pub enum NoLease {
     /// No caller asked for one, or not yet.
-    #[error("nobody asked for a lease; open the file with Outside::Lease to have one")]
+    #[error("no lease was asked for; open the file with Coherence::Lease to have one")]
     NotAsked,
     /// Another open file description can write to it.
-    #[error("somebody has the file open for writing; there can be a lease when all who have are through")]
+    #[error("another process has the file open for writing; a lease can be had when all writers have closed it")]
     OpenForWriting,
     /// This cache has it open for writing.
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]

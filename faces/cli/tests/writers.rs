@@ -590,7 +590,7 @@ fn the_report_says_what_was_done_about_others() {
     if mode.starts_with("lease") {
         let text = std::fs::read_to_string(&report).unwrap();
         assert!(
-            text.contains("1 left to the kernel") && text.contains("somebody has the file open"),
+            text.contains("1 left to the kernel") && text.contains("another process has the file open"),
             "{text}"
         );
     }

@@ -76,7 +76,9 @@ pub enum NoLease {
     #[error("no lease was asked for; open the file with Coherence::Lease to have one")]
     NotAsked,
     /// Another open file description can write to it.
-    #[error("another process has the file open for writing; a lease can be had when all writers have closed it")]
+    #[error(
+        "another process has the file open for writing; a lease can be had when all writers have closed it"
+    )]
     OpenForWriting,
     /// This cache has it open for writing.
     #[error("this cache has the file open for writing itself; read it by a cache that does not write it")]

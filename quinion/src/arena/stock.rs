@@ -251,24 +251,30 @@ impl GrowthParams {
 }
 
 impl FreeLinks for View {
+    #[inline]
     fn links(&self, frame: Frame) -> [u32; 2] {
         self.own(frame).links()
     }
+    #[inline]
     fn set_link(&self, frame: Frame, which: usize, to: u32) {
         self.own(frame).set_link(which, to);
     }
+    #[inline]
     fn free_order(&self, frame: Frame) -> Option<Order> {
         self.own(frame).free_order()
     }
+    #[inline]
     fn set_free(&self, frame: Frame, order: Option<Order>) {
         self.own(frame).set_free(order);
     }
 }
 
 impl CellLinks for View {
+    #[inline]
     fn link(&self, cell: CellNumber) -> u32 {
         self.slots(cell).map_or(0, |slots| slots[0].load(Ordering::Relaxed))
     }
+    #[inline]
     fn set_link(&self, cell: CellNumber, to: u32) {
         self.slots(cell).expect("a cell of our own arena exists")[0].store(to, Ordering::Relaxed);
     }

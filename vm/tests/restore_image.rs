@@ -5,21 +5,15 @@
 //! ```
 
 use quinion_testing::vmm;
+mod stage;
+
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
-use quinion::Cache;
-use quinion_vm::{OnFailure, RestoreOptions, Server};
-use tempfile::TempDir;
+use quinion_vm::OnFailure;
+use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, Plan, kernel};
-
-fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
-    let mut options = RestoreOptions::default();
-    choose(&mut options);
-    options
-}
 
 #[test]
 fn be_the_monitor() {
@@ -28,37 +22,9 @@ fn be_the_monitor() {
 
 const FEATURES: u64 = kernel::MINOR_SHMEM | kernel::MISSING_SHMEM | kernel::EVENT_REMOVE;
 
-/// A snapshot on a disk, a cache, and a place for a socket.
-struct Stage {
-    sockets: TempDir,
-    disk: TempDir,
-    image: Image,
-    cache: Cache,
-}
-
-impl Stage {
-    fn new(image: Image) -> Self {
-        let stage = Self {
-            sockets: tempfile::tempdir().unwrap(),
-            disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
-            image,
-            cache: Cache::builder().memory(64 << 20).build().unwrap(),
-        };
-        image.write(&stage.snapshot());
-        stage
-    }
-    fn snapshot(&self) -> PathBuf {
-        self.disk.path().join("memory")
-    }
-    fn socket(&self) -> PathBuf {
-        self.sockets.path().join("socket")
-    }
-    fn serve(&self, options: RestoreOptions) -> Server {
-        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
-    }
-    fn plan(&self) -> Plan {
-        Plan::new(self.socket(), self.image).backing(Backing::Offered).features(FEATURES)
-    }
+/// A VM that maps the image.
+fn mapping(stage: &Stage) -> Plan {
+    stage.plan().backing(Backing::Offered).features(FEATURES)
 }
 
 #[test]
@@ -68,7 +34,7 @@ fn clones_share_an_image_and_keep_what_they_write() {
     }
     let stage = Stage::new(Image::new(51, 3000));
     let server = stage.serve(options(|o| o.minor = true));
-    let mut clones: Vec<Monitor> = (0..4).map(|_| Monitor::start(&stage.plan())).collect();
+    let mut clones: Vec<Monitor> = (0..4).map(|_| Monitor::start(&mapping(&stage))).collect();
     for (number, clone) in clones.iter_mut().enumerate() {
         clone.tell(&format!("touch {} 1500 3", 300 * number));
     }
@@ -78,12 +44,12 @@ fn clones_share_an_image_and_keep_what_they_write() {
         clone.does("touch 0 3000 2");
     }
     let read = stage.cache.stats().device_bytes;
-    let mut late = Monitor::start(&stage.plan());
+    let mut late = Monitor::start(&mapping(&stage));
     late.does("touch 0 3000 2");
     assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
     // One that copies, beside them, and one that comes late.
     Monitor::start(&Plan::new(stage.socket(), stage.image)).does("touch 0 3000 2");
-    Monitor::start(&stage.plan().in_regions(3)).does("touch 0 3000 2");
+    Monitor::start(&mapping(&stage).in_regions(3)).does("touch 0 3000 2");
     server.stop();
     stage.cache.check().unwrap();
 }
@@ -99,7 +65,7 @@ fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
     for (number, mode) in [(54, kernel::MINOR), (55, kernel::MISSING)] {
         let stage = Stage::new(Image::new(number, 1500));
         let server = stage.serve(options(|o| o.minor = true));
-        let plan = stage.plan();
+        let plan = mapping(&stage);
         // The memory of the first 2 MiB is there by that, and most of its pages have not come.
         Monitor::start(&plan).does("touch 0 1 1");
         Monitor::start(&plan.backing(Backing::OfferedFor(mode))).does("touch 0 1500 2");
@@ -115,7 +81,7 @@ fn a_clones_memory_that_is_given_back_is_the_image_again() {
     }
     let stage = Stage::new(Image::new(52, 400));
     let _server = stage.serve(options(|o| o.minor = true));
-    let mut clone = Monitor::start(&stage.plan());
+    let mut clone = Monitor::start(&mapping(&stage));
     clone.does("write 50 200 5");
     clone.does("reset 100 200");
     clone.does("touch 0 400 3");
@@ -159,7 +125,7 @@ fn guests_of_one_image_go_on_in_it_and_keep_what_they_write() {
     }
     let stage = Stage::new(Image::new(12, 1024));
     let _server = stage.serve(options(|o| o.minor = true));
-    let plan = stage.plan();
+    let plan = mapping(&stage);
     let mut clones = [(); 3].map(|()| Monitor::start(&plan));
     for (number, clone) in clones.iter_mut().enumerate() {
         clone.does("sum 0 600");

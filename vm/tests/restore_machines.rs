@@ -5,20 +5,15 @@
 //! ```
 
 use quinion_testing::vmm;
+mod stage;
+
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 
 use quinion::Cache;
 use quinion_vm::{OnFailure, RestoreOptions, Server, Trace};
-use tempfile::TempDir;
+use stage::{Stage, options};
 
-use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, Plan, kernel};
-
-fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
-    let mut options = RestoreOptions::default();
-    choose(&mut options);
-    options
-}
+use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, kernel};
 
 #[test]
 fn be_the_monitor() {
@@ -27,39 +22,6 @@ fn be_the_monitor() {
 
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 const ALL_EVENTS: u64 = kernel::EVENT_REMOVE | kernel::EVENT_FORK | kernel::EVENT_REMAP | kernel::EVENT_UNMAP;
-
-/// A snapshot on a disk, a cache, and a place for a socket.
-struct Stage {
-    sockets: TempDir,
-    disk: TempDir,
-    image: Image,
-    cache: Cache,
-}
-
-impl Stage {
-    fn new(image: Image) -> Self {
-        let stage = Self {
-            sockets: tempfile::tempdir().unwrap(),
-            disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
-            image,
-            cache: Cache::builder().memory(64 << 20).build().unwrap(),
-        };
-        image.write(&stage.snapshot());
-        stage
-    }
-    fn snapshot(&self) -> PathBuf {
-        self.disk.path().join("memory")
-    }
-    fn socket(&self) -> PathBuf {
-        self.sockets.path().join("socket")
-    }
-    fn serve(&self, options: RestoreOptions) -> Server {
-        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
-    }
-    fn plan(&self) -> Plan {
-        Plan::new(self.socket(), self.image)
-    }
-}
 
 #[test]
 fn machines_read_the_snapshot_and_what_they_wrote_and_zeros_where_the_balloon_was() {

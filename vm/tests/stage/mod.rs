@@ -1,0 +1,52 @@
+//! Stage: a snapshot on a disk, a cache, and a place for a socket, for tests in which VMs are served.
+//!
+//! The folder of the snapshot is on a disk, so that the cache reads it directly. All is removed with the stage.
+//!
+//! Invariant: nothing is served before a test asks for it.
+
+use std::path::PathBuf;
+
+use quinion::Cache;
+use quinion_testing::vmm::{Image, Plan};
+use quinion_vm::{RestoreOptions, Server};
+use tempfile::TempDir;
+
+/// The usual options, as `choose` changes them.
+pub fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
+    let mut options = RestoreOptions::default();
+    choose(&mut options);
+    options
+}
+
+pub struct Stage {
+    sockets: TempDir,
+    pub disk: TempDir,
+    pub image: Image,
+    pub cache: Cache,
+}
+
+impl Stage {
+    pub fn new(image: Image) -> Self {
+        let stage = Self {
+            sockets: tempfile::tempdir().unwrap(),
+            disk: TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
+            image,
+            cache: Cache::builder().memory(64 << 20).build().unwrap(),
+        };
+        image.write(&stage.snapshot());
+        stage
+    }
+    pub fn snapshot(&self) -> PathBuf {
+        self.disk.path().join("memory")
+    }
+    pub fn socket(&self) -> PathBuf {
+        self.sockets.path().join("socket")
+    }
+    pub fn serve(&self, options: RestoreOptions) -> Server {
+        Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
+    }
+    /// A VM of the whole image.
+    pub fn plan(&self) -> Plan {
+        Plan::new(self.socket(), self.image)
+    }
+}

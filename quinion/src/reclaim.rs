@@ -17,7 +17,7 @@
 //! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
 //! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always
 //! dirty. If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) A caller that is told
-//! that there is nothing to be had has pages written, if any are dirty (`filemap/fill.rs`).
+//! that there is nothing to be had has pages written, if any are dirty (`filemap/frame_supply.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.

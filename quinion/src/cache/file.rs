@@ -508,7 +508,7 @@ impl File {
                 format!("folios of order {least} at least and {largest} at most: let the first be no larger");
             return Err(Repr::InvalidInput(text).into());
         }
-        let Orders { min, max } = self.handle.shared.filemap.folio_orders;
+        let Orders { min, max } = self.handle.shared.filemap.supply.folio_orders;
         let orders = Orders { min: Order(least).clamp(min, max), max: Order(largest).clamp(min, max) };
         self.readahead.lock().set_orders(orders);
         Ok(())

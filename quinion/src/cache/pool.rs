@@ -201,7 +201,7 @@ impl CacheInner {
     fn fitting(&self, options: PoolOptions, own: u64) -> Result<(u64, u64)> {
         let PoolOptions { limit, protected } = options;
         let refused = |text: String| Err(Repr::InvalidInput(text).into());
-        let least = self.filemap.folio_orders.min.bytes() as u64;
+        let least = self.filemap.supply.folio_orders.min.bytes() as u64;
         if let Some(limit) =
             limit.filter(|limit| *limit < least || *limit / PAGE_SIZE as u64 * (PAGE_SIZE as u64) < protected)
         {

@@ -135,7 +135,7 @@ impl Filemap {
         );
         let window = self.whole_folios(request.window, batch.mapping.size_pages());
         let request = FillRequest { window, wanted: request.wanted.clone(), ..*request };
-        if window.pages == self.folio_orders.min.pages()
+        if window.pages == self.supply.folio_orders.min.pages()
             && window.stream.is_none()
             && let Some(filled) = self.insert_folio(batch, &request)
         {
@@ -205,7 +205,7 @@ impl Filemap {
             return None;
         }
         // 2
-        let order = self.folio_orders.min;
+        let order = self.supply.folio_orders.min;
         let charge = self.supply.reclaim.lists().charge(pool, window.pages, order);
         if charge.pages() == 0 {
             return None;
@@ -281,7 +281,7 @@ impl Filemap {
     ) -> Result<Vec<(PageIndex, u32)>, FillOutcome> {
         let FillRequest { window, wait_policy, .. } = *request;
         let mut gaps = Vec::with_capacity(GAPS_USUAL); // before the lock
-        if window.pages == self.folio_orders.min.pages() {
+        if window.pages == self.supply.folio_orders.min.pages() {
             gaps.push((window.start, window.pages));
         } else {
             let guard = batch.mapping.lock_as(wait_policy.locks()).ok_or(FillOutcome::Busy)?;
@@ -301,9 +301,9 @@ impl Filemap {
     /// and its marker at the next. The smallest is the cache's, or what the window wants at least; but behind the
     /// last of the file's `size_pages` pages only the cache's smallest goes, and no frames are taken for more.
     fn whole_folios(&self, window: Window, size_pages: u64) -> Window {
-        let min = self.folio_orders.min.max(window.order_min.min(self.folio_orders.max));
+        let min = self.supply.folio_orders.min.max(window.order_min.min(self.supply.folio_orders.max));
         let start = window.start.align_down(min);
-        let end_of_file = PageIndex(size_pages).align_up(self.folio_orders.min);
+        let end_of_file = PageIndex(size_pages).align_up(self.supply.folio_orders.min);
         let end = window.start.plus(u64::from(window.pages)).align_up(min).min(end_of_file).max(start);
         let marker = window.marker.map(|marker| marker.align_up(min)).filter(|marker| *marker < end);
         Window { start, pages: (end.0 - start.0) as u32, marker, ..window }
@@ -320,7 +320,7 @@ impl Filemap {
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
         // The file may have become shorter since the window was judged.
-        let end = PageIndex(mapping.size_pages()).align_up(self.folio_orders.min);
+        let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
         self.supply.free_runs(&beyond);
         if inside.is_empty() {

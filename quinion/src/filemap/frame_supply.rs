@@ -22,7 +22,8 @@
 //! Invariants:
 //!  1. Frames and charge that are returned are for the same pages: the first of the gaps, as many as could be had.
 //!  2. Nothing is waited for but locks, unless the urgency is `Asked` and the first page has no frame yet.
-//!  3. A wait for memory ends: after [`STALLS_MAX`] waits without progress, or when nothing in flight can bring room.
+//!  3. A wait for memory goes on beyond [`STALLS_MAX`] waits only while fills of the pool are in flight, or, for as
+//!     long as a writer is held up at most, flushes or spills.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -70,6 +71,7 @@ pub(crate) enum FillUrgency {
     /// A program said that it will need it, and waits for none of it.
     Hinted,
 }
+
 /// Frames that are wanted for pages of one mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameRequest<'r> {
@@ -124,7 +126,7 @@ pub(crate) struct FrameSupply {
     /// Whether room is made before it is needed.
     pub(super) makes_room: bool,
     /// The folios that fills make.
-    pub(super) folio_orders: Orders,
+    pub(crate) folio_orders: Orders,
     /// Fills submitted and not completed.
     in_flight: AtomicU64,
     /// Fills completed, so that a thread that waits for memory sees progress.
@@ -144,7 +146,6 @@ struct WantedFrames<'g> {
     align: Order,
     /// How many are evicted at a time for them, under pressure.
     at_a_time: u32,
-    locks: LockWait,
 }
 
 /// Where room is short.
@@ -359,14 +360,14 @@ impl FrameSupply {
     fn alloc_frames(&self, request: &FrameRequest<'_>, gaps: &[(PageIndex, u32)]) -> Vec<FrameRun> {
         let &FrameRequest { mapping, pool, window, locks, .. } = request;
         let (pages, align) = (gaps.iter().map(|(_, pages)| pages).sum(), self.orders_for(window).max);
-        let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES, locks };
+        let wanted = WantedFrames { gaps, pages, align, at_a_time: RECLAIM_PAGES };
         let mut runs = Vec::new();
         if let Some(passed) = window.stream
             && self.is_low_for_stream(wanted.pages)
         {
             self.reclaim.reclaim_passed((pool, mapping), passed, wanted.pages, locks);
         }
-        if self.take_frames(wanted, AllocAmount::All, &mut runs) > 0 {
+        if self.take_frames(wanted, AllocAmount::All, locks, &mut runs) > 0 {
             self.wake_background_reclaim(window);
             return runs;
         }
@@ -380,7 +381,7 @@ impl FrameSupply {
             None => pages.max(RECLAIM_PAGES),
         };
         let reclaimed = self.reclaim.reclaim_for(pool, some.max(1), locks);
-        if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, &mut runs) == 0 {
+        if reclaimed == 0 || self.take_frames(wanted, AllocAmount::All, locks, &mut runs) == 0 {
             self.alloc_frames_slow(request, wanted, completed, &mut runs);
         }
         runs
@@ -394,11 +395,11 @@ impl FrameSupply {
         wanted: WantedFrames<'_>,
         mut runs: Vec<FrameRun>,
     ) -> Vec<FrameRun> {
-        let (least, locks, mut has) = (self.uncached_least(wanted.pages), wanted.locks, 0);
+        let (least, locks, mut has) = (self.uncached_least(wanted.pages), request.locks, 0);
         let pages = self.lacking(wanted.pages).max(1);
         let lack = Shortfall { pool: request.pool, within: RoomScope::Cache, pages, least, locks };
         self.make_room_for_uncached(lack, coming, || {
-            has += self.take_frames(wanted, AllocAmount::Less, &mut runs);
+            has += self.take_frames(wanted, AllocAmount::Less, locks, &mut runs);
             has
         });
         if coming.is_content(has, least) {
@@ -488,17 +489,18 @@ impl FrameSupply {
         mut completed: u64,
         runs: &mut Vec<FrameRun>,
     ) {
+        let locks = request.locks;
         let (mut got, mut stalls, began) = (0, 0, Instant::now());
         loop {
-            got += self.take_frames(wanted, AllocAmount::Less, runs);
+            got += self.take_frames(wanted, AllocAmount::Less, locks, runs);
             if got == wanted.pages {
                 return;
             }
-            let evicted = self.reclaim.reclaim_for(request.pool, wanted.at_a_time, wanted.locks);
-            if evicted > 0 && wanted.locks == LockWait::Wait {
+            let evicted = self.reclaim.reclaim_for(request.pool, wanted.at_a_time, locks);
+            if evicted > 0 && locks == LockWait::Wait {
                 continue;
             }
-            let waits = got == 0 && request.urgency == FillUrgency::Asked && wanted.locks == LockWait::Wait;
+            let waits = got == 0 && request.urgency == FillUrgency::Asked && locks == LockWait::Wait;
             if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
                 break;
             }
@@ -508,12 +510,18 @@ impl FrameSupply {
             (_, completed) = self.under_way();
         }
         // Once more, for what the last look brought.
-        self.take_frames(wanted, AllocAmount::Less, runs);
+        self.take_frames(wanted, AllocAmount::Less, locks, runs);
     }
 
     /// Frames for those of the wanted pages for which `runs` has none, in runs that are whole folios; how many.
-    fn take_frames(&self, wanted: WantedFrames<'_>, amount: AllocAmount, runs: &mut Vec<FrameRun>) -> u32 {
-        let WantedFrames { gaps, align, locks, .. } = wanted;
+    fn take_frames(
+        &self,
+        wanted: WantedFrames<'_>,
+        amount: AllocAmount,
+        locks: LockWait,
+        runs: &mut Vec<FrameRun>,
+    ) -> u32 {
+        let WantedFrames { gaps, align, .. } = wanted;
         let fit = FrameAlignment {
             runs: Orders { min: self.folio_orders.min, max: align.max(RUN_ORDER_MAX) },
             align,
@@ -601,6 +609,7 @@ impl FrameSupply {
         self.reclaim.lists().reserve(pages >> self.folio_orders.min.0, wait_policy.locks())
     }
 
+    /// Gives the frames of `runs` back, which are in no tree.
     pub(super) fn free_runs(&self, runs: &[FillRun]) {
         for run in runs {
             self.arena.free_run(run.frame, run.pages);

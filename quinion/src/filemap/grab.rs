@@ -66,7 +66,7 @@ impl Filemap {
         on_locked: OnLocked,
         bring_back: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
-        let Orders { min, max } = self.folio_orders;
+        let Orders { min, max } = self.supply.folio_orders;
         let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
         let shape = FolioShape {
             orders,

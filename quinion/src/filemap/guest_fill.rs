@@ -1,26 +1,16 @@
-//! Places: frames for pages that each have their own.
+//! Guest fill: the pages of an image, brought in two steps.
 //!
 //! ```text
-//!   gaps      [---)      [---------)       what is not cached
-//!   claim     [---)      [----) x          each page's frame, as far as nobody has it
-//!                               `- somebody has it: it is about to put it into the tree, or it has left and is held
+//!   start     fills of what is missing, many at a time            start_bringing
+//!   bring     each folio waited for as a whole                    bring
+//!   read      one page, if its folio did not come                 read_brought
 //! ```
 //!
-//! The mapping of a guest (`arena/guest.rs`) takes no frame that the buddy has, and none of its pages is charged: its
-//! extents count in full from the beginning. So there is nothing to reclaim for. What a page may have to wait for is
-//! its place: two may want one absent page, and one of them has claimed it and not inserted it yet. The other looks
-//! again as soon as the page is there, or its place free.
+//! Many pages can be on their way while the first are waited for. Where a folio did not come, its pages are read one by
+//! one, and each that cannot be read has an error of its own. Each page has one frame and no other
+//! (`guest_places.rs`).
 //!
-//! Frames are given back as any others are ([`Filemap::free_runs`], the last hold of a folio): the arena knows whose
-//! they are.
-//!
-//! The pages of an image are **brought** in two steps, so that many can be on their way while the first are waited for:
-//! fills of what is missing are started, then each folio is waited for as a whole. Where one did not come, its pages
-//! are read one by one, and each that cannot be read has an error of its own.
-//!
-//! Invariants:
-//!  1. A page's folio stands in its place and in no other (asserted by `Mapping::check`).
-//!  2. The wait for a place is bounded: a folio that has left and is held for long ends it with "no memory".
+//! Invariant: a page that is returned as there was there as a part of a whole folio.
 #![deny(unsafe_code)]
 
 use std::ops::Range;
@@ -94,8 +84,9 @@ impl Filemap {
                     break;
                 }
                 Err(error) => {
-                    let next =
-                        at.plus(u64::from(self.folio_orders.min.pages())).align_down(self.folio_orders.min);
+                    let next = at
+                        .plus(u64::from(self.supply.folio_orders.min.pages()))
+                        .align_down(self.supply.folio_orders.min);
                     // Where there is no memory for this one there is none for the next.
                     let end = if error.kind() == ErrorKind::Io { next.min(pages.end) } else { pages.end };
                     brought.failed.push((at..end, error));

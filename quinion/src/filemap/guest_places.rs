@@ -1,12 +1,24 @@
-//! Guest places: frames for pages that have their places.
+//! Guest places: frames for pages that each have their own.
 //!
-//! Each page of a guest's memory has one frame and no other, so nothing is allocated: the frames of a range are
-//! claimed, from its first page on, until one is taken. A place is taken by a thread that inserts the page just now, by
-//! a folio that has left the tree and is still held, or by the folio itself.
+//! ```text
+//!   gaps      [---)      [---------)       what is not cached
+//!   claim     [---)      [----) x          each page's frame, as far as it is free
+//!                               `- taken: its page is about to go into the tree, or its folio has left and is held
+//! ```
+//!
+//! The mapping of a guest (`arena/guest.rs`) takes no frame that the buddy has, and none of its pages is charged: its
+//! extents count in full from the beginning. So there is nothing to reclaim for. What a page may have to wait for is
+//! its place: two threads may want one absent page, and one of them has claimed it and not inserted it yet. The other
+//! looks again as soon as the page is there, or its place free.
+//!
+//! Frames are given back as any others are ([`FrameSupply::free_runs`], the last hold of a folio): the arena knows
+//! their owners.
 //!
 //! Invariants:
-//!  1. A frame that is claimed belongs to the claiming thread until it is in the tree or given back.
-//!  2. The wait for a place is bounded: a folio that has left and is held for long ends it with "no memory".
+//!  1. A page's folio stands in its place and in no other (asserted by `Mapping::check`).
+//!  2. A frame that is claimed belongs to the claiming thread until it is in the tree or given back.
+//!  3. The wait for a place is bounded: a folio that has left and is held for long ends it with "no memory".
+#![deny(unsafe_code)]
 
 use std::time::{Duration, Instant};
 

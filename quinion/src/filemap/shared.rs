@@ -34,8 +34,6 @@ pub struct Filemap {
     pub(super) memory_told: AtomicU64,
     /// What of the bound users' pins may keep: a part of a whole.
     pub(super) pinned_share: (u64, u64),
-    /// The folios that fills make.
-    pub(crate) folio_orders: Orders,
     pub(super) tuning: Tuning,
 }
 
@@ -64,7 +62,6 @@ impl Filemap {
             resizing: RankedMutex::new(Rank::Resize, ()),
             memory_told: AtomicU64::new(memory_told),
             pinned_share: (1, 2),
-            folio_orders,
             tuning,
         }
     }

@@ -138,7 +138,7 @@ impl Filemap {
             // 2
             let SuppliedFrames { charge, runs } = self.frames_back(mapping, &plan)?;
             let got = pages_of(&runs) as u32;
-            let Some(plan) = plan.cut(got, self.folio_orders.min, wanted, spill) else {
+            let Some(plan) = plan.cut(got, self.supply.folio_orders.min, wanted, spill) else {
                 self.supply.free_runs(&runs);
                 reach = SpillInExtent::Alone;
                 short += 1;
@@ -167,7 +167,10 @@ impl Filemap {
                         _ => {}
                     }
                 }
-                Err(_) if reach == SpillInExtent::Batch && plan.count() > self.folio_orders.min.pages() => {
+                Err(_)
+                    if reach == SpillInExtent::Batch
+                        && plan.count() > self.supply.folio_orders.min.pages() =>
+                {
                     self.supply.free_runs(&runs);
                     reach = SpillInExtent::Alone;
                 }
@@ -189,7 +192,7 @@ impl Filemap {
         pages: Range<PageIndex>,
         reach: SpillInExtent,
     ) -> Option<SpillInPlan> {
-        let unit = self.folio_orders.min;
+        let unit = self.supply.folio_orders.min;
         let around = if reach == SpillInExtent::Batch { AROUND.max(unit) } else { unit };
         let from = pages.start.align_down(around);
         let end = match reach {

@@ -201,7 +201,7 @@ impl Filemap {
         let from = self.page_behind(range.start);
         let end = match range.end == mapping.size() {
             true => self.page_behind(range.end),
-            false => PageIndex(range.end / page).align_down(self.folio_orders.min),
+            false => PageIndex(range.end / page).align_down(self.supply.folio_orders.min),
         };
         let between = from.min(end)..end.max(from.min(end));
         if between.is_empty() {
@@ -240,7 +240,7 @@ impl Filemap {
         let (from, size) = (self.page_behind(range.start), mapping.size());
         let end = match range.end >= size {
             true => self.page_behind(size),
-            false => PageIndex::of_byte(range.end).align_down(self.folio_orders.min),
+            false => PageIndex::of_byte(range.end).align_down(self.supply.folio_orders.min),
         };
         if from >= end {
             return Ok(0);
@@ -271,7 +271,7 @@ impl Filemap {
 
     /// The first page from byte `at` on with which a smallest folio begins.
     fn page_behind(&self, at: u64) -> PageIndex {
-        PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.folio_orders.min)
+        PageIndex(at.div_ceil(PAGE_SIZE as u64)).align_up(self.supply.folio_orders.min)
     }
 
     // ---- steps 1 to 4 -----------------------------------------------------------------------------
@@ -379,7 +379,7 @@ impl Filemap {
         unwanted: Range<PageIndex>,
     ) -> Result<(), Error> {
         // Of a memory file every page is copied: into one folio, if all stay and there is such a one.
-        let smallest = self.folio_orders.min;
+        let smallest = self.supply.folio_orders.min;
         let stays_whole = mapping.is_memory() && unwanted.is_empty();
         let mut unit = if stays_whole { held.order().max(smallest) } else { smallest };
         for _ in 0..MEMORY_TRIES {
@@ -414,7 +414,7 @@ impl Filemap {
     fn remove_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<u64, Error> {
         let mut at = pages.start;
         while let Some(edge) = { mapping.lock().next_mixed(at..pages.end) } {
-            self.split(mapping, edge.align_down(self.folio_orders.min), at..at)?;
+            self.split(mapping, edge.align_down(self.supply.folio_orders.min), at..at)?;
             at = edge.max(at.plus(1));
         }
         Ok(self.remove(mapping, pages, RemoveFilter::Clean))
@@ -422,8 +422,10 @@ impl Filemap {
 
     /// A punch failed half-way: the file may not be any more what is cached of `pages` and clean.
     fn forget_clean(self: &Arc<Self>, mapping: &Arc<Mapping>, pages: Range<PageIndex>) -> Result<(), Error> {
-        let (from, end) =
-            (pages.start.align_down(self.folio_orders.min), pages.end.align_up(self.folio_orders.min));
+        let (from, end) = (
+            pages.start.align_down(self.supply.folio_orders.min),
+            pages.end.align_up(self.supply.folio_orders.min),
+        );
         self.split(mapping, from, from..from)?;
         self.split(mapping, end, from..from)?;
         self.remove_clean(mapping, from..end).map(drop)

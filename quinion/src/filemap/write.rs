@@ -538,7 +538,7 @@ impl Filemap {
             return self.write_new(mapping, author, piece, pages);
         }
         // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
-        let first = PageIndex::of_byte(piece.position).align_down(self.folio_orders.min).first_byte();
+        let first = PageIndex::of_byte(piece.position).align_down(self.supply.folio_orders.min).first_byte();
         let Some(reader) = author.reader else { return Ok(0) }; // a memory file's pages are all whole
         match self.hold_page(mapping, reader, first)? {
             Some(held) => self.write_held(mapping, author, hand, &held, piece),
@@ -550,7 +550,7 @@ impl Filemap {
     /// The pages from the beginning of `piece` on, in whole folios of the smallest order, that it leaves no byte of as
     /// it was in the file; none if it does not begin with such. A few at a time.
     fn whole_pages(&self, mapping: &Mapping, piece: WriteProgress<'_>) -> Range<PageIndex> {
-        let unit = self.folio_orders.min;
+        let unit = self.supply.folio_orders.min;
         // What is not there of a memory file is zeros: as if it lay behind the end.
         let size = if mapping.is_memory() { 0 } else { mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
@@ -621,7 +621,7 @@ impl Filemap {
 
     /// Those of `pages` that are not there, from the first on; `None` if that one is.
     fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
-        if pages.end.0 - pages.start.0 == u64::from(self.folio_orders.min.pages()) {
+        if pages.end.0 - pages.start.0 == u64::from(self.supply.folio_orders.min.pages()) {
             return Some(pages); // that somebody else was first is seen when it is inserted
         }
         let (first, count) = mapping.lock().next_gap(pages.start, pages.end)?;
@@ -651,7 +651,7 @@ impl Filemap {
     /// which page they are in the tree without a gap.
     fn mark_new(&self, mapping: &Arc<Mapping>, piece: WriteProgress<'_>, runs: &[FillRun]) -> PageIndex {
         let (now, changed) = (self.supply.writeback.now(), piece.pages(piece.bytes.len()));
-        let begin = changed.start.align_down(self.folio_orders.min);
+        let begin = changed.start.align_down(self.supply.folio_orders.min);
         let mut end = begin;
         let mut tree = mapping.lock();
         for &run in runs {

@@ -13,8 +13,9 @@
 //! unsynced, the file may have any size between the least and the largest since then, since it grows by pieces.
 //! A sync of a range promises its bytes: where the file ends before, it promised zeros.
 //!
-//! The states are those of `backend/crash.rs`: all that was done, only what is durable, some of the writes, some of
-//! their sectors. So writes are reordered, torn and left out there, and their log is of what the cache truly did.
+//! The states are those of `CrashDisk` in `quinion-testing`: all that was done, only what is durable, some of the
+//! writes, some of their sectors. So writes are reordered, torn and left out there, and their log is of what the cache
+//! truly did.
 //!
 //! A second story has a device that fails: flushes and syncs end in errors. What was changed stays changed, is
 //! read as it was written, and a sync that says `Ok` later promises all of it.

@@ -1,7 +1,7 @@
 //! Crash: a disk that remembers all that was done to it, and what a crash may leave of that.
 //!
 //! A double for tests, ours and other people's, that is served by a
-//! [`SimulatedBackend`](super::Simulated) backend. It keeps a log of writes, sizes, holes and
+//! [`SimulatedBackend`](super::SimulatedBackend). It keeps a log of writes, sizes, holes and
 //! syncs; of each prefix of the log it gives the states that the machine may find when it is up again.
 //!
 //! ```text

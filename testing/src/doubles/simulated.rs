@@ -1,4 +1,4 @@
-//! Simulated: a device with faults, under a seed.
+//! Simulated backend: a device with faults, under a seed.
 //!
 //! A double for tests, ours and other people's: it fails, ends early, delays,
 //! reorders and drops what it is asked for, always the same way for the same
@@ -714,7 +714,7 @@ impl Backend for SimulatedBackend {
 
 impl fmt::Debug for SimulatedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Simulated")
+        f.debug_struct("SimulatedBackend")
             .field("faults", &self.faults)
             .field("held", &self.held())
             .finish_non_exhaustive()

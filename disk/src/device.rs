@@ -1,0 +1,235 @@
+//! Device: the bytes under the store, by calls that block.
+//!
+//! [`FileDevice`] is a file of a fixed size in a folder: private, locked against a second process, its space taken when
+//! it is made, read and written past the kernel's page cache where the file system can. Tests have devices that tear,
+//! reorder and refuse.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, open};
+use rustix::io::Errno;
+
+use crate::error::DiskError;
+use crate::layout::PAGE_BYTES;
+
+/// The name of the file in its folder.
+const NAME: &str = "quinion.disk";
+
+/// Where a store keeps its bytes. Offsets and lengths are multiples of 4096, and buffers are aligned to 4096 bytes.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// Reads all of `buffer` from byte `offset` on. May block.
+    ///
+    /// # Errors
+    /// Some of it could not be read.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Writes all of `bytes` from byte `offset` on. May block.
+    ///
+    /// # Errors
+    /// Any part of it may have been written, in any order.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes durable what was written before the call. May block.
+    ///
+    /// # Errors
+    /// Any of it may be lost.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A file of the store's own.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    is_direct: bool,
+}
+
+impl FileDevice {
+    /// Opens or makes the file in `folder`, with `bytes` bytes of space, a multiple of 4096. One process at a time.
+    ///
+    /// # Errors
+    /// See [`DiskError`]. A file that is not ours is not touched.
+    pub fn open(folder: &Path, bytes: u64) -> Result<Self, DiskError> {
+        let path = folder.join(NAME);
+        make_folder(folder).map_err(|source| failed("make the folder of", &path, source))?;
+        let (descriptor, is_direct) = open_file(&path).map_err(|e| failed("open", &path, e.into()))?;
+        check_private(&descriptor, &path)?;
+        match flock(&descriptor, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse { folder: folder.to_owned() }),
+            locked => locked.map_err(|e| failed("lock", &path, e.into()))?,
+        }
+        let device = Self { file: descriptor.into(), is_direct };
+        device.check_ours(&path)?;
+        device.take_space(&path, bytes)?;
+        Ok(device)
+    }
+
+    /// Whether it is read and written past the kernel's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Refuses a file that has bytes of another program, before anything is done to it.
+    fn check_ours(&self, path: &Path) -> Result<(), DiskError> {
+        use crate::layout::{Superblock, SuperblockState};
+        let len = self.file.metadata().map_err(|e| failed("look at", path, e))?.len();
+        if len == 0 {
+            return Ok(());
+        }
+        let foreign = || DiskError::Foreign { path: path.to_owned() };
+        if len < PAGE_BYTES as u64 {
+            return Err(foreign());
+        }
+        let mut page = AlignedBuffer::new(PAGE_BYTES);
+        self.read_at(page.bytes_mut(), 0).map_err(|e| failed("read", path, e))?;
+        match Superblock::decode(page.bytes()) {
+            SuperblockState::Foreign => Err(foreign()),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_space(&self, path: &Path, bytes: u64) -> Result<(), DiskError> {
+        let before = self.file.metadata().map_err(|e| failed("look at", path, e))?.len();
+        ftruncate(&self.file, bytes).map_err(|e| failed("size", path, e.into()))?;
+        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            // Then space is found, or not, when it is written.
+            Err(Errno::OPNOTSUPP) => Ok(()),
+            Err(Errno::NOSPC) => {
+                // What was taken of it is given back.
+                let _ = ftruncate(&self.file, before.min(bytes));
+                Err(DiskError::NoSpace { path: path.to_owned(), bytes })
+            }
+            Err(error) => Err(failed("take space for", path, error.into())),
+        }
+    }
+}
+
+impl Device for FileDevice {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// The file, and whether it is open for direct I/O.
+fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let open_with = |more| open(path, flags | more, Mode::RUSR | Mode::WUSR);
+    match open_with(OFlags::DIRECT) {
+        Err(Errno::INVAL) => Ok((open_with(OFlags::empty())?, false)),
+        opened => Ok((opened?, true)),
+    }
+}
+
+/// What another user can write would be given out as what the store behind has.
+fn check_private(file: &OwnedFd, path: &Path) -> Result<(), DiskError> {
+    let found = fstat(file).map_err(|e| failed("look at", path, e.into()))?;
+    let is_file = found.st_mode & libc_mode::KIND == libc_mode::REGULAR;
+    let is_own = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o077 == 0;
+    if is_file && is_own { Ok(()) } else { Err(DiskError::NotPrivate { path: path.to_owned() }) }
+}
+
+mod libc_mode {
+    pub const KIND: u32 = 0o170_000;
+    pub const REGULAR: u32 = 0o100_000;
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> DiskError {
+    DiskError::Io { action, path: PathBuf::from(path), source }
+}
+
+/// Bytes that begin at a multiple of 4096, as direct I/O wants them.
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    /// Zeros.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + PAGE_BYTES];
+        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        Self { bytes, start, len }
+    }
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    #[test]
+    fn a_file_that_is_no_store_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        for content in [&b"a letter"[..], &[7; 8192]] {
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            let error = FileDevice::open(folder.path(), BYTES).unwrap_err();
+            assert!(matches!(error, DiskError::Foreign { .. }), "{error}");
+            assert_eq!(fs::read(&path).unwrap(), content);
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o620)).unwrap();
+        let error = FileDevice::open(folder.path(), BYTES).unwrap_err();
+        assert!(matches!(error, DiskError::NotPrivate { .. }), "{error}");
+    }
+
+    #[test]
+    fn neither_a_link_nor_a_fifo_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(matches!(FileDevice::open(folder.path(), BYTES), Err(DiskError::Io { .. })));
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .unwrap();
+        assert!(FileDevice::open(folder.path(), BYTES).is_err());
+    }
+
+    #[test]
+    fn a_second_process_is_told_that_it_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = FileDevice::open(folder.path(), BYTES).unwrap();
+        let error = FileDevice::open(folder.path(), BYTES).unwrap_err();
+        assert!(matches!(error, DiskError::InUse { .. }), "{error}");
+        drop(first);
+        assert_eq!(fs::metadata(folder.path().join(NAME)).unwrap().len(), BYTES);
+        FileDevice::open(folder.path(), BYTES).unwrap();
+    }
+}

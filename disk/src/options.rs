@@ -1,0 +1,50 @@
+//! Options: where the store is, how large, and how much memory it may use for what is on its way.
+//!
+//! They are checked when the store is opened, so that a mistake is an error with words and not a store of another size
+//! than was asked for.
+
+use std::path::PathBuf;
+
+use crate::layout::SEGMENT_BYTES;
+
+/// The smallest store, in bytes.
+pub const BYTES_MIN: u64 = 16 << 20;
+/// The largest: as many segments as a number of 32 bits can name, and far more than index memory should hold.
+pub const BYTES_MAX: u64 = 1 << 46;
+const BUFFERS_MIN: usize = 3;
+
+/// A store on a local disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DiskOptions {
+    /// The folder for its file, `quinion.disk`; it is made if it is not there. One process at a time uses it.
+    pub folder: PathBuf,
+    /// The size of the file in bytes, 16 MiB to 64 TiB; rounded down to MiB. The space is taken at once.
+    pub bytes: u64,
+    /// Memory for segments that are being filled or written, in bytes: 3 MiB at least. What finds no room is not put.
+    pub buffer_bytes: usize,
+}
+
+impl DiskOptions {
+    /// A store of `bytes` bytes in `folder`, with 8 MiB of memory for what is on its way.
+    pub fn new(folder: impl Into<PathBuf>, bytes: u64) -> Self {
+        Self { folder: folder.into(), bytes, buffer_bytes: 8 << 20 }
+    }
+
+    /// The same, with so much memory for what is on its way.
+    #[must_use]
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.buffer_bytes = bytes;
+        self
+    }
+
+    /// Segments of the ring: the superblock has the first MiB.
+    pub(crate) fn segments(&self) -> u32 {
+        (self.bytes / SEGMENT_BYTES as u64 - 1) as u32
+    }
+
+    /// Segments that may be in memory.
+    pub(crate) fn buffers(&self) -> usize {
+        (self.buffer_bytes / SEGMENT_BYTES).max(BUFFERS_MIN)
+    }
+}

@@ -1,0 +1,206 @@
+//! Staging: segments in memory, on their way to the disk.
+//!
+//! ```text
+//!   put --> open --full--> sealed, sealed .. --> writing --> its buffer is free again
+//! ```
+//!
+//! There is a fixed number of buffers. Where none is free a put is refused, so a slow disk costs hits and never time.
+//! A segment's number is chosen when it is opened: the oldest one's, in turn.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::device::AlignedBuffer;
+use crate::index::Extent;
+use crate::layout::{ContentKey, DATA_PAGES, Entry, PAGE_BYTES, TABLE_PAGES, Table, data_bytes};
+
+/// A segment that is being filled.
+#[derive(Debug)]
+pub struct OpenSegment {
+    segment: u32,
+    table: Table,
+    buffer: AlignedBuffer,
+    used: u16,
+    /// Something was added since it was last written, at this moment first.
+    changed: Option<Instant>,
+    /// Of what the segment's place on the disk holds still: extents that were read, and may move.
+    kept: Vec<(ContentKey, Extent)>,
+}
+
+/// A segment that is complete, or a copy of one that is not.
+#[derive(Debug)]
+pub struct SealedSegment {
+    /// Its number.
+    pub segment: u32,
+    /// Its table, and data as far as there is any.
+    pub buffer: AlignedBuffer,
+    /// Bytes to be written.
+    pub len: usize,
+    /// Extents to be read before they are written over.
+    pub kept: Vec<(ContentKey, Extent)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Staging {
+    store: u64,
+    segments: u32,
+    next: u32,
+    sequence: u64,
+    open: Option<OpenSegment>,
+    sealed: VecDeque<SealedSegment>,
+    writing: Option<Arc<SealedSegment>>,
+    free: Vec<AlignedBuffer>,
+    buffers_left: usize,
+}
+
+/// Where the next segment goes.
+#[derive(Clone, Copy, Debug)]
+pub struct RingPosition {
+    /// The store's number.
+    pub store: u64,
+    /// Segments of the ring.
+    pub segments: u32,
+    /// The next one's number.
+    pub next: u32,
+    /// The sequence of the last one that was written.
+    pub sequence: u64,
+}
+
+impl Staging {
+    /// Nothing is staged, and `buffers` segments may be.
+    pub fn new(at: RingPosition, buffers: usize) -> Self {
+        let RingPosition { store, segments, next, sequence } = at;
+        Self {
+            store,
+            segments,
+            next,
+            sequence,
+            open: None,
+            sealed: VecDeque::new(),
+            writing: None,
+            free: Vec::new(),
+            buffers_left: buffers,
+        }
+    }
+
+    /// Sees to it that a segment is open that has room for `pages` pages. `forget` is told of a segment that is about
+    /// to be filled anew, and says what of it is to be kept. `false`: there is no buffer.
+    pub fn make_room(&mut self, pages: u16, forget: impl FnOnce(u32) -> Vec<(ContentKey, Extent)>) -> bool {
+        if self.open.as_ref().is_some_and(|open| usize::from(open.used + pages) > DATA_PAGES) {
+            self.seal();
+        }
+        if self.open.is_some() {
+            return true;
+        }
+        let Some(buffer) = self.take_buffer() else { return false };
+        let segment = self.next;
+        self.next = (segment + 1) % self.segments;
+        self.sequence += 1;
+        let table = Table { sequence: self.sequence, entries: Vec::new() };
+        let kept = forget(segment);
+        self.open = Some(OpenSegment { segment, table, buffer, used: 0, changed: None, kept });
+        true
+    }
+
+    fn take_buffer(&mut self) -> Option<AlignedBuffer> {
+        self.free.pop().or_else(|| {
+            self.buffers_left = self.buffers_left.checked_sub(1)?;
+            Some(AlignedBuffer::new(crate::layout::SEGMENT_BYTES))
+        })
+    }
+
+    /// Where the next extent goes: the segment, and the page in its data. A segment is open, see
+    /// [`Staging::make_room`].
+    pub fn place(&self) -> Option<(u32, u16)> {
+        self.open.as_ref().map(|open| (open.segment, open.used))
+    }
+
+    /// Adds an extent to the open segment, at [`Staging::place`].
+    pub fn add(&mut self, entry: Entry, bytes: &[u8]) {
+        let open = self.open.as_mut().expect("room was made for it");
+        debug_assert_eq!((entry.at, bytes.len()), (open.used, usize::from(entry.pages) * PAGE_BYTES));
+        open.buffer.bytes_mut()[data_bytes(entry.at, entry.pages)].copy_from_slice(bytes);
+        open.used += entry.pages;
+        open.table.entries.push(entry);
+        open.changed.get_or_insert_with(Instant::now);
+    }
+
+    /// The open segment takes nothing more. Whether there was one.
+    pub fn seal(&mut self) -> bool {
+        let Some(mut open) = self.open.take() else { return false };
+        open.table.encode(self.store, &mut open.buffer.bytes_mut()[..TABLE_PAGES * PAGE_BYTES]);
+        let len = data_bytes(open.used, 0).start;
+        self.sealed.push_back(SealedSegment {
+            segment: open.segment,
+            buffer: open.buffer,
+            len,
+            kept: open.kept,
+        });
+        true
+    }
+
+    /// The oldest sealed segment, to be written now.
+    pub fn begin_write(&mut self) -> Option<Arc<SealedSegment>> {
+        let segment = Arc::new(self.sealed.pop_front()?);
+        self.writing = Some(Arc::clone(&segment));
+        Some(segment)
+    }
+
+    /// It was written, or could not be. The caller has dropped its own reference.
+    pub fn end_write(&mut self) {
+        match self.writing.take().map(Arc::try_unwrap) {
+            Some(Ok(segment)) => self.free.push(segment.buffer),
+            // A reader has it: then its buffer is made anew.
+            Some(Err(_)) => self.buffers_left += 1,
+            None => {}
+        }
+    }
+
+    /// A copy of the open segment, if it has waited since `before` or longer to be written.
+    pub fn checkpoint(
+        &mut self,
+        before: Instant,
+        mut scratch: AlignedBuffer,
+    ) -> Result<SealedSegment, AlignedBuffer> {
+        let store = self.store;
+        let due = |open: &&mut OpenSegment| open.changed.is_some_and(|changed| changed <= before);
+        let Some(open) = self.open.as_mut().filter(due) else { return Err(scratch) };
+        open.changed = None;
+        open.table.encode(store, &mut open.buffer.bytes_mut()[..TABLE_PAGES * PAGE_BYTES]);
+        let len = data_bytes(open.used, 0).start;
+        scratch.bytes_mut()[..len].copy_from_slice(&open.buffer.bytes()[..len]);
+        Ok(SealedSegment {
+            segment: open.segment,
+            buffer: scratch,
+            len,
+            kept: std::mem::take(&mut open.kept),
+        })
+    }
+
+    /// Copies bytes of a segment that is in memory; whether it is.
+    pub fn copy_to(&self, segment: u32, range: Range<usize>, to: &mut [u8]) -> bool {
+        let open = self.open.as_ref().filter(|open| open.segment == segment).map(|open| &open.buffer);
+        let sealed =
+            || self.sealed.iter().find(|sealed| sealed.segment == segment).map(|sealed| &sealed.buffer);
+        let writing = || self.writing.as_deref().filter(|w| w.segment == segment).map(|w| &w.buffer);
+        let found = open.or_else(sealed).or_else(writing);
+        if let Some(buffer) = found {
+            to.copy_from_slice(&buffer.bytes()[range]);
+        }
+        found.is_some()
+    }
+
+    /// Nothing is left to be written, but perhaps an open segment.
+    pub fn is_drained(&self) -> bool {
+        self.sealed.is_empty() && self.writing.is_none()
+    }
+
+    /// Everything is dropped: the disk takes no more.
+    pub fn clear(&mut self) {
+        (self.open, self.writing) = (None, None);
+        self.sealed.clear();
+    }
+}

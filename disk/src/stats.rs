@@ -1,0 +1,64 @@
+//! Stats: what a store has done and holds.
+//!
+//! Counters are relaxed: each is right by itself, and two of them may be of different moments.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a store has done since it was opened, and what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub struct DiskStats {
+    /// Pages that can be found now.
+    pub pages: u64,
+    /// Extents that can be found now.
+    pub extents: u64,
+    /// Pages that were put.
+    pub put_pages: u64,
+    /// Pages that were not put, as the disk was behind or is off.
+    pub refused_pages: u64,
+    /// Pages that were read.
+    pub hit_pages: u64,
+    /// Pages that moved to the newest segment, as they had been read.
+    pub kept_pages: u64,
+    /// Bytes written to the disk, tables and padding included.
+    pub written_bytes: u64,
+    /// Extents whose bytes did not have their checksum.
+    pub corrupt_extents: u64,
+    /// Reads and writes that the disk refused.
+    pub errors: u64,
+}
+
+/// The counters behind [`DiskStats`].
+#[derive(Default, Debug)]
+pub struct Counters {
+    pub put_pages: AtomicU64,
+    pub refused_pages: AtomicU64,
+    pub hit_pages: AtomicU64,
+    pub kept_pages: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub corrupt_extents: AtomicU64,
+    pub errors: AtomicU64,
+}
+
+impl Counters {
+    /// Adds to one of them.
+    pub fn add(counter: &AtomicU64, more: u64) {
+        counter.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// All of them, beside what the index holds as (extents, pages).
+    pub fn read(&self, (extents, pages): (u64, u64)) -> DiskStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DiskStats {
+            pages,
+            extents,
+            put_pages: of(&self.put_pages),
+            refused_pages: of(&self.refused_pages),
+            hit_pages: of(&self.hit_pages),
+            kept_pages: of(&self.kept_pages),
+            written_bytes: of(&self.written_bytes),
+            corrupt_extents: of(&self.corrupt_extents),
+            errors: of(&self.errors),
+        }
+    }
+}

@@ -1,0 +1,560 @@
+//! Store: put, read, open; and the thread that writes.
+//!
+//! What is in memory and what is on the disk is found by one index, and both are compared with their checksums: a
+//! reader that found an extent a moment ago may meet another one in its place, in either.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::device::{AlignedBuffer, Device, FileDevice};
+use crate::error::{DiskError, DiskTrouble};
+use crate::index::{Extent, Index};
+use crate::layout::{
+    ContentKey, DATA_PAGES, EXTENT_PAGES_MAX, Entry, PAGE_BYTES, SEGMENT_BYTES, Superblock, SuperblockState,
+    TABLE_PAGES, Table, checksum, data_bytes, segment_start,
+};
+use crate::options::{BYTES_MAX, BYTES_MIN, DiskOptions};
+use crate::staging::{RingPosition, SealedSegment, Staging};
+use crate::stats::{Counters, DiskStats};
+
+/// After which an open segment is written although it is not full, and what was written is synced.
+const IDLE: Duration = Duration::from_secs(1);
+/// Segments written between two syncs at most.
+const SYNC_SEGMENTS: u32 = 64;
+/// Reads that the disk may refuse before it is left alone.
+const READ_ERRORS_MAX: u64 = 16;
+/// Threads that read tables when a store is opened.
+const OPEN_THREADS: u32 = 4;
+/// Of a segment that is written anew, so many pages at most move on.
+const KEPT_PAGES_MAX: u32 = DATA_PAGES as u32 / 2;
+/// Buffers for reads that are kept for the next read.
+const READ_BUFFERS: usize = 4;
+
+/// A store of pages on a disk; see the crate.
+pub struct DiskStore {
+    shared: Arc<Shared>,
+    writer: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+/// Why pages were not read. In each case they have to be read from the store behind.
+#[derive(Debug)]
+pub enum Missed {
+    /// Some of them are not here.
+    NotThere,
+    /// Some of them did not have their checksum.
+    Corrupt,
+    /// The disk refused.
+    Failed(io::Error),
+}
+
+#[derive(Debug)]
+struct Shared {
+    device: Box<dyn Device>,
+    staging: Mutex<Staging>,
+    index: Mutex<Index>,
+    /// The writer has something to do, or has done it.
+    news: Condvar,
+    orders: Mutex<Orders>,
+    trouble: OnceLock<DiskTrouble>,
+    counters: Counters,
+    read_buffers: Mutex<Vec<AlignedBuffer>>,
+}
+
+/// What the writer is asked for.
+#[derive(Default, Debug)]
+struct Orders {
+    /// Segments were sealed.
+    wake: bool,
+    /// So many flushes were asked for, and so many done.
+    flushes: u64,
+    flushed: u64,
+    stop: bool,
+}
+
+/// A panic under a lock leaves no half-made state that a checksum would not find out.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DiskStore {
+    /// Opens the store that `options` name, or makes it. Reads the tables of all segments: some seconds for 100 GiB.
+    ///
+    /// # Errors
+    /// See [`DiskError`].
+    pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
+        if !(BYTES_MIN..=BYTES_MAX).contains(&options.bytes) {
+            return Err(DiskError::Size { bytes: options.bytes });
+        }
+        let bytes = (u64::from(options.segments()) + 1) * SEGMENT_BYTES as u64;
+        let device = FileDevice::open(&options.folder, bytes)?;
+        Self::open_on(Box::new(device), options)
+    }
+
+    /// As [`DiskStore::open`], on a device of the caller's own, which has [`DiskOptions::bytes`] bytes, zeros at first.
+    ///
+    /// # Errors
+    /// [`DiskError::Device`], also if the device holds something else.
+    pub fn open_on(device: Box<dyn Device>, options: &DiskOptions) -> Result<Self, DiskError> {
+        let segments = options.segments();
+        let store = read_superblock(&*device)?;
+        let found = read_tables(&*device, store, segments);
+        let mut index = Index::new(segments);
+        let (mut next, mut sequence) = (0, 0);
+        if let Some((segment, table)) = found.first() {
+            (next, sequence) = ((segment + 1) % segments, table.sequence);
+        }
+        for (segment, table) in &found {
+            for entry in &table.entries {
+                index.insert(*segment, entry);
+            }
+        }
+        let buffers = options.buffers().min(segments as usize / 2);
+        let shared = Arc::new(Shared {
+            device,
+            staging: Mutex::new(Staging::new(RingPosition { store, segments, next, sequence }, buffers)),
+            index: Mutex::new(index),
+            news: Condvar::new(),
+            orders: Mutex::default(),
+            trouble: OnceLock::new(),
+            counters: Counters::default(),
+            read_buffers: Mutex::default(),
+        });
+        let writer = {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name("quinion-disk".to_owned());
+            thread.spawn(move || Writer::new(shared).run())
+        };
+        let writer = writer.map_err(|source| DiskError::Device { action: "start the writer of", source })?;
+        Ok(Self { shared, writer: Some(writer), process: std::process::id() })
+    }
+
+    /// Keeps pages of a content: `bytes`, whole pages, from page `page` on; those that are not here yet. Returns how many
+    /// of them are here now; fewer than given if the disk is behind or off. Never waits for the disk.
+    ///
+    /// # Panics
+    /// If `bytes` is not a multiple of 4096 long.
+    pub fn put(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
+        self.shared.put(key, page, bytes)
+    }
+
+    /// Whether all these pages are here.
+    pub fn has(&self, key: &ContentKey, page: u64, pages: u32) -> bool {
+        self.trouble().is_none() && lock(&self.shared.index).gap(key, page, pages.into()).is_none()
+    }
+
+    /// Reads pages of a content, all of them or none: `sink` is given neighboring bytes, each with its distance from the
+    /// first page's first byte. What was given before an error is right. Blocks for the disk.
+    ///
+    /// # Errors
+    /// See [`Missed`].
+    pub fn read(
+        &self,
+        key: &ContentKey,
+        page: u64,
+        pages: u32,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Missed> {
+        self.shared.read(key, page, pages, sink)
+    }
+
+    /// Why the store is left alone, if it is.
+    pub fn trouble(&self) -> Option<&DiskTrouble> {
+        self.shared.trouble.get()
+    }
+
+    /// What it has done and holds.
+    pub fn stats(&self) -> DiskStats {
+        self.shared.counters.read(lock(&self.shared.index).totals())
+    }
+
+    /// Writes what is in memory, and syncs. Blocks for the disk. Afterwards [`DiskStore::trouble`] says whether it could.
+    pub fn flush(&self) {
+        let mut orders = lock(&self.shared.orders);
+        orders.flushes += 1;
+        let mine = orders.flushes;
+        self.shared.news.notify_all();
+        while orders.flushed < mine {
+            orders = self.shared.news.wait(orders).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What is wrong with its index, if anything.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check(&self) -> Result<(), String> {
+        lock(&self.shared.index).check()
+    }
+}
+
+impl fmt::Debug for DiskStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let trouble = self.trouble();
+        f.debug_struct("DiskStore")
+            .field("stats", &self.stats())
+            .field("trouble", &trouble)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for DiskStore {
+    /// Writes what is in memory. Blocks for the disk.
+    fn drop(&mut self) {
+        let Some(writer) = self.writer.take() else { return };
+        if std::process::id() != self.process {
+            return; // a child of a fork has no such thread
+        }
+        lock(&self.shared.orders).stop = true;
+        self.shared.news.notify_all();
+        let _ = writer.join();
+    }
+}
+
+impl Shared {
+    fn put(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
+        assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages are put");
+        let end = page + (bytes.len() / PAGE_BYTES) as u64;
+        let (mut at, mut refused) = (page, 0);
+        while let Some((from, missing)) = self.gap(key, at, end) {
+            // Extents begin at multiples of their largest size, so that what is read together is put together.
+            let most = EXTENT_PAGES_MAX as u64 - from % EXTENT_PAGES_MAX as u64;
+            let pages = missing.min(most);
+            let start = (from - page) as usize * PAGE_BYTES;
+            let data = &bytes[start..start + pages as usize * PAGE_BYTES];
+            if self.trouble.get().is_some() || !self.stage(key, from, data) {
+                refused = end - from;
+                Counters::add(&self.counters.refused_pages, refused);
+                break;
+            }
+            Counters::add(&self.counters.put_pages, pages);
+            at = from + pages;
+        }
+        end - page - refused
+    }
+
+    fn gap(&self, key: &ContentKey, at: u64, end: u64) -> Option<(u64, u64)> {
+        lock(&self.index).gap(key, at, end - at)
+    }
+
+    /// Copies an extent to the open segment. `false`: there is no room in memory.
+    fn stage(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> bool {
+        let checksum = checksum(key, page, bytes);
+        let pages = (bytes.len() / PAGE_BYTES) as u16;
+        let mut staging = lock(&self.staging);
+        let has_room = staging.make_room(pages, |segment| lock(&self.index).forget_segment(segment));
+        let has_sealed = !staging.is_drained();
+        if let Some((segment, at)) = staging.place().filter(|_| has_room) {
+            let entry = Entry { key: *key, page, at, pages, checksum };
+            // Another thread may have put the same pages since.
+            if lock(&self.index).insert(segment, &entry) {
+                staging.add(entry, bytes);
+            }
+        }
+        drop(staging);
+        if has_sealed {
+            self.wake_writer();
+        }
+        has_room
+    }
+
+    fn wake_writer(&self) {
+        let mut orders = lock(&self.orders);
+        if !orders.wake {
+            orders.wake = true;
+            self.news.notify_all();
+        }
+    }
+
+    fn read(
+        &self,
+        key: &ContentKey,
+        page: u64,
+        pages: u32,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Missed> {
+        if self.trouble.get().is_some() {
+            return Err(Missed::NotThere);
+        }
+        let extents = lock(&self.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
+        let mut buffer = lock(&self.read_buffers).pop().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
+        let wanted = page..page + u64::from(pages);
+        let outcome = extents.chunk_by(is_neighbor).try_for_each(|run| {
+            self.fetch(key, run, &mut buffer)?;
+            for extent in run {
+                let bytes = &buffer.bytes()[bytes_in_run(run, extent)];
+                let from = extent.page.max(wanted.start);
+                let until = (extent.page + u64::from(extent.pages)).min(wanted.end);
+                let inside = |page: u64| (page - extent.page) as usize * PAGE_BYTES;
+                sink((from - wanted.start) as usize * PAGE_BYTES, &bytes[inside(from)..inside(until)]);
+            }
+            Ok(())
+        });
+        let mut kept = lock(&self.read_buffers);
+        if kept.len() < READ_BUFFERS {
+            kept.push(buffer);
+        }
+        drop(kept);
+        if outcome.is_ok() {
+            Counters::add(&self.counters.hit_pages, pages.into());
+        }
+        outcome
+    }
+
+    /// Reads extents that are neighbors to the start of `buffer`, and compares their checksums.
+    fn fetch(&self, key: &ContentKey, run: &[Extent], buffer: &mut AlignedBuffer) -> Result<(), Missed> {
+        let (first, last) = (run[0], run[run.len() - 1]);
+        let range = data_bytes(first.at, 0).start..data_bytes(last.at, last.pages).end;
+        let to = &mut buffer.bytes_mut()[..range.len()];
+        let in_memory = lock(&self.staging).copy_to(first.segment, range.clone(), to);
+        if !in_memory {
+            let offset = segment_start(first.segment) + range.start as u64;
+            if let Err(error) = self.device.read_at(to, offset) {
+                self.forget(key, run);
+                self.note_read_error(&error);
+                return Err(Missed::Failed(error));
+            }
+        }
+        for extent in run {
+            if checksum(key, extent.page, &buffer.bytes()[bytes_in_run(run, extent)]) != extent.checksum {
+                // Where it was written over meanwhile the index knows no more of it, and nothing is wrong.
+                let is_corrupt = lock(&self.index).remove(key, extent);
+                Counters::add(&self.counters.corrupt_extents, is_corrupt.into());
+                return Err(if is_corrupt { Missed::Corrupt } else { Missed::NotThere });
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, key: &ContentKey, run: &[Extent]) {
+        let mut index = lock(&self.index);
+        for extent in run {
+            index.remove(key, extent);
+        }
+    }
+
+    fn note_read_error(&self, error: &io::Error) {
+        if self.counters.errors.fetch_add(1, Ordering::Relaxed) + 1 >= READ_ERRORS_MAX {
+            self.leave_alone("read", error);
+        }
+    }
+
+    fn leave_alone(&self, action: &'static str, error: &io::Error) {
+        let _ = self.trouble.set(DiskTrouble { action, error: error.to_string() });
+        lock(&self.staging).clear();
+    }
+}
+
+/// Whether two extents can be read by one read.
+fn is_neighbor(a: &Extent, b: &Extent) -> bool {
+    a.segment == b.segment && a.at + a.pages == b.at
+}
+
+/// Where an extent's bytes are in what a run of neighbors is.
+fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
+    let start = usize::from(extent.at - run[0].at) * PAGE_BYTES;
+    start..start + usize::from(extent.pages) * PAGE_BYTES
+}
+
+/// The store's number, of a superblock that is there or is made now.
+fn read_superblock(device: &dyn Device) -> Result<u64, DiskError> {
+    let failed = |action| move |source| DiskError::Device { action, source };
+    let mut page = AlignedBuffer::new(PAGE_BYTES);
+    device.read_at(page.bytes_mut(), 0).map_err(failed("read"))?;
+    match Superblock::decode(page.bytes()) {
+        SuperblockState::Valid(found) => return Ok(found.store),
+        SuperblockState::Foreign => {
+            let words = "it holds what is no disk tier of Quinion's";
+            return Err(failed("use")(io::Error::new(io::ErrorKind::InvalidData, words)));
+        }
+        SuperblockState::Empty | SuperblockState::Outdated => {}
+    }
+    let mut number = [0; 8];
+    rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| failed("number")(error.into()))?;
+    let made = Superblock { store: u64::from_le_bytes(number) };
+    page.bytes_mut().fill(0);
+    made.encode(page.bytes_mut());
+    device.write_at(page.bytes(), 0).map_err(failed("write"))?;
+    Ok(made.store)
+}
+
+/// The tables of all segments that have one, the newest first.
+fn read_tables(device: &dyn Device, store: u64, segments: u32) -> Vec<(u32, Table)> {
+    let each = segments.div_ceil(OPEN_THREADS);
+    let mut found: Vec<(u32, Table)> = std::thread::scope(|scope| {
+        let part = |thread: u32| {
+            let numbers = thread * each..((thread + 1) * each).min(segments);
+            move || {
+                let mut buffer = AlignedBuffer::new(TABLE_PAGES * PAGE_BYTES);
+                let table =
+                    |segment| read_table(device, store, segment, &mut buffer).map(|table| (segment, table));
+                numbers.filter_map(table).collect::<Vec<_>>()
+            }
+        };
+        let threads: Vec<_> = (0..OPEN_THREADS).map(|thread| scope.spawn(part(thread))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    });
+    found.sort_unstable_by_key(|(_, table)| std::cmp::Reverse(table.sequence));
+    found
+}
+
+/// A segment whose table cannot be read is as good as empty.
+fn read_table(device: &dyn Device, store: u64, segment: u32, buffer: &mut AlignedBuffer) -> Option<Table> {
+    let start = segment_start(segment);
+    device.read_at(&mut buffer.bytes_mut()[..PAGE_BYTES], start).ok()?;
+    let len = Table::bytes_of(&buffer.bytes()[..PAGE_BYTES]);
+    if len > PAGE_BYTES {
+        device.read_at(&mut buffer.bytes_mut()[PAGE_BYTES..len], start + PAGE_BYTES as u64).ok()?;
+    }
+    Table::decode(store, &buffer.bytes()[..len])
+}
+
+/// The thread that writes segments, in the order in which they were sealed.
+struct Writer {
+    shared: Arc<Shared>,
+    scratch: Option<AlignedBuffer>,
+    /// Segments written since the last sync.
+    unsynced: u32,
+}
+
+impl Writer {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, scratch: None, unsynced: 0 }
+    }
+
+    fn run(mut self) {
+        loop {
+            let (flushes, stop) = self.wait();
+            self.write_sealed();
+            if stop || flushes.is_some() {
+                self.write_all();
+                self.sync();
+            } else {
+                self.write_open();
+            }
+            if let Some(flushes) = flushes {
+                lock(&self.shared.orders).flushed = flushes;
+                self.shared.news.notify_all();
+            }
+            if stop {
+                return;
+            }
+        }
+    }
+
+    /// Until there is something to do, or for a second. Returns the flushes that are to be done, if any, and whether
+    /// the store ends.
+    fn wait(&mut self) -> (Option<u64>, bool) {
+        let mut orders = lock(&self.shared.orders);
+        if !(orders.wake || orders.stop || orders.flushes > orders.flushed) {
+            let (waited, timeout) =
+                self.shared.news.wait_timeout(orders, IDLE).unwrap_or_else(PoisonError::into_inner);
+            orders = waited;
+            if timeout.timed_out() && self.unsynced > 0 {
+                drop(orders);
+                self.sync();
+                orders = lock(&self.shared.orders);
+            }
+        }
+        orders.wake = false;
+        ((orders.flushes > orders.flushed).then_some(orders.flushes), orders.stop)
+    }
+
+    fn write_sealed(&mut self) {
+        loop {
+            let Some(segment) = lock(&self.shared.staging).begin_write() else { return };
+            let kept = self.write(&segment);
+            drop(segment);
+            lock(&self.shared.staging).end_write();
+            self.put_again(&kept);
+            if self.unsynced >= SYNC_SEGMENTS {
+                self.sync();
+            }
+        }
+    }
+
+    /// Writes the open segment as well. What was kept of the one in its place is at most half as much, and opens the
+    /// next; so a few turns write it all.
+    fn write_all(&mut self) {
+        while lock(&self.shared.staging).seal() {
+            self.write_sealed();
+        }
+    }
+
+    /// Writes an open segment that has waited for a second, as far as it is filled. It stays open.
+    fn write_open(&mut self) {
+        let Some(before) = Instant::now().checked_sub(IDLE) else { return };
+        let scratch = self.scratch.take().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
+        let copy = lock(&self.shared.staging).checkpoint(before, scratch);
+        match copy {
+            Ok(segment) => {
+                let kept = self.write(&segment);
+                self.scratch = Some(segment.buffer);
+                self.put_again(&kept);
+            }
+            Err(scratch) => self.scratch = Some(scratch),
+        }
+    }
+
+    /// Writes a segment. Returns what of the one in its place is to be kept, read before.
+    fn write(&mut self, segment: &SealedSegment) -> Vec<(ContentKey, u64, Vec<u8>)> {
+        let shared = &*self.shared;
+        if shared.trouble.get().is_some() {
+            return Vec::new();
+        }
+        let kept = self.read_kept(&segment.kept);
+        let bytes = &segment.buffer.bytes()[..segment.len];
+        match shared.device.write_at(bytes, segment_start(segment.segment)) {
+            Ok(()) => {
+                self.unsynced += 1;
+                Counters::add(&shared.counters.written_bytes, segment.len as u64);
+            }
+            Err(error) => {
+                Counters::add(&shared.counters.errors, 1);
+                shared.leave_alone("write", &error);
+            }
+        }
+        kept
+    }
+
+    fn read_kept(&self, kept: &[(ContentKey, Extent)]) -> Vec<(ContentKey, u64, Vec<u8>)> {
+        let (mut read, mut pages) = (Vec::new(), 0);
+        let mut buffer = AlignedBuffer::new(EXTENT_PAGES_MAX * PAGE_BYTES);
+        for (key, extent) in kept {
+            pages += u32::from(extent.pages);
+            if pages > KEPT_PAGES_MAX {
+                break;
+            }
+            let to = &mut buffer.bytes_mut()[..usize::from(extent.pages) * PAGE_BYTES];
+            let offset = segment_start(extent.segment) + data_bytes(extent.at, 0).start as u64;
+            let is_read = self.shared.device.read_at(to, offset).is_ok();
+            if is_read && checksum(key, extent.page, to) == extent.checksum {
+                read.push((*key, extent.page, to.to_vec()));
+            }
+        }
+        read
+    }
+
+    fn put_again(&self, kept: &[(ContentKey, u64, Vec<u8>)]) {
+        for (key, page, bytes) in kept {
+            if self.shared.stage(key, *page, bytes) {
+                Counters::add(&self.shared.counters.kept_pages, (bytes.len() / PAGE_BYTES) as u64);
+            }
+        }
+    }
+
+    fn sync(&mut self) {
+        if self.unsynced > 0 && self.shared.trouble.get().is_none() {
+            self.unsynced = 0;
+            if let Err(error) = self.shared.device.sync() {
+                Counters::add(&self.shared.counters.errors, 1);
+                self.shared.leave_alone("sync", &error);
+            }
+        }
+    }
+}

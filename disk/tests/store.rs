@@ -1,0 +1,294 @@
+//! Store: what is put can be read, now and after a restart; its bound; its disk's failures.
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Disk, Random, content, key, read_checked};
+use quinion_disk::internals::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, SEGMENT_BYTES, segment_start};
+use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStore, Missed};
+
+const EXTENT: u64 = EXTENT_PAGES_MAX as u64;
+
+fn put(store: &DiskStore, of: u64, page: u64, pages: u64) -> u64 {
+    store.put(&key(of), page, &content(of, page, pages))
+}
+
+#[test]
+fn what_was_put_is_read_at_once_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions::new(folder.path(), 16 << 20);
+    let store = DiskStore::open(&options).unwrap();
+    assert_eq!(put(&store, 1, 3, 40), 40);
+    assert!(read_checked(&store, 1, 3, 40), "from memory");
+    store.flush();
+    assert!(read_checked(&store, 1, 5, 20), "from the disk");
+    assert!(!read_checked(&store, 1, 2, 2), "a page that was not put");
+    assert!(!read_checked(&store, 2, 3, 1), "another content");
+    drop(store);
+    let store = DiskStore::open(&options).unwrap();
+    assert!(read_checked(&store, 1, 3, 40), "after a restart");
+    assert_eq!(store.stats().pages, 40);
+}
+
+#[test]
+fn an_orderly_end_keeps_what_was_only_in_memory() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    put(&store, 1, 0, 5);
+    drop(store);
+    assert!(read_checked(&disk.open(&options), 1, 0, 5));
+}
+
+#[test]
+fn pages_that_are_there_are_not_written_again() {
+    let options = Disk::options(16);
+    let store = Disk::of(&options).open(&options);
+    assert_eq!(put(&store, 1, 0, 8), 8);
+    assert_eq!(put(&store, 1, 4, 8), 8);
+    assert_eq!(store.stats().put_pages, 12);
+    assert!(read_checked(&store, 1, 0, 12));
+}
+
+#[test]
+fn the_bound_is_the_size_of_the_file_and_the_oldest_goes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions::new(folder.path(), (16 << 20) + 12345);
+    let store = DiskStore::open(&options).unwrap();
+    let segments = 15;
+    let rounds = DATA_PAGES as u64 / EXTENT * segments * 2;
+    for round in 0..rounds {
+        while put(&store, round, 0, EXTENT) < EXTENT {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    store.flush();
+    assert_eq!(std::fs::metadata(folder.path().join("quinion.disk")).unwrap().len(), 16 << 20);
+    assert!(store.stats().pages <= segments * DATA_PAGES as u64);
+    assert!(store.stats().pages >= (segments - 1) * (DATA_PAGES as u64 - EXTENT));
+    assert!(!read_checked(&store, 0, 0, 16), "the oldest went");
+    assert!(read_checked(&store, rounds - 1, 0, 16));
+    store.check().unwrap();
+}
+
+#[test]
+fn what_is_read_outlives_what_is_not() {
+    let options = Disk::options(16);
+    let store = Disk::of(&options).open(&options);
+    for round in 0..DATA_PAGES as u64 * 4 {
+        while put(&store, round, 0, EXTENT) < EXTENT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if round % 10 == 0 {
+            read_checked(&store, 7, 0, 16);
+        }
+    }
+    store.flush();
+    assert!(read_checked(&store, 7, 0, 16), "it was read all the time");
+    assert!(!read_checked(&store, 8, 0, 16), "its neighbor was not");
+    assert!(store.stats().kept_pages >= EXTENT);
+    store.check().unwrap();
+}
+
+#[test]
+fn a_flipped_bit_is_a_miss_and_is_forgotten() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    put(&store, 1, 0, 32);
+    store.flush();
+    let at = segment_start(0) as usize + 5 * PAGE_BYTES;
+    disk.bytes_mut(|bytes| bytes[at] ^= 4);
+    let read = |page| store.read(&key(1), page, 1, &mut |_, _| {});
+    assert!(matches!(read(0), Err(Missed::Corrupt)), "the checksum is the extent's");
+    assert!(matches!(read(0), Err(Missed::NotThere)));
+    assert!(read(16).is_ok(), "another extent");
+    assert_eq!(store.stats().corrupt_extents, 1);
+    assert_eq!(put(&store, 1, 0, 16), 16);
+    assert!(read_checked(&store, 1, 0, 32), "it came back");
+}
+
+#[test]
+fn a_disk_that_is_behind_refuses_and_does_not_hold_up() {
+    let options = Disk::options(64);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    disk.slow(true);
+    let (began, data) = (Instant::now(), content(1, 0, EXTENT));
+    for of in 0..1000 {
+        store.put(&key(of), 0, &data);
+    }
+    // A thousand extents are 63 segments, each of which takes 200 ms to write.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(store.stats().refused_pages > 0);
+    store.check().unwrap();
+}
+
+#[test]
+fn a_disk_that_fails_is_left_alone() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    put(&store, 1, 0, 16);
+    store.flush();
+    assert!(store.trouble().is_none());
+    disk.fail_writes(true);
+    put(&store, 2, 0, 16);
+    store.flush();
+    let words = store.trouble().unwrap().to_string();
+    assert!(words.contains("no such device") && words.contains("nothing is lost"), "{words}");
+    assert!(!read_checked(&store, 1, 0, 16));
+    assert_eq!(put(&store, 3, 0, 16), 0);
+    disk.fail_writes(false);
+    drop(store);
+    assert!(read_checked(&disk.open(&options), 1, 0, 16), "what was written before is there after a restart");
+}
+
+#[test]
+fn a_bad_sector_is_forgotten_and_many_switch_the_disk_off() {
+    let options = Disk::options(16);
+    let disk = Disk::of(&options);
+    let store = disk.open(&options);
+    for of in 0..40 {
+        put(&store, of, 0, 16);
+    }
+    store.flush();
+    disk.fail_reads(true);
+    assert!(matches!(store.read(&key(0), 0, 1, &mut |_, _| {}), Err(Missed::Failed(_))));
+    disk.fail_reads(false);
+    assert!(!store.has(&key(0), 0, 1), "it is not asked for again");
+    assert!(read_checked(&store, 1, 0, 16), "one bad sector is not the end");
+    disk.fail_reads(true);
+    for of in 2..40 {
+        read_checked(&store, of, 0, 1);
+    }
+    assert!(store.trouble().unwrap().to_string().contains("a bad sector"));
+}
+
+#[test]
+fn another_size_keeps_what_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |mib: u64| DiskStore::open(&DiskOptions::new(folder.path(), mib << 20)).unwrap();
+    put(&open(16), 1, 0, 16);
+    let larger = open(64);
+    assert!(read_checked(&larger, 1, 0, 16));
+    for of in 2..400 {
+        while put(&larger, of, 0, EXTENT) < EXTENT {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    drop(larger);
+    let smaller = open(16);
+    smaller.check().unwrap();
+    assert!(read_checked(&smaller, 1, 0, 16));
+    assert!(!read_checked(&smaller, 399, 0, 16));
+    put(&smaller, 500, 0, 16);
+    assert!(read_checked(&smaller, 500, 0, 16));
+}
+
+#[test]
+fn a_size_that_cannot_be_is_refused_in_words() {
+    for bytes in [0, (16 << 20) - 1, u64::MAX] {
+        let error = DiskStore::open(&DiskOptions::new("/nowhere", bytes)).unwrap_err();
+        assert!(matches!(error, DiskError::Size { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_disk_without_the_space_says_so_and_keeps_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = DiskStore::open(&DiskOptions::new(folder.path(), 1 << 45)).unwrap_err();
+    // A file system may also refuse a file so large.
+    assert!(matches!(error, DiskError::NoSpace { .. } | DiskError::Io { .. }), "{error}");
+    assert_eq!(std::fs::metadata(folder.path().join("quinion.disk")).unwrap().len(), 0);
+}
+
+#[test]
+fn threads_that_put_and_read_the_same_pages_agree() {
+    let options = Disk::options(16);
+    let store = Disk::of(&options).open(&options);
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let store = &store;
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                for _ in 0..4000 {
+                    let (of, page) = (random.below(60), random.below(64));
+                    let pages = 1 + random.below(64 - page);
+                    if random.below(2) == 0 {
+                        put(store, of, page, pages);
+                    } else {
+                        read_checked(store, of, page, pages as u32);
+                    }
+                }
+            });
+        }
+    });
+    assert!(store.stats().hit_pages > 0);
+    assert_eq!(store.stats().corrupt_extents, 0, "a segment written over is a miss, not a corrupt one");
+    store.check().unwrap();
+}
+
+/// The process that is killed: puts until it is.
+#[test]
+fn kill_victim() {
+    let Some(folder) = std::env::var_os("QUINION_DISK_VICTIM") else { return };
+    let store = DiskStore::open(&DiskOptions::new(folder, 24 << 20)).unwrap();
+    for of in 0.. {
+        while put(&store, of % 1000, of / 1000 * EXTENT, EXTENT) < EXTENT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if of == 2000 {
+            println!("two laps are written");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_no_wrong_byte_and_most_of_its_pages() {
+    use std::io::{BufRead, BufReader};
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..4 {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["kill_victim", "--exact", "--nocapture"])
+            .env("QUINION_DISK_VICTIM", folder.path())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("two laps") {}
+        thread::sleep(Duration::from_millis(37 * round));
+        victim.kill().unwrap();
+        assert_eq!(victim.wait().unwrap().signal(), Some(9));
+        let store = DiskStore::open(&DiskOptions::new(folder.path(), 24 << 20)).unwrap();
+        store.check().unwrap();
+        let pages = store.stats().pages;
+        assert!(pages > 20 * (DATA_PAGES as u64 - EXTENT), "{pages} pages are left of 23 segments");
+        let mut right = 0;
+        for of in 0..1000 {
+            for extent in 0..100 {
+                right += u64::from(
+                    store.has(&key(of), extent * EXTENT, 16) && read_checked(&store, of, extent * EXTENT, 16),
+                );
+            }
+        }
+        assert!(right * EXTENT + DATA_PAGES as u64 >= pages, "{right} extents of {pages} pages are right");
+    }
+}
+
+#[test]
+fn a_content_of_any_key_and_page_number_is_taken() {
+    let options = Disk::options(16);
+    let store = Disk::of(&options).open(&options);
+    let bytes = content(0, 0, 1);
+    for page in [0, 1 << 40, (u64::MAX >> 12) - 1] {
+        assert_eq!(store.put(&ContentKey([0xff; 32]), page, &bytes), 1);
+        assert!(store.has(&ContentKey([0xff; 32]), page, 1));
+    }
+    assert!(!store.has(&ContentKey([0xff; 32]), u64::MAX, u32::MAX));
+    assert_eq!(SEGMENT_BYTES % PAGE_BYTES, 0);
+}

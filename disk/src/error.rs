@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::options::{BYTES_MAX, BYTES_MIN};
+use crate::layout::{BYTES_MAX, BYTES_MIN};
 
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]

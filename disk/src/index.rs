@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::layout::{ContentKey, Entry};
 
-/// Where neighboring pages of a content are.
+/// Where neighbouring pages of a content are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// The first page.

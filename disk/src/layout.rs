@@ -22,6 +22,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
+/// The smallest store, in bytes.
+pub const BYTES_MIN: u64 = 16 << 20;
+/// The largest: as many segments as a number of 32 bits can name, and far more than index memory should hold.
+pub const BYTES_MAX: u64 = 1 << 46;
 /// Bytes of a segment; the superblock has as many to itself.
 pub const SEGMENT_BYTES: usize = 1 << 20;
 /// Pages at the start of a segment that hold its table.
@@ -50,7 +54,7 @@ pub struct Superblock {
     pub store: u64,
 }
 
-/// Some neighboring pages of one content in one segment.
+/// Some neighbouring pages of one content in one segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// Of which content.

@@ -5,12 +5,9 @@
 
 use std::path::PathBuf;
 
-use crate::layout::SEGMENT_BYTES;
+use crate::error::DiskError;
+use crate::layout::{BYTES_MAX, BYTES_MIN, SEGMENT_BYTES};
 
-/// The smallest store, in bytes.
-pub const BYTES_MIN: u64 = 16 << 20;
-/// The largest: as many segments as a number of 32 bits can name, and far more than index memory should hold.
-pub const BYTES_MAX: u64 = 1 << 46;
 const BUFFERS_MIN: usize = 3;
 
 /// A store on a local disk.
@@ -36,6 +33,17 @@ impl DiskOptions {
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = bytes;
         self
+    }
+
+    /// Whether there can be a store of that size.
+    pub(crate) fn check(&self) -> Result<(), DiskError> {
+        let can_be = (BYTES_MIN..=BYTES_MAX).contains(&self.bytes);
+        if can_be { Ok(()) } else { Err(DiskError::Size { bytes: self.bytes }) }
+    }
+
+    /// The size of the file: all segments, and the superblock.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        (u64::from(self.segments()) + 1) * SEGMENT_BYTES as u64
     }
 
     /// Segments of the ring: the superblock has the first MiB.

@@ -17,7 +17,7 @@ use crate::layout::{
     ContentKey, DATA_PAGES, EXTENT_PAGES_MAX, Entry, PAGE_BYTES, SEGMENT_BYTES, Superblock, SuperblockState,
     TABLE_PAGES, Table, checksum, data_bytes, segment_start,
 };
-use crate::options::{BYTES_MAX, BYTES_MIN, DiskOptions};
+use crate::options::DiskOptions;
 use crate::staging::{RingPosition, SealedSegment, Staging};
 use crate::stats::{Counters, DiskStats};
 
@@ -87,19 +87,29 @@ impl DiskStore {
     /// # Errors
     /// See [`DiskError`].
     pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
-        if !(BYTES_MIN..=BYTES_MAX).contains(&options.bytes) {
-            return Err(DiskError::Size { bytes: options.bytes });
-        }
-        let bytes = (u64::from(options.segments()) + 1) * SEGMENT_BYTES as u64;
-        let device = FileDevice::open(&options.folder, bytes)?;
-        Self::open_on(Box::new(device), options)
+        Self::open_with(options, || {})
+    }
+
+    /// As [`DiskStore::open`]. The store's own thread calls `on_start` before anything else, as to block signals.
+    ///
+    /// # Errors
+    /// As [`DiskStore::open`].
+    pub fn open_with(options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
+        options.check()?;
+        let device = FileDevice::open(&options.folder, options.file_bytes())?;
+        Self::start(Box::new(device), options, on_start)
     }
 
     /// As [`DiskStore::open`], on a device of the caller's own, which has [`DiskOptions::bytes`] bytes, zeros at first.
     ///
     /// # Errors
-    /// [`DiskError::Device`], also if the device holds something else.
+    /// [`DiskError::Size`]; [`DiskError::Device`], also if the device holds something else.
     pub fn open_on(device: Box<dyn Device>, options: &DiskOptions) -> Result<Self, DiskError> {
+        options.check()?;
+        Self::start(device, options, || {})
+    }
+
+    fn start(device: Box<dyn Device>, options: &DiskOptions, on_start: fn()) -> Result<Self, DiskError> {
         let segments = options.segments();
         let store = read_superblock(&*device)?;
         let found = read_tables(&*device, store, segments);
@@ -127,14 +137,17 @@ impl DiskStore {
         let writer = {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("quinion-disk".to_owned());
-            thread.spawn(move || Writer::new(shared).run())
+            thread.spawn(move || {
+                on_start();
+                Writer::new(shared).run();
+            })
         };
         let writer = writer.map_err(|source| DiskError::Device { action: "start the writer of", source })?;
         Ok(Self { shared, writer: Some(writer), process: std::process::id() })
     }
 
-    /// Keeps pages of a content: `bytes`, whole pages, from page `page` on; those that are not here yet. Returns how many
-    /// of them are here now; fewer than given if the disk is behind or off. Never waits for the disk.
+    /// Keeps pages of a content: `bytes`, whole pages, from page `page` on; those that are not here yet. Returns how
+    /// many of them are here now; fewer than given if the disk is behind or off. Never waits for the disk.
     ///
     /// # Panics
     /// If `bytes` is not a multiple of 4096 long.
@@ -147,8 +160,8 @@ impl DiskStore {
         self.trouble().is_none() && lock(&self.shared.index).gap(key, page, pages.into()).is_none()
     }
 
-    /// Reads pages of a content, all of them or none: `sink` is given neighboring bytes, each with its distance from the
-    /// first page's first byte. What was given before an error is right. Blocks for the disk.
+    /// Reads pages of a content, all of them or none: `sink` is given neighbouring bytes, each with its distance from
+    /// the first page's first byte. What was given before an error is right. Blocks for the disk.
     ///
     /// # Errors
     /// See [`Missed`].
@@ -172,8 +185,13 @@ impl DiskStore {
         self.shared.counters.read(lock(&self.shared.index).totals())
     }
 
-    /// Writes what is in memory, and syncs. Blocks for the disk. Afterwards [`DiskStore::trouble`] says whether it could.
+    /// Writes what is in memory, and syncs. Blocks for the disk. Afterwards [`DiskStore::trouble`] says whether it
+    /// could.
+    /// In a child of a fork there is no thread that could, and nothing is done.
     pub fn flush(&self) {
+        if std::process::id() != self.process {
+            return;
+        }
         let mut orders = lock(&self.shared.orders);
         orders.flushes += 1;
         let mine = orders.flushes;
@@ -283,7 +301,7 @@ impl Shared {
         let extents = lock(&self.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
         let mut buffer = lock(&self.read_buffers).pop().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
         let wanted = page..page + u64::from(pages);
-        let outcome = extents.chunk_by(is_neighbor).try_for_each(|run| {
+        let outcome = extents.chunk_by(is_neighbour).try_for_each(|run| {
             self.fetch(key, run, &mut buffer)?;
             for extent in run {
                 let bytes = &buffer.bytes()[bytes_in_run(run, extent)];
@@ -305,7 +323,7 @@ impl Shared {
         outcome
     }
 
-    /// Reads extents that are neighbors to the start of `buffer`, and compares their checksums.
+    /// Reads extents that are neighbours to the start of `buffer`, and compares their checksums.
     fn fetch(&self, key: &ContentKey, run: &[Extent], buffer: &mut AlignedBuffer) -> Result<(), Missed> {
         let (first, last) = (run[0], run[run.len() - 1]);
         let range = data_bytes(first.at, 0).start..data_bytes(last.at, last.pages).end;
@@ -350,11 +368,11 @@ impl Shared {
 }
 
 /// Whether two extents can be read by one read.
-fn is_neighbor(a: &Extent, b: &Extent) -> bool {
+fn is_neighbour(a: &Extent, b: &Extent) -> bool {
     a.segment == b.segment && a.at + a.pages == b.at
 }
 
-/// Where an extent's bytes are in what a run of neighbors is.
+/// Where an extent's bytes are in what a run of neighbours is.
 fn bytes_in_run(run: &[Extent], extent: &Extent) -> std::ops::Range<usize> {
     let start = usize::from(extent.at - run[0].at) * PAGE_BYTES;
     start..start + usize::from(extent.pages) * PAGE_BYTES

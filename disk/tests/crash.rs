@@ -1,4 +1,7 @@
-//! Crash: the power fails at any moment. What is found afterwards has its own bytes, and only the last of it is missing.
+//! Crash: the power fails at any moment. What is found afterwards has its own bytes, and only the last of it is
+//! missing. Bits flip, too, and a disk may hold noise: that is a miss like any other.
+//!
+//! `QUINION_DISK_ROUNDS` is how many seeds each test tries, 40 without it.
 
 mod common;
 

@@ -1,4 +1,7 @@
 //! Store: what is put can be read, now and after a restart; its bound; its disk's failures.
+//!
+//! Tests of the file use a folder, and those of failures the device of `common`. A process of its own is killed while
+//! it writes: that test starts this program again, with `kill_victim` as its only test.
 
 mod common;
 
@@ -89,7 +92,7 @@ fn what_is_read_outlives_what_is_not() {
     }
     store.flush();
     assert!(read_checked(&store, 7, 0, 16), "it was read all the time");
-    assert!(!read_checked(&store, 8, 0, 16), "its neighbor was not");
+    assert!(!read_checked(&store, 8, 0, 16), "its neighbour was not");
     assert!(store.stats().kept_pages >= EXTENT);
     store.check().unwrap();
 }

@@ -31,7 +31,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use object_store::{GetResult, ObjectMeta};
-use quinion::backend::{Attributes, Backend, Fill};
+use quinion::backend::{Attributes, Backend, ContentKey, Fill};
 
 use crate::error::FetchError;
 use crate::fetch::Fetcher;
@@ -49,10 +49,20 @@ pub(crate) struct ObjectBackend {
     fetcher: Arc<Fetcher>,
     meta: Arc<ObjectMeta>,
     attributes: Attributes,
+    content_key: Option<ContentKey>,
     plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
     /// The answer to a GET that was sent before the version was known.
     answered: Mutex<Option<GetResult>>,
+}
+
+/// What the cache knows a version by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VersionNames {
+    /// While this process runs.
+    pub attributes: Attributes,
+    /// For ever, if its bytes have such a name.
+    pub content_key: Option<ContentKey>,
 }
 
 /// Fills that are kept together.
@@ -136,12 +146,14 @@ fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
 }
 
 impl ObjectBackend {
-    /// The version that `meta` says, of the store of `fetcher`, known to the cache by `attributes`.
-    pub(crate) fn new(fetcher: Arc<Fetcher>, meta: Arc<ObjectMeta>, attributes: Attributes) -> Self {
+    /// The version that `meta` says, of the store of `fetcher`, known to the cache by the names in `names`.
+    pub(crate) fn new(fetcher: Arc<Fetcher>, meta: Arc<ObjectMeta>, names: VersionNames) -> Self {
+        let VersionNames { attributes, content_key } = names;
         Self {
             fetcher,
             meta,
             attributes,
+            content_key,
             plugs: Mutex::default(),
             failed: Arc::default(),
             answered: Mutex::default(),
@@ -243,6 +255,9 @@ impl Backend for ObjectBackend {
     }
     fn attributes(&self) -> io::Result<Attributes> {
         Ok(self.attributes)
+    }
+    fn content_key(&self) -> Option<ContentKey> {
+        self.content_key
     }
     fn submit(&self, fills: Vec<Fill>) {
         let thread = thread::current().id();

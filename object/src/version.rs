@@ -17,7 +17,7 @@
 //! A version id is not asked for where an ETag will do: reading by id needs another permission at S3.
 
 use object_store::{GetOptions, ObjectMeta};
-use quinion::backend::{Attributes, Identity, Version};
+use quinion::backend::{Attributes, ContentKey, Identity, Version};
 use sha2::{Digest, Sha256};
 
 /// An ETag that is one content's alone.
@@ -79,7 +79,19 @@ pub(crate) fn attributes(store_name: &[u8], meta: &ObjectMeta) -> Attributes {
     }
 }
 
+/// A name that the bytes of this version have for ever. `None`: only times tell versions apart, and two changes in one
+/// second have one time.
+pub(crate) fn content_key(store_name: &[u8], meta: &ObjectMeta) -> Option<ContentKey> {
+    (!is_told_by_times(meta)).then(|| ContentKey(digest(store_name, meta)))
+}
+
 fn identity(store_name: &[u8], meta: &ObjectMeta) -> Identity {
+    let digest = digest(store_name, meta);
+    Identity::of_digest(std::array::from_fn(|at| digest[at]))
+}
+
+/// Of all that tells this version apart from others.
+fn digest(store_name: &[u8], meta: &ObjectMeta) -> [u8; 32] {
     let mut hasher = Sha256::new_with_prefix(b"quinion object 1");
     // Each with its length, so that no two lists of parts run into the same bytes.
     let mut add = |part: Option<&[u8]>| {
@@ -96,8 +108,7 @@ fn identity(store_name: &[u8], meta: &ObjectMeta) -> Identity {
     let time = (meta.last_modified.timestamp(), meta.last_modified.timestamp_subsec_nanos());
     let time = [time.0.to_le_bytes(), u64::from(time.1).to_le_bytes()].concat();
     add(is_told_by_times(meta).then_some(&time));
-    let digest = hasher.finalize();
-    Identity::of_digest(std::array::from_fn(|at| digest[at]))
+    hasher.finalize().into()
 }
 
 #[cfg(test)]

@@ -192,3 +192,6 @@ pub use internals::spill::{SpillOptions, SpillStats};
 pub use internals::workingset::RefaultCurve;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use internals::writeback::WritebackOptions;
+#[cfg(all(feature = "std", not(quinion_model)))]
+#[doc(inline)]
+pub use quinion_disk::{DiskOptions, DiskStats};

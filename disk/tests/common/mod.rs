@@ -1,4 +1,7 @@
 //! Common: contents whose bytes follow from their names, and a device in memory that loses power and fails on request.
+//!
+//! Each read is compared with the bytes that its name says, so a test cannot forget to look. The device keeps what was
+//! there before each write since the last sync: a power cut puts any part of that back, sector by sector.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -97,7 +100,7 @@ impl Disk {
     pub fn slow(&self, slow: bool) {
         self.0.is_slow.store(slow, Ordering::Relaxed);
     }
-    /// From now on so many writes reach the device; of the last a part. The rest vanishes, and nobody is told.
+    /// From now on so many writes reach the device; of the last a part. The rest vanishes without an error.
     pub fn cut_after(&self, writes: u64) {
         self.0.writes_left.store(writes, Ordering::Relaxed);
     }

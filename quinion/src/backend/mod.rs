@@ -24,6 +24,7 @@
 //! one inside `fill_here` |
 //! | [`BlockingSource`] | a user's [`ReadAt`], or [`WriteAt`] | by itself |
 //! | [`MemoryFile`] | a vector | inside `submit` and `flush` |
+//! | a disk tier before any of them that is named for ever | a local disk, or that backend | by itself, or as that does |
 //! | `SimulatedBackend` of `quinion-testing` | memory, a disk that crashes or a generator, with faults under a seed | when reaped |
 //!
 //! A fill of many pages may say of some that they have arrived ([`Fill::pages_were_read`]) before it ends. A thread
@@ -62,6 +63,7 @@ use std::sync::Arc;
 
 use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
+mod disk_tier;
 mod registration;
 mod waker_registry;
 mod engine;
@@ -89,6 +91,7 @@ mod fake_kernel;
 pub(crate) mod doubles;
 mod work;
 
+pub(crate) use disk_tier::DiskTier;
 pub use engine::Mechanism;
 #[doc(hidden)]
 pub use engine::{ChosenMechanism, Engine, EngineOptions};
@@ -102,6 +105,7 @@ pub use null::NullBackend;
 #[doc(hidden)]
 pub use open_file::{Creation, InitialContent, IoMode, NotAFileKind, OpenError, WriteOptions};
 pub use parked::ParkedBackend;
+pub use quinion_disk::ContentKey;
 #[doc(hidden)]
 pub use registration::{Registered, RegisteredWaiter};
 pub use threads::{BlockingSource, ReadAt, ThreadPool, WriteAt};
@@ -216,6 +220,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// backend whose bytes can be had once only, or are dear, says no, and such reads are refused.
     fn can_drop_behind(&self) -> bool {
         true
+    }
+
+    /// A name that its bytes have for ever: any two backends with this key, now or after years, have the same bytes.
+    /// With it they may be kept on a disk tier ([`Builder::disk`](crate::Builder::disk)). `None`, the default: its
+    /// bytes may change, or the name would not tell.
+    fn content_key(&self) -> Option<ContentKey> {
+        None
     }
 
     /// A descriptor of the file, if it is one of the system's: to look at it, not to read or to write by it.

@@ -26,7 +26,9 @@ use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use super::work::Work;
-use super::{Attributes, Backend, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by};
+use super::{
+    Attributes, Backend, ContentKey, Fill, Flush, FlushError, SyncKind, WaitQueue, read_only, zero_by,
+};
 use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::units::PAGE_SIZE;
 
@@ -50,6 +52,11 @@ pub trait ReadAt: Send + Sync + fmt::Debug {
     /// # Errors
     /// It cannot be said.
     fn attributes(&self) -> io::Result<Attributes>;
+
+    /// A name that its bytes have for ever, if there is one: see [`Backend::content_key`].
+    fn content_key(&self) -> Option<ContentKey> {
+        None
+    }
 }
 
 /// A source that can be written, too, by calls that may block.
@@ -80,6 +87,10 @@ pub trait WriteAt: ReadAt {
 pub(super) trait Source: Send + Sync {
     /// Fills `fill`; returns how many bytes came. `bounce` is a buffer of the thread's own.
     fn read(&self, fill: &mut Fill, bounce: &mut Vec<u8>) -> io::Result<usize>;
+    /// Ends a fill whose read failed.
+    fn read_failed(&self, fill: Fill, error: io::Error) {
+        fill.complete(Err(error));
+    }
     /// Writes `flush`. `bounce` is a buffer of the thread's own.
     fn write(&self, flush: &Flush, bounce: &mut Vec<u8>) -> Result<(), FlushError>;
 }
@@ -124,6 +135,10 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
     }
     fn attributes(&self) -> io::Result<Attributes> {
         self.source.attributes()
+    }
+    fn content_key(&self) -> Option<ContentKey> {
+        // What is written has no name that lasts.
+        self.source.content_key().filter(|_| self.writer.is_none())
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.pool.submit(&self.copied(), fills.into_iter().map(Work::Fill));
@@ -363,7 +378,10 @@ impl Shared {
         let panicked = || FlushError { written: 0, error: io::Error::other("the source panicked") };
         let outcome = done.unwrap_or_else(|_| Err(panicked()));
         // A sink that panics must not take the thread with it.
-        let _ = catch_unwind(AssertUnwindSafe(|| work.complete(outcome)));
+        let _ = catch_unwind(AssertUnwindSafe(|| match (work, outcome) {
+            (Work::Fill(fill), Err(failed)) => source.read_failed(fill, failed.into()),
+            (work, outcome) => work.complete(outcome),
+        }));
         drop(source);
         // Partner: the acquire in `Pool::drain`.
         self.outstanding.fetch_sub(1, Ordering::Release);

@@ -43,8 +43,8 @@ use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
 use crate::backend::{
-    Attributes, Backend, Engine, EngineOptions, Identity, Mechanism, OpenError, ParkedBackend, ReapMode,
-    SyncKind, WaitQueue, is_waking,
+    Attributes, Backend, DiskTier, Engine, EngineOptions, Identity, Mechanism, OpenError, ParkedBackend,
+    ReapMode, SyncKind, WaitQueue, is_waking,
 };
 use crate::curve::{MissRatioCurve, Sampler};
 use crate::error::{Error, ErrorKind, Repr, Result};
@@ -67,6 +67,7 @@ use crate::units::{
 use crate::workingset::RefaultCurve;
 use crate::writeback::WritebackOptions;
 use crate::xarray::INDICES_MAX;
+use quinion_disk::{DiskOptions, DiskStats};
 
 mod batch;
 mod blocking;
@@ -152,6 +153,8 @@ pub(crate) struct CacheInner {
     /// Whether the descriptors of files without open handles are closed.
     parks: AtomicBool,
     tuning: Tuning,
+    /// What is kept on a local disk as well, if there is one for it.
+    disk: Option<Arc<DiskTier>>,
     /// Follows what is read, if a miss-ratio curve is wanted.
     sampler: Option<Sampler>,
     /// Makes calls that wait, for futures.
@@ -214,6 +217,7 @@ pub struct Builder {
     miss_ratio_curve: bool,
     writeback: WritebackOptions,
     spill: Option<(SpillOptions, Option<Arc<dyn Backend>>)>,
+    disk: Option<DiskOptions>,
 }
 
 impl Builder {
@@ -344,6 +348,16 @@ impl Builder {
         self.spill = Some((options, Some(backend)));
         self
     }
+    /// A disk tier: bytes of backends that have a name for them that lasts, such as versions of objects in a store
+    /// ([`Backend::content_key`]), are kept on a local disk as well, and read from there when memory has them no more;
+    /// also after this process has ended, however it did. One process at a time uses a folder. Memory for it is not
+    /// part of the bound: its buffers ([`DiskOptions::buffer_bytes`]), some MiB for reads, up to 16 MiB for admission,
+    /// and about 80 bytes for each extent of 4 to 64 KiB that it holds.
+    #[must_use]
+    pub fn disk(mut self, options: DiskOptions) -> Self {
+        self.disk = Some(options);
+        self
+    }
     /// Whether a sample of the pages that are read is followed, so that [`Cache::miss_ratio_curve`] can tell what
     /// more or less memory would do. The default is not, and then it costs nothing. If so, reads in one call do
     /// not go side by side, each read costs a hash for each of its pages, and one of a sampled page, of which there
@@ -386,6 +400,8 @@ impl Builder {
             }
         };
         let spill = spill.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
+        let disk = self.disk.map(|options| DiskTier::open(&options, &wait_queue).map(Arc::new));
+        let disk = disk.transpose().map_err(|e| Repr::Build(Box::new(e)))?;
         let filemap = Filemap::new(arena, wait_queue, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
@@ -414,6 +430,7 @@ impl Builder {
             idle_files_max: self.idle_files_max,
             parks: AtomicBool::new(false),
             tuning: self.tuning,
+            disk,
             sampler: self.miss_ratio_curve.then(Sampler::default),
             blocking: BlockingCalls::default(),
         };
@@ -449,6 +466,7 @@ impl Default for Builder {
             miss_ratio_curve: false,
             writeback: WritebackOptions::default(),
             spill: None,
+            disk: None,
         }
     }
 }
@@ -566,6 +584,10 @@ impl Cache {
         if options.writes() && !backend.can_write() {
             return Err(Repr::CannotWrite { backend: backend.name() }.into());
         }
+        let backend = match &self.shared.disk {
+            Some(disk) => disk.before(backend),
+            None => backend,
+        };
         backend.attach(&self.shared.filemap.wait_queue);
         let attributes = backend.attributes().map_err(Repr::Attributes)?;
         self.shared.look_for_removed(LOOKED_AT);
@@ -783,6 +805,16 @@ impl Cache {
     /// What the spill file has done and holds; `None` if there is none.
     pub fn spill_stats(&self) -> Option<SpillStats> {
         self.shared.filemap.supply.spill.as_ref().map(|spill| spill.stats())
+    }
+
+    /// What the disk tier has done and holds; `None` if there is none.
+    pub fn disk_stats(&self) -> Option<DiskStats> {
+        self.shared.disk.as_ref().map(|disk| disk.stats())
+    }
+
+    /// Why the disk tier is left alone, in words for people, if it is: its disk failed. Nothing is lost by that.
+    pub fn disk_trouble(&self) -> Option<String> {
+        self.shared.disk.as_ref()?.trouble()
     }
 
     /// What of this cache's memory is shared with viewers.

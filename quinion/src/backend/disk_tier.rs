@@ -1,0 +1,358 @@
+//! Disk tier: a store on a local disk before backends whose bytes are dear.
+//!
+//! ```text
+//!   submit(fills) --all pages on the disk?--yes--> a thread of the tier: read, compare checksums --> Fill::complete
+//!                          |no                             | a miss after all
+//!                          v                               v
+//!                   the backend itself <-------------------+
+//!                          | bytes have arrived
+//!                          v
+//!                   copy to the disk's open segment, if they are worth it --> the fill's own sink
+//! ```
+//!
+//! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]): an object's version, not a
+//! file that may be written. So what is on the disk is never out of date, and nothing is ever invalidated.
+//!
+//! **What arrives goes to the disk at once**, and not when memory evicts it: what is hot in memory would be lost with a
+//! process that is killed, and the next start would be cold. An eviction then costs nothing. While the disk has free
+//! space everything is worth it. Once it is full only what arrives a second time is: one pass over much data does not
+//! push out what is read again and again. A table of fingerprints, of a size that follows the disk's, says what has
+//! arrived before.
+//!
+//! A fill is read from the disk whole or not at all.
+//!
+//! Invariants:
+//!  1. Each fill is completed once: by the disk with bytes whose checksums agree, or by the backend.
+//!  2. What is copied to the disk is what the backend delivered, before anybody else could write there: the fill's
+//!     folios are locked until its sink is told.
+//!
+//! Locks: the store's own, and a mutex of the table of fingerprints, which is a leaf. None is held at a device.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError};
+
+use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStats, DiskStore};
+
+use super::threads::Source;
+use super::work::Work;
+use super::{
+    Attributes, Backend, Fill, FillRun, FillSink, Flush, Leasable, ParkedBackend, ReapMode, ReapOutcome,
+    SyncKind, ThreadPool, WaitQueue,
+};
+use crate::sync::lock::Mutex;
+use crate::units::PAGE_SIZE;
+
+/// Threads that read from the disk: as many requests as a disk likes to have at a time, in part.
+const THREADS_MAX: usize = 8;
+/// Fills that wait for these threads before the backend is said to have no room.
+const QUEUE_MAX: usize = 256;
+/// The disk counts as full from so many of 100 of its bytes on.
+const FULL_PERCENT: u64 = 90;
+/// Pages that have one fingerprint together.
+const FINGERPRINT_PAGES: u64 = 16;
+/// Fingerprints at least, and at most: 16 KiB to 16 MiB of heap.
+const FINGERPRINTS: Range<usize> = 1 << 12..1 << 22;
+
+/// A store on a disk, and the threads that read it.
+#[derive(Debug)]
+pub(crate) struct DiskTier {
+    store: DiskStore,
+    pool: ThreadPool,
+    /// Pages from which on the store counts as full.
+    full_pages: u64,
+    arrived: Mutex<ArrivedTable>,
+}
+
+impl DiskTier {
+    /// Opens or makes the store. Reads the tables of what is in it.
+    pub(crate) fn open(options: &DiskOptions, wait_queue: &Arc<WaitQueue>) -> Result<Self, DiskError> {
+        let store = DiskStore::open_with(options, crate::sys::signal::block_all)?;
+        let pages = options.bytes / PAGE_SIZE as u64;
+        Ok(Self {
+            store,
+            pool: ThreadPool::new(Arc::clone(wait_queue), THREADS_MAX, QUEUE_MAX),
+            full_pages: pages / 100 * FULL_PERCENT,
+            arrived: Mutex::new(ArrivedTable::for_pages(pages)),
+        })
+    }
+
+    /// `inner` behind this disk, if its bytes have a name that lasts; else itself.
+    pub(crate) fn before(self: &Arc<Self>, inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
+        let size = inner.attributes().map(|attributes| attributes.size);
+        match (inner.content_key(), size) {
+            (Some(key), Ok(size)) => Arc::new(TieredBackend {
+                source: Arc::new(TierSource { tier: Arc::clone(self), inner, key, size }),
+            }),
+            _ => inner,
+        }
+    }
+
+    /// What the store has done and holds.
+    pub(crate) fn stats(&self) -> DiskStats {
+        self.store.stats()
+    }
+
+    /// Why the disk is left alone, if it is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.store.trouble().map(ToString::to_string)
+    }
+
+    /// Keeps what has arrived, if it is worth it.
+    fn keep(&self, key: &ContentKey, page: u64, bytes: &[u8]) {
+        let was_here = {
+            let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+            let pages = (bytes.len() / PAGE_SIZE) as u64;
+            arrived.note(key, page..page + pages)
+        };
+        if was_here || self.store.stats().pages < self.full_pages {
+            self.store.put(key, page, bytes);
+        }
+    }
+}
+
+/// What has arrived before, as far as it was not forgotten: a fingerprint at the place that its hash says, which the
+/// next of that place writes over.
+#[derive(Debug)]
+struct ArrivedTable {
+    fingerprints: Box<[u32]>,
+}
+
+impl ArrivedTable {
+    /// For a disk of so many pages: with a place for each run of them that has one fingerprint, or about that.
+    fn for_pages(pages: u64) -> Self {
+        let places = usize::try_from(pages / FINGERPRINT_PAGES).unwrap_or(usize::MAX);
+        let places = places.clamp(FINGERPRINTS.start, FINGERPRINTS.end).next_power_of_two();
+        Self { fingerprints: vec![0; places].into_boxed_slice() }
+    }
+
+    /// Notes that these pages arrive. Whether all of them had arrived before.
+    fn note(&mut self, key: &ContentKey, pages: Range<u64>) -> bool {
+        let content = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|at| key.0[at]));
+        let mut all = true;
+        for run in pages.start / FINGERPRINT_PAGES..pages.end.div_ceil(FINGERPRINT_PAGES) {
+            // The key is a digest: a multiplication spreads the rest. (Fibonacci hashing, Knuth volume 3, 6.4.)
+            let hash =
+                (content ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            let place = (hash >> 32) as usize & (self.fingerprints.len() - 1);
+            let fingerprint = hash as u32 | 1; // 0 is none
+            all &= std::mem::replace(&mut self.fingerprints[place], fingerprint) == fingerprint;
+        }
+        all
+    }
+}
+
+/// A backend with a disk before it. All that is no read goes to the backend.
+#[derive(Debug)]
+struct TieredBackend {
+    source: Arc<TierSource>,
+}
+
+/// What is read, and where from.
+#[derive(Debug)]
+struct TierSource {
+    tier: Arc<DiskTier>,
+    inner: Arc<dyn Backend>,
+    key: ContentKey,
+    size: u64,
+}
+
+impl TierSource {
+    /// The bytes of the content from the fill's start on, and the pages they are in.
+    fn wanted(&self, fill: &Fill) -> (usize, u32) {
+        let left = self.size.saturating_sub(fill.position());
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(fill.len());
+        (bytes, bytes.div_ceil(PAGE_SIZE) as u32)
+    }
+
+    fn is_on_disk(&self, fill: &Fill) -> bool {
+        let (_, pages) = self.wanted(fill);
+        pages > 0 && self.tier.store.has(&self.key, fill.run().index.0, pages)
+    }
+
+    /// The same fill, whose bytes are copied to the disk before its sink is told of their arrival.
+    fn kept_on_arrival(&self, mut fill: Fill) -> Fill {
+        let (tier, key, size) = (Arc::clone(&self.tier), self.key, self.size);
+        if let Some(sink) = fill.sink.take() {
+            let buffer = FillBuffer(fill.buffer);
+            fill.sink = Some(Arc::new(ArrivalSink { sink, tier, key, size, buffer }));
+        }
+        fill
+    }
+
+    fn split(&self, fills: Vec<Fill>) -> (Vec<Work>, Vec<Fill>) {
+        let (here, elsewhere): (Vec<_>, Vec<_>) = fills.into_iter().partition(|fill| self.is_on_disk(fill));
+        let elsewhere = elsewhere.into_iter().map(|fill| self.kept_on_arrival(fill)).collect();
+        (here.into_iter().map(Work::Fill).collect(), elsewhere)
+    }
+}
+
+impl Source for TierSource {
+    fn read(&self, fill: &mut Fill, _bounce: &mut Vec<u8>) -> io::Result<usize> {
+        let (bytes, pages) = self.wanted(fill);
+        let page = fill.run().index.0;
+        match self.tier.store.read(&self.key, page, pages, &mut |at, bytes| fill.write(at, bytes)) {
+            Ok(()) => Ok(bytes),
+            Err(_) => Err(io::Error::other("not on the disk after all")),
+        }
+    }
+
+    /// What the disk does not have the backend has.
+    fn read_failed(&self, fill: Fill, _error: io::Error) {
+        self.inner.submit(vec![self.kept_on_arrival(fill)]);
+    }
+
+    fn write(&self, _flush: &Flush, _bounce: &mut Vec<u8>) -> Result<(), super::FlushError> {
+        Err(super::FlushError { written: 0, error: super::read_only("disk tier") })
+    }
+}
+
+/// Where a fill's bytes go.
+struct FillBuffer(NonNull<u8>);
+
+// SAFETY: an address, of memory that is read only while the fill that owns it has not been completed.
+unsafe impl Send for FillBuffer {}
+// SAFETY: as above; a shared one gives out the address only.
+unsafe impl Sync for FillBuffer {}
+
+/// The sink of a fill that the backend makes.
+struct ArrivalSink {
+    sink: Arc<dyn FillSink>,
+    tier: Arc<DiskTier>,
+    key: ContentKey,
+    size: u64,
+    buffer: FillBuffer,
+}
+
+impl FillSink for ArrivalSink {
+    fn fill_completed(&self, run: FillRun, result: io::Result<usize>) {
+        let left = self.size.saturating_sub(run.index.first_byte());
+        // A backend that delivers less than the content has says that something is wrong: nothing of it is kept.
+        let is_whole = |bytes: usize| bytes as u64 >= left.min(u64::from(run.pages) * PAGE_SIZE as u64);
+        if let Ok(bytes) = result
+            && bytes > 0
+            && is_whole(bytes)
+        {
+            let pages = bytes.div_ceil(PAGE_SIZE);
+            // SAFETY: the run's frames begin here and are so many pages at least. They hold the file's bytes, zeroed
+            // behind its end, and are not written before the sink below is told: their folios are locked.
+            let arrived = unsafe { std::slice::from_raw_parts(self.buffer.0.as_ptr(), pages * PAGE_SIZE) };
+            self.tier.keep(&self.key, run.index.0, arrived);
+        }
+        self.sink.fill_completed(run, result);
+    }
+    fn pages_read(&self, run: FillRun, pages: Range<u32>) {
+        self.sink.pages_read(run, pages);
+    }
+    fn wake_readers(&self, run: FillRun, pages: Range<u32>) {
+        self.sink.wake_readers(run, pages);
+    }
+}
+
+impl Backend for TieredBackend {
+    fn name(&self) -> &'static str {
+        self.source.inner.name()
+    }
+    fn submit(&self, fills: Vec<Fill>) {
+        let (here, elsewhere) = self.source.split(fills);
+        self.read_from_disk(here);
+        if !elsewhere.is_empty() {
+            self.source.inner.submit(elsewhere);
+        }
+    }
+    fn submit_with_reap(&self, fills: Vec<Fill>) {
+        let (here, elsewhere) = self.source.split(fills);
+        self.read_from_disk(here);
+        if !elsewhere.is_empty() {
+            self.source.inner.submit_with_reap(elsewhere);
+        }
+    }
+    fn fills_here(&self, bytes: usize) -> bool {
+        self.source.inner.fills_here(bytes)
+    }
+    fn fill_here(&self, fill: Fill) {
+        if self.source.is_on_disk(&fill) {
+            self.submit(vec![fill]);
+        } else {
+            self.source.inner.fill_here(self.source.kept_on_arrival(fill));
+        }
+    }
+    fn has_room(&self, fills: usize) -> bool {
+        self.source.tier.pool.has_room(fills) && self.source.inner.has_room(fills)
+    }
+    fn content_key(&self) -> Option<ContentKey> {
+        self.source.inner.content_key()
+    }
+    fn attributes(&self) -> io::Result<Attributes> {
+        self.source.inner.attributes()
+    }
+    fn attach(&self, wait_queue: &Arc<WaitQueue>) {
+        self.source.inner.attach(wait_queue);
+    }
+    fn is_direct(&self) -> bool {
+        self.source.inner.is_direct()
+    }
+    fn read_by_kernels_cache(&self) {
+        self.source.inner.read_by_kernels_cache();
+    }
+    fn can_drop_behind(&self) -> bool {
+        self.source.inner.can_drop_behind()
+    }
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.source.inner.descriptor()
+    }
+    fn leasable(&self) -> Option<Leasable<'_>> {
+        self.source.inner.leasable()
+    }
+    fn mount(&self) -> Option<u64> {
+        self.source.inner.mount()
+    }
+    fn parked(&self) -> Option<ParkedBackend> {
+        self.source.inner.parked()
+    }
+    fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
+        self.source.inner.reap(how, done)
+    }
+    fn wants_leader(&self) -> bool {
+        self.source.inner.wants_leader()
+    }
+    fn is_removed(&self) -> bool {
+        self.source.inner.is_removed()
+    }
+    fn sync_others(&self, kind: SyncKind) -> io::Result<()> {
+        self.source.inner.sync_others(kind)
+    }
+}
+
+impl TieredBackend {
+    fn read_from_disk(&self, fills: Vec<Work>) {
+        if !fills.is_empty() {
+            let source: Arc<dyn Source> = Arc::<TierSource>::clone(&self.source);
+            self.source.tier.pool.submit(&source, fills.into_iter());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrives_again_is_known_and_what_is_new_is_not() {
+        let mut table = ArrivedTable::for_pages(1 << 20);
+        let key = |of: u8| ContentKey([of; 32]);
+        assert!(!table.note(&key(1), 0..32));
+        assert!(table.note(&key(1), 0..32));
+        assert!(table.note(&key(1), 3..5));
+        assert!(!table.note(&key(1), 16..48), "a part of it is new");
+        assert!(!table.note(&key(2), 0..32), "another content");
+    }
+
+    #[test]
+    fn a_table_has_a_size_between_its_bounds() {
+        assert_eq!(ArrivedTable::for_pages(1).fingerprints.len(), FINGERPRINTS.start);
+        assert_eq!(ArrivedTable::for_pages(1 << 50).fingerprints.len(), FINGERPRINTS.end);
+    }
+}

@@ -79,6 +79,11 @@ const RESTS: u32 = 3;
 const REST_MAX: Duration = Duration::from_millis(10);
 /// How long a file is held open to be copied, at most: from when that was wished.
 const HELD_MAX: Duration = Duration::from_secs(3);
+/// From then on a copy counts as stuck in its file system, which does not answer a read or a close: one that is well
+/// ends soon after [`HELD_MAX`].
+const STUCK_AFTER: Duration = Duration::from_secs(10);
+/// Copies that may be stuck before no other is begun: each keeps a thread.
+const STUCK_MAX: u32 = 4;
 /// How long who wants a copy to end waits for that.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
@@ -182,8 +187,18 @@ struct State {
     wishes: VecDeque<CopyRequest>,
     /// Bytes of the files that are to be copied, or were and nobody has attached since.
     taken: HashMap<Name, u64>,
-    /// If somebody copies: what, and how that is called off. One at a time, so that the others answer.
-    copying: Option<(Name, Arc<AtomicBool>)>,
+    /// The copy under way. One at a time, so that the other threads answer.
+    copying: Option<Copying>,
+    /// Copies that were given up and have not ended.
+    stuck: u32,
+}
+
+/// A copy under way.
+#[derive(Clone, Debug)]
+struct Copying {
+    name: Name,
+    is_called_off: Arc<AtomicBool>,
+    begun: Instant,
 }
 
 impl State {
@@ -299,8 +314,8 @@ impl BackgroundCopies {
         let mut state = self.state.lock();
         state.known.remove(&name);
         state.taken.remove(&name);
-        if let Some((_, is_called_off)) = state.copying.as_ref().filter(|(copied, _)| *copied == name) {
-            is_called_off.store(true, Ordering::Relaxed);
+        if let Some(copying) = state.copying.as_ref().filter(|copying| copying.name == name) {
+            copying.is_called_off.store(true, Ordering::Relaxed);
         }
         let gone = state.take_wishes(|wish| wish.name == name);
         drop(state);
@@ -309,9 +324,9 @@ impl BackgroundCopies {
 
     /// As [`forget`](Self::forget); a copy that is under way has ended when this returns, unless it does not in time.
     pub(super) fn close(&self, name: Name) {
-        let copying = self.state.lock().copying.clone().filter(|(copied, _)| *copied == name);
+        let copying = self.state.lock().copying.clone().filter(|copying| copying.name == name);
         self.forget(name);
-        copying.iter().for_each(|(_, is_called_off)| self.wait_for_end(is_called_off));
+        copying.iter().for_each(|copying| self.wait_for_end(&copying.is_called_off));
     }
 
     /// Closes the files that have waited for too long.
@@ -327,14 +342,14 @@ impl BackgroundCopies {
         let copying = state.copying.clone();
         drop(state);
         drop(gone); // outside the lock
-        let Some((_, is_called_off)) = copying else { return };
+        let Some(Copying { is_called_off, .. }) = copying else { return };
         is_called_off.store(true, Ordering::Relaxed);
         self.wait_for_end(&is_called_off);
     }
 
     /// Waits for the end of a copy that was called off, for a bounded time.
     fn wait_for_end(&self, is_called_off: &Arc<AtomicBool>) {
-        let is_it = |now: &(Name, Arc<AtomicBool>)| Arc::ptr_eq(&now.1, is_called_off);
+        let is_it = |now: &Copying| Arc::ptr_eq(&now.is_called_off, is_called_off);
         let begun = Instant::now();
         while begun.elapsed() < RELEASE_MAX && self.state.lock().copying.as_ref().is_some_and(is_it) {
             sleep(Duration::from_micros(200));
@@ -342,14 +357,19 @@ impl BackgroundCopies {
     }
 
     /// The next file to be copied, unless another is being copied: the thread that does that takes it when it is
-    /// through.
+    /// through. One that is stuck in its file system is given up, and does not hold up the others.
     pub(super) fn next_wish(&self) -> Option<CopyRequest> {
         let mut state = self.state.lock();
-        if state.copying.is_some() {
-            return None;
+        if let Some(copying) = &state.copying {
+            if copying.begun.elapsed() < STUCK_AFTER || state.stuck >= STUCK_MAX {
+                return None;
+            }
+            copying.is_called_off.store(true, Ordering::Relaxed);
         }
         let wish = state.wishes.pop_front()?;
-        state.copying = Some((wish.name, Arc::clone(&wish.is_called_off)));
+        let (name, is_called_off) = (wish.name, Arc::clone(&wish.is_called_off));
+        let before = state.copying.replace(Copying { name, is_called_off, begun: Instant::now() });
+        state.stuck += u32::from(before.is_some());
         Some(wish)
     }
 
@@ -360,11 +380,14 @@ impl BackgroundCopies {
             false if wish.is_over() => PUT_OFF,
             false => CopyState::Left(0),
         };
-        let name = wish.name;
+        let (name, is_called_off) = (wish.name, Arc::clone(&wish.is_called_off));
         drop(wish); // who waits for the copy's end waits for this
         self.note(name, next, None);
         let mut state = self.state.lock();
-        state.copying = None;
+        match state.copying.take_if(|copying| Arc::ptr_eq(&copying.is_called_off, &is_called_off)) {
+            Some(_) => {}
+            None => state.stuck -= 1, // it was given up, and has ended after all
+        }
         if !done {
             state.taken.remove(&name);
         }
@@ -445,6 +468,43 @@ mod tests {
             copies.note((3, inode), CopyState::Wished, None);
         }
         assert!(copies.state.lock().known.len() <= KNOWN_MAX, "however many wait");
+        copies.release();
+    }
+
+    /// 1. A copy is stuck in its file system, and has to end to let another begin, until it counts as stuck.
+    /// 2. Others are copied meanwhile, one at a time, until too many are stuck.
+    /// 3. The first ends after all: one more may begin.
+    #[test]
+    fn a_copy_that_is_stuck_does_not_hold_up_the_others_and_not_too_many_are() {
+        let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
+        let copies = BackgroundCopies::new(cache);
+        let wish = |inode| {
+            let file = tempfile::tempfile().expect("a file");
+            copies.note((1, inode), CopyState::Wished, Some(copies.wish((1, inode), file.into(), 7)));
+        };
+        let age = || {
+            let mut state = copies.state.lock();
+            let copying = state.copying.as_mut().expect("a copy is under way");
+            copying.begun = copying.begun.checked_sub(STUCK_AFTER).expect("the machine has run for so long");
+        };
+        (0..10).for_each(wish);
+        let mut stuck = vec![copies.next_wish().expect("the first")];
+        assert!(copies.next_wish().is_none(), "one at a time");
+        for _ in 0..STUCK_MAX {
+            age();
+            stuck.push(copies.next_wish().expect("the one before is given up"));
+            assert!(stuck[stuck.len() - 2].is_over(), "and is told to end");
+            assert!(copies.next_wish().is_none(), "one at a time");
+        }
+        age();
+        assert!(copies.next_wish().is_none(), "too many are stuck");
+        copies.end(stuck.remove(0), false);
+        assert_eq!(copies.state.lock().stuck, STUCK_MAX - 1);
+        stuck.push(copies.next_wish().expect("one of them has ended"));
+        stuck.drain(..).for_each(|copy| copies.end(copy, false));
+        let state = copies.state.lock();
+        assert!(state.copying.is_none() && state.stuck == 0);
+        drop(state);
         copies.release();
     }
 

@@ -10,6 +10,8 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, open};
 use rustix::io::Errno;
@@ -17,6 +19,11 @@ use rustix::io::Errno;
 use crate::error::DiskError;
 use crate::layout::PAGE_BYTES;
 
+/// How long a store that is in use is waited for. One that has just been dropped is in use until what was in flight has
+/// ended, or a child that was forked meanwhile has become another program.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked at meanwhile.
+const LOCK_LOOK: Duration = Duration::from_millis(5);
 /// The name of the file in its folder.
 const NAME: &str = "quinion.disk";
 
@@ -49,7 +56,8 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens or makes the file in `folder`, with `bytes` bytes of space, a multiple of 4096. One process at a time.
+    /// Opens or makes the file in `folder`, with `bytes` bytes of space, a multiple of 4096. One process at a time:
+    /// waits up to 2 seconds for another to end.
     ///
     /// # Errors
     /// See [`DiskError`]. A file that is not ours is not touched.
@@ -58,7 +66,7 @@ impl FileDevice {
         make_folder(folder).map_err(|source| failed("make the folder of", &path, source))?;
         let (descriptor, is_direct) = open_file(&path).map_err(|e| failed("open", &path, e.into()))?;
         check_private(&descriptor, &path)?;
-        match flock(&descriptor, FlockOperation::NonBlockingLockExclusive) {
+        match lock(&descriptor) {
             Err(Errno::WOULDBLOCK) => return Err(DiskError::InUse { folder: folder.to_owned() }),
             locked => locked.map_err(|e| failed("lock", &path, e.into()))?,
         }
@@ -135,6 +143,18 @@ fn open_file(path: &Path) -> Result<(OwnedFd, bool), Errno> {
     match open_with(OFlags::DIRECT) {
         Err(Errno::INVAL) => Ok((open_with(OFlags::empty())?, false)),
         opened => Ok((opened?, true)),
+    }
+}
+
+/// Locks the file against a second process, and against a second store in this one.
+fn lock(file: &OwnedFd) -> Result<(), Errno> {
+    let begun = Instant::now();
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_WAIT_MAX => sleep(LOCK_LOOK),
+            Err(Errno::INTR) => {}
+            locked => return locked,
+        }
     }
 }
 
@@ -220,6 +240,18 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
             .unwrap();
         assert!(FileDevice::open(folder.path(), BYTES).is_err());
+    }
+
+    #[test]
+    fn a_store_that_ends_soon_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = FileDevice::open(folder.path(), BYTES).unwrap();
+        let end = std::thread::spawn(move || {
+            sleep(Duration::from_millis(200));
+            drop(first);
+        });
+        FileDevice::open(folder.path(), BYTES).unwrap();
+        end.join().unwrap();
     }
 
     #[test]

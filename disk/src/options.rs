@@ -14,7 +14,8 @@ const BUFFERS_MIN: usize = 3;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DiskOptions {
-    /// The folder for its file, `quinion.disk`; it is made if it is not there. One process at a time uses it.
+    /// The folder for its file, `quinion.disk`; it is made if it is not there. One process at a time uses it; another
+    /// waits for that to end, 2 seconds at most.
     pub folder: PathBuf,
     /// The size of the file in bytes, 16 MiB to 64 TiB; rounded down to MiB. The space is taken at once.
     pub bytes: u64,

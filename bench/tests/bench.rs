@@ -6,6 +6,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// The keys of every row, in their order.
 const KEYS: [&str; 15] = [
@@ -391,9 +392,29 @@ fn a_benchmark_that_is_killed_leaves_nothing() {
     }
     bench.kill().unwrap();
     bench.wait().unwrap();
+    let begun = Instant::now();
     while !names_in(parent.path()).is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?} is left", names_in(parent.path()));
         std::thread::yield_now();
     }
+}
+
+/// 1. A benchmark is killed; its folder is swept.
+/// 2. A program that it had just started makes the folder again, and puts a file there.
+/// 3. That stays for ever.
+#[test]
+fn a_folder_that_is_made_again_is_swept_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("quinion-bench-0-0");
+    let mut sweeper = sweeper(&folder);
+    drop(sweeper.stdin.take());
+    while folder.exists() {
+        std::thread::yield_now();
+    }
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("file"), "by a program that was starting").unwrap();
+    assert!(sweeper.wait().unwrap().success());
+    assert!(names_in(parent.path()).is_empty());
 }
 
 /// Groups of processes that a benchmark has made in `groups` or below, for the process `owner`.

@@ -11,7 +11,8 @@
 //!
 //! Ctrl-C goes to our process group and not to the sweeper's; and no signal has
 //! to be caught, so one that cannot be is no exception. There is one way to
-//! remove the folder, taken in each run.
+//! remove the folder, taken in each run. A process that is killed may leave a program behind that is just starting, and
+//! makes the folder again; so after such an end the sweeper stays until the folder has been gone for a second.
 //!
 //! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
 //! be removed once no process is in it any more: those that still are, are workers of ours, and are killed.
@@ -21,7 +22,7 @@
 //! Invariant: the sweeper removes only a folder whose name begins as ours do, or one that is empty.
 
 use std::fs::{create_dir, create_dir_all, read_to_string, remove_dir, remove_dir_all};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,6 +36,10 @@ use super::Unmeasured;
 const PREFIX: &str = "quinion-bench-";
 /// What a folder has that is a control group.
 pub const GROUP_FILE: &str = "cgroup.procs";
+/// What the sweeper is told before the pipe ends, if no program of ours runs any more.
+const ORDERLY: &[u8] = b"done";
+/// Looks in a row that find the folder gone, after an end that was not orderly.
+const LOOKS: u32 = 10;
 /// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
 const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(100);
@@ -74,7 +79,9 @@ impl ScratchFolder {
 
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
-        drop(self.sweeper.stdin.take());
+        if let Some(mut pipe) = self.sweeper.stdin.take() {
+            let _ = pipe.write_all(ORDERLY); // a sweeper that is gone has nothing to be told
+        }
         // Whether it was removed shows in the folder; a sweeper that somebody killed is no reason to panic.
         let _ = self.sweeper.wait();
     }
@@ -127,13 +134,17 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     if !name.is_some_and(|name| name.starts_with(PREFIX)) {
         return Err(Unmeasured::Failed(format!("{} is no folder of a benchmark", folder.display())));
     }
-    let mut nothing = Vec::new();
-    std::io::stdin().read_to_end(&mut nothing)?;
+    let mut said = Vec::new();
+    std::io::stdin().read_to_end(&mut said)?;
+    let looks = if said == ORDERLY { 1 } else { LOOKS };
+    let mut gone = 0;
     for _ in 0..TRIES {
-        match remove(folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => std::thread::sleep(PAUSE),
-            _ => return Ok(()),
+        let _ = remove(folder); // whether it was shows
+        gone = if folder.exists() { 0 } else { gone + 1 };
+        if gone == looks {
+            return Ok(());
         }
+        std::thread::sleep(PAUSE);
     }
     Err(Unmeasured::Failed(format!("{} cannot be removed", folder.display())))
 }

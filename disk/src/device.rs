@@ -8,12 +8,14 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, open};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, fstatvfs, ftruncate, open,
+};
 use rustix::io::Errno;
 
 use crate::error::DiskError;
@@ -101,7 +103,13 @@ impl FileDevice {
     }
 
     fn take_space(&self, path: &Path, bytes: u64) -> Result<(), DiskError> {
-        let before = self.file.metadata().map_err(|e| failed("look at", path, e))?.len();
+        let before = self.file.metadata().map_err(|e| failed("look at", path, e))?;
+        let free = fstatvfs(&self.file).map_err(|e| failed("look at the disk of", path, e.into()))?;
+        // The system would take all that is left before it found out, and other programs would have none.
+        let can_have = free.f_bavail.saturating_mul(free.f_frsize).saturating_add(before.blocks() * 512);
+        if can_have < bytes {
+            return Err(DiskError::NoSpace { path: path.to_owned(), bytes });
+        }
         ftruncate(&self.file, bytes).map_err(|e| failed("size", path, e.into()))?;
         match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => Ok(()),
@@ -109,7 +117,7 @@ impl FileDevice {
             Err(Errno::OPNOTSUPP) => Ok(()),
             Err(Errno::NOSPC) => {
                 // What was taken of it is given back.
-                let _ = ftruncate(&self.file, before.min(bytes));
+                let _ = ftruncate(&self.file, before.len().min(bytes));
                 Err(DiskError::NoSpace { path: path.to_owned(), bytes })
             }
             Err(error) => Err(failed("take space for", path, error.into())),

@@ -29,6 +29,14 @@ pub struct OpenSegment {
     kept: Vec<(ContentKey, Extent)>,
 }
 
+impl OpenSegment {
+    /// Writes its table before its data; how many bytes both are.
+    fn complete(&mut self, store: u64) -> usize {
+        self.table.encode(store, &mut self.buffer.bytes_mut()[..TABLE_PAGES * PAGE_BYTES]);
+        data_bytes(self.used, 0).start
+    }
+}
+
 /// A segment that is complete, or a copy of one that is not.
 #[derive(Debug)]
 pub struct SealedSegment {
@@ -45,10 +53,7 @@ pub struct SealedSegment {
 /// See the module.
 #[derive(Debug)]
 pub struct Staging {
-    store: u64,
-    segments: u32,
-    next: u32,
-    sequence: u64,
+    at: RingPosition,
     open: Option<OpenSegment>,
     sealed: VecDeque<SealedSegment>,
     writing: Option<Arc<SealedSegment>>,
@@ -72,12 +77,8 @@ pub struct RingPosition {
 impl Staging {
     /// Nothing is staged, and `buffers` segments may be.
     pub fn new(at: RingPosition, buffers: usize) -> Self {
-        let RingPosition { store, segments, next, sequence } = at;
         Self {
-            store,
-            segments,
-            next,
-            sequence,
+            at,
             open: None,
             sealed: VecDeque::new(),
             writing: None,
@@ -96,10 +97,10 @@ impl Staging {
             return true;
         }
         let Some(buffer) = self.take_buffer() else { return false };
-        let segment = self.next;
-        self.next = (segment + 1) % self.segments;
-        self.sequence += 1;
-        let table = Table { sequence: self.sequence, entries: Vec::new() };
+        let segment = self.at.next;
+        self.at.next = (segment + 1) % self.at.segments;
+        self.at.sequence += 1;
+        let table = Table { sequence: self.at.sequence, entries: Vec::new() };
         let kept = forget(segment);
         self.open = Some(OpenSegment { segment, table, buffer, used: 0, changed: None, kept });
         true
@@ -118,21 +119,22 @@ impl Staging {
         self.open.as_ref().map(|open| (open.segment, open.used))
     }
 
-    /// Adds an extent to the open segment, at [`Staging::place`].
-    pub fn add(&mut self, entry: Entry, bytes: &[u8]) {
+    /// Adds an extent to the open segment, at [`Staging::place`]. Whether it is the first since that was written.
+    pub fn add(&mut self, entry: Entry, bytes: &[u8]) -> bool {
         let open = self.open.as_mut().expect("room was made for it");
         debug_assert_eq!((entry.at, bytes.len()), (open.used, usize::from(entry.pages) * PAGE_BYTES));
         open.buffer.bytes_mut()[data_bytes(entry.at, entry.pages)].copy_from_slice(bytes);
         open.used += entry.pages;
         open.table.entries.push(entry);
+        let is_first = open.changed.is_none();
         open.changed.get_or_insert_with(Instant::now);
+        is_first
     }
 
     /// The open segment takes nothing more. Whether there was one.
     pub fn seal(&mut self) -> bool {
         let Some(mut open) = self.open.take() else { return false };
-        open.table.encode(self.store, &mut open.buffer.bytes_mut()[..TABLE_PAGES * PAGE_BYTES]);
-        let len = data_bytes(open.used, 0).start;
+        let len = open.complete(self.at.store);
         self.sealed.push_back(SealedSegment {
             segment: open.segment,
             buffer: open.buffer,
@@ -149,14 +151,9 @@ impl Staging {
         Some(segment)
     }
 
-    /// It was written, or could not be. The caller has dropped its own reference.
+    /// It was written, or could not be. The caller has dropped its own reference, the only other one.
     pub fn end_write(&mut self) {
-        match self.writing.take().map(Arc::try_unwrap) {
-            Some(Ok(segment)) => self.free.push(segment.buffer),
-            // A reader has it: then its buffer is made anew.
-            Some(Err(_)) => self.buffers_left += 1,
-            None => {}
-        }
+        self.free.extend(self.writing.take().and_then(Arc::into_inner).map(|segment| segment.buffer));
     }
 
     /// A copy of the open segment, if it has waited since `before` or longer to be written.
@@ -165,12 +162,11 @@ impl Staging {
         before: Instant,
         mut scratch: AlignedBuffer,
     ) -> Result<SealedSegment, AlignedBuffer> {
-        let store = self.store;
+        let store = self.at.store;
         let due = |open: &&mut OpenSegment| open.changed.is_some_and(|changed| changed <= before);
         let Some(open) = self.open.as_mut().filter(due) else { return Err(scratch) };
         open.changed = None;
-        open.table.encode(store, &mut open.buffer.bytes_mut()[..TABLE_PAGES * PAGE_BYTES]);
-        let len = data_bytes(open.used, 0).start;
+        let len = open.complete(store);
         scratch.bytes_mut()[..len].copy_from_slice(&open.buffer.bytes()[..len]);
         Ok(SealedSegment {
             segment: open.segment,
@@ -191,6 +187,11 @@ impl Staging {
             to.copy_from_slice(&buffer.bytes()[range]);
         }
         found.is_some()
+    }
+
+    /// The open segment has what is not on the disk.
+    pub fn is_open_changed(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.changed.is_some())
     }
 
     /// Nothing is left to be written, but perhaps an open segment.

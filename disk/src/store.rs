@@ -68,7 +68,7 @@ struct Shared {
 /// What the writer is asked for.
 #[derive(Default, Debug)]
 struct Orders {
-    /// Segments were sealed.
+    /// A segment was sealed, or the open one has what is not on the disk.
     wake: bool,
     /// So many flushes were asked for, and so many done.
     flushes: u64,
@@ -152,7 +152,27 @@ impl DiskStore {
     /// # Panics
     /// If `bytes` is not a multiple of 4096 long.
     pub fn put(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
-        self.shared.put(key, page, bytes)
+        let shared = &*self.shared;
+        assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages are put");
+        let end = page + (bytes.len() / PAGE_BYTES) as u64;
+        // A function of its own, so that the lock is let go of before the body takes it again.
+        let gap = |at| lock(&shared.index).gap(key, at, end - at);
+        let (mut at, mut refused) = (page, 0);
+        while let Some((from, missing)) = gap(at) {
+            // Extents begin at multiples of their largest size, so that what is read together is put together.
+            let most = EXTENT_PAGES_MAX as u64 - from % EXTENT_PAGES_MAX as u64;
+            let pages = missing.min(most);
+            let start = (from - page) as usize * PAGE_BYTES;
+            let data = &bytes[start..start + pages as usize * PAGE_BYTES];
+            if shared.trouble.get().is_some() || !shared.stage(key, from, data) {
+                refused = end - from;
+                Counters::add(&shared.counters.refused_pages, refused);
+                break;
+            }
+            Counters::add(&shared.counters.put_pages, pages);
+            at = from + pages;
+        }
+        end - page - refused
     }
 
     /// Whether all these pages are here.
@@ -172,7 +192,34 @@ impl DiskStore {
         pages: u32,
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Missed> {
-        self.shared.read(key, page, pages, sink)
+        let shared = &*self.shared;
+        if shared.trouble.get().is_some() {
+            return Err(Missed::NotThere);
+        }
+        let extents = lock(&shared.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
+        let mut buffer =
+            lock(&shared.read_buffers).pop().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
+        let wanted = page..page + u64::from(pages);
+        let outcome = extents.chunk_by(is_neighbour).try_for_each(|run| {
+            shared.fetch(key, run, &mut buffer)?;
+            for extent in run {
+                let bytes = &buffer.bytes()[bytes_in_run(run, extent)];
+                let from = extent.page.max(wanted.start);
+                let until = (extent.page + u64::from(extent.pages)).min(wanted.end);
+                let inside = |page: u64| (page - extent.page) as usize * PAGE_BYTES;
+                sink((from - wanted.start) as usize * PAGE_BYTES, &bytes[inside(from)..inside(until)]);
+            }
+            Ok(())
+        });
+        let mut kept = lock(&shared.read_buffers);
+        if kept.len() < READ_BUFFERS {
+            kept.push(buffer);
+        }
+        drop(kept);
+        if outcome.is_ok() {
+            Counters::add(&shared.counters.hit_pages, pages.into());
+        }
+        outcome
     }
 
     /// Why the store is left alone, if it is.
@@ -186,8 +233,7 @@ impl DiskStore {
     }
 
     /// Writes what is in memory, and syncs. Blocks for the disk. Afterwards [`DiskStore::trouble`] says whether it
-    /// could.
-    /// In a child of a fork there is no thread that could, and nothing is done.
+    /// could. In a child of a fork there is no thread that could, and nothing is done.
     pub fn flush(&self) {
         if std::process::id() != self.process {
             return;
@@ -234,47 +280,22 @@ impl Drop for DiskStore {
 }
 
 impl Shared {
-    fn put(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> u64 {
-        assert!(bytes.len().is_multiple_of(PAGE_BYTES), "whole pages are put");
-        let end = page + (bytes.len() / PAGE_BYTES) as u64;
-        let (mut at, mut refused) = (page, 0);
-        while let Some((from, missing)) = self.gap(key, at, end) {
-            // Extents begin at multiples of their largest size, so that what is read together is put together.
-            let most = EXTENT_PAGES_MAX as u64 - from % EXTENT_PAGES_MAX as u64;
-            let pages = missing.min(most);
-            let start = (from - page) as usize * PAGE_BYTES;
-            let data = &bytes[start..start + pages as usize * PAGE_BYTES];
-            if self.trouble.get().is_some() || !self.stage(key, from, data) {
-                refused = end - from;
-                Counters::add(&self.counters.refused_pages, refused);
-                break;
-            }
-            Counters::add(&self.counters.put_pages, pages);
-            at = from + pages;
-        }
-        end - page - refused
-    }
-
-    fn gap(&self, key: &ContentKey, at: u64, end: u64) -> Option<(u64, u64)> {
-        lock(&self.index).gap(key, at, end - at)
-    }
-
     /// Copies an extent to the open segment. `false`: there is no room in memory.
     fn stage(&self, key: &ContentKey, page: u64, bytes: &[u8]) -> bool {
         let checksum = checksum(key, page, bytes);
         let pages = (bytes.len() / PAGE_BYTES) as u16;
         let mut staging = lock(&self.staging);
         let has_room = staging.make_room(pages, |segment| lock(&self.index).forget_segment(segment));
-        let has_sealed = !staging.is_drained();
+        let mut is_news = !staging.is_drained();
         if let Some((segment, at)) = staging.place().filter(|_| has_room) {
             let entry = Entry { key: *key, page, at, pages, checksum };
             // Another thread may have put the same pages since.
             if lock(&self.index).insert(segment, &entry) {
-                staging.add(entry, bytes);
+                is_news |= staging.add(entry, bytes);
             }
         }
         drop(staging);
-        if has_sealed {
+        if is_news {
             self.wake_writer();
         }
         has_room
@@ -286,41 +307,6 @@ impl Shared {
             orders.wake = true;
             self.news.notify_all();
         }
-    }
-
-    fn read(
-        &self,
-        key: &ContentKey,
-        page: u64,
-        pages: u32,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<(), Missed> {
-        if self.trouble.get().is_some() {
-            return Err(Missed::NotThere);
-        }
-        let extents = lock(&self.index).cover(key, page, pages).ok_or(Missed::NotThere)?;
-        let mut buffer = lock(&self.read_buffers).pop().unwrap_or_else(|| AlignedBuffer::new(SEGMENT_BYTES));
-        let wanted = page..page + u64::from(pages);
-        let outcome = extents.chunk_by(is_neighbour).try_for_each(|run| {
-            self.fetch(key, run, &mut buffer)?;
-            for extent in run {
-                let bytes = &buffer.bytes()[bytes_in_run(run, extent)];
-                let from = extent.page.max(wanted.start);
-                let until = (extent.page + u64::from(extent.pages)).min(wanted.end);
-                let inside = |page: u64| (page - extent.page) as usize * PAGE_BYTES;
-                sink((from - wanted.start) as usize * PAGE_BYTES, &bytes[inside(from)..inside(until)]);
-            }
-            Ok(())
-        });
-        let mut kept = lock(&self.read_buffers);
-        if kept.len() < READ_BUFFERS {
-            kept.push(buffer);
-        }
-        drop(kept);
-        if outcome.is_ok() {
-            Counters::add(&self.counters.hit_pages, pages.into());
-        }
-        outcome
     }
 
     /// Reads extents that are neighbours to the start of `buffer`, and compares their checksums.
@@ -465,22 +451,26 @@ impl Writer {
         }
     }
 
-    /// Until there is something to do, or for a second. Returns the flushes that are to be done, if any, and whether
-    /// the store ends.
+    /// Until there is something to do; for a second at most, if something waits to be written or synced. Returns the
+    /// flushes that are to be done, if any, and whether the store ends.
     fn wait(&mut self) -> (Option<u64>, bool) {
-        let mut orders = lock(&self.shared.orders);
-        if !(orders.wake || orders.stop || orders.flushes > orders.flushed) {
-            let (waited, timeout) =
-                self.shared.news.wait_timeout(orders, IDLE).unwrap_or_else(PoisonError::into_inner);
-            orders = waited;
-            if timeout.timed_out() && self.unsynced > 0 {
-                drop(orders);
-                self.sync();
-                orders = lock(&self.shared.orders);
-            }
-        }
+        let is_pending = self.unsynced > 0 || lock(&self.shared.staging).is_open_changed();
+        let is_idle = |orders: &mut Orders| !(orders.wake || orders.stop || orders.flushes > orders.flushed);
+        let (news, orders) = (&self.shared.news, lock(&self.shared.orders));
+        let (mut orders, is_quiet) = if is_pending {
+            let (orders, waited) =
+                news.wait_timeout_while(orders, IDLE, is_idle).unwrap_or_else(PoisonError::into_inner);
+            (orders, waited.timed_out())
+        } else {
+            (news.wait_while(orders, is_idle).unwrap_or_else(PoisonError::into_inner), false)
+        };
         orders.wake = false;
-        ((orders.flushes > orders.flushed).then_some(orders.flushes), orders.stop)
+        let wanted = ((orders.flushes > orders.flushed).then_some(orders.flushes), orders.stop);
+        drop(orders);
+        if is_quiet {
+            self.sync();
+        }
+        wanted
     }
 
     fn write_sealed(&mut self) {

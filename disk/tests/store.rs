@@ -11,13 +11,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Disk, Random, content, key, read_checked};
-use quinion_disk::internals::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, SEGMENT_BYTES, segment_start};
+use quinion_disk::internals::{DATA_PAGES, EXTENT_PAGES_MAX, PAGE_BYTES, segment_start};
 use quinion_disk::{ContentKey, DiskError, DiskOptions, DiskStore, Missed};
 
 const EXTENT: u64 = EXTENT_PAGES_MAX as u64;
 
 fn put(store: &DiskStore, of: u64, page: u64, pages: u64) -> u64 {
     store.put(&key(of), page, &content(of, page, pages))
+}
+
+/// Puts an extent, however far the disk is behind.
+fn put_extent(store: &DiskStore, of: u64, page: u64) {
+    while put(store, of, page, EXTENT) < EXTENT {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -65,9 +72,7 @@ fn the_bound_is_the_size_of_the_file_and_the_oldest_goes_first() {
     let segments = 15;
     let rounds = DATA_PAGES as u64 / EXTENT * segments * 2;
     for round in 0..rounds {
-        while put(&store, round, 0, EXTENT) < EXTENT {
-            thread::sleep(Duration::from_millis(1));
-        }
+        put_extent(&store, round, 0);
     }
     store.flush();
     assert_eq!(std::fs::metadata(folder.path().join("quinion.disk")).unwrap().len(), 16 << 20);
@@ -83,9 +88,7 @@ fn what_is_read_outlives_what_is_not() {
     let options = Disk::options(16);
     let store = Disk::of(&options).open(&options);
     for round in 0..DATA_PAGES as u64 * 4 {
-        while put(&store, round, 0, EXTENT) < EXTENT {
-            thread::sleep(Duration::from_millis(1));
-        }
+        put_extent(&store, round, 0);
         if round % 10 == 0 {
             read_checked(&store, 7, 0, 16);
         }
@@ -180,9 +183,7 @@ fn another_size_keeps_what_fits() {
     let larger = open(64);
     assert!(read_checked(&larger, 1, 0, 16));
     for of in 2..400 {
-        while put(&larger, of, 0, EXTENT) < EXTENT {
-            thread::sleep(Duration::from_millis(1));
-        }
+        put_extent(&larger, of, 0);
     }
     drop(larger);
     let smaller = open(16);
@@ -205,8 +206,7 @@ fn a_size_that_cannot_be_is_refused_in_words() {
 fn a_disk_without_the_space_says_so_and_keeps_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let error = DiskStore::open(&DiskOptions::new(folder.path(), 1 << 45)).unwrap_err();
-    // A file system may also refuse a file so large.
-    assert!(matches!(error, DiskError::NoSpace { .. } | DiskError::Io { .. }), "{error}");
+    assert!(matches!(error, DiskError::NoSpace { .. }), "{error}");
     assert_eq!(std::fs::metadata(folder.path().join("quinion.disk")).unwrap().len(), 0);
 }
 
@@ -242,9 +242,7 @@ fn kill_victim() {
     let Some(folder) = std::env::var_os("QUINION_DISK_VICTIM") else { return };
     let store = DiskStore::open(&DiskOptions::new(folder, 24 << 20)).unwrap();
     for of in 0.. {
-        while put(&store, of % 1000, of / 1000 * EXTENT, EXTENT) < EXTENT {
-            thread::sleep(Duration::from_millis(1));
-        }
+        put_extent(&store, of % 1000, of / 1000 * EXTENT);
         if of == 2000 {
             println!("two laps are written");
         }
@@ -293,5 +291,4 @@ fn a_content_of_any_key_and_page_number_is_taken() {
         assert!(store.has(&ContentKey([0xff; 32]), page, 1));
     }
     assert!(!store.has(&ContentKey([0xff; 32]), u64::MAX, u32::MAX));
-    assert_eq!(SEGMENT_BYTES % PAGE_BYTES, 0);
 }

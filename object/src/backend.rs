@@ -37,6 +37,7 @@ use crate::error::FetchError;
 use crate::fetch::Fetcher;
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
+use crate::version::VersionNames;
 
 /// How long after its begin a plug is shared by more threads.
 const PLUG_SHARED: Duration = Duration::from_millis(20);
@@ -54,15 +55,6 @@ pub(crate) struct ObjectBackend {
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
     /// The answer to a GET that was sent before the version was known.
     answered: Mutex<Option<GetResult>>,
-}
-
-/// What the cache knows a version by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct VersionNames {
-    /// While this process runs.
-    pub attributes: Attributes,
-    /// For ever, if its bytes have such a name.
-    pub content_key: Option<ContentKey>,
 }
 
 /// Fills that are kept together.

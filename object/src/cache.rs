@@ -22,7 +22,7 @@ use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
 
-use crate::backend::{ObjectBackend, VersionNames};
+use crate::backend::ObjectBackend;
 use crate::error::{Error, Result};
 use crate::fetch::{Fetcher, wait_for};
 use crate::file::ObjectFile;
@@ -158,15 +158,13 @@ impl ObjectCache {
         if meta.size > FILE_BYTES_MAX {
             return Err(Error::TooLarge { path: meta.location, size: meta.size });
         }
-        let attributes = version::attributes(store_name, &meta);
         // A store without a name of its own may have another number in the next process.
-        let is_named = fetcher.options.store_name.is_some();
-        let content_key = is_named.then(|| version::content_key(store_name, &meta)).flatten();
-        let names = VersionNames { attributes, content_key };
+        let lasts = fetcher.options.store_name.is_some();
+        let names = version::names(store_name, lasts, &meta);
         let meta = Arc::new(meta);
         let new = || ObjectBackend::new(Arc::clone(fetcher), Arc::clone(&meta), names);
         let mut registry = backends.lock().unwrap_or_else(PoisonError::into_inner);
-        let backend = registry.backend(attributes.identity, new);
+        let backend = registry.backend(names.attributes.identity, new);
         drop(registry);
         backend.forget_failures();
         let mut options = OpenOptions::new();

@@ -69,24 +69,31 @@ pub(crate) fn describe(meta: &ObjectMeta) -> String {
     }
 }
 
-/// What the cache knows this version by: a file of its own that never changes.
-pub(crate) fn attributes(store_name: &[u8], meta: &ObjectMeta) -> Attributes {
+/// What the cache knows a version by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VersionNames {
+    /// While this process runs: a file of its own that never changes.
+    pub attributes: Attributes,
+    /// For ever. `None`: the store has no name that lasts, or only times tell versions apart, and two changes in one
+    /// second have one time.
+    pub content_key: Option<ContentKey>,
+}
+
+/// What the cache knows this version by; `lasts` says whether the store's name does.
+pub(crate) fn names(store_name: &[u8], lasts: bool, meta: &ObjectMeta) -> VersionNames {
     let modified = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
-    Attributes {
-        identity: identity(store_name, meta),
-        version: Version { modified, changed: modified, settled: true, steps: true },
-        size: meta.size,
+    let digest = digest(store_name, meta);
+    VersionNames {
+        attributes: Attributes {
+            identity: identity(&digest),
+            version: Version { modified, changed: modified, settled: true, steps: true },
+            size: meta.size,
+        },
+        content_key: (lasts && !is_told_by_times(meta)).then_some(ContentKey(digest)),
     }
 }
 
-/// A name that the bytes of this version have for ever. `None`: only times tell versions apart, and two changes in one
-/// second have one time.
-pub(crate) fn content_key(store_name: &[u8], meta: &ObjectMeta) -> Option<ContentKey> {
-    (!is_told_by_times(meta)).then(|| ContentKey(digest(store_name, meta)))
-}
-
-fn identity(store_name: &[u8], meta: &ObjectMeta) -> Identity {
-    let digest = digest(store_name, meta);
+fn identity(digest: &[u8; 32]) -> Identity {
     Identity::of_digest(std::array::from_fn(|at| digest[at]))
 }
 
@@ -127,23 +134,37 @@ mod tests {
         }
     }
 
+    fn identity_of(store_name: &[u8], meta: &ObjectMeta) -> Identity {
+        names(store_name, true, meta).attributes.identity
+    }
+
+    #[test]
+    fn a_name_lasts_if_the_stores_does_and_more_than_times_tell_versions_apart() {
+        let key = |lasts, meta| names(b"s", lasts, &meta).content_key;
+        assert!(key(true, meta("a", 1, Some("\"x\""), None, 5)).is_some());
+        assert!(key(true, meta("a", 1, None, Some("v"), 5)).is_some());
+        assert_eq!(key(false, meta("a", 1, Some("\"x\""), None, 5)), None);
+        assert_eq!(key(true, meta("a", 1, None, None, 5)), None);
+        assert_eq!(key(true, meta("a", 1, Some("W/\"x\""), None, 5)), None);
+    }
+
     #[test]
     fn each_part_of_a_version_makes_another_identity() {
         let all = [
-            identity(b"s", &meta("a", 1, Some("\"x\""), None, 5)),
-            identity(b"t", &meta("a", 1, Some("\"x\""), None, 5)),
-            identity(b"s", &meta("b", 1, Some("\"x\""), None, 5)),
-            identity(b"s", &meta("a", 2, Some("\"x\""), None, 5)),
-            identity(b"s", &meta("a", 1, Some("\"y\""), None, 5)),
-            identity(b"s", &meta("a", 1, Some("\"x\""), Some("1"), 5)),
-            identity(b"s", &meta("a", 1, None, None, 5)),
-            identity(b"s", &meta("a", 1, None, None, 6)),
-            identity(b"sa", &meta("", 1, Some("\"x\""), None, 5)),
+            identity_of(b"s", &meta("a", 1, Some("\"x\""), None, 5)),
+            identity_of(b"t", &meta("a", 1, Some("\"x\""), None, 5)),
+            identity_of(b"s", &meta("b", 1, Some("\"x\""), None, 5)),
+            identity_of(b"s", &meta("a", 2, Some("\"x\""), None, 5)),
+            identity_of(b"s", &meta("a", 1, Some("\"y\""), None, 5)),
+            identity_of(b"s", &meta("a", 1, Some("\"x\""), Some("1"), 5)),
+            identity_of(b"s", &meta("a", 1, None, None, 5)),
+            identity_of(b"s", &meta("a", 1, None, None, 6)),
+            identity_of(b"sa", &meta("", 1, Some("\"x\""), None, 5)),
         ];
         for (at, one) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other != one), "{at}");
         }
-        let later = identity(b"s", &meta("a", 1, Some("\"x\""), None, 9));
+        let later = identity_of(b"s", &meta("a", 1, Some("\"x\""), None, 9));
         assert_eq!(all[0], later, "the same bytes put again, by the word of a strong ETag");
     }
 
@@ -188,7 +209,7 @@ mod tests {
     fn lists_and_heads_that_write_one_etag_in_two_ways_tell_one_version() {
         let (head, list) = (meta("a", 10, Some("\"x\""), None, 5), meta("a", 10, Some("x"), None, 5));
         assert!(is_same(&list, &head) && is_same(&head, &list));
-        assert_eq!(identity(b"s", &list), identity(b"s", &head));
+        assert_eq!(identity_of(b"s", &list), identity_of(b"s", &head));
         let without = meta("a", 10, None, None, 5);
         assert!(is_same(&without, &head), "a list without ETags");
         assert!(!is_same(&without, &meta("a", 10, Some("\"x\""), None, 6)));

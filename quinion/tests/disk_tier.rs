@@ -16,9 +16,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quinion::backend::{
-    Attributes, BlockingSource, ContentKey, Identity, ReadAt, ThreadPool, Version, WaitQueue,
+    Attributes, BlockingSource, ContentKey, Identity, ReadAt, SyncKind, ThreadPool, Version, WaitQueue,
+    WriteAt,
 };
-use quinion::{Cache, DiskOptions, ErrorKind, File};
+use quinion::{Cache, DiskOptions, ErrorKind, File, OpenOptions};
 
 const MIB: u64 = 1 << 20;
 
@@ -159,6 +160,31 @@ fn what_has_no_lasting_name_is_not_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 64);
     read_all(&node.open_as(1, 4 * MIB, false), 1);
+    assert_eq!(node.cache.disk_stats().unwrap().put_pages, 0);
+}
+
+impl WriteAt for Content {
+    fn write_at(&self, bytes: &[u8], _position: u64) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+    fn sync(&self, _kind: SyncKind, _range: std::ops::Range<u64>) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_can_be_written_is_not_on_the_disk_and_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::new(folder.path(), 64);
+    let content = Content { remote: Arc::clone(&node.remote), number: 1, size: MIB, is_named: true };
+    let backend = Arc::new(BlockingSource::for_writing(content, Arc::clone(&node.pool)));
+    let file = node.cache.open_backend_with(backend, OpenOptions::new().write(true)).expect("it opens");
+    read_all(&file, 1);
+    file.write_all_at(&[1; 4096], 0).expect("it is written");
+    file.sync_all().expect("and durable");
     assert_eq!(node.cache.disk_stats().unwrap().put_pages, 0);
 }
 

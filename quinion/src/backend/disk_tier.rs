@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A backend takes part if its bytes have a name that lasts ([`Backend::content_key`]): an object's version, not a
-//! file that may be written. So what is on the disk is never out of date, and nothing is ever invalidated.
+//! file that may be written. One that can write takes no part, whatever it says. So what is on the disk is never out of
+//! date, and nothing is ever invalidated.
 //!
 //! **What arrives goes to the disk at once**, and not when memory evicts it: what is hot in memory would be lost with a
 //! process that is killed, and the next start would be cold. An eviction then costs nothing. While the disk has free
@@ -81,8 +82,9 @@ impl DiskTier {
 
     /// `inner` behind this disk, if its bytes have a name that lasts; else itself.
     pub(crate) fn before(self: &Arc<Self>, inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
+        let key = inner.content_key().filter(|_| !inner.can_write());
         let size = inner.attributes().map(|attributes| attributes.size);
-        match (inner.content_key(), size) {
+        match (key, size) {
             (Some(key), Ok(size)) => Arc::new(TieredBackend {
                 source: Arc::new(TierSource { tier: Arc::clone(self), inner, key, size }),
             }),

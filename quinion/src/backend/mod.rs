@@ -223,8 +223,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// A name that its bytes have for ever: any two backends with this key, now or after years, have the same bytes.
-    /// With it they may be kept on a disk tier ([`Builder::disk`](crate::Builder::disk)). `None`, the default: its
-    /// bytes may change, or the name would not tell.
+    /// With it they may be kept on a disk tier ([`Builder::disk`](crate::Builder::disk)), unless the backend can write.
+    /// `None`, the default: its bytes may change, or the name would not tell.
     fn content_key(&self) -> Option<ContentKey> {
         None
     }

@@ -137,8 +137,7 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
         self.source.attributes()
     }
     fn content_key(&self) -> Option<ContentKey> {
-        // What is written has no name that lasts.
-        self.source.content_key().filter(|_| self.writer.is_none())
+        self.source.content_key()
     }
     fn submit(&self, fills: Vec<Fill>) {
         self.pool.submit(&self.copied(), fills.into_iter().map(Work::Fill));

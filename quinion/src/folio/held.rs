@@ -106,6 +106,7 @@ impl<'a> HeldFolio<'a> {
         self.arena.view().own(self.frame).is_attached(self.ticket)
     }
     /// What may be done with all of it now.
+    #[inline]
     pub fn is_readable(&self) -> ReadableState {
         self.arena.view().own(self.frame).is_readable(self.ticket)
     }
@@ -226,6 +227,7 @@ impl<'a> HeldFolio<'a> {
 }
 
 impl Drop for HeldFolio<'_> {
+    #[inline]
     fn drop(&mut self) {
         put(self.arena, self.frame);
     }

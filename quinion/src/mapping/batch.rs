@@ -158,6 +158,7 @@ impl<'a> ReadBatch<'a> {
     ///
     /// # Panics
     /// If the batch is full.
+    #[inline]
     pub(crate) fn push(&mut self, held: HeldFolio<'a>) {
         self.folios[self.len] = Some(held);
         self.len += 1;

@@ -36,6 +36,8 @@
 //! Cost: one descent for the first folio; a slot for each further one in the same leaf, and a slot to
 //! confirm each. A reader of one folio needs no batch: `Mapping::try_hold` is the same without.
 
+use arrayvec::ArrayVec;
+
 use crate::arena::{HoldRefused, ReadableState};
 use crate::folio::HeldFolio;
 use crate::units::{Frame, PageIndex};
@@ -54,9 +56,9 @@ const TRIES: u32 = 8;
 /// does the next use of it. It is not for keeping: as long as it lives, none of its folios is evicted.
 #[derive(Debug)]
 pub struct ReadBatch<'a> {
-    /// The first `len` are there.
-    folios: [Option<HeldFolio<'a>>; BATCH_FOLIOS_MAX],
-    len: usize,
+    /// Places that hold nothing are not touched, neither by a new batch nor by its end: a read of one page pays for
+    /// one.
+    folios: ArrayVec<HeldFolio<'a>, BATCH_FOLIOS_MAX>,
 }
 
 /// Why a batch ends where it does.
@@ -119,39 +121,39 @@ impl BatchRules {
 
 impl<'a> ReadBatch<'a> {
     /// A batch of nothing.
+    #[inline]
     pub fn new() -> Self {
-        Self { folios: [const { None }; BATCH_FOLIOS_MAX], len: 0 }
+        Self { folios: ArrayVec::new() }
     }
     /// How many folios it holds.
     pub fn len(&self) -> usize {
-        self.len
+        self.folios.len()
     }
     /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.folios.is_empty()
     }
     /// Its folios, in the order of their indices.
     pub fn iter(&self) -> impl Iterator<Item = &HeldFolio<'a>> {
-        self.folios[..self.len].iter().flatten()
+        self.folios.iter()
     }
     /// The last of them.
     pub fn last(&self) -> Option<&HeldFolio<'a>> {
-        self.folios[..self.len].last()?.as_ref()
+        self.folios.last()
     }
     /// Takes the last of them out; its hold is the caller's.
     pub fn pop(&mut self) -> Option<HeldFolio<'a>> {
-        self.len = self.len.checked_sub(1)?;
-        self.folios[self.len].take()
+        self.folios.pop()
     }
     /// Takes all of them out, in the order of their indices; each hold is the caller's. What the caller
     /// leaves in the iterator is given back with it.
     pub fn drain(&mut self) -> impl Iterator<Item = HeldFolio<'a>> + use<'a> {
-        std::mem::take(self).folios.into_iter().flatten()
+        std::mem::take(&mut self.folios).into_iter()
     }
     /// Gives all holds back.
+    #[inline]
     pub fn clear(&mut self) {
-        self.folios[..self.len].fill_with(|| None);
-        self.len = 0;
+        self.folios.clear();
     }
 
     /// Adds a folio that follows the last one.
@@ -160,8 +162,7 @@ impl<'a> ReadBatch<'a> {
     /// If the batch is full.
     #[inline]
     pub(crate) fn push(&mut self, held: HeldFolio<'a>) {
-        self.folios[self.len] = Some(held);
-        self.len += 1;
+        self.folios.push(held);
     }
 }
 

@@ -22,8 +22,12 @@ const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
 const PROGRAMS: [&str; 12] =
     ["cc", "c++", "sqlite3", "python3", "valgrind", "fsx", "git", "rg", "tar", "gzip", "fio", "db_bench"];
-/// What scripts/setup leaves in the target folder when it has installed duckdb there.
-const DUCKDB: &str = "tools/duckdb-2.0.0/complete";
+/// What scripts/setup leaves in the target folder when it has installed something there.
+const TOOLS: [(&str, &str); 3] = [
+    ("duckdb", "tools/duckdb-2.0.0/complete"),
+    ("moto", "tools/moto-5.2.5/complete"),
+    ("versitygw", "tools/versitygw-1.8.0/complete"),
+];
 /// What makes the compiler count which edges of the code a run takes, and remember what was compared: the
 /// fuzzer steers by that. These are options of LLVM's, so any compiler takes them.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -153,9 +157,8 @@ pub fn setup() -> Result<(), Failure> {
 /// Calls [`setup`] if a program that the tests call is missing.
 pub fn setup_if_needed() -> Result<(), Failure> {
     let mut missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_installed(program)).collect();
-    if !target_folder().join(DUCKDB).exists() {
-        missing.push("duckdb");
-    }
+    let has_tool = |path: &str| target_folder().join(path).exists();
+    missing.extend(TOOLS.into_iter().filter(|(_, path)| !has_tool(path)).map(|(name, _)| name));
     if missing.is_empty() {
         return Ok(());
     }

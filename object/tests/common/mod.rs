@@ -317,7 +317,7 @@ impl Server {
 
 /// Speaks HTTP by hyper, without TLS.
 #[derive(Debug)]
-struct Connector;
+pub struct Connector;
 
 impl http_client::HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<http_client::HttpClient> {

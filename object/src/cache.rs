@@ -26,6 +26,7 @@ use crate::backend::ObjectBackend;
 use crate::error::{Error, Result};
 use crate::fetch::{Fetcher, wait_for};
 use crate::file::ObjectFile;
+use crate::first_byte::FirstByte;
 use crate::options::Options;
 use crate::stats::FetchStats;
 use crate::version;
@@ -190,6 +191,11 @@ impl ObjectCache {
     /// What was fetched from the store so far.
     pub fn stats(&self) -> FetchStats {
         self.shared.fetcher.counters.sum()
+    }
+    /// How long the store took to begin its last answers to GETs, from when each was sent; known to within 25 %. `None`
+    /// until 32 are known.
+    pub fn first_byte(&self) -> Option<FirstByte> {
+        self.shared.fetcher.counters.first_byte.summary()
     }
 
     pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {

@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use futures_util::{FutureExt, StreamExt};
 use object_store::{Error as StoreError, GetOptions, GetResult, ObjectMeta, ObjectStore, path::Path};
 use quinion::backend::Fill;
@@ -241,17 +242,47 @@ impl Fetcher {
         if got < asked { Err(FetchFailure::Short { got, asked }) } else { Ok(()) }
     }
 
-    /// Asks for a range.
+    /// Asks for a range; twice, if the answer is late and the options say so.
     async fn ask(
         &self,
         meta: &ObjectMeta,
         asked: Range<u64>,
     ) -> std::result::Result<GetResult, FetchFailure> {
+        let mut first = pin!(self.ask_once(meta, asked.clone()));
+        let percent = self.options.hedge_percent;
+        let Some(late) = percent.and_then(|percent| self.counters.first_byte.quantile(percent)) else {
+            return first.await;
+        };
+        if let Ok(answer) = timeout(late, &mut first).await {
+            return answer;
+        }
+        // A second one takes no turn from a fetch that has none.
+        let Ok(_turn) = self.requests.try_acquire() else { return first.await };
+        add(&self.counters.hedges, 1);
+        let second = pin!(self.ask_once(meta, asked));
+        match select(first, second).await {
+            Either::Left((Ok(answer), _)) => Ok(answer),
+            Either::Left((Err(_), second)) => second.await.inspect(|_| add(&self.counters.hedges_won, 1)),
+            Either::Right((Ok(answer), _)) => {
+                add(&self.counters.hedges_won, 1);
+                Ok(answer)
+            }
+            Either::Right((Err(_), first)) => first.await,
+        }
+    }
+
+    /// One request for a range, until its answer begins.
+    async fn ask_once(
+        &self,
+        meta: &ObjectMeta,
+        asked: Range<u64>,
+    ) -> std::result::Result<GetResult, FetchFailure> {
         add(&self.counters.gets, 1);
-        let options = version::conditions(meta).with_range(Some(asked.clone()));
-        let stall_max = self.options.stall_max;
+        let options = version::conditions(meta).with_range(Some(asked));
+        let (stall_max, sent) = (self.options.stall_max, Instant::now());
         let answer = timeout(stall_max, self.store.get_opts(&meta.location, options)).await;
         let result = answer.map_err(|_| FetchFailure::Stalled(stall_max))?;
+        self.counters.first_byte.record(sent.elapsed());
         result.map_err(|error| of_store(meta, error))
     }
 

@@ -4,6 +4,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::first_byte::FirstByteTimes;
+
 /// What an [`ObjectCache`](crate::ObjectCache) has fetched so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -24,6 +26,10 @@ pub struct FetchStats {
     pub changes: u64,
     /// Fetches that were not begun, because their range had failed a moment before.
     pub refused: u64,
+    /// GETs that were sent beside a late one ([`Options::hedge_slower_than`](crate::Options::hedge_slower_than)).
+    pub hedges: u64,
+    /// Of these, those whose answer began first.
+    pub hedges_won: u64,
 }
 
 /// The counters behind it.
@@ -37,6 +43,9 @@ pub(crate) struct Counters {
     pub(crate) failures: AtomicU64,
     pub(crate) changes: AtomicU64,
     pub(crate) refused: AtomicU64,
+    pub(crate) hedges: AtomicU64,
+    pub(crate) hedges_won: AtomicU64,
+    pub(crate) first_byte: FirstByteTimes,
 }
 
 /// One more, or several.
@@ -56,6 +65,8 @@ impl Counters {
             failures: read(&self.failures),
             changes: read(&self.changes),
             refused: read(&self.refused),
+            hedges: read(&self.hedges),
+            hedges_won: read(&self.hedges_won),
         }
     }
 }

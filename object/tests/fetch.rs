@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use object_store::path::Path;
-use quinion::Cache;
+use quinion::{Cache, Hint};
 use quinion_object::{Error, FetchFailure, ObjectCache, ObjectFile, Options};
 
 mod common;
@@ -300,7 +300,7 @@ fn gets_under_way_are_bounded() {
 #[test]
 fn async_reads_wait_side_by_side_and_block_nobody() {
     let server = Server::with_object(64 << 20);
-    server.control.set_latency(Duration::from_millis(400));
+    server.control.set_latency(Duration::from_millis(1500));
     let objects = objects(&server, quick());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -439,4 +439,65 @@ fn shared_handles_of_many_threads_read_right_under_memory_pressure() {
         }
     });
     objects.cache().check().unwrap();
+}
+
+/// A handle without readahead.
+fn open_at_random(objects: &ObjectCache) -> ObjectFile {
+    let file = open(objects);
+    file.file().advise(Hint::Random).unwrap();
+    file
+}
+
+/// Reads 64 KiB that are not cached, far from the last that were.
+fn read_cold(file: &ObjectFile, nth: u64) {
+    read(file, nth * MIB, 64 << 10);
+}
+
+#[test]
+fn a_late_get_is_hedged_once_its_quantile_is_known() {
+    let server = Server::with_object(64 << 20);
+    server.control.set_latency(Duration::from_millis(2));
+    // Without a second GET this read would fail by its deadline.
+    let options = quick().stall_max(Duration::from_secs(60)).hedge_slower_than(95);
+    let objects = objects(&server, options);
+    let file = open_at_random(&objects);
+    assert_eq!(objects.first_byte(), None);
+    (0..32).for_each(|nth| read_cold(&file, nth));
+    let known = objects.first_byte().unwrap();
+    assert!(known.p50 >= Duration::from_millis(2) && known.p50 <= known.p95 && known.p95 <= known.p99);
+    let before = objects.stats();
+    server.control.trouble([Fault::Late(120_000)]);
+    read_cold(&file, 33);
+    let now = objects.stats();
+    assert_eq!((now.hedges - before.hedges, now.hedges_won - before.hedges_won), (1, 1));
+    assert_eq!((now.gets - before.gets, now.retries - before.retries), (2, 0));
+    // The first fails while the second is under way: the second's answer is used.
+    server.control.trouble([Fault::Status(503)]);
+    server.control.set_latency(Duration::from_millis(1500));
+    read_cold(&file, 35);
+    assert_eq!(objects.stats().hedges_won - now.hedges_won, 1, "{:?}", objects.stats());
+    assert_eq!(objects.stats().failures, 0);
+}
+
+#[test]
+fn no_get_is_hedged_unless_it_was_asked_for() {
+    let server = Server::with_object(64 << 20);
+    let objects = objects(&server, quick());
+    let file = open_at_random(&objects);
+    (0..40).for_each(|nth| read_cold(&file, nth));
+    server.control.trouble([Fault::Late(300)]);
+    read_cold(&file, 41);
+    assert_eq!((objects.stats().hedges, objects.stats().gets), (0, 41));
+}
+
+#[test]
+fn a_hedge_takes_no_turn_that_is_not_free() {
+    let server = Server::with_object(64 << 20);
+    let objects = objects(&server, quick().requests_max(1).hedge_slower_than(95));
+    let file = open_at_random(&objects);
+    (0..40).for_each(|nth| read_cold(&file, nth));
+    let before = objects.stats().hedges;
+    server.control.trouble([Fault::Late(500)]);
+    read_cold(&file, 41);
+    assert_eq!((before, objects.stats().hedges, server.control.most_at_a_time()), (0, 0, 1));
 }

@@ -41,6 +41,8 @@ pub enum Fault {
     Short(usize),
     /// The body stops after so many bytes, and the connection stays.
     Stall(usize),
+    /// The answer begins so many milliseconds later than others.
+    Late(u64),
     /// The answer is of the range that begins a page later, and says so.
     OtherRange,
     /// The object has its next version before the GET is answered.
@@ -194,6 +196,9 @@ async fn answer(control: Arc<Control>, request: Request<hyper::body::Incoming>) 
     control.most.fetch_max(now, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_micros(control.latency.load(Ordering::Relaxed))).await;
     let fault = if is_head { None } else { control.faults.lock().unwrap().pop_front() };
+    if let Some(Fault::Late(millis)) = fault {
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
     let answer = answer_as(&control, &key, &request, fault);
     control.now.fetch_sub(1, Ordering::Relaxed);
     answer

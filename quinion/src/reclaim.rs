@@ -58,7 +58,7 @@ use crate::arena::referenced::{self, ReferenceState};
 use crate::arena::{Arena, CELLS_PER_PAGE, DescriptorWord, Flags};
 use crate::backend::Backend;
 use crate::lists::{ListReservation, Lists, ListsGuard};
-use crate::mapping::{AgeLimit, Backing, Mapping, Replacement, ShadowNodes};
+use crate::mapping::{AgeLimit, Mapping, Replacement, ShadowNodes};
 use crate::policy::{
     ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, Weights,
 };
@@ -767,7 +767,7 @@ impl Reclaim {
     ) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
-        if mapping.backing() == Backing::Spills {
+        if mapping.backing().spills() {
             return self.spill_of_mapping(&mapping, group, locks, going);
         }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();

@@ -20,7 +20,7 @@ use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::internals::mapping::{
-    AddedFolio, FolioShape, Mapping, NewFolio, Replacement, RunOutcome, SPARE_MAX,
+    AddedFolio, FolioShape, Mapping, NewFolio, NewMapping, Replacement, RunOutcome, SPARE_MAX,
 };
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::reclaim::NODE_BYTES;
@@ -504,7 +504,9 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
         .map(|id| {
             let file = Arc::new(MemoryFile::new(vec![id as u8; FILE_PAGES * 4096]));
             let known = file.attributes().unwrap();
-            let mapping = Mapping::new(Arc::clone(&arena), MappingId(id), file, &known, process, tuning);
+            let (id, backend) = (MappingId(id), file);
+            let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+            let mapping = Mapping::new(new);
             Arc::new(mapping.unwrap())
         })
         .collect();

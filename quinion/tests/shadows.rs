@@ -21,7 +21,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quinion::backend::{Backend, FillRun};
 use quinion::internals::arena::{Arena, ArenaOptions, FrameRun};
-use quinion::internals::mapping::{FolioShape, Mapping, Replacement, find};
+use quinion::internals::mapping::{FolioShape, Mapping, NewMapping, Replacement, find};
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::{NODE_BYTES, Reclaim};
 use quinion::internals::stats::{Count, Counters};
@@ -48,7 +48,8 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
     let (device, process) =
         (Device::with_number(u64::from(id), PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process, Tuning::default()).unwrap()
+    let (id, tuning) = (MappingId(id), Tuning::default());
+    Mapping::new(NewMapping { arena, id, backend: device, attributes: &known, process, tuning }).unwrap()
 }
 
 /// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.

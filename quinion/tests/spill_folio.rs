@@ -9,9 +9,9 @@ use std::sync::Arc;
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::mapping::{
-    AddedFolio, Backing, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
-    Mapping, MemoryEntry, MemoryWait, NewFolio, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
-    SeekTarget,
+    AddedFolio, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
+    MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
+    SeekTarget, SpillTarget,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -63,11 +63,16 @@ impl Stage {
             Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &wait_queue).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
-        let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
-        let mapping =
-            Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
-        let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
-        let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
+        let mapping = Mapping::memory(NewMemoryMapping {
+            arena: &arena,
+            id: MappingId(1),
+            folio_order_max: Order(9),
+            spill: Some(SpillTarget { spill: Arc::clone(&spill), pool: PoolNumber::DEFAULT }),
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
+        let mapping = mapping.unwrap().with_lists(reclaim.lists());
+        let mapping = Arc::new(mapping.with_shadow_nodes(reclaim.shadow_nodes()));
         mapping.set_size(8 << 20);
         reclaim.add_mapping(Arc::clone(&mapping));
         let stage = Self { mapping, reclaim, spill, disk, arena };
@@ -150,7 +155,7 @@ impl Drop for Stage {
 #[test]
 fn a_folio_goes_and_its_frames_are_free() {
     let stage = Stage::spilled();
-    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
+    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
     assert_eq!(stage.reclaim.weights().total(), 0);
     assert_eq!(stage.mapping.lock().pages(), 0);
 }
@@ -178,7 +183,7 @@ fn a_folio_that_is_held_when_its_flush_ends_stays() {
     // And goes the next time.
     stage.send();
     stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_pages(), 16);
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     stage.check();
 }
 
@@ -242,7 +247,7 @@ fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
     stage.send();
     drop(stage.grab(&wait_queue));
     stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_pages(), 16);
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     stage.check();
 }
 
@@ -305,7 +310,7 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         }
         stage.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
         stage.arena.free_run(left, pages);
-        assert_eq!(stage.mapping.spilled_pages(), 16);
+        assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     }
     assert_eq!(
         stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)),
@@ -322,7 +327,7 @@ fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
     let stage = Stage::spilled();
     let edge = FIRST.plus(5);
     assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All), 0);
-    assert_eq!(stage.mapping.spilled_pages(), 16, "what reaches over an edge stays");
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16, "what reaches over an edge stays");
     let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, LockWait::Wait).unwrap().part_at(edge);
     assert_eq!(part(edge), PartOutcome::Done);
     let pieces = [(2, 0), (0, 4), (0, 5), (1, 6), (3, 8)];
@@ -330,7 +335,7 @@ fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
     stage.check();
     assert_eq!(part(edge), PartOutcome::Done, "nothing is left to be done");
     stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All);
-    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
+    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
     stage.check();
 }
 

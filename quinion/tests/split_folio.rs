@@ -16,8 +16,8 @@ use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::internals::folio::{copy, unpin};
 use quinion::internals::mapping::{
-    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, RemoveFilter,
-    SplitOutcome, TakeFilter,
+    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, NewMapping,
+    RemoveFilter, SplitOutcome, TakeFilter,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -47,9 +47,10 @@ impl Rig {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         let file: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 4096 * PAGE_SIZE]));
         let known = file.attributes().unwrap();
+        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
         let mapping =
-            Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, ForkGuard::new(), Tuning::default());
-        let mapping = mapping.unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+            Mapping::new(new).unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping);
         reclaim.add_mapping(Arc::clone(&mapping));
         Self { arena, reclaim, mapping }

@@ -14,7 +14,7 @@ use quinion::backend::{
 };
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::internals::mapping::{Mapping, ReadBatch};
+use quinion::internals::mapping::{Mapping, NewMapping, ReadBatch};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
@@ -501,8 +501,14 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let twin = bytes(1, 32 * PAGE);
     let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
     let known = memory.attributes().expect("memory has attributes");
-    let mapping =
-        Mapping::new(arena, MappingId(1), Arc::clone(&memory), &known, ForkGuard::new(), Tuning::default());
+    let mapping = Mapping::new(NewMapping {
+        arena: &arena,
+        id: MappingId(1),
+        backend: Arc::clone(&memory),
+        attributes: &known,
+        process: ForkGuard::new(),
+        tuning: Tuning::default(),
+    });
     let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
     mapping.write_by(memory);
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));

@@ -611,14 +611,14 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     let known = device.attributes().unwrap();
     device.attach(&stage.wait_queue);
     let writer = Arc::clone(&device) as Arc<dyn Backend>;
-    let mapping = quinion::internals::mapping::Mapping::new(
-        Arc::clone(&stage.arena),
-        quinion::internals::units::MappingId(7),
-        Arc::clone(&writer),
-        &known,
-        quinion::internals::sys::fork::ForkGuard::new(),
-        quinion::internals::tuning::Tuning::default(),
-    );
+    let mapping = quinion::internals::mapping::Mapping::new(quinion::internals::mapping::NewMapping {
+        arena: &stage.arena,
+        id: quinion::internals::units::MappingId(7),
+        backend: Arc::clone(&writer),
+        attributes: &known,
+        process: quinion::internals::sys::fork::ForkGuard::new(),
+        tuning: quinion::internals::tuning::Tuning::default(),
+    });
     let lists = stage.filemap.reclaim().lists();
     let mapping = mapping.unwrap().with_dirty_pages(stage.writeback.totals()).with_lists(lists);
     mapping.write_by(writer);

@@ -28,7 +28,7 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{HitStop, OnPinned, StreamPositions, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
-use crate::shmem::{BufferList, OneBuffer, Target};
+use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
@@ -192,7 +192,8 @@ impl CacheInner {
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = self.shmem.new_mapping(id, folio_order_max, spills, self.process, self.tuning);
+        let new = NewMemory { id, folio_order_max, spills, process: self.process, tuning: self.tuning };
+        let new = self.shmem.new_mapping(new);
         drop(table);
         new.ok_or_else(|| {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -504,7 +505,7 @@ impl MemFile {
             return error;
         }
         let MemHandle { mapping, name, .. } = &*self.handle;
-        let trouble = mapping.spill().and_then(|spill| spill.trouble());
+        let trouble = mapping.backing().spill().and_then(|spill| spill.trouble());
         let (name, source) = (Arc::clone(name), Box::new(error));
         match trouble {
             Some(trouble) => Repr::Spill { name, trouble: trouble.to_string(), source }.into(),

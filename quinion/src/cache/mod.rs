@@ -51,7 +51,7 @@ use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
 use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
 use crate::lease::Leases;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, NewMapping};
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
@@ -861,9 +861,9 @@ impl CacheInner {
             return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
-        let arena = Arc::clone(&self.filemap.arena);
         let writer = writes.then(|| Arc::clone(&backend));
-        let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
+        let (arena, process, tuning) = (&self.filemap.arena, self.process, self.tuning);
+        let new = Mapping::new(NewMapping { arena, id, backend, attributes, process, tuning });
         if let Some(gone) = outdated {
             self.filemap.supply.reclaim.remove_mapping(gone.id());
         }

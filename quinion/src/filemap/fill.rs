@@ -43,8 +43,8 @@ use crate::arena::{FillEnd, PutOutcome, View};
 use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Backing, FolioLifetime, FolioShape, InsertPurpose, Mapping,
-    MappingGuard, NewFolio, ShadowObserver, cut, folios_of,
+    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard,
+    NewFolio, ShadowObserver, cut, folios_of,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -201,7 +201,7 @@ impl Filemap {
     ) -> Option<FillOutcome> {
         let FillRequest { window, urgency, wait_policy, .. } = *request;
         let SubmitBatch { mapping, pool, .. } = *batch;
-        if wait_policy.locks() == LockWait::Try || mapping.places().is_some() {
+        if wait_policy.locks() == LockWait::Try || mapping.backing().places().is_some() {
             return None;
         }
         // 2
@@ -353,7 +353,7 @@ impl Filemap {
         shape: FolioShape,
         promise: ListReservation<'_>,
     ) {
-        if mapping.backing() != Backing::Kept {
+        if !mapping.backing().is_kept() {
             return self.list(runs, window, shape, promise);
         }
         let heads =
@@ -773,6 +773,7 @@ mod tests {
     use crate::units::MappingId;
 
     use super::*;
+    use crate::mapping::NewMapping;
 
     /// A file that counts what was left to a reap.
     #[derive(Debug)]
@@ -812,7 +813,9 @@ mod tests {
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
         let known = leaving.attributes().unwrap();
-        let mapping = Mapping::new(arena, id, backend, &known, ForkGuard::new(), Tuning::default());
+        let (process, tuning) = (ForkGuard::new(), Tuning::default());
+        let mapping =
+            Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning });
         let mapping = Arc::new(mapping.unwrap());
         let fetch = |first: u64, pages: u32, next| {
             let (window, wanted) =

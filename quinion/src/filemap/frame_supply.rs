@@ -264,7 +264,7 @@ impl FrameSupply {
         request: &FrameRequest<'_>,
         mut gaps: Vec<(PageIndex, u32)>,
     ) -> Result<SuppliedFrames<'_>, NoFrames> {
-        if let Some(places) = request.mapping.places() {
+        if let Some(places) = request.mapping.backing().places() {
             return self.claim_places(request, places, &gaps);
         }
         let mut charge = self.charge(request, &mut gaps);
@@ -578,7 +578,7 @@ impl FrameSupply {
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
         // One that is led now may be left the next moment, so a thread that has no device waits at another's: nobody
         // would ask it to lead nothing.
-        let own = || match mapping.spill() {
+        let own = || match mapping.backing().spill() {
             Some(spill) => Arc::clone(spill.backend()),
             None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
             None => mapping.backend(),

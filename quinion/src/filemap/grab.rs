@@ -67,7 +67,7 @@ impl Filemap {
         bring_back: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.supply.folio_orders;
-        let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
+        let orders = Orders { min, max: max.min(mapping.backing().folio_order_max()).max(min) };
         let shape = FolioShape {
             orders,
             marker: None,

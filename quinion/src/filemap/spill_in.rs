@@ -130,7 +130,7 @@ impl Filemap {
         pages: Range<PageIndex>,
         kept: TruncateExclusion,
     ) -> Result<(), Error> {
-        let (Some(spill), wanted) = (mapping.spill(), pages.start) else { return Ok(()) };
+        let (Some(spill), wanted) = (mapping.backing().spill(), pages.start) else { return Ok(()) };
         let (mut reach, mut short) = (SpillInExtent::Batch, 0);
         for _ in 0..TRIES {
             // 1
@@ -210,7 +210,7 @@ impl Filemap {
 
     /// 2: frames for the pages, or for fewer of them, and the charge for these.
     fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
-        let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
+        let (pool, position) = (mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![(plan.pages.start, plan.count())];
         let window = self.window_of(mapping, plan);
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
@@ -222,7 +222,7 @@ impl Filemap {
     }
 
     fn window_of(&self, mapping: &Mapping, plan: &SpillInPlan) -> Window {
-        let order = Order::fitting(plan.count()).min(mapping.folio_order_max());
+        let order = Order::fitting(plan.count()).min(mapping.backing().folio_order_max());
         Window { order, ..Window::exact(plan.pages.start, plan.count()) }
     }
 
@@ -241,7 +241,7 @@ impl Filemap {
 
     /// There was no cell: one is made, or that is said.
     fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
-        match self.supply.make_nodes(mapping.spill_pool()) {
+        match self.supply.make_nodes(mapping.backing().spill_pool()) {
             true => Ok(()),
             false => Err(self.no_memory(wanted.first_byte())),
         }
@@ -256,7 +256,7 @@ impl Filemap {
         (mut charge, promise): (Charge<'_>, ListReservation<'_>),
         kept: TruncateExclusion,
     ) -> std::io::Result<RestoreOutcome> {
-        let spill = mapping.spill().expect("what is planned is spilled");
+        let spill = mapping.backing().spill().expect("what is planned is spilled");
         charge.keep(plan.count());
         // 3
         let reading = {
@@ -307,7 +307,7 @@ impl Filemap {
         };
         self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, u64::from(plan.count()));
-        self.supply.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
+        self.supply.reclaim.count_inserted(mapping.backing().spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);
         drop(reading); // now the slots are free
         Ok(RestoreOutcome::Done)
@@ -316,7 +316,7 @@ impl Filemap {
     /// Whether the page at `index` is in the spill file; a hint. Takes the tree lock only if anything of the file seems
     /// to be there: the first that goes is counted when it is gone.
     pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
-        mapping.spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
+        mapping.backing().spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
     }
 
     /// Before locks are taken to cut the file at these bytes: brings the pages back that are cut in two, so that no

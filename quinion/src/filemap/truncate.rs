@@ -441,7 +441,7 @@ impl Filemap {
                 Ok(held) => held,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 // It may be on its way to the spill file or back in this very moment: the lock tells.
-                Err(_) if mapping.spill().is_some() => {
+                Err(_) if mapping.backing().spill().is_some() => {
                     let found = mapping.lock().at(index, index.plus(1));
                     match found {
                         MemoryEntry::Spilled { .. } => {
@@ -497,7 +497,7 @@ fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
 
 /// Where its pages are written: a memory file's to the spill file.
 fn flushed_by(mapping: &Mapping) -> Arc<dyn Backend> {
-    mapping.spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
+    mapping.backing().spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
 }
 
 /// Where the file is changed.

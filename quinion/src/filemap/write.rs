@@ -576,7 +576,7 @@ impl Filemap {
         // 1 What is not there.
         let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
-        let order = Order::fitting(count).min(mapping.folio_order_max());
+        let order = Order::fitting(count).min(mapping.backing().folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);

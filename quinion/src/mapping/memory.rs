@@ -37,6 +37,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::arena::dirty::BitTable;
 use crate::arena::{Arena, Flags};
@@ -46,8 +47,8 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind, Value};
 
-use super::backing::Backing;
-use super::owner::{Mapping, MappingGuard};
+use super::backing::{Backing, MemoryBacking, SpillTarget};
+use super::owner::{Mapping, MappingGuard, NewMapping};
 
 /// Entries that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 4096;
@@ -73,6 +74,23 @@ pub enum MemoryEntry {
     },
 }
 
+/// What a mapping of a memory file is made of.
+#[derive(Debug)]
+pub struct NewMemoryMapping<'a> {
+    /// The arena its record, its nodes and its folios are in.
+    pub arena: &'a Arc<Arena>,
+    /// Its number, which no other mapping has.
+    pub id: MappingId,
+    /// The largest folio that writers make.
+    pub folio_order_max: Order,
+    /// Where its folios go when memory is short; `None`: they stay in memory.
+    pub spill: Option<SpillTarget>,
+    /// The process that owns it.
+    pub process: ForkGuard,
+    /// How its mechanisms work, for those who measure them.
+    pub tuning: Tuning,
+}
+
 /// How the pages of a memory file are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryPages {
@@ -86,29 +104,22 @@ pub struct MemoryPages {
 
 impl Mapping {
     /// A mapping of no pages and no bytes, with nothing behind it. `None` if the arena has no cell for its record.
-    ///
-    /// # Panics
-    /// If `backing` is a device.
-    pub fn memory(
-        arena: Arc<Arena>,
-        id: MappingId,
-        backing: Backing,
-        folio_order_max: Order,
-        process: ForkGuard,
-        tuning: Tuning,
-    ) -> Option<Self> {
-        assert_ne!(backing, Backing::Device, "a memory file has no device");
+    pub fn memory(new: NewMemoryMapping<'_>) -> Option<Self> {
+        let NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning } = new;
         let nothing = NullBackend { number: u64::from(id.0) };
-        let attributes = nothing.attributes().expect("what nothing is is known");
-        let mapping = Self::new(arena, id, Arc::new(nothing), &attributes, process, tuning)?;
-        mapping.lock().forget_all(); // no eviction leaves anything
-        Some(mapping.backed(backing, folio_order_max))
+        let attributes = nothing.attributes().expect("a null backend always has attributes");
+        let backend = Arc::new(nothing);
+        let new = NewMapping { arena, id, backend, attributes: &attributes, process, tuning };
+        let mapping = Self::new(new)?;
+        mapping.lock().forget_all(); // evictions leave no shadows
+        let spilled = AtomicU64::new(0);
+        Some(mapping.backed(Backing::Memory(MemoryBacking { folio_order_max, spill, spilled })))
     }
 
     /// Whether it is a memory file: what is not in its tree is zeros, and what is there is nowhere else.
     #[inline]
     pub fn is_memory(&self) -> bool {
-        self.backing() != Backing::Device
+        self.backing().is_memory()
     }
 
     /// How its pages are kept now. Takes the tree lock for some thousand entries at a time: while others change it,

@@ -91,7 +91,7 @@ mod split;
 mod version;
 
 #[cfg(feature = "std")]
-pub use backing::Backing;
+pub use backing::{Backing, MemoryBacking, SpillTarget};
 #[cfg(feature = "std")]
 pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
 #[cfg(feature = "std")]
@@ -118,11 +118,11 @@ pub use insert::{
 pub(crate) use insert::{cut, folios_of};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
-pub use memory::{MemoryEntry, MemoryPages, SeekTarget};
+pub use memory::{MemoryEntry, MemoryPages, NewMemoryMapping, SeekTarget};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
-pub use owner::{Mapping, MappingGuard, Replacement};
+pub use owner::{Mapping, MappingGuard, NewMapping, Replacement};
 #[cfg(feature = "std")]
 pub use remove::{InFlight, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
 #[cfg(feature = "std")]

@@ -50,7 +50,7 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, ForgetOutcome, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
-use super::backing::{Backing, SpillTarget};
+use super::backing::Backing;
 use super::device::Device;
 use super::dirty_counts::DirtyCounts;
 use super::nodes::{Nodes, SpareNodes, Surplus, TreeCounts};
@@ -90,8 +90,6 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
-    /// Where its frames are, if each page has its place.
-    places: Option<Arc<GuestExtents>>,
     /// What is dirty; changed under the tree's lock.
     pub(super) dirty: DirtyCounts,
     /// What flushes of our own have made of the file's times.
@@ -100,12 +98,23 @@ pub struct Mapping {
     counters: Option<Arc<Counters>>,
     /// What is behind its pages.
     backing: Backing,
-    /// The largest folio that writers make.
-    folio_order_max: Order,
-    /// Where its folios go when memory is short, if they may.
-    pub(super) spills_to: Option<SpillTarget>,
-    /// Pages of values in the tree that stand for what is in the spill file; changed under its lock.
-    pub(super) spilled: AtomicU64,
+}
+
+/// What a mapping of a file is made of.
+#[derive(Debug)]
+pub struct NewMapping<'a> {
+    /// The arena its record, its nodes and its folios are in.
+    pub arena: &'a Arc<Arena>,
+    /// Its number, which no other mapping has.
+    pub id: MappingId,
+    /// What its pages are read from.
+    pub backend: Arc<dyn Backend>,
+    /// What `backend` says of the file.
+    pub attributes: &'a Attributes,
+    /// The process that owns it.
+    pub process: ForkGuard,
+    /// How its mechanisms work, for those who measure them.
+    pub tuning: Tuning,
 }
 
 /// What the tree lock guards besides the tree itself.
@@ -128,14 +137,9 @@ pub enum Replacement {
 
 impl Mapping {
     /// A mapping of no folios for the file behind `backend`. `None` if the arena has no cell for its record.
-    pub fn new(
-        arena: Arc<Arena>,
-        id: MappingId,
-        backend: Arc<dyn Backend>,
-        attributes: &Attributes,
-        process: ForkGuard,
-        tuning: Tuning,
-    ) -> Option<Self> {
+    pub fn new(new: NewMapping<'_>) -> Option<Self> {
+        let NewMapping { arena, id, backend, attributes, process, tuning } = new;
+        let arena = Arc::clone(arena);
         let cell = arena.alloc_cell()?;
         let record = arena.view().record(cell).expect("a cell of ours can be a record");
         record.root.store(Root::EMPTY.bits(), Ordering::Relaxed);
@@ -163,21 +167,16 @@ impl Mapping {
             stock: SpareNodes::default(),
             tuning,
             lists: None,
-            places: None,
             dirty: DirtyCounts::default(),
             ours: OwnChanges::default(),
             counters: None,
-            backing: Backing::Device,
-            folio_order_max: Order::MAX,
-            spills_to: None,
-            spilled: AtomicU64::new(0),
+            backing: Backing::File,
         })
     }
 
-    /// The same mapping, before it has folios, with that behind its pages, and folios of no more than that order made
-    /// by writers.
-    pub(super) fn backed(mut self, backing: Backing, folio_order_max: Order) -> Self {
-        (self.backing, self.folio_order_max) = (backing, folio_order_max);
+    /// The same mapping, before it has folios, with that behind its pages.
+    pub(super) fn backed(mut self, backing: Backing) -> Self {
+        self.backing = backing;
         self
     }
 
@@ -265,25 +264,18 @@ impl Mapping {
     /// when they leave. Without this call they are in none, and nothing reclaims them.
     #[must_use]
     pub fn with_lists(mut self, lists: &Arc<Lists>) -> Self {
-        assert!(self.places.is_none(), "what has a place is not evicted");
+        assert!(self.backing.places().is_none(), "what has a place is not evicted");
         self.lists = Some(Arc::clone(lists));
         self
     }
 
     /// The same mapping, each page of which has its place in `places`: a thread that wants a frame for it claims that
-    /// one, and no other is ever in the tree. Its folios stand in no ring, so nobody evicts them. It reaches no further
-    /// than
-    /// `places`.
+    /// one, and no other is ever in the tree. Its folios stand in no ring, so reclaim never evicts them. The mapping
+    /// is no longer than `places`.
     #[must_use]
-    pub fn with_places(mut self, places: Arc<GuestExtents>) -> Self {
+    pub fn with_places(self, places: Arc<GuestExtents>) -> Self {
         assert!(self.lists.is_none(), "what has a place is not evicted");
-        self.places = Some(places);
-        self
-    }
-
-    /// Where its pages have their places, if they have any.
-    pub fn places(&self) -> Option<&Arc<GuestExtents>> {
-        self.places.as_ref()
+        self.backed(Backing::Guest(places))
     }
 
     /// The mapping's number.
@@ -329,12 +321,8 @@ impl Mapping {
     }
     /// What is behind its pages.
     #[inline]
-    pub fn backing(&self) -> Backing {
-        self.backing
-    }
-    /// The largest folio that writers make of its pages.
-    pub fn folio_order_max(&self) -> Order {
-        self.folio_order_max
+    pub fn backing(&self) -> &Backing {
+        &self.backing
     }
     /// The arena its folios are in.
     pub fn arena(&self) -> &Arena {
@@ -607,7 +595,7 @@ impl Mapping {
             if let Kind::Folio(frame) = entry.kind() {
                 unlisted += u64::from(listed.as_ref().is_some_and(|listed| !listed.holds(Frame(frame))));
                 let descriptor = self.view().descriptor(Frame(frame)).ok_or("a folio has no frame")?;
-                if let Some(places) = &self.places
+                if let Some(places) = self.backing.places()
                     && places.place(PageIndex(first)) != Some(Frame(frame))
                 {
                     return Err(format!("{:?}, page {first}: {frame} is not its place", self.id));
@@ -627,8 +615,8 @@ impl Mapping {
         if pages != guard.tree.pages {
             return Err(format!("{:?} counts {} pages and has {pages}", self.id, guard.tree.pages));
         }
-        if spilled != self.spilled_pages() {
-            let counted = self.spilled_pages();
+        let counted = self.backing.spilled_pages();
+        if spilled != counted {
             return Err(format!("{:?} counts {counted} spilled pages and has {spilled}", self.id));
         }
         guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id))?;
@@ -733,7 +721,7 @@ impl<'a> MappingGuard<'a> {
         gone: &mut Vec<(Frame, Order)>,
     ) {
         let (mapping, first) = (self.mapping, gone.len());
-        if mapping.places.is_some() {
+        if mapping.backing.places().is_some() {
             return; // others map what is there
         }
         let nodes = mapping.nodes();

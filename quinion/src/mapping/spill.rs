@@ -38,10 +38,9 @@ use std::sync::atomic::Ordering;
 use crate::arena::{DescriptorWord, Flags, referenced};
 use crate::folio::HeldFolio;
 use crate::spill::Spill;
-use crate::units::{Frame, Millis, Order, PageIndex, PoolNumber};
+use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Stored, Value};
 
-use super::backing::SpillTarget;
 use super::dirty::{TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use super::insert::NewFolio;
 use super::owner::{Mapping, MappingGuard};
@@ -93,42 +92,12 @@ pub enum PartOutcome {
 }
 
 impl Mapping {
-    /// The same mapping, whose folios go to `spill` when memory is short, and are charged to `pool` when they come
-    /// back.
-    #[must_use]
-    pub fn with_spill(mut self, spill: &Arc<Spill>, pool: PoolNumber) -> Self {
-        self.spills_to = Some(SpillTarget { spill: Arc::clone(spill), pool });
-        self
-    }
-
-    /// Where its folios go when memory is short, if they may.
-    #[inline]
-    pub fn spill(&self) -> Option<&Arc<Spill>> {
-        self.spills_to.as_ref().map(|to| &to.spill)
-    }
-
-    /// The pool that is charged for what comes back.
-    pub fn spill_pool(&self) -> PoolNumber {
-        self.spills_to.as_ref().map_or(PoolNumber::DEFAULT, |to| to.pool)
-    }
-
-    /// Pages that are in the spill file; a moment ago, unless the caller has the tree lock.
-    #[inline]
-    pub fn spilled_pages(&self) -> u64 {
-        self.spilled.load(Ordering::Relaxed)
-    }
-
-    fn count_spilled(&self, more: u64, less: u64) {
-        self.spilled.fetch_add(more, Ordering::Relaxed);
-        self.spilled.fetch_sub(less, Ordering::Relaxed);
-    }
-
     /// A value that has been taken out of the tree, whose lock the caller holds: its slots are free. Values that only
     /// remember have none.
     pub(super) fn forget_value(&self, value: Value) {
         if value.is_spill() {
-            self.count_spilled(0, pages_of(value));
-            self.spill().expect("what is spilled has a spill file").free(value);
+            self.backing().count_spilled(0, pages_of(value));
+            self.expect_spill().free(value);
         }
     }
 
@@ -192,7 +161,7 @@ impl MappingGuard<'_> {
         mapping.unlist(&[(frame, order)]);
         let _unread = mapping.take_unread(frame, order);
         self.tree.pages -= u64::from(order.pages());
-        mapping.count_spilled(pages_of(value), 0);
+        mapping.backing().count_spilled(pages_of(value), 0);
         mapping.expect_spill().note_spilled(order.pages());
         mapping.arena().free_all(&[(frame, order)]);
         SpillOutEnd::Gone
@@ -260,7 +229,7 @@ impl MappingGuard<'_> {
         for &(first, value) in values {
             let end = first.0 + pages_of(value);
             let inside = covered.start.clamp(first.0, end)..covered.end.clamp(first.0, end);
-            mapping.count_spilled(0, inside.end - inside.start);
+            mapping.backing().count_spilled(0, inside.end - inside.start);
             spill.note_brought_back(inside.end - inside.start);
             if inside == (first.0..end) {
                 spill.free(value);
@@ -356,7 +325,7 @@ impl<'a> MappingGuard<'a> {
 
 impl Mapping {
     fn expect_spill(&self) -> &Arc<Spill> {
-        self.spill().expect("what is spilled has a spill file")
+        self.backing().spill().expect("what is spilled has a spill file")
     }
 }
 

@@ -89,7 +89,7 @@ impl Mapping {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
         let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return SplitOutcome::NoNode };
-        let (from, pages) = match self.spill() {
+        let (from, pages) = match self.backing().spill() {
             Some(_) => (edge.align_down(Order::MAX), u64::from(Order::MAX.pages())),
             None => (edge, 1),
         };
@@ -129,7 +129,7 @@ impl Mapping {
             ReadableState::Never => return DetachOutcome::Gone,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
-        if self.places().is_some() && !dirty.is_empty() {
+        if self.backing().places().is_some() && !dirty.is_empty() {
             return DetachOutcome::NoMemory; // each page has its place, and there is no other for a copy
         }
         // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
     use crate::arena::{Arena, ArenaOptions};
     use crate::backend::{Backend, MemoryFile};
-    use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio};
+    use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio, NewMapping};
     use crate::sys::fork::ForkGuard;
     use crate::tuning::Tuning;
     use crate::units::MappingId;
@@ -308,9 +308,15 @@ mod tests {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let memory = Arc::new(MemoryFile::new(vec![7; 4 << 12]));
         let (backend, known) = (Arc::clone(&memory) as Arc<dyn Backend>, memory.attributes().unwrap());
-        let (id, tuning) = (MappingId(1), Tuning::default());
-        let mapping =
-            Mapping::new(Arc::clone(&arena), id, backend, &known, ForkGuard::new(), tuning).unwrap();
+        let mapping = Mapping::new(NewMapping {
+            arena: &arena,
+            id: MappingId(1),
+            backend,
+            attributes: &known,
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
+        let mapping = mapping.unwrap();
         let (first, order) = (PageIndex(0), Order(2));
         let frame = arena.alloc(order).unwrap();
         let added =

@@ -19,7 +19,7 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::{OneBuffer, Shmem};
+use super::{NewMemory, OneBuffer, Shmem};
 
 const BYTES: u64 = PAGE_SIZE as u64;
 /// A byte that no reader may see unless it was filled.
@@ -59,7 +59,9 @@ impl Stage {
         let filemap = Filemap::new(arena, wait_queue, orders, Tuning::default()).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
         let new = |id, spills| {
-            shmem.new_mapping(MappingId(id), Order(9), spills, ForkGuard::new(), Tuning::default()).unwrap()
+            let (process, tuning) = (ForkGuard::new(), Tuning::default());
+            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process, tuning };
+            shmem.new_mapping(new).unwrap()
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));
         mapping.set_size(pages * BYTES);
@@ -431,7 +433,7 @@ fn what_is_populated_on_its_way_to_the_spill_file_stays() {
     });
     assert_eq!(put.unwrap(), 2 * BYTES);
     spill.drain();
-    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     let wanted: Vec<u8> =
         [(3, 1), (2, 2), (11, 1)].map(|(pages, byte)| vec![byte; pages * PAGE_SIZE]).concat();
     assert!(stage.read(0, 16 * PAGE_SIZE) == wanted);
@@ -446,6 +448,6 @@ fn what_had_an_address_on_its_way_to_the_spill_file_stays() {
     assert_eq!(folios.len(), 1);
     drop(folios); // a thread may have stored there
     spill.drain();
-    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     stage.check();
 }

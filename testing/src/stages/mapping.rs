@@ -12,7 +12,9 @@ use std::sync::atomic::AtomicU32;
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
 use quinion::internals::folio::copy;
-use quinion::internals::mapping::{AddedFolio, Backing, InsertPurpose, Mapping, NODE_BITS, NewFolio, find};
+use quinion::internals::mapping::{
+    AddedFolio, InsertPurpose, Mapping, NODE_BITS, NewFolio, NewMapping, NewMemoryMapping, find,
+};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
@@ -72,8 +74,14 @@ impl Stage {
     pub fn of_memory(pages: u64, tuning: Tuning) -> Self {
         let memory = Arena::MEMORY_MIN;
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
-        let (id, process) = (MappingId(1), ForkGuard::new());
-        let mapping = Mapping::memory(Arc::clone(&arena), id, Backing::Kept, Order::MAX, process, tuning);
+        let mapping = Mapping::memory(NewMemoryMapping {
+            arena: &arena,
+            id: MappingId(1),
+            folio_order_max: Order::MAX,
+            spill: None,
+            process: ForkGuard::new(),
+            tuning,
+        });
         let mapping = mapping.unwrap();
         mapping.set_size(pages << 12);
         Self { arena, mapping }
@@ -82,8 +90,9 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let file = Arc::new(MemoryFile::new(vec![0; 1 << 20]));
         let known = file.attributes().unwrap();
-        let process = ForkGuard::new();
-        let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, process, tuning).unwrap();
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
+        let mapping = Mapping::new(new).unwrap();
         Self { arena, mapping }
     }
 

@@ -19,7 +19,7 @@ use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::Filemap;
 use quinion::internals::folio::copy;
 use quinion::internals::mapping::{
-    AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio,
+    AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio, NewMapping,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
@@ -58,10 +58,14 @@ impl Stage {
     pub fn open(&self, number: u32, backend: Arc<dyn Backend>) -> Opened<'_> {
         backend.attach(&self.wait_queue);
         let known = backend.attributes().unwrap();
-        let arena = Arc::clone(&self.arena);
-        let reads_by = Arc::clone(&backend);
-        let mapping =
-            Mapping::new(arena, MappingId(number), reads_by, &known, ForkGuard::new(), Tuning::default());
+        let mapping = Mapping::new(NewMapping {
+            arena: &self.arena,
+            id: MappingId(number),
+            backend: Arc::clone(&backend),
+            attributes: &known,
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
         let mapping = mapping.unwrap().with_dirty_pages(self.writeback.totals());
         mapping.write_by(backend);
         Opened { stage: self, mapping: Arc::new(mapping) }

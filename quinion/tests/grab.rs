@@ -760,7 +760,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
     for at in (0..source.len()).step_by(61) {
         assert_eq!(byte_at(&stage, at as u64), source[at]);
     }
-    assert_eq!(stage.mapping.dirty_pages().dirty(), 8, "what was touched is to be written");
+    assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), 8, "what was touched is to be written");
 }
 
 #[test]
@@ -803,7 +803,7 @@ fn g16_a_round_takes_the_tree_lock_once() {
             assert_eq!(grabbed.commit().pages, pages);
             // One more to mark what was touched; those born dirty need none.
             assert_eq!(locks() - before, u64::from(!is_memory));
-            assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
+            assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), pages);
         }
     }
     let (stage, wait_queue) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
@@ -859,7 +859,7 @@ fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
     for position in (8 * 4096..16 * 4096).step_by(5) {
         assert_eq!(byte_at(&stage, position), wanted(position), "byte {position}");
     }
-    assert_eq!(stage.mapping.dirty_pages().dirty(), 16);
+    assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), 16);
     nothing_leaks(&stage, free);
 }
 

@@ -133,7 +133,7 @@ impl Stage {
     /// All pages of the folio are dirty, and it has no slots.
     fn stays(&self) {
         self.spill.drain();
-        assert_eq!((self.at(), self.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+        assert_eq!((self.at(), self.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
         assert_eq!((self.spill.stats().pages, self.spill.stats().bytes), (0, 0));
         self.check();
     }
@@ -208,7 +208,7 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     let ticket = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
     assert!(descriptor.try_lock(ticket).is_ok());
     stage.spill.drain();
-    assert_eq!((stage.at(), stage.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+    assert_eq!((stage.at(), stage.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
     assert_eq!(stage.reclaim.reclaim(1, LockWait::Wait), 0);
     assert_eq!(stage.spill.under_way().0, 0, "what is locked does not set out");
     descriptor.unlock();
@@ -266,9 +266,9 @@ fn a_folio_that_is_taken_out_on_its_way_leaves_no_slot() {
     let stage = Stage::new(WriteFaults::default());
     stage.send();
     assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All), 16);
-    assert_eq!(stage.mapping.detached_pages(), 16, "who cuts the file waits for this");
+    assert_eq!(stage.mapping.writeback().detached_pages(), 16, "who cuts the file waits for this");
     stage.spill.drain();
-    assert_eq!((stage.mapping.detached_pages(), stage.spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.writeback().detached_pages(), stage.spill.stats().bytes), (0, 0));
     assert_eq!(stage.at(), MemoryEntry::Hole { end: FIRST.plus(16) });
     stage.check();
 }
@@ -355,7 +355,10 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
     let mut held = Vec::new();
     let lock = || stage.mapping.lock_to_add(FIRST, 16, LockWait::Wait).unwrap();
     assert_eq!(lock().restore(&values, &folios, &mut held), RestoreOutcome::Done);
-    assert_eq!((held.len(), stage.mapping.dirty_pages().dirty(), stage.mapping.lock().pages()), (3, 4, 4));
+    assert_eq!(
+        (held.len(), stage.mapping.writeback().dirty_pages().dirty(), stage.mapping.lock().pages()),
+        (3, 4, 4)
+    );
     let pieces = [(2, 0), (3, 8)];
     assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
     assert_eq!(stage.spill.stats().bytes, 12 << 12);

@@ -116,7 +116,7 @@ impl Rig {
         self.reclaim.remove_mapping(self.mapping.id());
         let pages = self.mapping.lock().pages();
         assert_eq!(self.mapping.remove_range(page(0)..page(1 << 40), RemoveFilter::All), pages);
-        assert_eq!((self.charged(), self.mapping.dirty_pages().total()), (0, 0));
+        assert_eq!((self.charged(), self.mapping.writeback().dirty_pages().total()), (0, 0));
         drop((self.mapping, self.reclaim));
         let stats = self.arena.stats();
         assert_eq!(stats.free_pages * 4096, stats.data_bytes);
@@ -162,7 +162,7 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     rig.add(0, 5, FolioLifetime::DropsBehind);
     rig.dirty(9);
     rig.dirty(30);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2);
     assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Done);
     assert_eq!(rig.mapping.split_at(page(10)), SplitOutcome::Done);
     let mut at = 0;
@@ -172,11 +172,11 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
         at += u64::from(order.pages());
     }
     rig.check();
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
     rig.mapping.remove_range(page(9)..page(10), RemoveFilter::All);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 1);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 1);
     rig.mapping.remove_range(page(0)..page(32), RemoveFilter::All);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 0);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 0);
     rig.finish();
 }
 
@@ -257,7 +257,7 @@ fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
         assert_eq!(copied, DetachOutcome::Done { pages });
         assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Gone);
         rig.check();
-        assert_eq!(rig.mapping.dirty_pages().dirty(), 3);
+        assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), 3);
         for index in [65, 70, 71] {
             let copy = rig.mapping.try_hold(page(index)).unwrap();
             assert!(copy.frame() != frame && copy.order() == Order(unit));
@@ -336,7 +336,7 @@ proptest! {
             rig.check();
             prop_assert_eq!(rig.mapping.lock().pages(), pages.len() as u64);
             prop_assert_eq!(rig.charged(), pages.len() as u64);
-            prop_assert_eq!(rig.mapping.dirty_pages().dirty(), dirty.len() as u64);
+            prop_assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), dirty.len() as u64);
         }
         for index in 0..at {
             let held = rig.mapping.try_hold(page(index)).ok();

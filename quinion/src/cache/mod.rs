@@ -594,7 +594,7 @@ impl Cache {
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
-        let (cursor, access) = (mapping.device().errors().sample(), options.access());
+        let (cursor, access) = (mapping.writeback().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
         let pool = pool.cloned();
         let handle =
@@ -602,7 +602,7 @@ impl Cache {
         handle.watch.enter(access.coherence, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
-        if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
+        if options.empties() && !file.is_empty() && file.handle.mapping.writeback().can_grow() {
             file.set_len(0)?;
         }
         Ok(file)
@@ -666,9 +666,9 @@ impl Cache {
         let table = self.shared.table.lock();
         let files: Vec<_> = table.files.values().map(|known| Arc::clone(&known.mapping)).collect();
         drop(table);
-        let written = files.into_iter().filter(|mapping| mapping.writes_by().is_some());
+        let written = files.into_iter().filter(|mapping| mapping.writeback().writer().is_some());
         let synced = written.map(|mapping| {
-            let cursor = mapping.device().errors().sample();
+            let cursor = mapping.writeback().errors().sample();
             let pages = PageIndex(0)..PageIndex(INDICES_MAX);
             let synced = self.shared.filemap.supply.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
@@ -765,7 +765,7 @@ impl Cache {
         let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
         let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
-        let is_written = |identity| table.files[identity].mapping.dirty_pages().total() == 0;
+        let is_written = |identity| table.files[identity].mapping.writeback().dirty_pages().total() == 0;
         let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
         if let Some(since) = found.map(|(&since, _)| since) {
             table.forget_into(since, &mut gone);
@@ -856,7 +856,7 @@ impl CacheInner {
             }
             drop(table);
             if writes {
-                mapping.write_by(backend);
+                mapping.writeback().set_writer(backend);
             }
             return Ok((mapping, watch));
         }
@@ -876,7 +876,7 @@ impl CacheInner {
         let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         if let Some(backend) = writer {
-            mapping.write_by(backend);
+            mapping.writeback().set_writer(backend);
         }
         self.filemap.supply.reclaim.add_mapping(Arc::clone(&mapping));
         let watch = CoherenceState::new(&mapping, &self.filemap, &self.leases);
@@ -921,7 +921,7 @@ impl CacheInner {
             table.bound_idle(self.idle_files_max, &mut gone);
         }
         drop(table);
-        if is_idle && mapping.dirty_pages().dirty() > 0 {
+        if is_idle && mapping.writeback().dirty_pages().dirty() > 0 {
             self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
@@ -977,7 +977,9 @@ impl CacheInner {
     fn look_for_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
         // The file system is asked with no lock held. A file without open handles is not dirtied.
-        removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
+        removed.retain(|(_, mapping)| {
+            mapping.backend().is_removed() && mapping.writeback().dirty_pages().total() == 0
+        });
         if removed.is_empty() {
             return;
         }
@@ -1126,7 +1128,7 @@ impl Table {
         known.mapping.give_back_nodes(LockWait::Wait);
         // Of a folio that has left, a page may be on its way to the file still: an open that comes anew must not
         // overtake it.
-        if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
+        if known.mapping.lock().pages() == 0 && known.mapping.writeback().dirty_pages().total() == 0 {
             self.forget_into(now, gone);
         }
         now
@@ -1136,7 +1138,7 @@ impl Table {
     fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
             // What is not in its file yet stays known, however many that are.
-            let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
+            let is_written = |identity| self.files[identity].mapping.writeback().dirty_pages().total() == 0;
             let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
             let Some(oldest) = oldest else { break };
             self.forget_into(oldest, gone);
@@ -1158,10 +1160,10 @@ impl Table {
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
         let Some(place) = backend.parked() else { return }; // it is parked, or has no descriptor
-        if mapping.dirty_pages().total() > 0 {
+        if mapping.writeback().dirty_pages().total() > 0 {
             return;
         }
-        let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writes_by().is_none();
+        let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writeback().writer().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
             if is_told && may_linger {
                 return self.lingering.push((since, Instant::now()));
@@ -1190,7 +1192,7 @@ impl Table {
 
     fn forget_into(&mut self, since: u64, gone: &mut DeferredRelease) {
         let Some(mapping) = self.forget(since) else { return };
-        let backends = [Some(mapping.backend()), mapping.writes_by().cloned()];
+        let backends = [Some(mapping.backend()), mapping.writeback().writer().cloned()];
         let places = backends.into_iter().flatten().filter_map(|backend| backend.parked());
         places.for_each(|place| self.note_closing(place));
         gone.mappings.push(mapping);

@@ -447,7 +447,9 @@ impl File {
     pub fn allocate(&self, position: u64, len: u64) -> Result<()> {
         self.check_writes()?;
         check_range(position, len)?;
-        let Some(backend) = self.handle.mapping.writes_by() else { return Err(Repr::ReadOnly.into()) };
+        let Some(backend) = self.handle.mapping.writeback().writer() else {
+            return Err(Repr::ReadOnly.into());
+        };
         let failed = |source| Repr::Allocate { position, len, source }.into();
         backend.allocate(position..position + len).map_err(failed)
     }
@@ -500,7 +502,7 @@ impl File {
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn dirty_bytes(&self) -> Result<u64> {
         self.check_process()?;
-        Ok(self.handle.mapping.dirty_pages().total() * PAGE_SIZE as u64)
+        Ok(self.handle.mapping.writeback().dirty_pages().total() * PAGE_SIZE as u64)
     }
 
     /// Whether the handle may change the file.

@@ -497,8 +497,8 @@ impl<'m> SubmitBatch<'m> {
     /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
     /// a flush of such a page has raised that end before the page could leave its place to ours.
     fn end_behind_device(&mut self) {
-        if self.mapping.writes_by().is_some() {
-            let end = self.mapping.size_on_device();
+        if self.mapping.writeback().writer().is_some() {
+            let end = self.mapping.writeback().size_on_device();
             let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
             behind.for_each(|fill| fill.complete(Ok(0)));
         }
@@ -643,7 +643,7 @@ impl WindowFills {
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> FillCompletion {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
-        let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
+        let is_zeros = matches!(result, Ok(0)) && self.mapping.writeback().writer().is_some();
         let (came, bytes) = match result {
             Ok(bytes) => (FillCompletion::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
@@ -659,7 +659,7 @@ impl WindowFills {
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
             if let FillCompletion::Before(bytes) = came
-                && self.mapping.writes_by().is_none()
+                && self.mapping.writeback().writer().is_none()
                 && guard.holds_run(run)
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
@@ -674,7 +674,7 @@ impl WindowFills {
     /// How many bytes of a run hold the file's, of which the device had `bytes`, and the rest is zeros. A file that is
     /// written here reaches as far as we say, also where the device does not know it yet.
     fn reaches(&self, run: FillRun, bytes: usize) -> usize {
-        if self.mapping.writes_by().is_none() {
+        if self.mapping.writeback().writer().is_none() {
             return bytes;
         }
         let (inside, wanted) =

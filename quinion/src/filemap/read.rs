@@ -596,7 +596,7 @@ impl Filemap {
             return Ok(());
         }
         // What was looked at before may be what it was before a flush of ours.
-        match mapping.writes_by() {
+        match mapping.writeback().writer() {
             Some(_) => self.revalidate(mapping).map(drop)?,
             None => drop(self.invalidate(mapping)?),
         }

@@ -123,9 +123,9 @@ impl<'m> ExclusiveAccess<'m> {
     /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
     fn reach_end(&mut self) -> std::io::Result<()> {
         let size = self.mapping.size();
-        if self.mapping.size_on_device() < size {
+        if self.mapping.writeback().size_on_device() < size {
             self.change(|device| device.set_size(size))?;
-            self.mapping.set_size_on_device(size);
+            self.mapping.writeback().set_size_on_device(size);
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Filemap {
         if size >= before {
             self.zero_behind_end(mapping)?;
             alone.change(|device| device.set_size(size)).map_err(failed)?;
-            mapping.set_size_on_device(size);
+            mapping.writeback().set_size_on_device(size);
             mapping.set_size(size);
             return Ok(());
         }
@@ -162,7 +162,7 @@ impl Filemap {
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
         // 7: in one hold of the tree lock, so that nobody takes a page for write-back that lies behind the end.
-        mapping.set_size_on_device(size);
+        mapping.writeback().set_size_on_device(size);
         let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
         let mut tree = mapping.lock();
         mapping.set_size(size);
@@ -309,7 +309,7 @@ impl Filemap {
             }
         }
         // What has left the index while it was being written.
-        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.detached_pages() == 0);
+        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.writeback().detached_pages() == 0);
     }
 
     /// Waits until what is in flight of a held folio has ended.
@@ -502,5 +502,5 @@ fn flushed_by(mapping: &Mapping) -> Arc<dyn Backend> {
 
 /// Where the file is changed.
 fn device_of(mapping: &Mapping) -> Arc<dyn Backend> {
-    mapping.writes_by().map_or_else(|| mapping.backend(), Arc::clone)
+    mapping.writeback().writer().map_or_else(|| mapping.backend(), Arc::clone)
 }

@@ -751,7 +751,7 @@ impl Filemap {
 /// What of `bytes` at `position` a file can take that does not grow; all of it, if the file does.
 fn within_device<'b>(mapping: &Mapping, position: u64, bytes: &'b [u8]) -> Result<&'b [u8], Error> {
     let (size, end) = (mapping.size(), position + bytes.len() as u64);
-    if end <= size || mapping.can_grow() {
+    if end <= size || mapping.writeback().can_grow() {
         return Ok(bytes);
     }
     match size.saturating_sub(position) {

@@ -43,7 +43,6 @@
 //! and the marks are sums.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::dirty::{BitTable, after_bytes, before_flush};
@@ -54,7 +53,7 @@ use crate::folio::HeldFolio;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 
-use super::dirty_counts::{DirtyPages, NEVER};
+use super::dirty_counts::NEVER;
 use super::owner::{Mapping, MappingGuard};
 
 /// The mark of an entry that is dirty.
@@ -146,31 +145,6 @@ pub struct WritebackEnd {
 }
 
 impl Mapping {
-    /// The same mapping, which counts its dirty pages in `totals` as well, with those of the cache's other mappings.
-    #[must_use]
-    pub fn with_dirty_pages(mut self, totals: &Arc<DirtyPages>) -> Self {
-        assert_eq!(self.dirty.own.total(), 0, "a mapping changes its totals before it is written to");
-        self.dirty.totals = Arc::clone(totals);
-        self
-    }
-
-    /// How many of its pages are dirty, and under write-back; a moment ago, unless the caller has the tree lock.
-    pub fn dirty_pages(&self) -> &DirtyPages {
-        &self.dirty.own
-    }
-
-    /// Pages under write-back of folios that have left the index; as [`Mapping::dirty_pages`]. While there are any, the
-    /// device may still be writing to places from which the index knows nothing.
-    pub fn detached_pages(&self) -> u64 {
-        self.dirty.detached.load(Ordering::Relaxed)
-    }
-
-    /// When the oldest of what is dirty became so; `None` if nothing is. As [`Mapping::dirty_pages`].
-    pub fn dirty_since(&self) -> Option<Millis> {
-        let since = self.dirty.since.load(Ordering::Relaxed);
-        (since != NEVER).then_some(Millis(since))
-    }
-
     /// Whether all of `pages`, which the caller has changed and whose folio it holds, are dirty already, so that they
     /// are written after this call, whoever takes them. If not, it marks them. Takes no lock.
     ///
@@ -206,11 +180,11 @@ impl Mapping {
         if word.has(Flags::DIRTY) {
             let pages = view.clear_bits(BitTable::Dirty, frame, order.pages());
             view.own(frame).clear_dirty();
-            self.dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
+            self.writeback().dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
         }
         if word.has(Flags::WRITEBACK) {
             let pages = view.count_bits(BitTable::Writeback, frame, order.pages());
-            self.dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
+            self.writeback().dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
         }
     }
 
@@ -220,7 +194,7 @@ impl Mapping {
         let word = descriptor.word();
         if word.has(Flags::DROPBEHIND) && word.has(Flags::DIRTY) {
             let pages = self.view().count_bits(BitTable::Dirty, frame, word.order().pages());
-            self.dirty.sub(|pages| &pages.behind, pages);
+            self.writeback().dirty.sub(|pages| &pages.behind, pages);
         }
         descriptor.adopt();
     }
@@ -284,7 +258,7 @@ impl MappingGuard<'_> {
             if !before.has(Flags::DIRTY) {
                 self.remark(first, &[DIRTY], &[]);
             }
-            mapping.dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
+            mapping.writeback().dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
         }
         MarkOutcome::Done { newly }
     }
@@ -395,8 +369,8 @@ impl MappingGuard<'_> {
         let descriptor = mapping.view().own(folio.frame);
         let before = descriptor.word();
         descriptor.start_writeback();
-        mapping.dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
-        mapping.dirty.add(|pages| &pages.writeback, pages);
+        mapping.writeback().dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
+        mapping.writeback().dirty.add(|pages| &pages.writeback, pages);
         let begins: &[Mark] = if before.has(Flags::WRITEBACK) { &[] } else { &[WRITEBACK] };
         self.settle_clean(folio, begins);
     }
@@ -443,9 +417,9 @@ impl MappingGuard<'_> {
             let pages = (run.pages - page).min(head.0 + order.pages() - frame.0);
             let cleared = mapping.view().clear_bits(BitTable::Writeback, frame, pages);
             debug_assert_eq!(cleared, pages, "write-back of a page ends once");
-            mapping.dirty.sub(|pages| &pages.writeback, pages);
+            mapping.writeback().dirty.sub(|pages| &pages.writeback, pages);
             if !descriptor.word().is_live() {
-                mapping.dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
+                mapping.writeback().dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
                 ended.left += pages;
             } else if outcome == WritebackOutcome::Failed {
                 match self.mark_folio(head, index..index.plus(u64::from(pages)), now) {
@@ -490,7 +464,7 @@ impl MappingGuard<'_> {
                 let (view, frame) = (self.mapping.view(), folio.frame_of(from));
                 let cleared = view.clear_bits(BitTable::Dirty, frame, (end.0 - from.0) as u32);
                 let behind = view.own(folio.frame).word().has(Flags::DROPBEHIND);
-                self.mapping.dirty.cleaned(cleared, behind);
+                self.mapping.writeback().dirty.cleaned(cleared, behind);
                 self.settle_clean(folio, &[]);
                 forgotten += u64::from(cleared);
                 at = folio.end();
@@ -504,7 +478,7 @@ impl MappingGuard<'_> {
     /// What was dirty at the moment `then` has been taken for write-back since: what is dirty now became so later, or
     /// failed.
     pub fn note_round(&mut self, then: Millis) {
-        let since = &self.mapping.dirty.since;
+        let since = &self.mapping.writeback().dirty.since;
         let now = since.load(Ordering::Relaxed);
         if now != NEVER {
             since.store(now.max(then.0.min(NEVER - 1)), Ordering::Relaxed);
@@ -549,7 +523,7 @@ impl MappingGuard<'_> {
     }
 
     /// The first page of `pages` that is under write-back. Folios that have left the index are not found
-    /// ([`Mapping::detached_pages`]).
+    /// ([`WritebackState::detached_pages`](super::WritebackState::detached_pages)).
     pub fn next_writeback(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
         self.next_with(pages, WRITEBACK, BitTable::Writeback)
     }
@@ -617,14 +591,14 @@ impl MappingGuard<'_> {
             (dirty, writeback) = (dirty + d, writeback + w);
             behind += if word.has(Flags::DROPBEHIND) { d } else { 0 };
         }
-        let own = &mapping.dirty.own;
+        let own = &mapping.writeback().dirty.own;
         let counted = (own.dirty(), own.writeback(), own.drop_behind());
-        let found = (dirty, writeback + mapping.detached_pages(), behind);
+        let found = (dirty, writeback + mapping.writeback().detached_pages(), behind);
         if counted != found {
             return Err(format!("dirty, written, behind: {counted:?} are counted, {found:?} found"));
         }
-        if mapping.dirty_since().is_some() != (dirty > 0) {
-            return Err(format!("{dirty} pages are dirty since {:?}", mapping.dirty_since()));
+        if mapping.writeback().dirty_since().is_some() != (dirty > 0) {
+            return Err(format!("{dirty} pages are dirty since {:?}", mapping.writeback().dirty_since()));
         }
         Ok(())
     }

@@ -55,8 +55,6 @@ mod backing;
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
-pub mod device;
-#[cfg(feature = "std")]
 mod dirty;
 #[cfg(feature = "std")]
 mod dirty_counts;
@@ -89,13 +87,13 @@ mod spill;
 mod split;
 #[cfg(feature = "std")]
 mod version;
+#[cfg(feature = "std")]
+pub mod writeback_state;
 
 #[cfg(feature = "std")]
 pub use backing::{Backing, MemoryBacking, SpillTarget};
 #[cfg(feature = "std")]
 pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
-#[cfg(feature = "std")]
-pub use device::Device;
 #[cfg(feature = "std")]
 pub use dirty::{
     MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
@@ -135,3 +133,5 @@ pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};
 pub use split::{DetachOutcome, SplitOutcome};
 #[cfg(feature = "std")]
 pub use version::VersionProbe;
+#[cfg(feature = "std")]
+pub use writeback_state::WritebackState;

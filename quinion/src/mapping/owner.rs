@@ -29,7 +29,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::arena::dirty::BitTable;
 use crate::arena::{
@@ -51,10 +51,9 @@ use crate::units::{Frame, MappingId, Order, PageIndex, pages_of_bytes};
 use crate::xarray::{Entry, ForgetOutcome, INDICES_MAX, Kind, Revision, Root, Value, XArray};
 
 use super::backing::Backing;
-use super::device::Device;
-use super::dirty_counts::DirtyCounts;
+use super::dirty_counts::DirtyPages;
 use super::nodes::{Nodes, SpareNodes, Surplus, TreeCounts};
-use super::own_changes::OwnChanges;
+use super::writeback_state::WritebackState;
 
 /// Folios given back to the arena at a time.
 const FREE_BATCH: usize = 256;
@@ -68,12 +67,8 @@ pub struct Mapping {
     /// Where its bytes come from: another with each time that the file is opened after nobody had it open, if it is
     /// parked meanwhile.
     backend: Mutex<Arc<dyn Backend>>,
-    /// What is on its way to the file, and what is there.
-    device: Device,
-    /// Where its bytes go, once somebody writes.
-    writes_by: OnceLock<Arc<dyn Backend>>,
-    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
-    size_on_device: AtomicU64,
+    /// The way of its content to the file.
+    writeback: WritebackState,
     /// How often folios were forgotten and the file's size taken anew.
     renewals: AtomicU64,
     /// The write lock.
@@ -90,10 +85,6 @@ pub struct Mapping {
     shadow_nodes: Arc<ShadowNodes>,
     /// The rings in which its folios stand, if there are any.
     lists: Option<Arc<Lists>>,
-    /// What is dirty; changed under the tree's lock.
-    pub(super) dirty: DirtyCounts,
-    /// What flushes of our own have made of the file's times.
-    pub(super) ours: OwnChanges,
     /// Where pages that were fetched ahead are counted, and those of them that nobody read.
     counters: Option<Arc<Counters>>,
     /// What is behind its pages.
@@ -149,15 +140,15 @@ impl Mapping {
         // Release, partner: the Acquire in `read_hits`: a thread that sees the number sees the rest.
         record.set_validation(Validation::Kernel);
         record.id.store(id.0, Ordering::Release);
+        let writeback = WritebackState::default();
+        writeback.set_size_on_device(attributes.size);
         Some(Self {
             id,
             cell,
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(&arena))),
             arena,
             backend: Mutex::new(backend),
-            device: Device::default(),
-            writes_by: OnceLock::new(),
-            size_on_device: AtomicU64::new(attributes.size),
+            writeback,
             renewals: AtomicU64::new(0),
             write: RankedRwLock::new(Rank::Write, ()),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
@@ -167,8 +158,6 @@ impl Mapping {
             stock: SpareNodes::default(),
             tuning,
             lists: None,
-            dirty: DirtyCounts::default(),
-            ours: OwnChanges::default(),
             counters: None,
             backing: Backing::File,
         })
@@ -185,6 +174,18 @@ impl Mapping {
     #[must_use]
     pub fn with_counters(mut self, counters: &Arc<Counters>) -> Self {
         self.counters = Some(Arc::clone(counters));
+        self
+    }
+
+    /// The same mapping, which counts its dirty pages in `totals` as well, with those of the cache's other mappings.
+    #[must_use]
+    pub fn with_dirty_pages(mut self, totals: &Arc<DirtyPages>) -> Self {
+        assert_eq!(
+            self.writeback.dirty_pages().total(),
+            0,
+            "a mapping changes its totals before it is written to"
+        );
+        self.writeback.dirty.totals = Arc::clone(totals);
         self
     }
 
@@ -303,17 +304,10 @@ impl Mapping {
     pub fn replace_backend(&self, backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
         std::mem::replace(&mut *self.backend.lock().unwrap_or_else(PoisonError::into_inner), backend)
     }
-    /// Where its bytes go; `None` as long as nobody has opened it for writing.
-    pub fn writes_by(&self) -> Option<&Arc<dyn Backend>> {
-        self.writes_by.get()
-    }
-    /// Somebody opens it for writing, by `backend`. The first who says so decides for all; what all use is returned.
-    pub fn write_by(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
-        self.writes_by.get_or_init(|| backend)
-    }
-    /// What of its pages is on its way to the file, and what is there and not durable.
-    pub fn device(&self) -> &Device {
-        &self.device
+    /// The way of its content to the file: what is dirty, in flight, or written and not durable.
+    #[inline]
+    pub fn writeback(&self) -> &WritebackState {
+        &self.writeback
     }
     /// Which file it is.
     pub fn identity(&self) -> Identity {
@@ -367,28 +361,10 @@ impl Mapping {
         // a shorter one the fences before the frames' next use, and before bytes are written in place, do as much.
         self.record().size.store(bytes, Ordering::Release);
     }
-    /// How long the file on the device is, in bytes: behind that no fill has to ask it. Without writers it is the size.
-    pub fn size_on_device(&self) -> u64 {
-        // Acquire, partner: the Release in the two below: a thread that sees a longer file finds its bytes there.
-        self.size_on_device.load(Ordering::Acquire)
-    }
-    /// A flush that ends at byte `end` of the file has completed.
-    pub fn raise_size_on_device(&self, end: u64) {
-        self.size_on_device.fetch_max(end, Ordering::Release); // partner: `size_on_device`
-    }
-    /// The file on the device was cut at `bytes`, or extended to them, or was found so.
-    pub fn set_size_on_device(&self, bytes: u64) {
-        self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
-    }
 
     /// The content this mapping is filled from. Waits for an invalidation.
     pub fn version(&self) -> Version {
         *self.invalidate.read()
-    }
-
-    /// Whether the file becomes longer by what is written behind its end.
-    pub fn can_grow(&self) -> bool {
-        self.writes_by().is_none_or(|backend| backend.can_grow())
     }
 
     #[inline]
@@ -528,10 +504,10 @@ impl Mapping {
         // The tree's lock before the size: a fill that ends between the two must not find its folios still
         // in their places and cut the new size off.
         let (attributes, mut tree) = loop {
-            let ended = self.device().flushes_ended();
+            let ended = self.writeback().flushes_ended();
             let attributes = self.backend().attributes()?;
             let tree = self.lock();
-            if self.device().flushes_ended() == ended {
+            if self.writeback().flushes_ended() == ended {
                 break (attributes, tree);
             }
         };
@@ -543,7 +519,7 @@ impl Mapping {
         self.record().size.fetch_min(size, Ordering::Relaxed);
         *version = attributes.version;
         self.forget_ours();
-        self.set_size_on_device(attributes.size);
+        self.writeback().set_size_on_device(attributes.size);
         let pages = tree.remove_all_but(&unwritten);
         self.renewals.fetch_add(1, Ordering::Release); // partner: the Acquire in `renewals`
         // Release, partner: the Acquire in `read_hits`, and in `size`.
@@ -555,7 +531,7 @@ impl Mapping {
     /// Whether an invalidation would leave pages of which none of the bytes are ours: others of a folio of which some
     /// page is not in the file yet.
     pub fn keeps_clean(&self) -> bool {
-        if self.dirty_pages().total() == 0 {
+        if self.writeback().dirty_pages().total() == 0 {
             return false;
         }
         let (guard, nodes) = (self.lock(), self.nodes());
@@ -908,7 +884,7 @@ impl<'a> MappingGuard<'a> {
 
     /// The folios of which a page is not in the file yet, as their first pages and what follows the last such page.
     fn unwritten(&self) -> Vec<(PageIndex, PageIndex)> {
-        if self.mapping.dirty_pages().total() == 0 {
+        if self.mapping.writeback().dirty_pages().total() == 0 {
             return Vec::new();
         }
         let (nodes, view) = (self.mapping.nodes(), self.mapping.view());

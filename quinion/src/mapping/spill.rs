@@ -136,7 +136,7 @@ impl MappingGuard<'_> {
         let (mapping, pages) = (self.mapping, index..index.plus(u64::from(order.pages())));
         // Write-back holds it until here, so this is the folio that was sent.
         let is_in = mapping.view().own(frame).word().is_live();
-        let since = mapping.dirty_since().unwrap_or(Millis(0));
+        let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
         for &run in runs {
             self.end_writeback(run, WritebackOutcome::Written, since);
         }
@@ -220,7 +220,7 @@ impl MappingGuard<'_> {
 
     /// Folios stand in the place of what of `values` was covered: they are dirty, and the slots are free.
     fn settle_restored(&mut self, values: &[(PageIndex, Value)], covered: Range<u64>, folios: &[NewFolio]) {
-        let (mapping, since) = (self.mapping, self.mapping.dirty_since().unwrap_or(Millis(0)));
+        let (mapping, since) = (self.mapping, self.mapping.writeback().dirty_since().unwrap_or(Millis(0)));
         for folio in folios {
             self.tree.pages += u64::from(folio.order.pages());
             let _marked = self.mark_folio(folio.frame, folio.index..folio.end(), since);

@@ -258,7 +258,7 @@ impl MappingGuard<'_> {
         if !copies.is_empty() && needed > mapping.stock.count() {
             return DetachOutcome::NoMemory;
         }
-        let since = mapping.dirty_since().unwrap_or(Millis(0));
+        let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
         let ring = mapping.lists().and_then(|lists| lists.lock().ring_of(head)).unwrap_or(0);
         tree.erase(first.0);
         let _unread = mapping.retire_all(&[(head, order)], |_, _, _| {}); // whoever holds it frees it
@@ -344,11 +344,15 @@ mod tests {
             guard.exchange((&held, true), copies, (Order(0), unwanted), None)
         };
         assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
-        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (2, Ok(())), "nothing was changed");
+        assert_eq!(
+            (mapping.writeback().dirty_pages().dirty(), mapping.check()),
+            (2, Ok(())),
+            "nothing was changed"
+        );
         assert_eq!(
             exchange(copies(&before), &(PageIndex(1)..PageIndex(9))),
             DetachOutcome::Done { pages: 1 }
         );
-        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (1, Ok(())));
+        assert_eq!((mapping.writeback().dirty_pages().dirty(), mapping.check()), (1, Ok(())));
     }
 }

@@ -238,7 +238,7 @@ impl Writeback {
     /// Pages of `mapping` became dirty: write-back knows of it from now on. The caller does not hold the tree lock.
     /// Waits for nothing.
     pub fn note_dirty(&self, mapping: &Arc<Mapping>) {
-        if !mapping.device().is_listed() {
+        if !mapping.writeback().is_listed() {
             self.list(mapping);
         }
         if !self.is_awake.load(Ordering::Relaxed) && self.limits().wants_all(self.totals.total(), false) {
@@ -258,8 +258,8 @@ impl Writeback {
     #[cold]
     fn list(&self, mapping: &Arc<Mapping>) {
         let mut files = self.files();
-        if !mapping.device().is_listed() {
-            mapping.device().set_listed(true);
+        if !mapping.writeback().is_listed() {
+            mapping.writeback().set_listed(true);
             files.push_back(Arc::clone(mapping));
             drop(files);
             self.background.poke();
@@ -271,10 +271,10 @@ impl Writeback {
         // A thread that marks a page has the tree lock: before us, and then the page is seen here; or after us, and
         // then it finds that the file is not listed.
         let _tree = mapping.lock();
-        if mapping.dirty_pages().total() == 0 {
+        if mapping.writeback().dirty_pages().total() == 0 {
             let mut files = self.files();
             files.retain(|other| !Arc::ptr_eq(other, mapping));
-            mapping.device().set_listed(false);
+            mapping.writeback().set_listed(false);
         }
     }
 
@@ -295,7 +295,11 @@ impl Writeback {
     /// A backend that writes, with completions to be fetched and no thread that fetches them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let files = self.files();
-        files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
+        files
+            .iter()
+            .filter_map(|mapping| mapping.writeback().writer())
+            .find(|writer| writer.wants_leader())
+            .cloned()
     }
 
     /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for

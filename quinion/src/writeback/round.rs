@@ -115,19 +115,19 @@ impl Writeback {
     }
 
     fn visit_file(&self, mapping: &Arc<Mapping>, all: bool) {
-        if mapping.dirty_pages().total() == 0 {
+        if mapping.writeback().dirty_pages().total() == 0 {
             return self.unlist_clean(mapping);
         }
-        if let Some(writer) = mapping.writes_by()
+        if let Some(writer) = mapping.writeback().writer()
             && writer.wants_leader()
         {
             writer.reap(ReapMode::Ready, &mut || false);
         }
-        let device = mapping.device();
+        let state = mapping.writeback();
         let seen = FileDirtyState {
-            since: mapping.dirty_since(),
-            paused_until: device.paused_until(),
-            is_asked: device.is_pass_requested(),
+            since: mapping.writeback().dirty_since(),
+            paused_until: state.paused_until(),
+            is_asked: state.is_pass_requested(),
         };
         if is_due(&seen, self.now(), self.options.expire, all) {
             self.run_pass(mapping);
@@ -136,21 +136,21 @@ impl Writeback {
 
     /// Goes on with the tour of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
-        let (own, all) = (mapping.dirty_pages().writeback(), self.totals.writeback());
+        let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
         let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
-        let has_room = mapping.writes_by().is_some_and(|writer| writer.has_room(1));
+        let has_room = mapping.writeback().writer().is_some_and(|writer| writer.has_room(1));
         if room == 0 || !has_room {
             return;
         }
-        let device = mapping.device();
-        let place = device.begin_pass(self.now());
+        let state = mapping.writeback();
+        let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
         match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
-            TakeEnd::More(at) | TakeEnd::Busy(at) => device.pause_pass(place, at),
+            TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {
                 mapping.lock().note_round(place.began);
-                device.end_pass(place);
+                state.end_pass(place);
             }
         }
     }
@@ -170,7 +170,7 @@ impl Writeback {
     /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
     /// small ones go to the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
-        mapping.device().request_pass();
+        mapping.writeback().request_pass();
         self.poke();
     }
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink};
-use crate::mapping::device::FlushNumber;
+use crate::mapping::writeback_state::FlushNumber;
 use crate::mapping::{DropReason, Mapping, TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use crate::stats::Count;
 use crate::sync::LockWait;
@@ -71,7 +71,7 @@ impl Writeback {
         pages_max: u32,
         locks: LockWait,
     ) -> TakeEnd {
-        let Some(writer) = mapping.writes_by() else { return TakeEnd::Done };
+        let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
         // A backend may complete inside the call, and a waker, foreign code, may want the locks
@@ -116,10 +116,10 @@ impl Writeback {
     ) -> TakeEnd {
         let (mut at, mut left, mut runs) = (pages.start, pages_max, Vec::new());
         let mut guard = mapping.lock();
-        let (size, device) = (mapping.size(), mapping.device());
+        let (size, state) = (mapping.size(), mapping.writeback());
         let end = pages.end.min(PageIndex(pages_of_bytes(size)));
         while at < end {
-            let clear = device.first_clear(at..end);
+            let clear = state.first_clear(at..end);
             if clear.start > at && which == TakeFilter::ToWrite {
                 return TakeEnd::Busy(at);
             }
@@ -128,7 +128,7 @@ impl Writeback {
                 left -= run.pages;
                 let first = run.index.first_byte();
                 let bytes = (size - first).min(u64::from(run.pages) * PAGE_SIZE as u64) as usize;
-                let number = device.begin_flush(run.index..run.end());
+                let number = state.begin_flush(run.index..run.end());
                 out.push((run, FlushRun { index: run.index, frame: run.frame, bytes }, number));
             }
             match begun {
@@ -166,14 +166,14 @@ impl FlushSink for FlushInFlight {
         // A page that was written in part was not written, but for the last one of the file.
         let whole = if errno.is_none() { self.run.pages } else { (bytes / PAGE_SIZE) as u32 };
         let mut guard = mapping.lock();
-        let device = mapping.device();
-        let written = device.judge_flush(self.number, whole);
+        let state = mapping.writeback();
+        let written = state.judge_flush(self.number, whole);
         // First the length, so that a thread that finds a page clean finds it on the device.
         if bytes > 0 {
-            mapping.raise_size_on_device(self.run.index.first_byte() + bytes as u64);
+            mapping.writeback().raise_size_on_device(self.run.index.first_byte() + bytes as u64);
         }
         let behind = self.settle(&mut guard, written, now);
-        device.end_flush(self.number, written, errno, now);
+        state.end_flush(self.number, written, errno, now);
         drop(guard);
         if let Some(behind) = behind {
             mapping.drop_behind(behind, DropReason::Passed, LockWait::Wait);

@@ -67,7 +67,7 @@ impl Stage {
             tuning: Tuning::default(),
         });
         let mapping = mapping.unwrap().with_dirty_pages(self.writeback.totals());
-        mapping.write_by(backend);
+        mapping.writeback().set_writer(backend);
         Opened { stage: self, mapping: Arc::new(mapping) }
     }
 }
@@ -149,10 +149,10 @@ impl Opened<'_> {
     }
 
     pub fn dirty(&self) -> u64 {
-        self.mapping.dirty_pages().dirty()
+        self.mapping.writeback().dirty_pages().dirty()
     }
     pub fn under_way(&self) -> u64 {
-        self.mapping.dirty_pages().writeback()
+        self.mapping.writeback().dirty_pages().writeback()
     }
     pub fn is_cached(&self, page: u64) -> bool {
         self.mapping.try_hold(PageIndex(page)).is_ok()
@@ -172,7 +172,7 @@ impl Opened<'_> {
         synced.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
     pub fn handle(&self) -> quinion::internals::errseq::ErrorCursor {
-        self.mapping.device().errors().sample()
+        self.mapping.writeback().errors().sample()
     }
 }
 

@@ -63,7 +63,7 @@ impl Stage {
     fn read(&self, position: u64, to: &mut [u8]) {
         let hits = read_hits_into(
             self.arena.view(),
-            self.mapping.cell(),
+            self.mapping.index().cell(),
             self.mapping.id(),
             position,
             to,

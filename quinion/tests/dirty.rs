@@ -357,7 +357,7 @@ fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
 fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
     let rig = Rig::new();
     rig.filled(0, 0, FolioLifetime::DropsBehind);
-    assert_eq!(rig.mapping.find_behind(page(0)), Some((page(0), Order(0))));
+    assert_eq!(rig.mapping.index().find_behind(page(0)), Some((page(0), Order(0))));
     rig.mark(0..1);
     assert_eq!(rig.drop_behind(0..1), 0);
     assert_eq!(rig.counts(), (1, 0, 1));

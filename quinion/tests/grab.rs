@@ -271,10 +271,10 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
-        let (before, locks) = (stage.free_pages(), stage.mapping.tree_counts().locks);
+        let (before, locks) = (stage.free_pages(), stage.mapping.index().tree_counts().locks);
         let mut frames = Frames::of(&stage, 9);
         let (grabbed, end) = test.grab(40..80, how(9), &mut frames);
-        assert_eq!(stage.mapping.tree_counts().locks, locks, "who finds everything takes no lock");
+        assert_eq!(stage.mapping.index().tree_counts().locks, locks, "who finds everything takes no lock");
         assert_eq!(end, GrabEnd::All);
         all_locked(&stage, &grabbed);
         assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
@@ -286,7 +286,7 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
         let mut number = [0; 8];
         held.copy_out(50 * 4096 + 80, &mut number);
         assert_eq!(u64::from_le_bytes(number), 50);
-        assert!(stage.mapping.probe(page(50)).is_ok(), "so does who holds nothing");
+        assert!(stage.mapping.index().probe(page(50)).is_ok(), "so does who holds nothing");
         drop((held, grabbed));
         nothing_leaks(&stage, free);
     }
@@ -793,7 +793,7 @@ fn g16_a_round_takes_the_tree_lock_once() {
             let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
             let wait_queue = WaitQueue::new();
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
-            let locks = || stage.mapping.tree_counts().locks;
+            let locks = || stage.mapping.index().tree_counts().locks;
             put(&stage, 65, 0);
             let (before, how) = (locks(), if is_memory { born(how(order)) } else { how(order) });
             let (mut grabbed, end) = test.grab(0..pages, how, &mut Frames::of(&stage, order));
@@ -808,9 +808,9 @@ fn g16_a_round_takes_the_tree_lock_once() {
     }
     let (stage, wait_queue) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
-    let before = stage.mapping.tree_counts().locks;
+    let before = stage.mapping.index().tree_counts().locks;
     let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
-    assert_eq!(stage.mapping.tree_counts().locks - before, 128, "what it is measured against");
+    assert_eq!(stage.mapping.index().tree_counts().locks - before, 128, "what it is measured against");
 }
 
 #[test]

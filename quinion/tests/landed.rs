@@ -41,7 +41,7 @@ fn rig(pages: u64, part_pages: u64) -> Rig {
 fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
     let Rig { arena, mapping, .. } = rig;
     let position = page * PAGE;
-    let hits = read_hits_into(arena.view(), mapping.cell(), mapping.id(), position, bytes, |_, _| ());
+    let hits = read_hits_into(arena.view(), mapping.index().cell(), mapping.id(), position, bytes, |_, _| ());
     content::verify(&bytes[..hits.bytes], 1, position).unwrap();
     hits
 }
@@ -55,7 +55,7 @@ fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
 
 /// Which of `pages` a group of reads of one page each gets.
 fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
-    let (cell, id) = (rig.mapping.cell(), rig.mapping.id());
+    let (cell, id) = (rig.mapping.index().cell(), rig.mapping.id());
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
     let mut wanted: Vec<_> = buffers
         .iter_mut()
@@ -94,7 +94,7 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
         let mut bytes = [0; 6000];
         let hits = read_hits_into(
             rig.arena.view(),
-            rig.mapping.cell(),
+            rig.mapping.index().cell(),
             rig.mapping.id(),
             199 * PAGE + 96,
             &mut bytes,
@@ -137,7 +137,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         assert!(begun.is_err(), "it would have to wait");
         let mut fill = Some(rig.device.kept());
         let mut buffer = vec![0; 2 * next as usize * PAGE_SIZE];
-        let (view, cell, id) = (rig.arena.view(), rig.mapping.cell(), rig.mapping.id());
+        let (view, cell, id) = (rig.arena.view(), rig.mapping.index().cell(), rig.mapping.id());
         let hits = read_hits_into(view, cell, id, 0, &mut buffer, |_, _| match fill.take() {
             Some(mut fill) => {
                 fill.write(0, &content::page_content(1, next, 0)[..100]);
@@ -300,7 +300,7 @@ impl Owner for OneFile {
         self.rig.arena.share()
     }
     fn attach(&self, _: OwnedFd, _: FileName) -> Result<Attached, Errno> {
-        Ok(Attached { handle: 1, cell: self.rig.mapping.cell(), id: self.rig.mapping.id() })
+        Ok(Attached { handle: 1, cell: self.rig.mapping.index().cell(), id: self.rig.mapping.id() })
     }
     fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
@@ -339,7 +339,7 @@ impl Looker {
         let Rig { mapping, .. } = &*owner.rig;
         let file = ViewedFile {
             handle: 1,
-            cell: mapping.cell(),
+            cell: mapping.index().cell(),
             id: mapping.id(),
             marker_told: &self.marker,
             touched: &self.touched,

@@ -230,7 +230,7 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
 
 /// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
-    let record = mapping.arena().view().record(mapping.cell()).unwrap();
+    let record = mapping.arena().view().record(mapping.index().cell()).unwrap();
     let entry = find(&mapping.arena().view().grown(), record, PageIndex(index));
     matches!(entry.kind(), Kind::Value(_))
 }
@@ -277,7 +277,7 @@ type Twin = BTreeMap<u64, Page>;
 
 fn pages_of(mapping: &Mapping) -> Twin {
     let view = mapping.arena().view();
-    let record = view.record(mapping.cell()).unwrap();
+    let record = view.record(mapping.index().cell()).unwrap();
     let page = |index: u64| match find(&view.grown(), record, PageIndex(index)).kind() {
         Kind::Folio(_) => Some((index, Page::Folio)),
         Kind::Value(shadow) => Some((index, Page::Shadow(shadow.payload()))),

@@ -167,7 +167,7 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     assert_eq!(rig.mapping.split_at(page(10)), SplitOutcome::Done);
     let mut at = 0;
     while at < 32 {
-        let (first, order) = rig.mapping.find_behind(page(at)).expect("it is flagged");
+        let (first, order) = rig.mapping.index().find_behind(page(at)).expect("it is flagged");
         assert_eq!(first.0, at);
         at += u64::from(order.pages());
     }

@@ -59,7 +59,6 @@ const PROSE_LEFT: &[(&str, usize)] = &[
     ("quinion/examples/", 2),
     ("quinion/src/arena/", 103),
     ("quinion/src/filemap/", 70),
-    ("quinion/src/mapping/", 86),
     ("quinion/src/owner", 22),
     ("quinion/src/serve", 62),
     ("quinion/src/sys/serial_queues.rs", 3),

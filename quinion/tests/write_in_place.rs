@@ -32,7 +32,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What a reader who holds nothing finds.
 fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
-    read_hits_into(view, stage.mapping.cell(), stage.mapping.id(), position, to, |_, _| ())
+    read_hits_into(view, stage.mapping.index().cell(), stage.mapping.id(), position, to, |_, _| ())
 }
 
 /// As above, of whole pages from `page` on, which must be the file's.
@@ -46,7 +46,7 @@ fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
 /// Which of `pages` a group of reads of one page each gets.
 fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
-    let (cell, id) = (stage.mapping.cell(), stage.mapping.id());
+    let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
     let wanted = buffers.iter_mut().zip(pages);
     let mut wanted: Vec<_> =
         wanted.map(|(buffer, page)| BatchedRead::new(cell, id, page * PAGE, buffer)).collect();

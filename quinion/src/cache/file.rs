@@ -144,7 +144,7 @@ fn plain_cell(handle: &Handle) -> CellNumber {
     match handle.access.coherence.needs_looks() {
         _ if handle.shared.sampler.is_some() => FOLLOWED,
         true => WATCHED,
-        false => handle.mapping.cell(),
+        false => handle.mapping.index().cell(),
     }
 }
 
@@ -229,7 +229,8 @@ impl File {
         self.assure()?;
         let len = buffer.len();
         let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.handle.mapping.cell(), self.id, position, buffer, touch);
+        let hits =
+            read_hits_into(&self.view, self.handle.mapping.index().cell(), self.id, position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
@@ -333,7 +334,7 @@ impl File {
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {
-            WATCHED if self.is_sure() => self.handle.mapping.cell(),
+            WATCHED if self.is_sure() => self.handle.mapping.index().cell(),
             cell => cell,
         }
     }
@@ -584,7 +585,7 @@ impl File {
 
     /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
-        (self.handle.mapping.cell(), self.id)
+        (self.handle.mapping.index().cell(), self.id)
     }
     /// Whether it is this file of this machine, in `fstat`'s numbers.
     pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {
@@ -643,7 +644,7 @@ impl File {
     /// What was counted of the file's index since the cache knows the file: locks, ways down, cuts of shadows. For
     /// benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
-        self.handle.mapping.tree_counts()
+        self.handle.mapping.index().tree_counts()
     }
 
     /// Pages of this file that are in the cache.

@@ -207,7 +207,7 @@ impl MemFile {
         let (shared, mapping) = (&handle.shared, &handle.mapping);
         Self {
             view: shared.filemap.arena.owned_view(),
-            cell: mapping.cell(),
+            cell: mapping.index().cell(),
             id: mapping.id(),
             process: shared.process,
             counters: Arc::clone(&shared.filemap.counters),
@@ -487,7 +487,7 @@ impl MemFile {
 
     /// What was counted of its index: locks, ways down. For benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
-        self.handle.mapping.tree_counts()
+        self.handle.mapping.index().tree_counts()
     }
 
     pub(super) fn pool_number(&self) -> PoolNumber {

@@ -60,7 +60,7 @@ impl FrameSupply {
                 ClaimOutcome::NoMemory(_) => return Err(NoFrames::NoMemory),
                 ClaimOutcome::Pages(_) | ClaimOutcome::Taken => {}
             }
-            if mapping.probe(first) != Err(NotReady::Mismatch) {
+            if mapping.index().probe(first) != Err(NotReady::Mismatch) {
                 return Err(NoFrames::Present);
             }
             let since = *since.get_or_insert_with(Instant::now);

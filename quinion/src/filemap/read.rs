@@ -65,10 +65,10 @@ impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
         let before = (0..max).map(|i| PageIndex(index.0 - 1 - u64::from(i)));
-        self.first_missing(before).map_or(max, |missing| (index.0 - 1 - missing.0) as u32)
+        self.index().first_missing(before).map_or(max, |missing| (index.0 - 1 - missing.0) as u32)
     }
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
-        self.first_missing((0..u64::from(max)).map(|i| index.plus(i)))
+        self.index().first_missing((0..u64::from(max)).map(|i| index.plus(i)))
     }
 }
 
@@ -158,7 +158,7 @@ impl Filemap {
     ) -> HitStop {
         let (view, at, rest) = (self.arena.view(), position + run.done as u64, &mut to[run.done..]);
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), at, rest, touch);
         run.done += hits.bytes;
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);
@@ -462,7 +462,7 @@ impl Filemap {
         next: AfterSubmit,
     ) -> Result<MissOutcome<'m>, Error> {
         let Miss { index, position, reach, .. } = miss;
-        if let Ok(held) = mapping.try_hold_at(batch.likely_frame(index), index) {
+        if let Ok(held) = mapping.index().try_hold_at(batch.likely_frame(index), index) {
             let readable = match held.is_readable_at(index) {
                 ReadableState::NotYet => self.wait_for_fill(mapping, &held, miss, wait_policy, batch),
                 there => {
@@ -522,7 +522,7 @@ impl Filemap {
             return;
         }
         let Some(mut state) = reader.readahead().lock_as(wait_policy.locks()) else { return };
-        if !mapping.take_marker(page) {
+        if !mapping.index().take_marker(page) {
             return;
         }
         let before = *state;
@@ -751,7 +751,7 @@ fn judge_miss<'r>(
     };
     // Others may have judged, and filled, while we waited for them: what they brought is not a
     // window that was lost, and is not to be judged as one.
-    if mapping.probe(index) != Err(NotReady::Mismatch) {
+    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

@@ -94,7 +94,7 @@ impl Filemap {
     ) -> Progress {
         let view = self.arena.view();
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.cell(), mapping.id(), position, to, touch);
+        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), position, to, touch);
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);
         }
@@ -166,7 +166,7 @@ impl Filemap {
     /// that nobody has read. What was put in for this batch is waited for as it is.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
-        let Some(record) = grown.record(mapping.cell()) else { return };
+        let Some(record) = grown.record(mapping.index().cell()) else { return };
         for page in 0..u64::from(pages) {
             // A hint may name the frame of another folio by now; that one is spared once more, then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {

@@ -243,7 +243,7 @@ impl DropBehindState {
         let end = if end >= self.mapping.size() { end.next_multiple_of(FOLIO_BYTES_MAX) } else { end };
         let passed = match bytes {
             0 => None,
-            _ => trails.pass(position..end, |index| self.mapping.find_behind(index)),
+            _ => trails.pass(position..end, |index| self.mapping.index().find_behind(index)),
         };
         let left = std::mem::take(&mut trails.leaving);
         let watch = trails.wants_watch();

@@ -21,9 +21,9 @@
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
 //!
-//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
-//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
-//! cuts or punches the file can tell when the device has let go.
+//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts and are not written again.
+//! The pages of it that are being written stay held until that write ends, and are counted until then (`detached`), so
+//! that a thread that cuts or punches the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
@@ -80,7 +80,8 @@ pub enum MarkOutcome {
         /// Pages.
         newly: u32,
     },
-    /// The folio has left the index, or one of them: what was written there is nobody's, and is to be written anew.
+    /// The folio has left the index, or one of them: what was written there is lost with it, and the caller writes it
+    /// anew.
     Left,
 }
 
@@ -135,12 +136,12 @@ pub enum WritebackOutcome {
 /// What the end of a run's write-back left.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct WritebackEnd {
-    /// Pages that are dirty again because they failed; not those that somebody has changed meanwhile.
+    /// Pages that are dirty again because they failed; not those that were changed meanwhile.
     pub failed: u32,
-    /// Pages of folios that had left the index: nobody writes them again.
+    /// Pages of folios that had left the index: they are not written again.
     pub left: u32,
-    /// What covers the folios of the run that are clean now, and go unless somebody wants them: to be dropped by
-    /// [`Mapping::drop_behind`]. `None`: there are none.
+    /// The range of those folios of the run that are clean now and that only uncached writers used: the caller passes
+    /// it to [`Mapping::drop_behind`]. `None`: there are none.
     pub behind: Option<Range<PageIndex>>,
 }
 
@@ -188,7 +189,7 @@ impl Mapping {
         }
     }
 
-    /// Somebody else than uncached reads wants the folio.
+    /// A reader or writer that is not uncached uses the folio: it no longer drops behind.
     pub(super) fn adopt(&self, frame: Frame) {
         let descriptor = self.view().own(frame);
         let word = descriptor.word();
@@ -263,7 +264,7 @@ impl MappingGuard<'_> {
         MarkOutcome::Done { newly }
     }
 
-    /// Somebody else than uncached reads or writes wants the held folio, so it stays when it has been written.
+    /// A reader or writer that is not uncached uses the held folio, so it stays in the cache after its write-back.
     pub fn adopt(&mut self, held: &HeldFolio<'_>) {
         if self.mapping.view().own(held.frame()).word().is_live() {
             self.mapping.adopt(held.frame());
@@ -453,8 +454,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
-    /// how many were. Folios that leave the index as a whole are forgotten by the thread that takes them out.
+    /// Clears the dirty state of `pages`, whose bytes are no longer wanted, and returns how many were dirty. Folios
+    /// that leave the index as a whole are not its concern: the thread that takes them out forgets them.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {

@@ -11,10 +11,10 @@
 //! ```
 //!
 //! What comes out is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where
-//! something was not as the look had it: somebody else has inserted a page, or taken one out. Then the next round
-//! begins there, and finds what is there now; nothing of the prefix is given up for it. What lies behind is, so that
-//! the order below is kept. The whole ends early only if memory does, the file does, or a folio is locked that must
-//! not be waited for; and before what is spilled, if there is a prefix already.
+//! the index differs from what the look found, because another thread has inserted or removed a page. The next round
+//! begins there with a new look. The prefix is kept; what was locked behind it is released, so that the locking order
+//! below holds. The whole grab ends early only at the end of memory or of the file, at a locked folio that must not be
+//! waited for, and before spilled pages if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
@@ -25,9 +25,9 @@
 //! the order itself, or use [`OnLocked::Again`].)
 //!
 //! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
-//! then nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
-//! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who
-//! cuts it waits for locked folios.
+//! then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its grabbers hold
+//! its write lock, shared, as long as they have a [`Grabbed`]. Grabbers of a memory file hold it during the grab alone,
+//! and a thread that cuts the file waits for locked folios.
 //!
 //! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
 //!
@@ -73,10 +73,10 @@ use super::owner::{Mapping, MappingGuard};
 
 /// Pages of one round: a folio of the largest order.
 pub const GRAB_PAGES_MAX: u64 = Order::MAX.pages() as u64;
-/// Rounds without a page, each because somebody else was at the same place, until it is given up.
+/// Rounds that gained no page because another thread changed the same place, until the grab gives up.
 const ROUNDS_MAX: u32 = 1000;
 
-/// What is done about a folio that somebody else has locked.
+/// What the grab does about a folio that another thread has locked.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnLocked {
     /// It is waited for.
@@ -89,8 +89,8 @@ pub enum OnLocked {
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dirtying {
-    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back. Those
-    /// that were there are dirty; if they were touched on their way to the spill file they are so again.
+    /// New folios are marked dirty as a whole when they are inserted: for a mapping without write-back. Folios that
+    /// were there are dirty already, and are marked again if they were touched on their way to the spill file.
     Born(Millis),
     /// Those that were touched, before they are unlocked, at this moment.
     Touched(Millis),
@@ -190,7 +190,7 @@ pub struct Grabbed<'a> {
 pub struct Committed {
     /// Pages that have their bytes now, those that had them before among them.
     pub pages: u64,
-    /// Pages that were touched and are nobody's: their folios had left the index.
+    /// Pages that were touched and are lost: their folios had left the index.
     pub left: u64,
 }
 
@@ -476,7 +476,7 @@ impl Mapping {
         let mut finder = finder(&grown, self.record());
         let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
         while at < pages.end {
-            if self.tuning.grabbing == Grabbing::OneByOne {
+            if self.index().tuning.grabbing == Grabbing::OneByOne {
                 finder.reset();
             }
             match finder.find(at.0).entry.kind() {
@@ -517,7 +517,8 @@ impl Mapping {
                 continue;
             }
             let behind = runs.peek().map_or(*end, |run| run.index.min(*end));
-            let last = if self.tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
+            let last =
+                if self.index().tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
             self.get_folios_contig(at, last, &mut batch);
             if batch.is_empty() {
                 *end = at; // it has left since the look
@@ -569,7 +570,7 @@ impl Mapping {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
-        let mut guard = match self.tuning.grabbing {
+        let mut guard = match self.index().tuning.grabbing {
             Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait),
             Grabbing::LookupBatched | Grabbing::OneByOne => None,
         };
@@ -602,7 +603,7 @@ impl Mapping {
         how: Grab,
         created: &mut Vec<LockedFolio<'a>>,
     ) -> InsertedRun {
-        if self.tuning.grabbing != Grabbing::Batched {
+        if self.index().tuning.grabbing != Grabbing::Batched {
             return self.insert_one_by_one(guard, run, how, created);
         }
         let added = add_prefix(guard, run, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});

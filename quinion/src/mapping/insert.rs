@@ -60,7 +60,7 @@ pub enum InsertPurpose {
     /// They are read: the shadows they take the place of are reported.
     #[default]
     Read,
-    /// They are overwritten: the shadows go, and nobody hears of them.
+    /// They are overwritten: the shadows are removed and not reported.
     Write,
 }
 
@@ -110,11 +110,11 @@ pub enum FolioLifetime {
     /// Until it is evicted.
     #[default]
     Stays,
-    /// Until the uncached reader it was made for has passed, unless somebody else wants it.
+    /// Until the uncached reader it was made for has passed, unless another reader or writer uses it first.
     DropsBehind,
 }
 
-/// Which pages of what is inserted somebody asked for. A folio with one such page was asked for.
+/// Which of the inserted pages a caller asked for. A folio with one such page counts as asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum AskedFor {
     /// All of them.
@@ -185,8 +185,8 @@ pub struct AddedRuns {
     pub stop: RangeStop,
 }
 
-/// Hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
-/// under the tree lock, once for each folio that took the place of any.
+/// Called under the tree lock, once for each folio that replaced shadows, with the folio's first frame and the value at
+/// its highest index.
 pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 
 impl Mapping {
@@ -225,11 +225,11 @@ impl Mapping {
         AddedFolio::NoNode
     }
 
-    /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the
-    /// middle does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
-    /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
-    /// wait. `consumed` hears of shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as
-    /// they were.
+    /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the middle
+    /// does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
+    /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not wait.
+    /// `consumed` is called for shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as they
+    /// were.
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`].
@@ -269,7 +269,8 @@ impl Mapping {
         locks: LockWait,
         consumed: ShadowObserver<'_>,
     ) -> Option<AddedRuns> {
-        // Before the lock: under it these grow only if somebody else came between the look for gaps and here.
+        // Allocated before the lock: under it these vectors grow only if another thread inserted pages since the look
+        // for gaps.
         let mut done =
             AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: RangeStop::All };
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
@@ -301,7 +302,7 @@ impl Mapping {
     /// lock is busy and `locks` does not wait.
     /// May wait: for the arena before the lock, if nodes are missing.
     pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: LockWait) -> Option<MappingGuard<'_>> {
-        let (needed, spare) = (self.nodes_needed(index, pages), self.stock.count());
+        let (needed, spare) = (self.nodes_needed(index, pages), self.index().stock.count());
         let goal = needed.max(SPARE_MAX.min(2 * needed)); // a few for the next ones
         let wanted = if spare < needed { goal - spare } else { 0 };
         let nodes = self.take_nodes(wanted, locks);
@@ -315,9 +316,9 @@ impl Mapping {
             return None;
         };
         for node in nodes {
-            self.stock.put(self.view(), node);
+            self.index().stock.put(self.view(), node);
         }
-        guard.keep = match self.tuning.node_reserve {
+        guard.keep = match self.index().tuning.node_reserve {
             NodeReserve::Enough => SPARE_MAX,
             NodeReserve::AtMost(_) => 0,
         };
@@ -330,9 +331,9 @@ impl Mapping {
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
     }
 
-    /// Takes `wanted` nodes from the arena, or what of them there is. Nobody's lock is held.
+    /// Takes `wanted` nodes from the arena, or as many as there are. The caller holds no lock.
     fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
-        let wanted = match self.tuning.node_reserve {
+        let wanted = match self.index().tuning.node_reserve {
             NodeReserve::Enough => wanted,
             NodeReserve::AtMost(most) => wanted.min(most),
         };
@@ -343,19 +344,14 @@ impl Mapping {
         nodes
     }
 
-    /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait: when nobody
-    /// has the file open, and when others have none.
+    /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait. Called when the file
+    /// is open no more, and when other mappings have no nodes.
     pub fn give_back_nodes(&self, locks: LockWait) {
-        if self.stock.count() > 0
+        if self.index().stock.count() > 0
             && let Some(mut guard) = self.lock_as(locks)
         {
             guard.keep = 0;
         }
-    }
-
-    /// Spare nodes in stock; a hint while others insert.
-    pub fn spare_nodes(&self) -> u32 {
-        self.stock.count()
     }
 }
 
@@ -370,7 +366,8 @@ impl<'a> MappingGuard<'a> {
         let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
-        if self.mapping.tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order) {
+        if self.mapping.index().tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order)
+        {
             return AddedFolio::Present;
         }
         let inserted = tree.insert(index.0, order.0, frame.0);
@@ -432,7 +429,7 @@ impl<'a> MappingGuard<'a> {
         gap: &mut dyn FnMut(),
     ) -> Option<MappingGuard<'a>> {
         let mapping = self.mapping;
-        let carried = mapping.stock.cut(mapping.arena(), 0);
+        let carried = mapping.index().stock.cut(mapping.arena(), 0);
         drop(self);
         gap();
         // At least one: what was counted as enough was not.
@@ -442,8 +439,8 @@ impl<'a> MappingGuard<'a> {
             return None;
         }
         let guard = mapping.lock_with(nodes, locks)?;
-        carried.put_into(&mapping.stock);
-        mapping.stock.count_refill();
+        carried.put_into(&mapping.index().stock);
+        mapping.index().stock.count_refill();
         Some(guard)
     }
 }
@@ -506,7 +503,7 @@ struct Placing<'a> {
     marker: Option<PageIndex>,
     wanted: AskedFor,
     fate: FolioLifetime,
-    /// Pages placed that nobody had asked for.
+    /// Pages placed that no caller had asked for.
     ahead: Cell<u64>,
 }
 
@@ -521,7 +518,7 @@ impl<'a> Placing<'a> {
     fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
         let byte = match self.fate {
             FolioLifetime::Stays => self.wanted.first_byte(index, order.pages()),
-            // Asked for or not: only somebody who wants it to stay changes this.
+            // Asked for or not: only a use by a reader or writer that is not uncached changes this.
             FolioLifetime::DropsBehind => referenced::AHEAD,
         };
         if byte == referenced::AHEAD && self.fate == FolioLifetime::Stays {

@@ -17,20 +17,19 @@
 //! | leaving | a folio | `WRITEBACK`, and dirty only where it was written since | its bytes |
 //! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!
-//! **Dirty** says of a page that it differs from what is behind the file, which is here: always. So eviction,
-//! drop-behind and invalidation leave these folios alone without having heard of memory files, and a thread that
-//! overwrites one finds it dirty already and takes no lock. Write-back does not know the mapping: nothing of it counts
-//! among the cache's dirty pages.
+//! **Dirty** says of a page that it differs from what is behind the file; a memory file has nothing behind it, so its
+//! pages are always dirty. Eviction, drop-behind and invalidation therefore skip these folios without a case for memory
+//! files, and a thread that overwrites one finds it dirty already and takes no lock. Write-back does not know the
+//! mapping: none of its pages count among the cache's dirty pages.
 //!
-//! The folios of a mapping that is **kept** stand in a ring of their pool that nobody judges, so that they are charged
-//! to it and found as any other, and reclaim does not walk over them. Those of one that **spills** stand in the judged
-//! rings.
+//! The folios of a mapping that is **kept** stand in a ring of their pool that reclaim does not scan: they are charged
+//! to the pool and found as any other. Those of one that **spills** stand in the rings that it does scan.
 //!
 //! Invariants (asserted by [`Mapping::check`]):
 //!  1. A folio of a memory file is dirty in all its pages, unless it is locked, or on its way to the spill file.
 //!  2. A folio of any other mapping that is not up to date is being filled.
 //!
-//! Not an invariant: that a page that nobody has written is a hole. It may lie in a folio with one that was.
+//! Not an invariant: that a page that was never written is a hole. It may share a folio with one that was.
 //!
 //! Kernel cousin: `shmem`. We differ: what says that a folio has no backing but itself is the dirty bit that writers
 //! look at in any case, and not a flag of the mapping that each path has to ask.
@@ -233,7 +232,7 @@ impl MappingGuard<'_> {
     /// What is wrong with the folio at `first`, by the invariants of this room.
     pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
         let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
-        // On its way to the spill file its pages are under write-back, and not dirty until somebody writes.
+        // On its way to the spill file its pages are under write-back, and not dirty until they are written to.
         if word.has(Flags::LOCKED | Flags::WRITEBACK) {
             return Ok(());
         }

@@ -45,7 +45,7 @@ const LOOKED_AT_MAX: usize = 4096;
 /// Which folios of a range go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoveFilter {
-    /// All of them: nobody will ask for their bytes.
+    /// All of them: their bytes are no longer wanted.
     All,
     /// Those that the file has as they are.
     Clean,

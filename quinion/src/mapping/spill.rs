@@ -9,23 +9,23 @@
 //!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
 //! ```
 //!
-//! A spilled page is **data**. Nobody takes a value of this kind for something that only remembers: an insertion
-//! answers that the place is taken, an eviction never meets it, and it goes only by being restored, punched or cut off,
-//! or with its file. Then its slots are given back, here and at once.
+//! A spilled page is **data**, and a value of this kind is never treated as a shadow: an insertion answers that the
+//! place is taken, an eviction never meets it, and it leaves the tree only when it is restored, punched or cut off, or
+//! with its file. Then its slots are given back, here and at once.
 //!
 //! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so
 //! it is not evicted, split or sent twice, and a thread that cuts the file waits for it. A writer finds its page not
 //! dirty, takes the tree's lock and marks it; or it is still in its copy when the flush ends, and then it holds the
 //! folio. Either shows at the end, under the lock, and the folio stays.
 //!
-//! Back come frames that nobody has seen, filled and looked at. Under one hold of the tree's lock each value is there
-//! as it was when the reading began, or nothing is done; then folios stand in its place, up to date and dirty. Of a
-//! plain value a part may be wanted: the rest stays, as smaller values. (Slots follow each other as pages do.)
+//! To restore, a thread fills frames of its own from the spill file. Then, under one hold of the tree lock, it puts
+//! folios in place of the values, up to date and dirty; if a value has changed since the read began, it does nothing.
+//! It may restore a part of a plain value: the rest stays, as smaller values. (Slots follow each other as pages do.)
 //!
 //! Invariants (asserted by `Mapping::check` and `Spill::check`):
 //!  1. The pages of values in the tree are counted.
 //!  2. A value in the tree has its slots, and no slot has two. A slot of no value is on its way out, or being read.
-//!  3. No folio is replaced by a value while somebody holds it, or after it was written to.
+//!  3. No folio is replaced by a value while it is held, or after it was written to.
 //!
 //! Not an invariant: that a value is as large as the folio was.
 //!
@@ -63,7 +63,7 @@ pub struct SpillOut {
 pub enum SpillOutEnd {
     /// A value stands in its place.
     Gone,
-    /// It stays: it could not be written, or somebody holds it or has written to it.
+    /// It stays: its write failed, or it is held, or was written to.
     Stays,
     /// It had left the tree meanwhile.
     Left,
@@ -111,8 +111,8 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// The folio that `frame` heads at `index` goes to the spill file next, if it is there, nobody holds it, and nobody
-    /// else is at work with it. It is under write-back from now on, until [`MappingGuard::end_spill`].
+    /// The folio that `frame` heads at `index` goes to the spill file next, if it is there, is not held, and no other
+    /// operation is under way on it. It is under write-back from now on, until [`MappingGuard::end_spill`].
     pub fn begin_spill(&mut self, index: PageIndex, frame: Frame) -> Option<SpillOut> {
         let nodes = self.mapping.nodes();
         if self.xarray(&nodes).load(index.0) != Entry::folio(frame.0) {
@@ -256,7 +256,7 @@ impl MappingGuard<'_> {
         if self.mapping.expect_spill().is_packed(value) {
             return PartOutcome::Packed;
         }
-        if self.xarray(&nodes).nodes_needed(first, pages_of(value)) > self.mapping.stock.count() {
+        if self.xarray(&nodes).nodes_needed(first, pages_of(value)) > self.mapping.index().stock.count() {
             return PartOutcome::NoNode;
         }
         self.part(&[(PageIndex(first), value)], edge.0..edge.0);
@@ -288,7 +288,7 @@ impl<'a> MappingGuard<'a> {
         let end = last.0 + pages_of(last_value);
         let nodes = mapping.nodes();
         let needed = self.xarray(&nodes).nodes_needed(first.0, end - first.0);
-        if needed > mapping.stock.count() {
+        if needed > mapping.index().stock.count() {
             return RestoreOutcome::NoNode;
         }
         let covered = folios.first().map_or(first.0, |folio| folio.index.0)

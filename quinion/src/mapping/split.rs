@@ -20,14 +20,14 @@
 //! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
 //! uncached reader has passed. The marker stays with the first.
 //!
-//! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is
-//! held stays as it is. Holds of readers are short, and a thread that wants the split tries again. A user's pin is not,
-//! nor is a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of
-//! it is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
-//! wants it.
+//! **Held.** A holder names the folio by its first frame, and gives back as many frames as its word says then. So a
+//! folio that is held is not split. Holds of readers are short, and the thread that splits tries again. A user's pin
+//! may be long, and so may the hold of a reader whose thread was stopped. Then the folio is **detached** and lives on
+//! for its holders. Its dirty pages, which exist nowhere else, are copied into frames of their own; the rest is read
+//! from the device again on demand.
 //!
 //! Invariants:
-//!  1. All pages of a folio that is split stay in the index, and under the tree lock nobody sees less.
+//!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
 //!  2. The counts do not change: pages, dirty pages, what a pool is charged for.
 //!  3. A folio that is held, being filled, under write-back, or in no ring is not split.
 //!
@@ -58,7 +58,7 @@ const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 pub enum SplitOutcome {
     /// None does.
     Done,
-    /// One does, and is held, being filled, under write-back, or in nobody's ring for a moment: try again.
+    /// One does, and is held, being filled, under write-back, or in no ring for a moment: try again.
     Busy,
     /// What reaches over it is in the spill file, and packed: bring it back first.
     Packed,
@@ -113,8 +113,8 @@ impl Mapping {
     }
 
     /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
-    /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
-    /// for locks.
+    /// order `unit`, with what else is in these. The caller has the write lock alone, which excludes writers. Waits for
+    /// locks.
     pub fn detach_copy(
         &self,
         held: &HeldFolio<'_>,
@@ -186,7 +186,7 @@ impl MappingGuard<'_> {
             },
             _ => return SplitOutcome::Done,
         };
-        if tree.nodes_to_split(edge.0) > mapping.stock.count() {
+        if tree.nodes_to_split(edge.0) > mapping.index().stock.count() {
             return SplitOutcome::NoNode;
         }
         let mut listed = mapping.lists().map(|lists| lists.lock());
@@ -255,7 +255,7 @@ impl MappingGuard<'_> {
             return DetachOutcome::InFlight;
         }
         let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
-        if !copies.is_empty() && needed > mapping.stock.count() {
+        if !copies.is_empty() && needed > mapping.index().stock.count() {
             return DetachOutcome::NoMemory;
         }
         let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
@@ -302,7 +302,7 @@ mod tests {
 
     /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
     /// 2 The flush fails: page 1 is dirty again.
-    /// 3 W puts its copies in the folio's place: page 1 is nowhere any more, and nobody is told.
+    /// 3 W puts its copies in the folio's place: page 1 is lost, and no error is reported.
     #[test]
     fn a_page_that_gets_dirty_again_while_the_others_are_copied_is_not_lost() {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());

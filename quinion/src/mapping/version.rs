@@ -33,7 +33,7 @@ use crate::sync::lock::MutexGuard;
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
 
-/// The moment before somebody looks at the file's attributes.
+/// The state of the flushes before a look at the file's attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionProbe {
     /// How many flushes had begun; `None`: one was under way.

@@ -89,9 +89,9 @@ pub struct WritebackCursor {
 /// How a wish to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
-    /// A sync of somebody else has done it.
+    /// A sync of another caller has done it.
     Shared,
-    /// Somebody else's is under way: wait for its end, and ask again.
+    /// A sync of another caller is under way: wait for its end, and ask again.
     Wait,
     /// The caller syncs. These pages are what that makes durable; it ends by [`WritebackState::end_sync`].
     Own(PageRanges),
@@ -393,14 +393,14 @@ impl WritebackState {
         }
     }
 
-    /// Somebody wants all that is dirty now written soon.
+    /// Asks for a pass that writes all that is dirty now.
     pub fn request_pass(&self) {
         let tour = &mut self.account().tour;
         // One that is under way may have passed what is meant.
         tour.asked = if tour.began.is_some() { 2 } else { 1 };
     }
 
-    /// Whether somebody does.
+    /// Whether such a pass is asked for.
     pub fn is_pass_requested(&self) -> bool {
         self.account().tour.asked > 0
     }

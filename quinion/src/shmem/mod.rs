@@ -153,7 +153,7 @@ impl Shmem {
     fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
         let is_inside = position + len as u64 <= mapping.size();
         let mut first = std::iter::once(PageIndex::of_byte(position));
-        is_inside && mapping.backing().is_kept() && mapping.first_missing(&mut first).is_some()
+        is_inside && mapping.backing().is_kept() && mapping.index().first_missing(&mut first).is_some()
     }
 
     /// Writes `bytes` where the file ends: where that was, how many, and why not all.

@@ -252,9 +252,13 @@ fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_ho
     for page in [0, 1, 2, 500, 501] {
         stage.write(page * BYTES, &[page as u8 + 1; PAGE_SIZE]);
     }
-    let before = stage.mapping.tree_counts().locks;
+    let before = stage.mapping.index().tree_counts().locks;
     let read = stage.read(0, 1000 * PAGE_SIZE);
-    assert_eq!(stage.mapping.tree_counts().locks - before, 2, "one for each hole, and none for folios");
+    assert_eq!(
+        stage.mapping.index().tree_counts().locks - before,
+        2,
+        "one for each hole, and none for folios"
+    );
     for (page, bytes) in read.chunks(PAGE_SIZE).enumerate() {
         let right = if matches!(page, 0..3 | 500..502) { page as u8 + 1 } else { 0 };
         assert!(bytes.iter().all(|&byte| byte == right), "page {page}");

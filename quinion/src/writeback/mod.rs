@@ -30,14 +30,14 @@
 //! told before, because `Ok` would not be true.
 //!
 //! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
-//! second sync that succeeds says nothing of the first one's pages. So the account of a file (`mapping/device.rs`)
-//! knows which pages were flushed since the last sync that went well. When one fails, all of these are dirty again,
-//! those whose flushes end meanwhile among them, and the next sync writes them anew: its `Ok` is true. Three ways were
-//! open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop their databases. *To keep* such
-//! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
-//! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
-//! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
-//! handle reports it once; and later syncs report the rest.
+//! second sync that succeeds says nothing of the first one's pages. So the account of a file
+//! (`mapping/writeback_state.rs`) knows which pages were flushed since the last sync that went well. When one fails,
+//! all of these are dirty again, those whose flushes end meanwhile among them, and the next sync writes them anew: its
+//! `Ok` is true. Three ways were open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop
+//! their databases. *To keep* such pages from being evicted until a sync has covered them would make all of memory
+//! unevictable for a program that never syncs. We keep a range for each run, and no page; what was evicted before a
+//! sync failed cannot be written again, and is **lost** to us: how much that is stands in the error that the sync
+//! returns, and in the numbers; every handle reports it once; and later syncs report the rest.
 //!
 //! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties
 //! more waits, before it takes a lock. Both follow the bound in force. A thread that finds no memory because

@@ -141,7 +141,7 @@ impl Stage {
     pub fn add_shadow(&self, first: u64, order: u8) {
         let _guard = self.mapping.lock();
         let cells = Cells(&self.arena);
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         let mut tree = XArray::<_, NODE_BITS>::new(&cells, &record.root);
         tree.store(first, order, Entry::value(Value::shadow(order, 9)), |_, _, _| {});
     }

@@ -46,7 +46,7 @@ impl Slab for Cells<'_> {
         self.0.arena().view().own(Frame(folio)).word().order().0
     }
     fn shadow_only(&self, node: u32, change: ShadowOnly) {
-        self.0.shadow_nodes().note(self.0.id(), node, change);
+        self.0.index().shadow_nodes().note(self.0.id(), node, change);
     }
 }
 
@@ -100,7 +100,7 @@ impl Stage {
     pub fn tree<R>(&self, act: impl FnOnce(&mut XArray<'_, Cells<'_>, NODE_BITS>) -> R) -> R {
         let _guard = self.mapping.lock();
         let cells = Cells(&self.mapping);
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         act(&mut XArray::new(&cells, &record.root))
     }
     pub fn put_shadow(&self, index: u64, order: u8, payload: u32) {
@@ -115,7 +115,7 @@ impl Stage {
     }
     /// What a reader without the lock finds.
     pub fn walk(&self, index: u64) -> Entry {
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         find(&self.arena.view().grown(), record, page(index))
     }
 
@@ -171,7 +171,7 @@ impl Stage {
         self.mapping.check().unwrap();
         self.arena.check().unwrap();
         let nodes = self.tree(|tree| tree.check().unwrap());
-        let spare = self.mapping.spare_nodes();
+        let spare = self.mapping.index().spare_nodes();
         let used = self.arena.stats().cells_used;
         assert_eq!(used, u64::from(nodes + spare) + 1, "{nodes} nodes, {spare} spare, and the record");
     }

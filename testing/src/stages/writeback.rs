@@ -144,7 +144,7 @@ impl Opened<'_> {
 
     /// Cuts or extends what readers are shown.
     pub fn set_size(&self, bytes: u64) {
-        let record = self.stage.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.stage.arena.view().record(self.mapping.index().cell()).unwrap();
         record.size.store(bytes, Ordering::Relaxed);
     }
 

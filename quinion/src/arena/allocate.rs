@@ -64,10 +64,10 @@ impl Arena {
     /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
     /// many. Otherwise as [`Arena::alloc`].
     ///
-    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
-    /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
-    /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
-    /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
+    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when one is taken. It still grows
+    /// the arena by an extent if no other thread is growing it, since a caller that must not wait could never begin
+    /// otherwise; that takes half a millisecond (or several, where a virtual machine has to fetch the memory first).
+    /// While it publishes the new extent it takes the lock of the lists, which other threads hold for a few steps.
     pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) =
@@ -249,8 +249,8 @@ impl Arena {
         cells.len() - first
     }
 
-    /// Gives a cell back that nobody can reach any more but readers who are late.
-    /// Locks: Arena. Panics if it was not handed out, as far as that can be seen.
+    /// Gives a cell back that only late readers can still reach. Locks: Arena. Panics if it was not handed out, as far
+    /// as that can be seen.
     pub fn free_cell(&self, cell: CellNumber) {
         self.free_cells([cell]);
     }

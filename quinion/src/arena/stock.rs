@@ -75,7 +75,7 @@ impl FrameAlignment {
     }
 }
 
-/// With what somebody who wants frames is content.
+/// What a caller accepts as an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AllocPolicy {
     /// What was asked for.
@@ -280,7 +280,7 @@ impl CellLinks for View {
     }
 }
 
-/// Whether a descriptor's word is that of a frame no folio heads and nobody holds.
+/// Whether a descriptor's word is that of a frame that heads no folio and is not held.
 pub(super) fn is_nobodys(word: DescriptorWord) -> bool {
     !word.is_live() && word.holds() == 0
 }

@@ -101,16 +101,16 @@ const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Validation {
-    /// It may not: nobody says that the file stays as it is, and the kernel reads. A record begins so.
+    /// It may not: nothing guarantees that the file stays as it is, and the kernel reads. A record begins so.
     Kernel = 0,
-    /// Nothing: the owner has a lease, and nobody changes the file while it stands.
+    /// Nothing: the owner has a lease, and no process changes the file while it stands.
     Sure = 1,
-    /// The file's times are looked at before each read: somebody may write it without a word to us.
+    /// The file's times are looked at before each read: another process may write it without notice.
     Looked = 2,
-    /// Nothing: nobody changes the file, lease or no lease.
+    /// Nothing: the file never changes, lease or no lease.
     Immutable = 3,
-    /// It may not now, for its owner has not been heard of lately, and the kernel reads for once. No record says so: a
-    /// viewer finds it out of a file that says [`Validation::Sure`].
+    /// It may not now, because the owner's heartbeat is late: the kernel reads this time. No record says so: a viewer
+    /// concludes it for a file that says [`Validation::Sure`].
     Unheard = 4,
 }
 

@@ -70,7 +70,7 @@ impl Filemap {
     }
 }
 
-/// Pages of all folios that were fetched ahead and nobody has read.
+/// Pages of all folios that were fetched ahead and not read yet.
 fn unread_pages(view: &View) -> u64 {
     let grown = view.grown();
     let frames = (view.layout().frames_meta..grown.frames()).map(Frame);

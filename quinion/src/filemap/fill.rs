@@ -77,8 +77,8 @@ impl From<NoFrames> for FillOutcome {
 /// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AfterSubmit {
-    /// It waits for this page, and reaps, if what it has submitted brings that page: nobody else can have brought it
-    /// before it reaped, so the reap comes for sure. Of others' pages that is not so.
+    /// It waits for this page, and reaps, if one of its own submissions fetches that page: that page cannot arrive
+    /// before the caller reaps, so it surely reaps. A page that another thread fetches may arrive before.
     Reap(PageIndex),
     /// Perhaps that, and perhaps not, or not at once.
     Anything,
@@ -110,7 +110,7 @@ pub(super) struct FillRequest {
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
     Submitted(Arc<WindowFills>),
-    /// Every page of it is there, or on its way by somebody else.
+    /// Every page of it is there, or another thread fetches it.
     Nothing,
     /// No frame or no node could be had for its first missing page.
     NoMemory,
@@ -190,10 +190,10 @@ impl Filemap {
         Ok(self.begin_fills(batch, &added.inserted, refaults, urgency))
     }
 
-    /// As [`Filemap::insert_window`], of a window of one folio, the smallest there is: what random reads miss. It is
-    /// asked for because somebody missed it; whether it is still missing is seen when it is inserted. The same steps,
-    /// with a value where a window has a list. `None` if no page can be had just so, or nothing may be waited for:
-    /// nothing has happened then, and the window goes the long way, which makes room and asks the device for its.
+    /// The fast path of [`Filemap::insert_window`] for a window of one folio of the smallest order, as random reads
+    /// need. It does not look for gaps: the reader has just missed the page, and the insertion finds out whether it is
+    /// still missing. `None`, with nothing changed, if a page cannot be had without reclaim, or the caller must not
+    /// wait: then the window takes the general path, which reclaims and checks the device's queue.
     fn insert_folio(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,
@@ -343,8 +343,8 @@ impl Filemap {
         added
     }
 
-    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
-    /// judges them, and all others as [`Filemap::list`] does.
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: those of a memory file that does not spill
+    /// in the ring that reclaim does not scan, and all others as [`Filemap::list`] does.
     pub(crate) fn list_new(
         &self,
         mapping: &Mapping,
@@ -715,8 +715,8 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 /// What of a run has come when its fill has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
-    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
-    /// pages that arrived when the file was longer; nobody is shown them.
+    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or pages
+    /// that arrived when the file was longer; readers do not see it, since it lies behind the file's size.
     Before(usize),
     /// What had arrived before something failed.
     Landed,
@@ -802,7 +802,7 @@ mod tests {
     /// 2 Others bring page 0 meanwhile, and it lands.
     /// 3 R inserts pages 1 to 3; W finds page 2 on its way, sees nothing in flight, and sleeps.
     /// 4 R leaves its fills to the reap that comes with its wait; but it need not wait, and does not reap.
-    /// 5 W sleeps until somebody else happens to read.
+    /// 5 W sleeps until another thread happens to read.
     #[test]
     fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);

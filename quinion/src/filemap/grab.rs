@@ -7,10 +7,10 @@
 //!          a spill   -->     the part that brings it back, handed down by the paths of memory files
 //! ```
 //!
-//! How a range is grabbed is told in `mapping/grab.rs`; this is where its frames come from, which is where those of any
-//! write come from. Memory is waited for as long as nothing is locked, and after that only taken; so nobody who waits
-//! for memory keeps others waiting for folios, and a grab of a large range comes back with a part of it rather than
-//! reclaim with the rest in its hands.
+//! `mapping/grab.rs` tells how a range is grabbed; this file supplies its frames, as for any write. A grab waits for
+//! memory only as long as it has no folio locked; after that it takes what is free. So a thread that waits for memory
+//! never blocks others at a folio lock, and a grab of a large range returns a part of it instead of reclaiming with
+//! locked folios.
 //!
 //! Invariant: a charge, a promise and frames are had together, used for what is inserted, and given back for the rest
 //! before the round that asked for them ends.

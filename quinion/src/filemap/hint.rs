@@ -1,4 +1,4 @@
-//! Hint: ranges that somebody says will be needed, or will not.
+//! Hint: ranges that a program says it will need, or will not.
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way

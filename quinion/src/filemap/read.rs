@@ -411,7 +411,7 @@ impl Filemap {
             FillOutcome::PoolFull => Err(self.pool_full(reader.pool(), position)),
             FillOutcome::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             FillOutcome::Submitted(batch) => {
-                // 3 Those that nobody waits for.
+                // 3 Those that no reader waits for.
                 if !is_all {
                     let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
                     let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), wait_policy);
@@ -467,8 +467,8 @@ impl Filemap {
                 ReadableState::NotYet => self.wait_for_fill(mapping, &held, miss, wait_policy, batch),
                 there => {
                     if next != AfterSubmit::Anything {
-                        // It came inside the call; or ours was dropped, and somebody else has brought it: we shall
-                        // not wait, and so not reap.
+                        // It arrived inside the call; or our folio was dropped and another thread has fetched the page.
+                        // This thread will not wait, and so does not reap.
                         mapping.backend().reap(ReapMode::Ready, &mut || false);
                     }
                     there
@@ -537,8 +537,8 @@ impl Filemap {
         together.submit(AfterSubmit::Anything);
     }
 
-    /// Inserts windows that nobody waits for, until one finds no memory or a lock that is busy; they go to the
-    /// device with the rest of `together`. The pages in `wanted` were asked for.
+    /// Inserts windows that no reader waits for, until one finds no memory or a busy lock; they go to the device with
+    /// the rest of `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
         together: &mut SubmitBatch<'_>,
@@ -714,7 +714,7 @@ enum ReadExtent {
     Page,
 }
 
-/// What came of windows that nobody waits for.
+/// What came of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
     /// All, or the first of them, are on their way or there.

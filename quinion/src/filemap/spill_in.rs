@@ -12,10 +12,10 @@
 //!   6 list      in the rings, and let go
 //! ```
 //!
-//! Nobody sees a page on its way: the value stands until the bytes are there. So who meets it meanwhile comes here,
-//! too, finds that its slots are being read, waits for that and looks again; and one that cannot be read stays
-//! spilled, and is an error for those who asked for it and for nobody else. If it was a neighbour that could not be
-//! read the page is tried alone.
+//! A page on its way is not visible: the value stands until the bytes are there. A thread that meets the value
+//! meanwhile comes here, too, finds that its slots are being read, waits for that and looks again. A page that cannot
+//! be read stays spilled, and only callers that asked for it see the error; if a neighbour could not be read, the page
+//! is tried alone.
 //!
 //! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB.
 //! What is packed comes as a whole.
@@ -24,7 +24,7 @@
 //!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and
 //!     Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
-//!  3. Nothing is put into a range that somebody is cutting or punching but by itself.
+//!  3. Nothing is put into a range that is being cut or punched, except by the thread that does that.
 //!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for one who may wait for
 //!     slots.
 
@@ -59,7 +59,7 @@ const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 const SHORT_MAX: u32 = 200;
 /// And then it is waited so long.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often it is tried: each time somebody else was there first, or memory was short.
+/// How often it is tried: each time another thread was first, or memory was short.
 const TRIES: u32 = 1000;
 
 /// Whether the caller keeps the file from being cut and punched while pages come back.

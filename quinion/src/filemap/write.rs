@@ -31,10 +31,10 @@
 //! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
 //! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
-//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`MarkOutcome::Left`] says
-//! so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes
-//! were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
-//! truncation, which the Write lock holds off.
+//! changed by others, or an uncached reader has passed. Then those bytes would never be written. [`MarkOutcome::Left`]
+//! says so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its
+//! bytes were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by
+//! a truncation, which the Write lock holds off.
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
@@ -503,7 +503,7 @@ impl Filemap {
         piece: WriteProgress<'_>,
     ) -> usize {
         if !self.arena.view().own(held.frame()).try_lock_allocated() {
-            return 0; // somebody else is at it
+            return 0; // another thread does it
         }
         let run = FillRun { index: held.first(), frame: held.frame(), pages: held.order().pages() };
         self.put_bytes(run, piece);
@@ -594,7 +594,7 @@ impl Filemap {
         };
         // 3 The bytes, before anybody can see them.
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
-        // 4 Into the tree and the rings, and unlocked. Meanwhile nobody forgets what is cached.
+        // 4 Into the tree and the rings, and unlocked, while invalidations are held off.
         let held_off = mapping.hold_off_invalidation();
         let shape = FolioShape {
             orders: self.supply.orders_for(window),
@@ -622,13 +622,13 @@ impl Filemap {
     /// Those of `pages` that are not there, from the first on; `None` if that one is.
     fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
         if pages.end.0 - pages.start.0 == u64::from(self.supply.folio_orders.min.pages()) {
-            return Some(pages); // that somebody else was first is seen when it is inserted
+            return Some(pages); // if another thread was first, the insertion finds out
         }
         let (first, count) = mapping.lock().next_gap(pages.start, pages.end)?;
         (first == pages.start).then(|| first..first.plus(count))
     }
 
-    /// Copies what `piece` has of a run of frames that nobody else has, and zeros before and behind it.
+    /// Copies the part of `piece` that lies in a run of frames of its own, and zeros what is before and behind it.
     fn put_bytes(&self, run: FillRun, piece: WriteProgress<'_>) {
         let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
         let from = piece.position.clamp(start, start + len as u64);

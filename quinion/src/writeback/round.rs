@@ -3,7 +3,7 @@
 //! ```text
 //!   a round      fetch completions that no other thread fetches
 //!                each file in turn:  nothing dirty?                      forget it
-//!                                    old, asked for, or too much is?     tour on, a little
+//!                                    old, asked for, or too much is?     go on with the pass
 //!                the next round begins with another file
 //!   a pass      from where the last round stopped to the file's end; then from its start
 //!   the next     soon while something is under way, later the longer nothing comes of it; else at the interval
@@ -13,8 +13,8 @@
 //! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
 //! room for as much: some gigabytes in a second.
 //!
-//! A pass visits a page once; pages that are dirtied again behind it are the next pass's. When it has come to
-//! the end, all that was dirty when it began has been taken.
+//! A pass takes a page once; pages that are dirtied again behind it are left to the next pass. When it has come to the
+//! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
@@ -27,13 +27,13 @@ use std::time::Duration;
 
 use crate::backend::ReapMode;
 use crate::background::BackgroundTask;
-use crate::mapping::{Mapping, TakeEnd, TakeFilter};
-use crate::sync::LockWait;
+use crate::mapping::{Mapping, TakeEnd};
 use crate::units::PageIndex;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
 use super::plan::{FileDirtyState, is_due};
+use super::run::FlushRequest;
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
@@ -134,7 +134,7 @@ impl Writeback {
         }
     }
 
-    /// Goes on with the tour of a file, as far as little may be under way.
+    /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
         let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
@@ -146,7 +146,7 @@ impl Writeback {
         let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
-        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
             TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {
                 mapping.lock().note_round(place.began);
@@ -167,8 +167,8 @@ impl Writeback {
         self.flushes().0 > 0
     }
 
-    /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
-    /// small ones go to the device together. Waits for nothing.
+    /// Asks the background to write a file's dirty pages soon: for uncached writes (D14), so that many small ones go to
+    /// the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
         mapping.writeback().request_pass();
         self.poke();

@@ -47,7 +47,7 @@ use crate::sync::LockWait;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::run::{UNNAMED, errno_of};
+use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
 const UNDER_WAY_MAX: u64 = 4096;
@@ -112,11 +112,11 @@ impl Writeback {
         Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
     }
 
-    /// Starts writing what is dirty of `pages`, and waits for none of it. What is more than a few megabytes is left to
-    /// the background.
+    /// Starts writing what is dirty of `pages`, and waits for none of it. More than a few megabytes are left to the
+    /// background.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
         let room = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
-        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
             TakeEnd::Done => self.poke(), // it fetches completions that no other thread fetches
             TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
@@ -144,7 +144,7 @@ impl Writeback {
         self.close();
         let mut failed = 0;
         for mapping in self.listed() {
-            // What the background had under way and failed was not this call's to try: it is now.
+            // A flush of the background that failed was not this call's attempt: it is now.
             let is_written =
                 self.write_out(&mapping).is_ok() && mapping.writeback().dirty_pages().dirty() == 0;
             failed += u64::from(!is_written && self.write_out(&mapping).is_err());
@@ -153,13 +153,13 @@ impl Writeback {
         failed
     }
 
-    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a
-    /// thread that cannot wait. What is under way then keeps what it needs.
+    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a thread that
+    /// cannot wait. Flushes that are under way then keep what they need.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             while let TakeEnd::More(next) | TakeEnd::Busy(next) =
-                self.write_some(&mapping, at..whole_file().end, TakeFilter::Dirty, u32::MAX, LockWait::Try)
+                self.write_some(&mapping, FlushRequest::without_waiting(at..whole_file().end, u32::MAX))
                 && next > at
             {
                 at = next;
@@ -191,13 +191,9 @@ impl Writeback {
         let mut at = pages.start;
         loop {
             self.wait_for_room(mapping, writer);
-            match self.write_some(
-                mapping,
-                at..end,
-                TakeFilter::ToWrite,
-                (UNDER_WAY_MAX / 2) as u32,
-                LockWait::Wait,
-            ) {
+            let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
+            let request = FlushRequest { pages: at..end, which, pages_max, locks: LockWait::Wait };
+            match self.write_some(mapping, request) {
                 TakeEnd::Done => break,
                 TakeEnd::More(next) => at = next,
                 TakeEnd::Busy(page) => at = self.pass(mapping, writer, page, tagged),

@@ -570,7 +570,7 @@ impl MachineMemory {
 
 /// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write).
 ///
-/// What is not written when it is given back ends the populate there.
+/// The populate ends where a slice was not filled when it was given back.
 #[derive(Debug)]
 pub struct GuestSlice<'m> {
     memory: &'m MachineMemory,

@@ -82,7 +82,7 @@ impl FrameSource for Frames<'_> {
     fn make_nodes(&mut self) -> bool {
         false
     }
-    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {
+    fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {
         Err("spilled")
     }
 }
@@ -466,7 +466,7 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
         assert_eq!(grabbed.end(), Some(page(5)), "{step:?}");
         assert_eq!(stage.mapping.lock().next_entry(page(5), page(100)), None);
         all_locked(&stage, &grabbed);
-        // Cut again while it is ours: what is put there is nobody's, and nobody's memory.
+        // Cut again while it is locked here: bytes put there are lost, and take no memory.
         stage.mapping.set_size(3 * 4096);
         stage.mapping.remove_range(page(3)..page(100), RemoveFilter::All);
         fill_all(&mut grabbed, 9);
@@ -614,7 +614,7 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
             5 => {
                 stage.mapping.lock().remove_all();
                 for folio in grabbed.folios_mut() {
-                    // What had its bytes says so; what had none is filled for nobody.
+                    // A folio that had bytes still has them; one that had none is filled without effect.
                     let written = folio.write(folio.first().first_byte(), &[1; 10]);
                     assert_eq!(written.is_ok(), folio.state() == LockedState::New);
                 }
@@ -675,7 +675,7 @@ fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
     stage.check();
 }
 
-/// Somebody has the tree's lock, and the page neither there nor gone, for as long as it takes.
+/// Another thread holds the tree lock in the middle of a change of the page, for as long as it takes.
 #[test]
 fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());

@@ -1,8 +1,8 @@
 //! One folio on its way to the spill file and back, step by step: who comes in between, and what stands in the tree.
 //!
-//! The device is simulated, and holds what it was given until somebody waits for it: so between the sending of the
-//! folio and its end there is room for a hold, a write, a lock, a cut or the end of the mapping. Behind each test
-//! the tree, the rings, the arena and the slots agree.
+//! The device is simulated, and holds its requests until a thread waits for them: so between the submission of the
+//! folio and its end the test can hold it, write, lock or cut it, or end the mapping. Behind each test the tree, the
+//! rings, the arena and the slots agree.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl FrameSource for NoFrames {
     fn make_nodes(&mut self) -> bool {
         false
     }
-    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
+    fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
         Err(())
     }
 }

@@ -160,7 +160,7 @@ impl Arena {
         if runs.is_empty() {
             return;
         }
-        runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
+        runs.iter().for_each(|&(frame, order)| self.forget_pages_read(frame, order));
         let mut stock = self.stock.lock();
         let mut ended = false;
         for &(frame, order) in runs {
@@ -178,7 +178,7 @@ impl Arena {
     }
 
     /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
-    fn forget_landed(&self, frame: Frame, order: Order) {
+    fn forget_pages_read(&self, frame: Frame, order: Order) {
         if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
             self.view.clear_pages_read(frame, order.pages());
         }
@@ -232,8 +232,8 @@ impl Arena {
     }
 
     /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
-    /// [`LockWait::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
-    /// makes them.
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]. Their content is arbitrary: the code that makes a node or a chunk of
+    /// one empties it.
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));

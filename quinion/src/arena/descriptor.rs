@@ -18,7 +18,7 @@
 //! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
-//! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
+//! | `LANDED` | set by `note_pages_read`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
 //! | `DIRTY` | set by `mark_dirty`, cleared by `clear_dirty` | the tree lock |
@@ -432,11 +432,11 @@ impl Descriptor {
     /// that place in the folio on, and says how many have arrived in a row; see `pages_read.rs` for why it may.
     #[cold]
     #[inline(never)]
-    pub fn begin_read_landed(
+    pub fn begin_read_partial(
         &self,
         mapping: MappingId,
         index: PageIndex,
-        landed: impl FnOnce(u32, u32) -> u32,
+        pages_read: impl FnOnce(u32, u32) -> u32,
     ) -> Result<(Ticket, u32), NotReady> {
         // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
         // hands on until the folio is freed: a thread that sees the word and then looks at the bits sees none of
@@ -452,7 +452,7 @@ impl Descriptor {
         }
         let pages = match () {
             () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderLanded) => to_end,
-            () if word.has(Flags::LANDED) => landed(place, to_end),
+            () if word.has(Flags::LANDED) => pages_read(place, to_end),
             () => 0,
         };
         if pages > 0 { Ok((ticket, pages)) } else { Err(NotReady::Filling) }
@@ -726,7 +726,7 @@ impl Descriptor {
     }
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
-    pub fn note_landed(&self) {
+    pub fn note_pages_read(&self) {
         if !self.word().has(Flags::LANDED) {
             let before = DescriptorWord(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
             debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");

@@ -14,9 +14,9 @@
 //! Guest memory has to lie in one piece: a virtual machine maps it with one call, by one descriptor, from its first
 //! byte on. So it is not made of frames as they come, but of whole extents that follow each other, behind which a
 //! memory file of its own lies. Their frames are frames like others, with descriptors, so a folio, a hold, a fill and a
-//! copy are there what they are elsewhere. What is different is what gives them out: the buddy never has them. Each has
-//! its one **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one
-//! absent page; one of them gets it, and the other looks again.
+//! copy are there what they are elsewhere. Only their allocation differs: the buddy never has them. Each has its one
+//! **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one absent
+//! page; one of them gets it, and the other looks again.
 //!
 //! **What counts.** All n extents count as grown from the moment they are taken until they are given back, whether
 //! their pages have memory yet or not. So the bound holds whatever those do who map the file.
@@ -667,7 +667,7 @@ mod tests {
         assert_eq!(taken(guest.file()), 3 * EXTENT);
         arena.check().unwrap();
 
-        // What is left of the bound is left to others, to the byte.
+        // The rest of the bound remains for others, to the byte.
         let data = drain(&arena, Order::MAX);
         let full = arena.stats();
         assert!(full.grown_bytes + full.control_bytes <= SMALL, "{full:?}");

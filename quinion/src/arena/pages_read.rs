@@ -14,7 +14,7 @@
 //!
 //! | who | does what | when |
 //! |---|---|---|
-//! | the fill | `note_landed` on the folio, then sets bits | a part has ended and another has not, or failed |
+//! | the fill | `note_pages_read` on the folio, then sets bits | a part has ended and another has not, or failed |
 //! | a holder of the folio | looks at the bit of its page | the folio is not up to date as a whole |
 //! | a reader without a hold | looks at bits between two looks at the descriptor | its first look found a fill at work |
 //! | the thread that frees the frames | clears all bits of a folio that was noted | before the arena has them back |

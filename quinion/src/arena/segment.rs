@@ -20,10 +20,9 @@
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
 //!
-//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had
-//! one to give, and [`PageSize`] says so. That a shortage is always answered: a
-//! kernel that is out of memory, or a control group at its limit, may first kill
-//! a process of its choice. So the bound is held against the limits beforehand.
+//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had one to give, and [`PageSize`] says so.
+//! That a shortage always ends in an error: a kernel that is out of memory, or a control group at its limit, may first
+//! kill a process of its choice. So the bound is held against the limits beforehand.
 
 use std::ffi::CStr;
 use std::io;
@@ -186,7 +185,7 @@ impl Segment {
         self.settle_in(offset, bytes)
     }
 
-    /// What was just mapped there is treated as the rest is.
+    /// The new mapping is treated as the rest is.
     fn settle_in(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.advise(offset, bytes, Sharing::ReadOnly)?;
         if self.is_locked.load(Ordering::Relaxed) {

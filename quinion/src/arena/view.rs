@@ -274,7 +274,7 @@ impl View {
         self.run_read(frame, 1) == 1
     }
     fn pages_read_word(&self, first: Frame) -> &AtomicU64 {
-        self.grown().landed_word(first).expect("a frame of our own arena exists")
+        self.grown().pages_read_word(first).expect("a frame of our own arena exists")
     }
     /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
     /// has the tree lock of their folio's mapping, as for the three below.
@@ -394,7 +394,7 @@ impl<'a> GrownView<'a> {
     pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;
         for (first, mask) in pages_read::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
-            let Some(word) = self.landed_word(first) else { break };
+            let Some(word) = self.pages_read_word(first) else { break };
             let missing = !pages_read::load(word) & mask;
             if missing != 0 {
                 return row + (missing.trailing_zeros() - mask.trailing_zeros());
@@ -405,11 +405,11 @@ impl<'a> GrownView<'a> {
     }
 
     /// The word of bits that begins with that of `first`; `None` if there is no such frame.
-    fn landed_word(self, first: Frame) -> Option<&'a AtomicU64> {
+    fn pages_read_word(self, first: Frame) -> Option<&'a AtomicU64> {
         self.word_of_bits(self.view.layout.uptodate, first)
     }
 
-    /// As [`GrownView::landed_word`], of what is dirty or under write-back.
+    /// As [`GrownView::pages_read_word`], of what is dirty or under write-back.
     #[inline]
     fn bits_word(self, bits: BitTable, first: Frame) -> Option<&'a AtomicU64> {
         let table = match bits {

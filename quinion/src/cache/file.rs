@@ -47,10 +47,10 @@ pub struct ReadOptions {
     /// data that is read again. The read goes through the cache all the same, with readahead, and uses
     /// what is cached.
     ///
-    /// What it brought goes when the handle's reads have passed it: pages that lie wholly in what was read are gone
-    /// when the call returns; of larger folios those that were read to their end. What was read ahead and is not
-    /// read goes when the reads go elsewhere, pause for a second or two, or when the handle is closed. What
-    /// others read without this option stays, and so does what was cached before.
+    /// Pages that it fetched leave the cache when the handle's reads have passed them: pages that lie wholly in what
+    /// was read are gone when the call returns; of larger folios those that were read to their end. Pages that were
+    /// read ahead and not used leave when the reads continue elsewhere, pause for a second or two, or when the handle
+    /// is closed. Pages that others read without this option stay, and so do pages that were cached before.
     ///
     /// Refused by backends that do not support it ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     /// A call with `nowait` leaves its pages for a later call to drop, if the lock for it is busy.
@@ -493,9 +493,9 @@ impl File {
 
     /// Says between which orders the folios are to be that this handle's reads make, each log2 of pages; what lies
     /// outside the cache's own orders ([`Builder::folio_order_max`](crate::Builder::folio_order_max)) is brought
-    /// inside. What is read is rounded to whole folios of the least order; folios are smaller all the same where
-    /// others made smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits
-    /// as [`File::advise`] does.
+    /// inside. Reads are rounded to whole folios of the least order; folios are smaller all the same where others made
+    /// smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits as [`File::advise`]
+    /// does.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)

@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, up to
-//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle
-//! is dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`])
-//! takes nothing of them either: the excess is slack. What is pinned lives on with its pins.
+//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is
+//! dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes
+//! nothing of them either: the excess is slack. Pinned bytes live on with their pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -403,8 +403,8 @@ impl MemFile {
 
     // ---- size and holes -------------------------------------------------------------------------
 
-    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. What was
-    /// pinned behind the new end stays with its pins. Waits for writes in progress.
+    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. Bytes that
+    /// were pinned behind the new end stay with their pins. Waits for writes in progress.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Busy`](crate::ErrorKind::Busy),

@@ -26,8 +26,8 @@
 //! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
 //! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
 //!
-//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays:
-//! it was written here, and will be written over whatever others did there.
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. Dirty pages stay: it
+//! was written here, and will be written over whatever others did there.
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -309,9 +309,9 @@ impl Builder {
         self.folio_order_min = self.folio_order_min.min(order);
         self
     }
-    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// What is read is then rounded to whole such folios, and they are never cut up: for devices and files whose
-    /// pieces are larger than a page. Raises the largest folio to itself.
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0. Reads are
+    /// then rounded to whole such folios, and these are never split: for devices and files whose pieces are larger than
+    /// a page. Raises the largest folio to itself.
     #[must_use]
     pub fn folio_order_min(mut self, order: u8) -> Self {
         self.folio_order_min = Order(order).min(Order::MAX);
@@ -960,7 +960,7 @@ impl CacheInner {
         while let Some(place) = self.closing()
             && begun.elapsed() < RELEASE_MAX
         {
-            // What is in flight keeps a descriptor, and completions come to the thread that fetches them.
+            // Requests in flight keep a descriptor, and complete only when a thread reaps them.
             place.reap(ReapMode::Ready, &mut || false);
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -1074,13 +1074,14 @@ impl Drop for CacheInner {
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
             leases.close();
-            // What was written and is not in its file yet. A failure is counted; no handle is left to report it.
+            // Pages that were written and are not in their files yet. A failure is counted; no handle is left to report
+            // it.
             filemap.supply.writeback.write_out_all();
             filemap.supply.background.close();
             filemap.supply.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.wait_queue.close();
-            // What is in flight writes into the arena: it ends before anything else does.
+            // Requests in flight write into the arena: it ends before anything else does.
             engine.drain();
             files.values().for_each(|known| filemap.supply.reclaim.remove_mapping(known.mapping.id()));
         };
@@ -1089,7 +1090,7 @@ impl Drop for CacheInner {
             // for here. Where something is dirty there is a thread already.
             let Err(end) = self.filemap.supply.writeback.close_with(Box::new(end)) else { return };
             if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
-                // There is no thread to be had. What is in flight keeps what it needs.
+                // There is no thread to be had. Requests in flight keep what they need.
                 self.filemap.supply.writeback.start_all();
             }
         } else {
@@ -1137,7 +1138,7 @@ impl Table {
     /// The oldest idle ones go that are more than `idle_max` and have nothing to be written.
     fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
-            // What is not in its file yet stays known, however many that are.
+            // Mappings with unwritten pages stay known, however many they are.
             let is_written = |identity| self.files[identity].mapping.writeback().dirty_pages().total() == 0;
             let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
             let Some(oldest) = oldest else { break };

@@ -649,8 +649,8 @@ impl WindowFills {
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
-                let landed = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
-                (FillCompletion::Landed, landed as usize * PAGE_SIZE)
+                let read = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
+                (FillCompletion::Landed, read as usize * PAGE_SIZE)
             }
         };
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
@@ -744,7 +744,7 @@ impl FillSink for WindowFills {
         let view = self.filemap.arena.view();
         for (page, order) in self.folios(run) {
             if page < pages.end && pages.start < page + order.pages() {
-                view.own(run.frame.plus(page)).note_landed();
+                view.own(run.frame.plus(page)).note_pages_read();
             }
         }
         view.set_pages_read(run.frame.plus(pages.start), pages.end - pages.start);

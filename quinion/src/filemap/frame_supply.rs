@@ -405,7 +405,7 @@ impl FrameSupply {
         if coming.is_content(has, least) {
             return runs;
         }
-        // What is not asked for can wait, and leaves that to others.
+        // A fill that no reader asked for can wait, and leaves reclaim to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
         if coming.may_press(locks) {
             // Others were quicker to take what was made.

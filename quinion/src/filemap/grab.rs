@@ -44,7 +44,7 @@ struct CacheFrames<'f> {
     mapping: &'f Arc<Mapping>,
     pool: PoolNumber,
     shape: FolioShape,
-    bring_back: SpillIn<'f>,
+    spill_in: SpillIn<'f>,
     /// What came with the frames that were taken last.
     room: Option<(Charge<'f>, ListReservation<'f>)>,
     /// Why there were none.
@@ -64,7 +64,7 @@ impl Filemap {
         pool: PoolNumber,
         pages: Range<PageIndex>,
         on_locked: OnLocked,
-        bring_back: SpillIn<'_>,
+        spill_in: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.supply.folio_orders;
         let orders = Orders { min, max: max.min(mapping.backing().folio_order_max()).max(min) };
@@ -79,7 +79,7 @@ impl Filemap {
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();
         let (room, refused) = (None, None);
-        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, bring_back, room, refused };
+        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, room, refused };
         let how = Grab { shape, on_locked, dirty };
         let (grabbed, end) = mapping.grab(&self.wait_queue, pages, how, &mut frames, &mut |_| {});
         match end {
@@ -148,7 +148,7 @@ impl FrameSource for CacheFrames<'_> {
         self.filemap.supply.make_nodes(self.pool)
     }
 
-    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {
-        (self.bring_back)(index, to)
+    fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {
+        (self.spill_in)(index, to)
     }
 }

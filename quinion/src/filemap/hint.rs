@@ -99,7 +99,7 @@ impl Filemap {
         let mut at = first;
         loop {
             let mut guard = mapping.lock();
-            // What is not cached is stepped over: a file may be much longer than what is known of it.
+            // Pages that are not cached are skipped: a file may be much longer than what is known of it.
             let Some(next) = guard.next_entry(at, end) else { break };
             at = PageIndex(end.0.min(next.0 + PIECE_PAGES));
             // A folio may reach over pieces: the range that it must lie in is the whole one.

@@ -206,7 +206,7 @@ pub(super) fn look_partial(
     id: MappingId,
     index: PageIndex,
 ) -> Result<(Ticket, u32), NotReady> {
-    descriptor.begin_read_landed(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
+    descriptor.begin_read_partial(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
 }
 
 /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?

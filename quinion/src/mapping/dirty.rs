@@ -285,8 +285,8 @@ impl MappingGuard<'_> {
 
     /// Takes dirty pages of `pages`, in rising order, for write-back: at most `pages_max` of them, added to `out` as
     /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then
-    /// write-back holds their folios. What it reads of their bytes from now on is what was written to them before they
-    /// were marked, or newer.
+    /// write-back holds their folios. The bytes that it reads from now on are those written before the pages were
+    /// marked, or newer ones.
     pub fn begin_writeback(
         &mut self,
         pages: Range<PageIndex>,
@@ -476,8 +476,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// What was dirty at the moment `then` has been taken for write-back since: what is dirty now became so later, or
-    /// failed.
+    /// All pages that were dirty at the moment `then` have been taken for write-back since: what is dirty now became so
+    /// later, or failed.
     pub fn note_round(&mut self, then: Millis) {
         let since = &self.mapping.writeback().dirty.since;
         let now = since.load(Ordering::Relaxed);

@@ -10,11 +10,11 @@
 //!   5 look again    is what was locked in 3 still there?           under the same hold
 //! ```
 //!
-//! What comes out is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where
-//! the index differs from what the look found, because another thread has inserted or removed a page. The next round
-//! begins there with a new look. The prefix is kept; what was locked behind it is released, so that the locking order
-//! below holds. The whole grab ends early only at the end of memory or of the file, at a locked folio that must not be
-//! waited for, and before spilled pages if there is a prefix already.
+//! The result is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where the
+//! index differs from what the look found, because another thread has inserted or removed a page. The next round begins
+//! there with a new look. The prefix is kept; what was locked behind it is released, so that the locking order below
+//! holds. The whole grab ends early only at the end of memory or of the file, at a locked folio that must not be waited
+//! for, and before spilled pages if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
@@ -67,7 +67,7 @@ use crate::xarray::{Kind, RangeStop};
 
 use super::batch::ReadBatch;
 use super::dirty::MarkOutcome;
-use super::insert::{FolioShape, add_prefix, cut, folios_of};
+use super::insert::{FolioShape, Insertion, RunOutcome, add_prefix, cut, folios_of};
 use super::lookup::finder;
 use super::owner::{Mapping, MappingGuard};
 
@@ -133,9 +133,9 @@ pub enum GrabEnd<E> {
 pub enum GrabStep {
     /// Frames are there, and nothing of this round is locked.
     Framed,
-    /// What was there is locked.
+    /// Folios that are there are locked.
     Locked,
-    /// What was not is inserted, and the tree's lock is let go.
+    /// Missing ones are inserted, and the tree lock is released.
     Inserted,
 }
 
@@ -173,7 +173,7 @@ pub trait FrameSource {
     fn make_nodes(&mut self) -> bool;
     /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
     /// no lock of the mapping's but Write.
-    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
+    fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
 }
 
 /// Folios that follow each other, each locked and held. However it ends, they are unlocked; see the head of this file.
@@ -433,7 +433,7 @@ impl Mapping {
         if end == pages.start {
             // Memory is waited for to bring it back, and the device.
             return match grabbed.is_empty() {
-                true => source.bring_back(end, pages.end).map_err(GrabEnd::Failed),
+                true => source.spill_in(end, pages.end).map_err(GrabEnd::Failed),
                 false => Err(GrabEnd::Spilled),
             };
         }
@@ -606,7 +606,7 @@ impl Mapping {
         if self.index().tuning.grabbing != Grabbing::Batched {
             return self.insert_one_by_one(guard, run, how, created);
         }
-        let added = add_prefix(guard, run, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
+        let added = add_grabbed(guard, run, how.shape);
         self.note_created(guard, cut(run, added.pages).0, how, created);
         InsertedRun { pages: added.pages, stop: added.stop }
     }
@@ -624,7 +624,7 @@ impl Mapping {
             let one = FillRun { index: run.index.plus(u64::from(done)), frame, pages: order.pages() };
             *guard = None;
             *guard = self.lock_to_add(one.index, u64::from(one.pages), LockWait::Wait);
-            let added = add_prefix(guard, one, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
+            let added = add_grabbed(guard, one, how.shape);
             self.note_created(guard, cut(one, added.pages).0, how, created);
             done += added.pages;
             if added.stop != RangeStop::All {
@@ -713,4 +713,10 @@ fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<Pa
 /// What of a run lies before `end`, and what does not.
 fn cut_before(run: FillRun, end: PageIndex) -> (FillRun, FillRun) {
     cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32)
+}
+
+/// Inserts a prefix of a run of a grab, which waits for locks and ignores shadows.
+fn add_grabbed(guard: &mut Option<MappingGuard<'_>>, run: FillRun, shape: FolioShape) -> RunOutcome {
+    let (consumed, gap) = (&mut |_, _| {}, &mut || {});
+    add_prefix(guard, run, &mut Insertion { shape, locks: LockWait::Wait, consumed, gap })
 }

@@ -253,7 +253,7 @@ impl Mapping {
         gap: &mut dyn FnMut(),
     ) -> Option<RunOutcome> {
         let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
-        Some(add_prefix(&mut guard, run, shape, locks, consumed, gap))
+        Some(add_prefix(&mut guard, run, &mut Insertion { shape, locks, consumed, gap }))
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
@@ -276,10 +276,11 @@ impl Mapping {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
         let pages = end_of(last).0 - first.index.0;
         let mut guard = Some(self.lock_to_add(first.index, pages, locks)?);
+        let mut insertion = Insertion { shape, locks, consumed, gap: &mut || {} };
         for &run in runs {
             let mut rest = run;
             while rest.pages > 0 {
-                let added = add_prefix(&mut guard, rest, shape, locks, consumed, &mut || {});
+                let added = add_prefix(&mut guard, rest, &mut insertion);
                 let (inserted, behind) = cut(rest, added.pages);
                 done.inserted.extend((inserted.pages > 0).then_some(inserted));
                 let taken = match added.stop {
@@ -445,26 +446,33 @@ impl<'a> MappingGuard<'a> {
     }
 }
 
-/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing.
+/// How runs are inserted, under one hold of the lock or, where nodes run out, several.
+pub(super) struct Insertion<'i> {
+    pub shape: FolioShape,
+    pub locks: LockWait,
+    pub consumed: ShadowObserver<'i>,
+    /// Called between two holds of the lock.
+    pub gap: &'i mut dyn FnMut(),
+}
+
+/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing. The one way
+/// in for runs: of ranges, of windows and of grabs.
 pub(super) fn add_prefix(
     guard: &mut Option<MappingGuard<'_>>,
     run: FillRun,
-    shape: FolioShape,
-    locks: LockWait,
-    consumed: ShadowObserver<'_>,
-    gap: &mut dyn FnMut(),
+    insertion: &mut Insertion<'_>,
 ) -> RunOutcome {
     let mut done = 0;
     while let Some(mut held) = guard.take() {
         let (_, rest) = cut(run, done);
-        let added = held.add_folio_range(rest, shape, consumed);
+        let added = held.add_folio_range(rest, insertion.shape, insertion.consumed);
         done += added.pages;
         if added.stop != RangeStop::NoNode {
             *guard = Some(held);
             return RunOutcome { pages: done, ..added };
         }
         let (_, rest) = cut(run, done);
-        *guard = held.refill(rest.index, rest.pages, locks, gap);
+        *guard = held.refill(rest.index, rest.pages, insertion.locks, insertion.gap);
     }
     RunOutcome { pages: done, stop: RangeStop::NoNode }
 }

@@ -229,7 +229,7 @@ impl MappingGuard<'_> {
         self.mapping.view().own(frame).word().has(Flags::UPTODATE | Flags::LOCKED)
     }
 
-    /// What is wrong with the folio at `first`, by the invariants of this room.
+    /// What is wrong with the folio at `first`, by the invariants of this file.
     pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
         let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
         // On its way to the spill file its pages are under write-back, and not dirty until they are written to.

@@ -76,10 +76,10 @@ pub struct Failures {
     pub errno: i32,
 }
 
-/// Where a tour goes on.
+/// Where a pass goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WritebackCursor {
-    tour: u64,
+    pass: u64,
     /// When it began: what was dirty then is taken when it ends.
     pub began: Millis,
     /// The page.
@@ -114,7 +114,7 @@ struct FlushAccount {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    tour: WritebackPass,
+    pass: WritebackPass,
     syncs: Syncs,
 }
 
@@ -174,7 +174,7 @@ struct WritebackPass {
     at: u64,
     /// When it began, if it is under way.
     began: Option<Millis>,
-    /// So many tours are asked for, this one among them.
+    /// So many passes are asked for, this one among them.
     asked: u8,
 }
 
@@ -367,42 +367,42 @@ impl WritebackState {
         self.account().failing.map(|failing| failing.until)
     }
 
-    // ---- tours: the background's way through the file ------------------------------------------
+    // ---- passes: the background's way through the file ------------------------------------------
 
-    /// A tour begins at `now`, or goes on: where.
+    /// A pass begins at `now`, or goes on: where.
     pub fn begin_pass(&self, now: Millis) -> WritebackCursor {
-        let tour = &mut self.account().tour;
-        let began = *tour.began.get_or_insert(now);
-        WritebackCursor { tour: tour.number, began, at: PageIndex(tour.at) }
+        let pass = &mut self.account().pass;
+        let began = *pass.began.get_or_insert(now);
+        WritebackCursor { pass: pass.number, began, at: PageIndex(pass.at) }
     }
 
-    /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
+    /// The pass has come to `at`. (Another thread may be further on by now, or the pass over.)
     pub fn pause_pass(&self, place: WritebackCursor, at: PageIndex) {
-        let tour = &mut self.account().tour;
-        if tour.number == place.tour {
-            tour.at = tour.at.max(at.0);
+        let pass = &mut self.account().pass;
+        if pass.number == place.pass {
+            pass.at = pass.at.max(at.0);
         }
     }
 
-    /// The tour has come to the file's end. The next one begins at its start.
+    /// The pass has come to the file's end. The next one begins at its start.
     pub fn end_pass(&self, place: WritebackCursor) {
-        let tour = &mut self.account().tour;
-        if tour.number == place.tour {
-            let asked = tour.asked.saturating_sub(1);
-            *tour = WritebackPass { number: tour.number + 1, asked, ..WritebackPass::default() };
+        let pass = &mut self.account().pass;
+        if pass.number == place.pass {
+            let asked = pass.asked.saturating_sub(1);
+            *pass = WritebackPass { number: pass.number + 1, asked, ..WritebackPass::default() };
         }
     }
 
     /// Asks for a pass that writes all that is dirty now.
     pub fn request_pass(&self) {
-        let tour = &mut self.account().tour;
+        let pass = &mut self.account().pass;
         // One that is under way may have passed what is meant.
-        tour.asked = if tour.began.is_some() { 2 } else { 1 };
+        pass.asked = if pass.began.is_some() { 2 } else { 1 };
     }
 
     /// Whether such a pass is asked for.
     pub fn is_pass_requested(&self) -> bool {
-        self.account().tour.asked > 0
+        self.account().pass.asked > 0
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_what_is_under_way_is_not_kept_by_what_begins_later() {
+    fn a_wait_for_flushes_under_way_ignores_later_ones() {
         let state = WritebackState::default();
         let first = state.begin_flush(pages(0, 4));
         let now = state.next_flush();
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_in_no_flush_are_found_around_those_that_are() {
+    fn first_clear_finds_pages_that_are_in_no_flush() {
         let state = WritebackState::default();
         for range in [pages(2, 4), pages(4, 5), pages(10, 12)] {
             state.begin_flush(range);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_that_failed_leaves_nothing_that_counts_as_durable() {
+    fn a_failed_sync_leaves_no_page_durable() {
         let state = WritebackState::default();
         written(&state, pages(0, 4));
         let under_way = state.begin_flush(pages(20, 21));
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_that_began_later_is_as_good_as_my_own_and_one_from_before_is_not() {
+    fn a_later_sync_of_another_caller_counts_and_an_earlier_one_does_not() {
         let state = WritebackState::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_flush_that_failed_what_was_written_counts() {
+    fn the_written_part_of_a_failed_flush_counts() {
         let state = WritebackState::default();
         let number = state.begin_flush(pages(5, 9));
         assert_eq!(state.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
+    fn a_pass_requested_during_a_pass_is_followed_by_another() {
         let state = WritebackState::default();
         state.request_pass();
         let first = state.begin_pass(Millis(7));
@@ -620,7 +620,7 @@ mod tests {
         assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
         state.end_pass(second);
         assert!(state.is_pass_requested());
-        state.pause_pass(first, PageIndex(70)); // of a tour that is over
+        state.pause_pass(first, PageIndex(70)); // of a pass that is over
         state.end_pass(first);
         let third = state.begin_pass(Millis(9));
         assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));

@@ -21,7 +21,7 @@
 //! there, and come back for a caller that wants them (`filemap/spill_in.rs`).
 //!
 //! Invariants:
-//!  1. What was not found without the tree's lock is no hole.
+//!  1. A page that was not found without the tree lock may not be taken for a hole.
 //!  2. A read takes no memory, of a hole of whatever size.
 //!  3. No lock is held while anybody waits, and no hold of a folio is kept behind the batch that it belongs to.
 //!  4. A byte behind the end of a file is zero in memory, or not there: a file that becomes longer shows zeros.

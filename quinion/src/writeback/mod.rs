@@ -3,7 +3,7 @@
 //! ```text
 //!   a write --note_dirty--> the list of files with dirty pages
 //!                                |
-//!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
+//!     background (round.rs)      | by age, by amount, when asked       writes a little of each file in turn
 //!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
 //!     a throttled writer         | its own file                        (throttle.rs)
 //!     a need of memory           | anything                            (round.rs)

@@ -1,7 +1,7 @@
 //! Dirty: what differs from the file stays until it is written, is written once, and is counted right.
 //!
-//! A mapping on a stage, with nobody above it who writes: the test takes runs, and says how they ended. By letter and
-//! number: D06, D07, D14 to D16 and T09, as far as they are the mapping's; and what a sync wants of tags.
+//! A mapping without the paths above it: the test itself takes runs for write-back, and says how they ended. By letter
+//! and number: D06, D07, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -238,7 +238,8 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
     rig.finish();
 }
 
-/// Who waited for others to judge finds what these brought, and does not take it for a window that was lost.
+/// A reader that waited for another one's readahead decision finds the pages fetched by it, and does not take them for
+/// a lost window.
 #[test]
 fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
@@ -262,7 +263,8 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     rig.finish();
 }
 
-/// Who misses a page while another inserts what was judged of it sees it on its way, and does not judge once more.
+/// A reader that misses a page while another thread inserts its window finds the page in flight, and makes no second
+/// decision.
 #[test]
 fn a_page_that_eight_miss_at_a_time_is_judged_once() {
     const READERS: u32 = 8;
@@ -463,7 +465,7 @@ fn storm(seed: u64) -> u64 {
 fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
     let (mut early, mut seed) = (0, 0);
-    // On a busy machine many a storm shows nothing: nobody met a folio that was not filled.
+    // On a busy machine some storms show nothing, because no reader met an unfilled folio.
     while seed < storms || early == 0 {
         assert!(seed < storms + 100, "in no storm did anybody meet a folio that was not filled");
         early += storm(seed);

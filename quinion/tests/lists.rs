@@ -125,7 +125,7 @@ impl Rings {
         Self { arena, reclaim, mapping, counters }
     }
 
-    /// Inserts a folio and fills it; nobody lists it.
+    /// Inserts a folio and fills it, without listing it.
     fn insert(&self, index: u64, order: u8) -> Frame {
         self.insert_as(index, order, FolioLifetime::Stays)
     }

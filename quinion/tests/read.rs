@@ -219,7 +219,7 @@ fn b14_every_uncached_stretch_is_one_device_read() {
 fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
     let (cache, device) = (cache(), Device::new(100 * PAGE));
     let file = open(&cache, &device);
-    device.size.store(10 * PAGE + 100, Ordering::Relaxed); // it became shorter, and nobody told us
+    device.size.store(10 * PAGE + 100, Ordering::Relaxed); // it became shorter, without notice
     let mut buffer = vec![0xee; 100 * 4096];
     let mut position = 0;
     loop {

@@ -232,7 +232,7 @@ fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
     let stage = stage_of(1..4);
     let (old, new) = (stage.add(0, 0, State::Ready), std::cell::Cell::new(None));
     let (end, batch, _) = gather_while(&stage, Moment::After(DESCENT), || {
-        // Another frame, because the old one is somebody else's page by now.
+        // Another frame, because the old one holds another page by now.
         assert!(stage.evict(0, old));
         stage.add(40, 0, State::Ready);
         new.set(Some(stage.add(0, 0, State::Ready)));

@@ -30,7 +30,7 @@ const ENOSPC: i32 = libc::ENOSPC;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Nothing is written unless somebody asks.
+/// Nothing is written without a request.
 fn by_hand() -> WritebackOptions {
     WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
 }
@@ -118,7 +118,7 @@ fn later_dirtying_does_not_prolong_a_sync() {
     file.write(0..300, 1);
     let (theirs, mapping, generation) = (Arc::clone(&stage), Arc::clone(&file.mapping), AtomicU32::new(2));
     device.before_flush(move || {
-        // Somebody writes on, before and behind the sync's place, each time it writes something.
+        // A writer continues, before and behind the sync's place, each time it writes something.
         let file = Opened { stage: &theirs, mapping: Arc::clone(&mapping) };
         let generation = generation.fetch_add(1, Ordering::Relaxed);
         file.write(0..400, generation);
@@ -134,7 +134,7 @@ fn later_dirtying_does_not_prolong_a_sync() {
 #[test]
 fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
     let stage = Stage::new(by_hand());
-    stage.writeback.close(); // nobody else fetches what has ended
+    stage.writeback.close(); // no other thread reaps
     let file_bytes = memory(64);
     let file = stage.open(1, Early::new(Arc::clone(&file_bytes)));
     file.write(0..8, 1);
@@ -178,7 +178,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
     assert_eq!((file.sync(&handles[4]), file.sync(&handles[5])), (Ok(()), Err(ENOSPC)));
 }
 
-/// E07: nobody synced, and who opens the file next hears of it.
+/// E07: no handle synced, and the next open of the file reports the error.
 #[test]
 fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
@@ -349,7 +349,7 @@ fn many_who_sync_at_once_share_the_devices_syncs() {
     let inner = memory(64);
     let device = Watched::new(inner);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-    // Whoever syncs the device first in a round is there until all have called, and for a moment more.
+    // The first sync of the device in a round lasts until all threads have called, and for a moment more.
     let counted = Arc::clone(&stage.filemap);
     device.before_sync(move || {
         let all = counted.count(Count::Syncs).next_multiple_of(THREADS);
@@ -597,7 +597,7 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
     assert!(file.is_cached(4), "what failed stays");
     assert_eq!(file.sync(&handle), Err(EIO), "and is told");
     assert_eq!(file.sync(&handle), Ok(()));
-    // Whoever has fetched a flush's end drops behind it, and a sync that had nothing to flush does not wait for that.
+    // The thread that reaps a flush drops behind it, and a sync that had nothing to flush does not wait for that.
     wait_until("that what was written leaves", || (0..10).all(|page| !file.is_cached(page)));
     assert!(file.is_cached(20));
     assert_eq!((stage.writeback.totals().drop_behind(), stage.writeback.totals().total()), (0, 0), "D16");
@@ -627,7 +627,7 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     mapping.writeback().set_writer(writer);
     let file = Opened { stage: &stage, mapping: Arc::new(mapping) };
     stage.filemap.reclaim().add_mapping(Arc::clone(&file.mapping));
-    stage.writeback.close(); // nobody else does it
+    stage.writeback.close(); // the background does not
     // All of memory, by the read path, then dirty.
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
     let reader = quinion::internals::filemap::Reader::plain(&readahead);

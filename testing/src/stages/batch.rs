@@ -127,7 +127,7 @@ impl Stage {
         self.arena.view().own(frame).complete(true);
     }
 
-    /// Takes the folio at `first` out and frees it, if nobody holds it.
+    /// Takes the folio at `first` out and frees it, if it is not held.
     pub fn evict(&self, first: u64, frame: Frame) -> bool {
         let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Replacement::Nothing);
         order.inspect(|&order| self.arena.free(frame, order)).is_some()

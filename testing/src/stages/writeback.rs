@@ -1,7 +1,7 @@
 //! Writeback stage: files of a small cache that are written to by whole pages, and a device that is watched.
 //!
-//! A page of generation `g` holds the number `g << 32 | page`, 512 times. Nobody reads from the device: what is written
-//! is put into the cache as the write path does it, marked, and told to write-back.
+//! A page of generation `g` holds the number `g << 32 | page`, 512 times. Nothing is read from the device: the stage
+//! puts written pages into the cache as the write path does, marks them, and tells write-back.
 
 #![allow(unsafe_code, reason = "frames are written by address")]
 
@@ -178,7 +178,7 @@ impl Opened<'_> {
 
 type Hook = dyn FnMut() + Send;
 
-/// A device that says what it is asked for, and tells somebody before it does it.
+/// A device that records its requests, and reports each before it carries it out.
 #[derive(Default)]
 struct Told {
     /// Of each flush, where it begins in bytes, and how long it is.

@@ -345,7 +345,7 @@ impl Stage {
                 Op::Honest { page } => self.read(*page),
             }
         }
-        // All that is asked is answered; a worker looks whenever somebody rings.
+        // Every question is answered; a worker looks at each ring of a doorbell.
         let until = Instant::now() + QUICK;
         let is_open = |slot: usize| {
             let mut now = [0; 4];
@@ -357,7 +357,7 @@ impl Stage {
             self.honest.request(Operation::Revalidate, [self.place[0], 0, 0]).unwrap();
         }
         self.read(ops.len() as u8);
-        // Whoever comes to the door is heard.
+        // Every connection is read.
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token ^ 1, run: 0 };
         let refused = Viewer::connect(&self.socket, &hello).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(71), "EPROTO and not {refused}");

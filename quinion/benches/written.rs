@@ -16,7 +16,7 @@ use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{HitStop, read_hits_into};
 use quinion::internals::folio::written::{copy_page, try_copy_page};
-use quinion::internals::mapping::{FolioShape, Mapping};
+use quinion::internals::mapping::{FolioShape, Mapping, NewMapping};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
@@ -38,10 +38,9 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 64 << 20 }).expect("64 MiB"));
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; (PAGES as usize + 1) * PAGE_SIZE]));
         let known = backend.attributes().expect("memory has attributes");
-        let fork = ForkGuard::new();
-        let mapping =
-            Mapping::new(Arc::clone(&arena), MappingId(1), backend, &known, fork, Tuning::default());
-        let mapping = Arc::new(mapping.expect("cells"));
+        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let mapping = Arc::new(Mapping::new(new).expect("cells"));
         let head = Self::add(&arena, &mapping, 0, 9);
         Self::add(&arena, &mapping, PAGES, 0);
         Self { arena, mapping, head }
@@ -64,7 +63,7 @@ impl Stage {
     fn read(&self, position: u64, to: &mut [u8]) {
         let hits = read_hits_into(
             self.arena.view(),
-            self.mapping.cell(),
+            self.mapping.index().cell(),
             self.mapping.id(),
             position,
             to,

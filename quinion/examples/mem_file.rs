@@ -10,12 +10,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     table.write_all(b"a row at the beginning")?;
     println!("at byte {}: {:?}", table.stream_position()?, table.stats()?);
 
-    // Where nobody wrote there are zeros, which take no memory.
+    // Ranges that were never written read as zeros and take no memory.
     let mut buffer = vec![1; 16 << 20];
     let read = table.read_at(&mut buffer, 1 << 30)?;
     println!("{read} bytes, of which {} are not zero", buffer.iter().filter(|&&byte| byte != 0).count());
 
-    // Where somebody did is found without a look at what lies between.
+    // `seek` finds the written ranges without reading the holes.
     let row = table.seek_data(4096)?.ok_or("there is a second row")?;
     let pinned = table.pin(row, 33)?;
     table.punch_hole(row, 4096)?;

@@ -202,7 +202,7 @@ impl Room {
         crate::sys::signal::block_all();
         let mut again = None;
         while let Some(tasks) = self.begin_round(again) {
-            // What is further away than clocks go never comes.
+            // A moment beyond the range of the clock never comes.
             let after = tasks.iter().filter_map(|task| self.run(task)).min();
             again = after.and_then(|after| Instant::now().checked_add(after));
         }

@@ -65,7 +65,7 @@ use crate::backend::{Attributes, Backend};
 use crate::error::{Error, Repr};
 use crate::filemap::{Filemap, FillUrgency};
 use crate::folio::copy;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, NewMapping};
 use crate::sync::{Rank, RankedRwLock};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
@@ -132,9 +132,9 @@ impl ImageMemory {
         let extents = extents_for(opened.size)?;
         let places = filemap.take_guest(extents, c"quinion-image", GuestUse::Frozen)?;
         let reader = reopened(&places, opened.size)?;
-        let arena = Arc::clone(&filemap.arena);
-        let mapping = Mapping::new(arena, id, backend, &opened, process, tuning);
-        let Some(mapping) = mapping else {
+        let arena = &filemap.arena;
+        let new = NewMapping { arena, id, backend, attributes: &opened, process, tuning };
+        let Some(mapping) = Mapping::new(new) else {
             return Err(Repr::NoMemory { position: 0, pages: filemap.arena.pages_max() }.into());
         };
         let mapping = mapping.with_shadow_nodes(filemap.reclaim().shadow_nodes());
@@ -570,7 +570,7 @@ impl MachineMemory {
 
 /// A piece of guest memory that is being populated: bytes are put into it in order, by [`Write`](io::Write).
 ///
-/// What is not written when it is given back ends the populate there.
+/// The populate ends where a slice was not filled when it was given back.
 #[derive(Debug)]
 pub struct GuestSlice<'m> {
     memory: &'m MachineMemory,

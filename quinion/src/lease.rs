@@ -123,8 +123,8 @@ pub trait LeaseHolder: Send + Sync {
     /// Checks whether the lease still stands ([`Lease::stands`]). If not: first stops believing it, then forgets what
     /// was read under it, and then drops it. May wait for locks; a process that wants to write waits for this call.
     fn look(&self);
-    /// Gives the lease up, if there is one, because it will not be checked for a while. What was read under
-    /// it is not to be believed from now on, until the file was checked or there is a lease again.
+    /// Gives the lease up, if there is one, because it will not be checked for a while. Pages that were read under it
+    /// must not be trusted from now on, until the file was checked or there is a lease again.
     fn give_up(&self);
 }
 

@@ -11,13 +11,13 @@
 //!    under two locks              neighbours together       neighbours by one way down
 //! ```
 //!
-//! Every folio stands in a ring (`lists/`) from its insertion on. When room is
-//! wanted, the policy (`policy.rs`) says which ring's oldest folio is to be judged, is told how often that was read
-//! (`arena/referenced.rs`), and says whether it goes or joins a ring again. What is
-//! locked, held or still waited for joins its ring again without a judgement. So does what is **dirty**, or being
-//! written back: its bytes are nowhere else. Reclaim writes nothing to a file. (What a memory file has is always
-//! dirty. If it may go to the spill file it is judged as others are, and sent there: `spill.rs`.) A caller that is told
-//! that there is nothing to be had has pages written, if any are dirty (`filemap/frame_supply.rs`).
+//! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy.rs`) says
+//! which ring's oldest folio is to be judged, is told how often that was read (`arena/referenced.rs`), and says whether
+//! it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again without a
+//! verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes nothing to a
+//! file. (What a memory file has is always dirty. If it may go to the spill file it is judged as others are, and sent
+//! there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any are dirty
+//! (`filemap/frame_supply.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -58,7 +58,7 @@ use crate::arena::referenced::{self, ReferenceState};
 use crate::arena::{Arena, CELLS_PER_PAGE, DescriptorWord, Flags};
 use crate::backend::Backend;
 use crate::lists::{ListReservation, Lists, ListsGuard};
-use crate::mapping::{AgeLimit, Backing, Mapping, Replacement, ShadowNodes};
+use crate::mapping::{AgeLimit, Mapping, Replacement, ShadowNodes};
 use crate::policy::{
     ArrivingFolio, CLASSES, Class, FetchOrigin, Policy, PolicyVerdict, PoolTurns, READS_MAX, Weights,
 };
@@ -195,8 +195,8 @@ struct ScanCounts {
 }
 
 impl ScanCounts {
-    /// Which ring `policy` names, of what `listed` has besides what cannot go. What was met twice, in several rounds,
-    /// was counted twice: when nothing seems to be left, it is counted anew, if anything has moved since.
+    /// Which ring `policy` names, of what `listed` has besides what cannot go. A folio that was met in several rounds
+    /// was counted several times: when nothing seems to be left, it is counted anew, if anything has moved since.
     fn next(&mut self, policy: &mut dyn Policy, listed: Weights) -> Option<(Class, Weights)> {
         let held = without(listed, self.stuck);
         match policy.next(&held) {
@@ -364,7 +364,7 @@ impl Reclaim {
         state.workingset.judge(memory, order, state.reach.load(Ordering::Relaxed))
     }
 
-    /// What came back so far, by what would have kept it.
+    /// Refaults so far, by what would have kept the page.
     pub fn refaults(&self) -> RefaultCurve {
         self.refaults.curve()
     }
@@ -441,7 +441,7 @@ impl Reclaim {
     fn reclaim_from(&self, from: ReclaimTarget, pages: u32, locks: LockWait) -> u32 {
         let (mut went, mut search) = (EvictedPages::default(), ReclaimScan::default());
         while went.freed + went.sent < pages && !search.over {
-            // What is protected is for a caller that would have nothing else.
+            // Protected pages are for a caller that would have nothing else.
             let from = if went.freed > 0 && matches!(from, ReclaimTarget::Any(_)) {
                 ReclaimTarget::Unprotected
             } else {
@@ -767,7 +767,7 @@ impl Reclaim {
     ) {
         let mapping = self.mappings.read().get(&group[0].mapping).cloned();
         let Some(mapping) = mapping else { return };
-        if mapping.backing() == Backing::Spills {
+        if mapping.backing().spills() {
             return self.spill_of_mapping(&mapping, group, locks, going);
         }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
@@ -804,7 +804,7 @@ impl Reclaim {
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
         // The pool ages by what goes, remembered or not.
         let memory = self.state(pool).workingset.remember(word.order(), standing);
-        // That the working set does not fit is to be seen, whatever the policy makes of it.
+        // Counted in any case, so that statistics show a working set that does not fit.
         let remember = remember || standing == EvictedState::WorkingSet;
         if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
             return Replacement::Nothing;

@@ -145,14 +145,14 @@ fn with_a_gap(stage: &Stage, gap: impl FnOnce()) -> (NewFolio, AddedFolio) {
     stage.put_shadow(0, 15, 5);
     let folio = stage.folio(77, 0);
     let mut gap = Some(gap);
-    let before = stage.mapping.tree_counts();
+    let before = stage.mapping.index().tree_counts();
     let got = stage.mapping.add_folio_watched(folio, ONE, LockWait::Wait, &mut || {
         if let Some(gap) = gap.take() {
             gap();
         }
     });
     assert!(gap.is_none(), "the nodes did not run out");
-    assert!(stage.mapping.tree_counts().refills > before.refills);
+    assert!(stage.mapping.index().tree_counts().refills > before.refills);
     (folio, got)
 }
 
@@ -167,7 +167,7 @@ fn a09_a_folio_that_came_while_nodes_were_fetched_is_present() {
     assert!(!stage.word(loser.frame).is_live() && stage.word(loser.frame).holds() == 0);
     assert_ne!(stage.word(winner.frame), word);
     stage.free(loser);
-    assert_eq!(stage.mapping.spare_nodes(), 0, "what was fetched in vain went back");
+    assert_eq!(stage.mapping.index().spare_nodes(), 0, "what was fetched in vain went back");
     stage.complete(winner);
     stage.finish();
 }
@@ -236,7 +236,7 @@ fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
     stage.arena.alloc_cells(usize::MAX / 2, &mut all, LockWait::Wait);
     stage.arena.free_cell(all.pop().unwrap());
     assert_eq!(stage.add(folio), AddedFolio::NoNode, "it needs two and there is one");
-    assert_eq!(stage.mapping.spare_nodes(), 0);
+    assert_eq!(stage.mapping.index().spare_nodes(), 0);
     stage.arena.free_cells(all);
     assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 3))));
     stage.complete(folio);
@@ -248,7 +248,7 @@ fn a14_what_no_folio_can_be_is_refused_before_anything_is_done() {
     let stage = Stage::new();
     stage.put_shadow(0, 9, 1);
     let good = stage.folio(512, 9);
-    let (before, counts) = (stage.dump(), stage.mapping.tree_counts());
+    let (before, counts) = (stage.dump(), stage.mapping.index().tree_counts());
     for (index, frame, order, why) in [
         (0, good.frame.0, 10, "order 9 at most"),
         (4, good.frame.0, 3, "align"),
@@ -260,7 +260,7 @@ fn a14_what_no_folio_can_be_is_refused_before_anything_is_done() {
         let message = refused.downcast_ref::<String>().unwrap();
         assert!(message.contains(why), "{message}");
     }
-    assert_eq!(stage.mapping.tree_counts(), counts, "not even the lock was taken");
+    assert_eq!(stage.mapping.index().tree_counts(), counts, "not even the lock was taken");
     assert_eq!(stage.dump(), before);
     stage.free(good);
 }
@@ -283,9 +283,9 @@ fn a15_an_insertion_for_a_write_takes_the_shadow_and_says_nothing() {
 #[test]
 fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
     let steps = |stage: &Stage, order| {
-        let before = stage.mapping.tree_counts().splits;
+        let before = stage.mapping.index().tree_counts().splits;
         cost(stage, order);
-        stage.mapping.tree_counts().splits - before
+        stage.mapping.index().tree_counts().splits - before
     };
     let naive = || Stage::with(Tuning::default().descent(Descent::Naive));
     for order in [7, 9, 12, 15] {
@@ -298,9 +298,9 @@ fn a_shadow_is_cut_in_steps_and_each_is_counted_the_same_by_either_way() {
 fn cost(stage: &Stage, order: u8) -> [u64; 3] {
     stage.put_shadow(0, order, 1);
     let folio = stage.folio(77, 0);
-    let before = stage.mapping.tree_counts();
+    let before = stage.mapping.index().tree_counts();
     assert_eq!(stage.add(folio), added(Some(Value::shadow(0, 1))));
-    let after = stage.mapping.tree_counts();
+    let after = stage.mapping.index().tree_counts();
     [after.descents - before.descents, after.locks - before.locks, after.refills - before.refills]
 }
 
@@ -317,9 +317,9 @@ fn a18_a_folio_costs_one_way_down_split_or_not_and_the_naive_way_three() {
         stage.dump().lines().filter(|line| !line.contains("folio")).map(str::to_owned).collect()
     };
     assert_eq!(shape(&naive), shape(&single), "both leave the same pieces");
-    let before = naive.mapping.tree_counts();
+    let before = naive.mapping.index().tree_counts();
     assert_eq!(naive.add(naive.folio(76, 0)), added(Some(Value::shadow(0, 1))));
-    let after = naive.mapping.tree_counts();
+    let after = naive.mapping.index().tree_counts();
     assert_eq!((after.splits, after.descents - before.descents), (before.splits, 3), "nothing is split");
     assert_eq!(cost(&short(1), 15), [2, 2, 1], "a short reserve: once more from the root");
 }
@@ -332,16 +332,16 @@ fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
         assert_eq!(stage.add(folio), added(None));
         stage.complete(folio);
     }
-    let (cells, spare) = (stage.arena.stats().cells_used, stage.mapping.spare_nodes());
+    let (cells, spare) = (stage.arena.stats().cells_used, stage.mapping.index().spare_nodes());
     assert!((1..=SPARE_MAX).contains(&spare));
     for index in 1..63 {
         let folio = stage.folio(index, 0);
         assert_eq!(stage.add(folio), added(None));
         stage.complete(folio);
     }
-    assert_eq!((stage.arena.stats().cells_used, stage.mapping.spare_nodes()), (cells, spare));
+    assert_eq!((stage.arena.stats().cells_used, stage.mapping.index().spare_nodes()), (cells, spare));
     stage.mapping.give_back_nodes(LockWait::Wait);
-    assert_eq!(stage.mapping.spare_nodes(), 0);
+    assert_eq!(stage.mapping.index().spare_nodes(), 0);
     stage.finish();
 }
 

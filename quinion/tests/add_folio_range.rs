@@ -20,7 +20,7 @@ use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
 use quinion::internals::mapping::{
-    AddedFolio, FolioShape, Mapping, NewFolio, Replacement, RunOutcome, SPARE_MAX,
+    AddedFolio, FolioShape, Mapping, NewFolio, NewMapping, Replacement, RunOutcome, SPARE_MAX,
 };
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::reclaim::NODE_BYTES;
@@ -137,7 +137,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
         // Page 0 needs no node, the first node is for 64 pages, and the second is the one above it.
         let pages = [1, 64, 64, 4 * 64][[0, 1, 2, 5].iter().position(|n| *n == nodes).unwrap()];
         assert_eq!(got, RunOutcome { pages, stop: RangeStop::NoNode }, "with {nodes} nodes");
-        assert_eq!((stage.mapping.spare_nodes(), stage.pages()), (0, u64::from(pages)));
+        assert_eq!((stage.mapping.index().spare_nodes(), stage.pages()), (0, u64::from(pages)));
         for nth in pages..512 {
             let word = stage.word(run.frame.plus(nth));
             assert!(!word.is_live() && word.holds() == 0, "frame {nth} was not given back as it was");
@@ -324,11 +324,11 @@ fn a_stock_is_bounded_and_goes_back() {
         let run = stage.run(window * 5000, 512);
         assert_eq!(add(&stage, run, PAGES).stop, RangeStop::All);
         complete(&stage, run, 0);
-        assert!(stage.mapping.spare_nodes() <= SPARE_MAX);
+        assert!(stage.mapping.index().spare_nodes() <= SPARE_MAX);
         stage.check();
         if window % 4 == 3 {
             stage.mapping.lock().remove_all();
-            assert_eq!(stage.mapping.spare_nodes(), 0, "a mapping without folios keeps nothing");
+            assert_eq!(stage.mapping.index().spare_nodes(), 0, "a mapping without folios keeps nothing");
         }
     }
     stage.finish();
@@ -504,7 +504,9 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
         .map(|id| {
             let file = Arc::new(MemoryFile::new(vec![id as u8; FILE_PAGES * 4096]));
             let known = file.attributes().unwrap();
-            let mapping = Mapping::new(Arc::clone(&arena), MappingId(id), file, &known, process, tuning);
+            let (id, backend) = (MappingId(id), file);
+            let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+            let mapping = Mapping::new(new);
             Arc::new(mapping.unwrap())
         })
         .collect();
@@ -527,7 +529,7 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
             });
         }
     });
-    let locks = mappings.iter().map(|mapping| mapping.tree_counts().locks).sum();
+    let locks = mappings.iter().map(|mapping| mapping.index().tree_counts().locks).sum();
     mappings.iter().for_each(|mapping| mapping.check().unwrap());
     (locks, u64::from(FILES) * FILE_PAGES as u64)
 }

@@ -252,7 +252,7 @@ impl Rig {
         assert_eq!(found, self.twin);
         let folio_pages = self.twin.values().filter(|is| matches!(is, Is::Folio(_))).count();
         assert_eq!(self.stage.pages(), folio_pages as u64);
-        let nodes = self.stage.tree(|tree| tree.check().unwrap()) + self.stage.mapping.spare_nodes();
+        let nodes = self.stage.tree(|tree| tree.check().unwrap()) + self.stage.mapping.index().spare_nodes();
         let cells = self.stage.arena.stats().cells_used;
         assert_eq!(cells, u64::from(nodes) + 1 + self.hoard.len() as u64, "nodes were lost or made up");
     }

@@ -461,7 +461,7 @@ fn a_pin_of_cached_pages_is_ready_at_the_first_poll_and_ends_where_the_file_does
     assert_eq!(pinned(&file, &device, 20 * PAGE, 8).unwrap(), 8);
 }
 
-/// All that is missing is asked for before the first of it is waited for, and nobody waits with a thread.
+/// All missing pages are requested before the first wait, and no thread waits.
 #[test]
 fn a_pin_asks_for_its_whole_range_at_once() {
     let (cache, device) = (exact(), Device::new(100 * PAGE));
@@ -577,7 +577,7 @@ fn more_calls_than_threads_are_all_made() {
     let (results, _) = join_all(calls);
     assert!(results.iter().all(std::result::Result::is_ok));
     assert_eq!(file.dirty_bytes().unwrap(), 0);
-    // What is handed over is made although nobody waits for it.
+    // A task that was handed over runs although no caller waits for it.
     drop(file.append_async(vec![1; 10]));
     drop(file);
     cache.close().unwrap();

@@ -132,7 +132,7 @@ impl Folio {
 struct Owner<'a> {
     stage: &'a Stage,
     live: Vec<Folio>,
-    /// Out of the index, held by somebody.
+    /// Out of the index, and held.
     detached: Vec<Folio>,
     dice: Dice,
 }

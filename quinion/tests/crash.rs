@@ -1,5 +1,5 @@
-//! Crash: what a successful sync has promised is there, wherever power fails afterwards; and nothing is there that
-//! nobody wrote.
+//! Crash: the bytes that a successful sync has promised are there, wherever power fails afterwards; and no byte is
+//! there that was never written.
 //!
 //! ```text
 //!   operations --through a cache--> a disk that remembers  --each prefix of its log, some samples-->  states

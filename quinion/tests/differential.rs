@@ -183,8 +183,8 @@ fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
     }
 }
 
-/// A device whose writes are held until somebody has asked how long the file is so many times, and end just after he
-/// was told. Its times say nothing.
+/// A device that holds its writes until the file's size was asked for so many times, and ends them just after the
+/// answer. Its times say nothing.
 #[derive(Debug)]
 struct Slow {
     inner: SimulatedBackend,
@@ -231,7 +231,7 @@ impl Backend for Slow {
 }
 
 /// 1. A file is made longer, and its new end is on its way to the device.
-/// 2. Somebody opens it, and asks the device how long it is: as long as before.
+/// 2. A second handle opens it, and asks the device how long it is: as long as before.
 /// 3. The flush ends: its pages are clean.
 /// 4. He who opened it keeps what is dirty, which is nothing, and takes the file for as long as he was told.
 #[test]

@@ -1,7 +1,7 @@
 //! Dirty: what differs from the file stays until it is written, is written once, and is counted right.
 //!
-//! A mapping on a stage, with nobody above it who writes: the test takes runs, and says how they ended. By letter and
-//! number: D06, D07, D14 to D16 and T09, as far as they are the mapping's; and what a sync wants of tags.
+//! A mapping without the paths above it: the test itself takes runs for write-back, and says how they ended. By letter
+//! and number: D06, D07, D14 to D16 and T09, as far as they concern the mapping; and the tags of a sync.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl Rig {
     }
     fn counts(&self) -> (u64, u64, u64) {
         let of = |pages: &DirtyPages| (pages.dirty(), pages.writeback(), pages.drop_behind());
-        assert_eq!(of(&self.totals), of(self.mapping.dirty_pages()));
+        assert_eq!(of(&self.totals), of(self.mapping.writeback().dirty_pages()));
         of(&self.totals)
     }
     fn has(&self, folio: NewFolio, flag: u64) -> bool {
@@ -131,8 +131,8 @@ impl Rig {
     #[track_caller]
     fn finish(&self) {
         self.stage.finish();
-        assert_eq!((self.counts(), self.mapping.detached_pages()), ((0, 0, 0), 0));
-        assert_eq!(self.mapping.dirty_since(), None);
+        assert_eq!((self.counts(), self.mapping.writeback().detached_pages()), ((0, 0, 0), 0));
+        assert_eq!(self.mapping.writeback().dirty_since(), None);
     }
 }
 
@@ -148,11 +148,11 @@ fn one_changed_page_of_a_large_folio_is_one_page_to_write() {
     assert_eq!((rig.mark(600..601), rig.mark(600..601)), (1, 0));
     assert_eq!(rig.counts(), (1, 0, 0));
     assert!(rig.has(folio, Flags::DIRTY) && !rig.has(folio, Flags::WRITEBACK));
-    assert_eq!(rig.mapping.dirty_since(), Some(NOW));
+    assert_eq!(rig.mapping.writeback().dirty_since(), Some(NOW));
     assert_eq!(rig.take_all(), [run(folio, 88, 1)]);
     assert_eq!(rig.counts(), (0, 1, 0));
     assert!(!rig.has(folio, Flags::DIRTY) && rig.has(folio, Flags::WRITEBACK));
-    assert_eq!(rig.mapping.dirty_since(), None);
+    assert_eq!(rig.mapping.writeback().dirty_since(), None);
     assert_eq!(rig.mapping.lock().next_writeback(pages(0..700)), Some(page(600)));
     assert_eq!(rig.end(run(folio, 88, 1), WritebackOutcome::Written), WritebackEnd::default());
     assert_eq!((rig.counts(), rig.word(folio.frame).holds()), ((0, 0, 0), 0));
@@ -207,7 +207,7 @@ fn a_run_may_end_in_parts_and_what_failed_is_dirty_again() {
     let later = Millis(99);
     let ended = rig.mapping.lock().end_writeback(run(folio, 5, 7), WritebackOutcome::Failed, later);
     assert_eq!(ended, WritebackEnd { failed: 7, ..WritebackEnd::default() });
-    assert_eq!((rig.counts(), rig.mapping.dirty_since()), ((7, 0, 0), Some(later)));
+    assert_eq!((rig.counts(), rig.mapping.writeback().dirty_since()), ((7, 0, 0), Some(later)));
     assert_eq!(rig.take_all(), [run(folio, 5, 7)], "it is tried again");
     rig.end(run(folio, 5, 7), WritebackOutcome::Written);
     rig.finish();
@@ -291,7 +291,7 @@ fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device
     rig.mark(0..8);
     let (_, runs) = rig.begin(2..4, TakeFilter::Dirty, 100);
     assert_eq!(rig.mapping.lock().remove_all(), 8);
-    assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((0, 2, 0), 2));
+    assert_eq!((rig.counts(), rig.mapping.writeback().detached_pages()), ((0, 2, 0), 2));
     assert_eq!(rig.take_all(), []);
     assert_eq!(rig.mapping.lock().next_writeback(pages(0..100)), None);
     assert!(rig.free_pages() < free, "the device reads the frames");
@@ -303,7 +303,11 @@ fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device
         rig.end(runs[0], WritebackOutcome::Failed),
         WritebackEnd { left: 2, ..WritebackEnd::default() }
     );
-    assert_eq!((rig.counts(), rig.mapping.detached_pages()), ((1, 0, 0), 0), "nothing is dirty again");
+    assert_eq!(
+        (rig.counts(), rig.mapping.writeback().detached_pages()),
+        ((1, 0, 0), 0),
+        "nothing is dirty again"
+    );
     rig.finish();
     assert_eq!(rig.free_pages(), free);
 }
@@ -353,7 +357,7 @@ fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
 fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
     let rig = Rig::new();
     rig.filled(0, 0, FolioLifetime::DropsBehind);
-    assert_eq!(rig.mapping.find_behind(page(0)), Some((page(0), Order(0))));
+    assert_eq!(rig.mapping.index().find_behind(page(0)), Some((page(0), Order(0))));
     rig.mark(0..1);
     assert_eq!(rig.drop_behind(0..1), 0);
     assert_eq!(rig.counts(), (1, 0, 1));
@@ -602,14 +606,14 @@ fn a_round_says_how_old_what_is_dirty_can_be() {
     rig.row(0, 2);
     rig.mark(0..1);
     rig.mapping.lock().note_round(Millis(5));
-    assert_eq!(rig.mapping.dirty_since(), Some(NOW), "a round that began before says nothing");
+    assert_eq!(rig.mapping.writeback().dirty_since(), Some(NOW), "a round that began before says nothing");
     rig.mark(1..2);
     rig.begin(0..1, TakeFilter::Dirty, 1);
     rig.mapping.lock().note_round(Millis(20));
-    assert_eq!(rig.mapping.dirty_since(), Some(Millis(20)));
+    assert_eq!(rig.mapping.writeback().dirty_since(), Some(Millis(20)));
     rig.begin(0..2, TakeFilter::Dirty, 1);
     rig.mapping.lock().note_round(Millis(30));
-    assert_eq!(rig.mapping.dirty_since(), None);
+    assert_eq!(rig.mapping.writeback().dirty_since(), None);
     let runs = [0, 1].map(|nth| {
         let frame = rig.mapping.try_hold(page(nth)).unwrap().frame();
         WritebackRun { index: page(nth), frame, pages: 1 }

@@ -323,14 +323,14 @@ impl Rig {
 
     fn check(&self) {
         self.stage.check();
-        let (mapping, counted) = (&self.stage.mapping, self.stage.mapping.dirty_pages());
+        let (mapping, counted) = (&self.stage.mapping, self.stage.mapping.writeback().dirty_pages());
         let sum = |of: fn(&Twin) -> usize| self.folios.values().map(of).sum::<usize>() as u64;
         let detached = self.detached.len() as u64;
         assert_eq!(counted.dirty(), sum(|folio| folio.dirty.len()));
         assert_eq!(counted.writeback(), sum(|folio| folio.written.len()) + detached);
         assert_eq!(counted.drop_behind(), sum(|folio| if folio.behind { folio.dirty.len() } else { 0 }));
-        assert_eq!(mapping.detached_pages(), detached);
-        assert_eq!(mapping.dirty_since(), self.since);
+        assert_eq!(mapping.writeback().detached_pages(), detached);
+        assert_eq!(mapping.writeback().dirty_since(), self.since);
         for folio in self.folios.values() {
             let word = self.stage.word(folio.folio.frame);
             assert_eq!(word.has(Flags::DIRTY), !folio.dirty.is_empty());

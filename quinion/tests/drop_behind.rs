@@ -252,7 +252,7 @@ fn d09_what_is_locked_when_it_is_passed_is_skipped_and_goes_later() {
     device.hold();
     let nowait = ReadOptions::new().nowait(true);
     assert!(other.read_at_with(&mut [0; 4096], 3 * PAGE, nowait).is_err());
-    // Somebody waits for it, and the stream that made it ends.
+    // A reader waits for it, and the stream that made it ends.
     thread::scope(|scope| {
         let waiting = scope.spawn(|| read(&file, &device, 3 * PAGE, 100));
         device.wait_for_fills(1);
@@ -406,9 +406,9 @@ fn d11_d12_a_scan_of_ten_times_the_cache_evicts_nothing_and_leaves_no_shadow() {
 }
 
 /// Streams whose windows together are larger than the free part, and are all on their way:
-///  1 a file is read once, and kept; three quarters of the cache are free
-///  2 readers that leave nothing begin, each a stream of its own, at a device that takes its time
-///  3 nothing is free, what is on its way cannot go, and the next window is made of the file that was kept
+///  1 A file is read once, and kept; three quarters of the cache are free.
+///  2 Readers that leave nothing begin, each a stream of its own, at a device that takes its time.
+///  3 Nothing is free, fills in flight cannot be evicted, and the next window takes frames of the file that was kept.
 #[test]
 fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
     const STREAMS: u64 = 80;
@@ -451,10 +451,10 @@ fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
     }
 }
 
-/// Who does not wait takes nothing of others beyond the share, and begins with as much as there is:
-///  1 what uncached reads have is pinned, and is an eighth of the pool; the rest is another file's
-///  2 of that three pages go
-///  3 a read of sixteen that waits for nothing begins three
+/// A reader that does not wait takes nothing of others beyond the share, and begins with as much as there is:
+///  1 The pages of uncached reads are pinned, and are an eighth of the pool; the rest is another file's.
+///  2 Three pages of that are evicted.
+///  3 A read of sixteen that waits for nothing begins three.
 #[test]
 fn d11_who_does_not_wait_has_to_do_with_what_there_is() {
     let cache = cache(0, 0);

@@ -4,9 +4,8 @@
 //! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test errseq_model --target-dir target/model
 //! ```
 //!
-//! Without that cfg this file is empty. The promises are those at the head of
-//! `quinion/src/errseq.rs`: no error is lost, none is told twice to one handle,
-//! and what nobody was told of is told to the next who opens.
+//! Without that cfg this file is empty. The promises are those at the head of `quinion/src/errseq.rs`: no error is
+//! lost, no handle reports one twice, and an error that no handle has reported is reported by the next open.
 
 #![cfg(quinion_model)]
 
@@ -101,7 +100,7 @@ fn one_handle_is_told_once_whichever_thread_asks() {
     });
 }
 
-/// Somebody opens while another is told: it is told as well, or came after.
+/// One handle opens while another reports: it reports as well, or was opened after.
 #[test]
 fn e02_e03_who_opens_meanwhile_is_told_at_most_once_and_never_in_place_of_the_other() {
     loom::model(|| {

@@ -235,7 +235,7 @@ fn storm(seed: u64) {
             });
         }
     });
-    // What readahead left in flight lands when somebody looks.
+    // Fills that readahead left in flight complete when a thread reaps.
     let read = |position| loop {
         if file.read_at(&mut [0; 1], position).is_ok() {
             break;

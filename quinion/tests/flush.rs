@@ -170,7 +170,7 @@ fn tell_file(folder: &Path, mechanism: Mechanism, queue_depth: usize, io_pages: 
     let look = || fs::read(&path).unwrap();
     let mut story = Story::new(&wait_queue, &file, &look);
     steps.iter().for_each(|step| story.tell(step));
-    // Who opens it anew, and reads it directly, finds the same.
+    // A new open with direct reads finds the same bytes.
     let again = engine.open(&path).unwrap();
     let pages = story.twin.len().div_ceil(PAGE).max(1);
     assert!(read(&wait_queue, &again, 0, pages) == story.twin);
@@ -915,7 +915,7 @@ fn a_block_device_is_written_and_keeps_its_size() {
     }
 }
 
-/// Somebody reads through the kernel all the while: nothing that was written goes back to what it was.
+/// A reader goes through the kernel all the while: no written byte returns to its old value.
 #[test]
 fn a_reader_of_the_kernels_cache_undoes_nothing() {
     let folder = disk();

@@ -5,10 +5,9 @@
 //!                 (dirty)     |  (nobody waits)       |  Err, each once    |  Ok: it is durable now
 //! ```
 //!
-//! The story behind it is that of 2018, when it was found that a database which tried a failed fsync again was
-//! told that all is well, though the kernel had marked the pages clean and thrown their bytes away. Here a page that
-//! could not be written stays changed and readable, every handle hears of each error, and the sync that says
-//! `Ok` afterwards has written it.
+//! The background is the finding of 2018 that a database which repeated a failed fsync got a success, though the kernel
+//! had marked the pages clean and discarded their bytes. Here a page that could not be written stays dirty and
+//! readable, every handle reports each error, and the sync that returns `Ok` afterwards has written it.
 //!
 //! The device is a disk that remembers, so that "durable" is what it says after a crash.
 
@@ -57,7 +56,7 @@ impl Stage {
     /// Starts writing back, and waits until that has ended, however.
     fn write_back(&self, file: &File) {
         file.write_back().unwrap();
-        // Whoever waits for anything reaps what has ended: this reads a page that is not cached.
+        // Any thread that waits reaps completions: this one reads a page that is not cached.
         file.dont_need(0, PAGE as u64).unwrap();
         while self.device.held() > 0 {
             let mut page = [0; PAGE];
@@ -216,7 +215,7 @@ fn who_opens_later_hears_of_what_nobody_has_heard_of_and_of_nothing_else() {
         stage.write_back(&first);
         stage.device.mend();
     };
-    // Nobody has heard of it: the next one to open does, and then nobody who opens later.
+    // No handle has reported it: the next open does, and no later one.
     fail(2);
     let second = stage.open();
     assert_eq!(errno_of(second.sync_data()), Some(libc::EIO));
@@ -224,7 +223,7 @@ fn who_opens_later_hears_of_what_nobody_has_heard_of_and_of_nothing_else() {
     assert_eq!(errno_of(third.sync_data()), None);
     // The first one had it open all the time.
     assert_eq!(errno_of(first.sync_data()), Some(libc::EIO));
-    // Whoever changed something and closed it without a sync: the next one hears it.
+    // A handle changed a page and was closed without a sync: the next open reports the error.
     {
         let writer = stage.open();
         change(&writer, 3);
@@ -255,7 +254,7 @@ fn errors_that_nobody_asked_about_are_one_report_of_the_last() {
     fail(3, libc::EIO);
     assert_eq!(errno_of(first.sync_data()), Some(libc::EIO), "twice the same is told once");
     assert_eq!(errno_of(first.sync_data()), None);
-    // Somebody has heard of it, so the next one is another one, of the same number or not.
+    // A handle has reported it, so the next error is a new one, of the same number or not.
     fail(4, libc::EIO);
     assert_eq!(errno_of(first.sync_data()), Some(libc::EIO));
     fail(5, libc::EIO);
@@ -293,7 +292,7 @@ fn a_file_system_that_became_read_only_loses_nothing_that_memory_can_keep() {
         assert!(files[0].dirty_bytes().unwrap() > 0, "nothing is given up");
         stage.device.mend();
     }
-    // It is mounted for writing again. All have heard of the last error that there was.
+    // It is mounted for writing again. All handles have reported the last error.
     for file in &files {
         let _ = errno_of(file.sync_all());
         assert_eq!(errno_of(file.sync_all()), None);

@@ -82,7 +82,7 @@ impl FrameSource for Frames<'_> {
     fn make_nodes(&mut self) -> bool {
         false
     }
-    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {
+    fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), Self::Error> {
         Err("spilled")
     }
 }
@@ -271,10 +271,10 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
         let free = all_free(&stage);
         let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
         let there: Vec<Frame> = (40..80).map(|index| put(&stage, index, 0)).collect();
-        let (before, locks) = (stage.free_pages(), stage.mapping.tree_counts().locks);
+        let (before, locks) = (stage.free_pages(), stage.mapping.index().tree_counts().locks);
         let mut frames = Frames::of(&stage, 9);
         let (grabbed, end) = test.grab(40..80, how(9), &mut frames);
-        assert_eq!(stage.mapping.tree_counts().locks, locks, "who finds everything takes no lock");
+        assert_eq!(stage.mapping.index().tree_counts().locks, locks, "who finds everything takes no lock");
         assert_eq!(end, GrabEnd::All);
         all_locked(&stage, &grabbed);
         assert_eq!(grabbed.folios().map(|folio| folio.frame()).collect::<Vec<_>>(), there);
@@ -286,7 +286,7 @@ fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
         let mut number = [0; 8];
         held.copy_out(50 * 4096 + 80, &mut number);
         assert_eq!(u64::from_le_bytes(number), 50);
-        assert!(stage.mapping.probe(page(50)).is_ok(), "so does who holds nothing");
+        assert!(stage.mapping.index().probe(page(50)).is_ok(), "so does who holds nothing");
         drop((held, grabbed));
         nothing_leaks(&stage, free);
     }
@@ -466,7 +466,7 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
         assert_eq!(grabbed.end(), Some(page(5)), "{step:?}");
         assert_eq!(stage.mapping.lock().next_entry(page(5), page(100)), None);
         all_locked(&stage, &grabbed);
-        // Cut again while it is ours: what is put there is nobody's, and nobody's memory.
+        // Cut again while it is locked here: bytes put there are lost, and take no memory.
         stage.mapping.set_size(3 * 4096);
         stage.mapping.remove_range(page(3)..page(100), RemoveFilter::All);
         fill_all(&mut grabbed, 9);
@@ -614,7 +614,7 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
             5 => {
                 stage.mapping.lock().remove_all();
                 for folio in grabbed.folios_mut() {
-                    // What had its bytes says so; what had none is filled for nobody.
+                    // A folio that had bytes still has them; one that had none is filled without effect.
                     let written = folio.write(folio.first().first_byte(), &[1; 10]);
                     assert_eq!(written.is_ok(), folio.state() == LockedState::New);
                 }
@@ -675,7 +675,7 @@ fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
     stage.check();
 }
 
-/// Somebody has the tree's lock, and the page neither there nor gone, for as long as it takes.
+/// Another thread holds the tree lock in the middle of a change of the page, for as long as it takes.
 #[test]
 fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
@@ -760,7 +760,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
     for at in (0..source.len()).step_by(61) {
         assert_eq!(byte_at(&stage, at as u64), source[at]);
     }
-    assert_eq!(stage.mapping.dirty_pages().dirty(), 8, "what was touched is to be written");
+    assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), 8, "what was touched is to be written");
 }
 
 #[test]
@@ -793,7 +793,7 @@ fn g16_a_round_takes_the_tree_lock_once() {
             let stage = if is_memory { memory(Grabbing::Batched) } else { stage() };
             let wait_queue = WaitQueue::new();
             let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
-            let locks = || stage.mapping.tree_counts().locks;
+            let locks = || stage.mapping.index().tree_counts().locks;
             put(&stage, 65, 0);
             let (before, how) = (locks(), if is_memory { born(how(order)) } else { how(order) });
             let (mut grabbed, end) = test.grab(0..pages, how, &mut Frames::of(&stage, order));
@@ -803,14 +803,14 @@ fn g16_a_round_takes_the_tree_lock_once() {
             assert_eq!(grabbed.commit().pages, pages);
             // One more to mark what was touched; those born dirty need none.
             assert_eq!(locks() - before, u64::from(!is_memory));
-            assert_eq!(stage.mapping.dirty_pages().dirty(), pages);
+            assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), pages);
         }
     }
     let (stage, wait_queue) = (tuned(Grabbing::LookupBatched), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
-    let before = stage.mapping.tree_counts().locks;
+    let before = stage.mapping.index().tree_counts().locks;
     let (_grabbed, _) = test.grab(0..128, how(0), &mut Frames::of(&stage, 0));
-    assert_eq!(stage.mapping.tree_counts().locks - before, 128, "what it is measured against");
+    assert_eq!(stage.mapping.index().tree_counts().locks - before, 128, "what it is measured against");
 }
 
 #[test]
@@ -859,7 +859,7 @@ fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
     for position in (8 * 4096..16 * 4096).step_by(5) {
         assert_eq!(byte_at(&stage, position), wanted(position), "byte {position}");
     }
-    assert_eq!(stage.mapping.dirty_pages().dirty(), 16);
+    assert_eq!(stage.mapping.writeback().dirty_pages().dirty(), 16);
     nothing_leaks(&stage, free);
 }
 

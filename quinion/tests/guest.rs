@@ -83,7 +83,7 @@ impl Mapped {
     }
     fn get(&self, range: Range<u64>) -> Vec<u8> {
         assert!(range.end <= self.len as u64);
-        // SAFETY: the range is mapped, and nobody writes it meanwhile.
+        // SAFETY: the range is mapped, and not written meanwhile.
         unsafe {
             std::slice::from_raw_parts(self.at.add(range.start as usize), (range.end - range.start) as usize)
         }
@@ -91,14 +91,14 @@ impl Mapped {
     }
     fn put(&self, at: u64, bytes: &[u8]) {
         assert!(at + bytes.len() as u64 <= self.len as u64);
-        // SAFETY: the range is mapped, and nobody looks meanwhile.
+        // SAFETY: the range is mapped, and not read meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(at as usize), bytes.len()) }
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: our mapping, of which nobody has a reference.
+        // SAFETY: our mapping, to which there is no reference.
         unsafe { munmap(self.at.cast(), self.len) }.unwrap();
     }
 }
@@ -165,7 +165,7 @@ fn machines_share_it_and_change_nothing_of_it() {
     let mut buffer = [0; 7];
     image.read_at(&mut buffer, MIB).unwrap();
     assert!(buffer[..] == bytes(1, MIB..MIB + 7));
-    // Nobody maps it shared to write, nor writes it by its descriptor.
+    // It can be neither mapped shared for writing nor written by its descriptor.
     let shared = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, if it were made.
     let refused = unsafe { mmap(null_mut(), 4096, shared, MapFlags::SHARED, image.fd(), 0) };
@@ -395,7 +395,7 @@ fn room_is_made_in_a_full_cache_and_the_bound_is_held() {
         let stats = cache.stats();
         assert!(stats.grown_bytes <= memory, "{stats:?}");
     }
-    // Nobody has evicted any of it, and it was not read again.
+    // None of it was evicted, and it was not read again.
     for image in &images {
         assert!(image.is_resident(0..16 * MIB));
         assert!(Mapped::private(image).get(0..16 * MIB) == bytes(1, 0..16 * MIB));
@@ -494,7 +494,7 @@ fn a_machine_and_its_keeper_see_each_others_bytes() {
         assert_eq!(memory.read_at(&mut vec![1; len], at).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
     memory.write_at(&[], 5 * MIB).unwrap();
-    // SAFETY: the byte is the guest's, and nobody writes it.
+    // SAFETY: the byte is the guest's, and is not written.
     assert_eq!(unsafe { memory.map_shared().add(100).read_volatile() }, byte(2, 100));
 }
 

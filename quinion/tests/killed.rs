@@ -83,7 +83,7 @@ fn be_the_writer() {
     }
 }
 
-/// What was heard of the writer when it ended.
+/// What the writer reported before it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Heard {
     begun: u32,

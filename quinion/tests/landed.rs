@@ -41,7 +41,7 @@ fn rig(pages: u64, part_pages: u64) -> Rig {
 fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
     let Rig { arena, mapping, .. } = rig;
     let position = page * PAGE;
-    let hits = read_hits_into(arena.view(), mapping.cell(), mapping.id(), position, bytes, |_, _| ());
+    let hits = read_hits_into(arena.view(), mapping.index().cell(), mapping.id(), position, bytes, |_, _| ());
     content::verify(&bytes[..hits.bytes], 1, position).unwrap();
     hits
 }
@@ -55,7 +55,7 @@ fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
 
 /// Which of `pages` a group of reads of one page each gets.
 fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
-    let (cell, id) = (rig.mapping.cell(), rig.mapping.id());
+    let (cell, id) = (rig.mapping.index().cell(), rig.mapping.id());
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
     let mut wanted: Vec<_> = buffers
         .iter_mut()
@@ -94,7 +94,7 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
         let mut bytes = [0; 6000];
         let hits = read_hits_into(
             rig.arena.view(),
-            rig.mapping.cell(),
+            rig.mapping.index().cell(),
             rig.mapping.id(),
             199 * PAGE + 96,
             &mut bytes,
@@ -137,7 +137,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         assert!(begun.is_err(), "it would have to wait");
         let mut fill = Some(rig.device.kept());
         let mut buffer = vec![0; 2 * next as usize * PAGE_SIZE];
-        let (view, cell, id) = (rig.arena.view(), rig.mapping.cell(), rig.mapping.id());
+        let (view, cell, id) = (rig.arena.view(), rig.mapping.index().cell(), rig.mapping.id());
         let hits = read_hits_into(view, cell, id, 0, &mut buffer, |_, _| match fill.take() {
             Some(mut fill) => {
                 fill.write(0, &content::page_content(1, next, 0)[..100]);
@@ -238,7 +238,8 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
     rig.finish();
 }
 
-/// Who waited for others to judge finds what these brought, and does not take it for a window that was lost.
+/// A reader that waited for another one's readahead decision finds the pages fetched by it, and does not take them for
+/// a lost window.
 #[test]
 fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
@@ -262,7 +263,8 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     rig.finish();
 }
 
-/// Who misses a page while another inserts what was judged of it sees it on its way, and does not judge once more.
+/// A reader that misses a page while another thread inserts its window finds the page in flight, and makes no second
+/// decision.
 #[test]
 fn a_page_that_eight_miss_at_a_time_is_judged_once() {
     const READERS: u32 = 8;
@@ -300,7 +302,7 @@ impl Owner for OneFile {
         self.rig.arena.share()
     }
     fn attach(&self, _: OwnedFd, _: FileName) -> Result<Attached, Errno> {
-        Ok(Attached { handle: 1, cell: self.rig.mapping.cell(), id: self.rig.mapping.id() })
+        Ok(Attached { handle: 1, cell: self.rig.mapping.index().cell(), id: self.rig.mapping.id() })
     }
     fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
@@ -339,7 +341,7 @@ impl Looker {
         let Rig { mapping, .. } = &*owner.rig;
         let file = ViewedFile {
             handle: 1,
-            cell: mapping.cell(),
+            cell: mapping.index().cell(),
             id: mapping.id(),
             marker_told: &self.marker,
             touched: &self.touched,
@@ -463,7 +465,7 @@ fn storm(seed: u64) -> u64 {
 fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
     let (mut early, mut seed) = (0, 0);
-    // On a busy machine many a storm shows nothing: nobody met a folio that was not filled.
+    // On a busy machine some storms show nothing, because no reader met an unfilled folio.
     while seed < storms || early == 0 {
         assert!(seed < storms + 100, "in no storm did anybody meet a folio that was not filled");
         early += storm(seed);

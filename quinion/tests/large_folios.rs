@@ -211,7 +211,7 @@ fn a_failed_page_fails_nobody_but_its_own_reader() {
         rig.device.state.lock().unwrap().keeps = false;
         rig.device.spoil(3);
         fill.complete(Err(io::Error::from_raw_os_error(5)));
-        // Who holds what has arrived keeps it; the index has let it go.
+        // A holder keeps the pages that have arrived; the index has removed the folio.
         let mut bytes = vec![0; 64 * 4096];
         assert_eq!(held.copy_out(64 * PAGE, &mut bytes), 64 * 4096);
         content::verify(&bytes, 1, 64 * PAGE).unwrap();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Barrier};
 use quinion::backend::{Backend, FillRun};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::mapping::{
-    FolioLifetime, FolioShape, Mapping, MarkOutcome, TakeFilter, WritebackOutcome,
+    FolioLifetime, FolioShape, Mapping, MarkOutcome, NewMapping, TakeFilter, WritebackOutcome,
 };
 use quinion::internals::policy::{Class, FetchOrigin};
 use quinion::internals::reclaim::{Protection, Reclaim};
@@ -118,16 +118,14 @@ impl Rings {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
         let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
         let known = device.attributes().unwrap();
-        let mapping =
-            Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, Tuning::default())
-                .unwrap()
-                .with_lists(reclaim.lists());
-        let mapping = Arc::new(mapping);
+        let (id, tuning) = (MappingId(1), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process, tuning };
+        let mapping = Arc::new(Mapping::new(new).unwrap().with_lists(reclaim.lists()));
         reclaim.add_mapping(Arc::clone(&mapping));
         Self { arena, reclaim, mapping, counters }
     }
 
-    /// Inserts a folio and fills it; nobody lists it.
+    /// Inserts a folio and fills it, without listing it.
     fn insert(&self, index: u64, order: u8) -> Frame {
         self.insert_as(index, order, FolioLifetime::Stays)
     }

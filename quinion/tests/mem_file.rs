@@ -247,7 +247,7 @@ fn r16_a_pin_of_a_hole_lends_shared_zeros_and_allocates_nothing() {
     assert_eq!(holes.len(), 512 << 20);
     assert!(holes.chunks().all(|chunk| chunk[0] == 0 && chunk[chunk.len() - 1] == 0));
     assert_eq!(cache.stats().pinned_bytes / PAGE, 4);
-    // Who writes there now changes nothing of what was lent.
+    // A write there changes no lent byte.
     file.write_all_at(&[9; 200 * PAGE_BYTES], 0).unwrap();
     assert!(bytes_of(&pinned) == right);
     assert_eq!(read(&file, 103 * PAGE, 10), [9; 10]);
@@ -523,7 +523,7 @@ fn what_files_have_goes_before_a_memory_file_is_told_that_there_is_none_and_not_
     cache.check().unwrap();
 }
 
-/// Fills that land when somebody waits for them, of a device that seems to have a leader when it is first looked at.
+/// Fills that complete when a thread waits for them, of a device that seems to have a leader at the first look.
 #[derive(Debug)]
 struct Left {
     memory: MemoryFile,
@@ -675,7 +675,7 @@ fn every_call_of_a_forked_child_says_so_and_its_parent_notices_nothing() {
     file.write_all_at(&[4; 9000], 0).unwrap();
     let pinned = file.pin(0, 5000).unwrap();
     // SAFETY: the child calls what a child of a program with threads may not rely on (it allocates); the C libraries
-    // that we test on keep their allocators whole across a fork. It ends by `_exit` and returns to nobody.
+    // that we test on keep their allocators whole across a fork. It ends by `_exit` and does not return.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut buffer = [0; 100];

@@ -39,10 +39,10 @@
 //! nothing for its own fence to pair with (`taken_over_old`, `taken_over_new`, `filled_elsewhere`).
 //! So the fence is in `prepare`, and in [`before_bytes`](quinion::internals::arena::before_bytes) for whoever fills.
 //!
-//! A hold is one compare-and-exchange of the whole word. If it succeeds, the sequence is the one that was
-//! checked; and it succeeds before the folio can be retired unheld, so no later identity can have been
-//! seen. Who frees a frame is told by the word alone: `retire` that finds no hold, or the `put` or
-//! `complete` that finds itself last on a detached folio.
+//! A hold is one compare-and-exchange of the whole word. If it succeeds, the sequence is the one that was checked; and
+//! it succeeds before the folio can be retired unheld, so no later identity can have been seen. The word alone decides
+//! which thread frees a frame: the one whose `retire` finds no hold, or whose `put` or `complete` is the last on a
+//! detached folio.
 //!
 //! # A page that has arrived
 //!
@@ -64,16 +64,16 @@
 //! # A page that is written in place
 //!
 //! The steps p1 to p6 of the writer and q1 to q6 of the reader, and why they suffice, are told at the head of
-//! [`written`](quinion::internals::arena::written). A holder copies as if nobody wrote, looks once more, and if
-//! somebody did it goes page by page; a thread that pins looks for writers, and a writer for pins, each behind a fence
-//! of its own.
+//! [`written`](quinion::internals::arena::written). A holder copies as if there were no writer, looks once more, and if
+//! there was one it copies page by page; a thread that pins looks for writers, and a writer for pins, each behind a
+//! fence of its own.
 //!
 //! # The folio lock
 //!
-//! Who has it has what the one before did under it: the lock's Acquire reads what `unlock` or `complete` stored with
-//! Release, or a later step on the same word. So of two who find a folio without bytes one fills it, and the other,
-//! if it gets the lock, finds them. Readers look at UPTODATE and not at the lock; there is nothing to show of them
-//! that is not shown above.
+//! Its holder sees what the previous holder did under it: the lock's Acquire reads what `unlock` or `complete` stored
+//! with Release, or a later step on the same word. So of two threads that find a folio without bytes one fills it, and
+//! the other, if it gets the lock, finds them. Readers look at UPTODATE and not at the lock; there is nothing to show
+//! of them that is not shown above.
 //!
 //! # A page that is changed while it is written back
 //!
@@ -84,8 +84,8 @@
 //!
 //! # Every step is needed
 //!
-//! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the
-//! checker's word that plain memory is written while somebody reads or writes it.
+//! Each row leaves one step out of the real code and shows what a scenario then meets. "race" is the checker's report
+//! that plain memory is written while another thread reads or writes it.
 //!
 //! | left out | scenario | what happens |
 //! |---|---|---|
@@ -332,7 +332,7 @@ impl Held {
         held
     }
     fn write(&self, content: u64) {
-        // SAFETY: whether nobody else is there is what the model finds out.
+        // SAFETY: the model checks that no other thread accesses it.
         self.bytes.with_mut(|bytes| unsafe { *bytes = content });
     }
     fn content(&self) -> u64 {
@@ -405,7 +405,7 @@ impl Held {
         }
         format!("{retire:?}")
     }
-    /// Evicts the folio if nobody holds it.
+    /// Evicts the folio if it is not held.
     fn evict(&self) -> String {
         let evicted = self.descriptor.try_retire();
         if evicted.is_some() {
@@ -590,7 +590,8 @@ fn split_pair() {
     });
 }
 
-/// The second page of a folio is split off, and its frame is another file's, while somebody reads it as the whole's.
+/// The second page of a folio is split off, and its frame becomes another file's, while a reader takes it for a page of
+/// the whole.
 #[test]
 fn split_then_reuse() {
     explore(&["Accepted([11, 11])", "Changed", "Refused(Mismatch)"], || {
@@ -792,7 +793,7 @@ fn growth_after_a_cut_around_a_hit() {
     });
 }
 
-/// Who holds the folio looks whether that has left the index, after the size.
+/// The holder checks after the size whether the folio has left the index.
 #[test]
 fn growth_after_a_cut_under_a_hold() {
     let outcomes = &["Accepted([2, 2])", "Filling", "Mismatch", "cut", "cut meanwhile", "left"];
@@ -1081,7 +1082,7 @@ impl Landing {
     }
     /// The fill says that a page has come.
     fn land(&self, bit: u64) {
-        self.held.descriptor.note_landed();
+        self.held.descriptor.note_pages_read();
         pages_read::set(&self.bits, bit);
     }
     /// A reader holds the folio, and reads the first page when it is told that it may.
@@ -1174,7 +1175,7 @@ impl Parts {
     /// A part of the fill brings one page.
     fn land(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
-        self.head().note_landed();
+        self.head().note_pages_read();
         pages_read::set(&self.bits, 1 << page);
     }
     fn complete(&self) {
@@ -1192,7 +1193,7 @@ impl Parts {
     /// The hit on a folio that is being filled: look at its word and at the page's bit, copy, look again.
     fn read(&self, mapping: MappingId, index: PageIndex) -> Read {
         let in_row = |place: u32, pages| (pages_read::load(&self.bits) >> place).trailing_ones().min(pages);
-        match self.head().begin_read_landed(mapping, index, in_row) {
+        match self.head().begin_read_partial(mapping, index, in_row) {
             Err(reason) => Read::Refused(reason),
             Ok((ticket, _)) => {
                 let bytes = self.frames.bytes[index.0 as usize].copy();
@@ -1288,7 +1289,7 @@ fn landed_page_said_elsewhere() {
         let reaper = spawn(&stage, move |stage| {
             // Acquire, partner: the Release below.
             if queue.load(Ordering::Acquire) == 1 {
-                stage.head().note_landed();
+                stage.head().note_pages_read();
                 pages_read::set(&stage.bits, 2);
             }
         });
@@ -1385,7 +1386,7 @@ impl Pages {
     fn end(&self, ticket: Ticket, bytes: [u64; 2]) -> Read {
         if self.head().end_read(ticket) { Read::Accepted(bytes) } else { Read::Changed }
     }
-    /// A holder's copy: as if nobody wrote, and if somebody did, page by page; one try.
+    /// A holder's copy: first as if there were no writer, and if there was one, page by page; one try.
     fn hold_and_copy(&self, page: usize) -> Read {
         self.head().try_hold(ONE, PAGE_0).expect("it is filled and stays");
         let steady = (!self.head().word().is_written()).then(|| self.frames.bytes[page].copy());
@@ -1425,7 +1426,7 @@ fn later_write() {
     });
 }
 
-/// Who reads one page is not disturbed by who writes another.
+/// A reader of one page is not disturbed by a writer of another.
 #[test]
 fn write_of_another_page() {
     explore(&["Accepted([11, 11])"], || {
@@ -1620,7 +1621,7 @@ fn pin_against_later_write() {
     });
 }
 
-/// Whoever writes first, the other finds the folio written, and a pin comes.
+/// Two writers in either order: the second finds the folio written, and a pin comes.
 #[test]
 fn pin_against_two_writers() {
     explore_bounded(

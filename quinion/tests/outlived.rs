@@ -117,7 +117,7 @@ fn what_an_owner_that_ends_left_is_not_believed() {
 }
 
 /// 1. The viewer is sure: the owner has a lease.
-/// 2. The owner is stopped, and hears of nobody who wants to write.
+/// 2. The owner is stopped, and cannot react to opens for writing.
 /// 3. Long before the kernel lets such a one go on, the viewer believes nothing.
 /// 4. The owner goes on, and the viewer is sure again.
 #[test]

@@ -105,8 +105,8 @@ fn all_generations(file: &File, pages: usize) -> (u32, u32) {
     (*met.start(), *met.end())
 }
 
-/// The least generation in `bytes`, which were read while somebody wrote, perhaps: then the kernel itself gives pages
-/// of which a part is old and the rest new, but never half a word.
+/// The least generation in `bytes`, which may have been read during a write: then the kernel itself returns pages of
+/// which a part is old and the rest new, but never half a word.
 fn least_word(bytes: &[u8], position: usize) -> u32 {
     let words = bytes.chunks(8).enumerate();
     let told = words.filter_map(|(nth, word)| generations(word, 1, (position + nth * 8) as u64).unwrap());
@@ -465,7 +465,7 @@ fn a_fill_that_was_submitted_before_a_break_lands_where_nobody_looks() {
     cache.check().unwrap();
 }
 
-/// 1 Without a lease, while somebody writes, a fill is at the device, which has read the old bytes.
+/// 1 Without a lease, during a write of another process, a fill is at the device, which has read the old bytes.
 /// 2 He writes, and is through. The lease is had.
 /// 3 The fill lands.
 #[test]
@@ -482,7 +482,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
         wait_until("no fill comes", || !slow.held.lock().unwrap().is_empty());
         other.has(&format!("write {PAGES} 1"));
         other.has("close");
-        // A second handle asks, when it is time to ask again, so that nobody looks before the lease is had; the first
+        // A second handle asks, when it is time to ask again, so that no read looks before the lease is held; the first
         // one's reader waits for the device.
         thread::sleep(Duration::from_millis(50));
         wait_until("there is no lease", || {

@@ -1,7 +1,7 @@
-//! Parked: what nobody has open has no descriptor, and what is kept of it is the file's, or is not shown.
+//! Parked: a file that is not open has no descriptor, and pages that are kept of it are the file's, or are not shown.
 //!
-//! A cache that parks idle files is held against plain reads of the same files, over all that can happen to a file
-//! while nobody has it open; and its process's descriptors are counted.
+//! A cache that parks idle files is compared with plain reads of the same files, over all changes of a file while it is
+//! not open; and its process's descriptors are counted.
 
 #![allow(unsafe_code, reason = "maps files, as other programs do")]
 
@@ -228,7 +228,7 @@ fn a_file_of_a_mount_without_a_number_is_closed_a_second_later() {
     cache.check().unwrap();
 }
 
-/// What others do to a file that nobody has open here.
+/// Changes by others to a file that is not open here.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Write,
@@ -350,7 +350,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
             libc::mmap(std::ptr::null_mut(), BYTES, prot, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
         assert_ne!(map, libc::MAP_FAILED);
-        // SAFETY: inside the mapping, which nobody else uses.
+        // SAFETY: inside the mapping, which is used here only.
         unsafe { map.cast::<u8>().write_volatile(1) };
         sleep(SETTLED);
         let cached = cache.open_with(&path, OpenOptions::new().coherence(Coherence::Lease)).unwrap();
@@ -370,7 +370,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
 }
 
 /// 1. A file is read under a lease, and closed: the lease and the descriptor are gone.
-/// 2. Somebody maps it, and stores to a page that was cached, which moves its times; they settle.
+/// 2. A process maps it, and stores to a page that was cached, which moves its times; they settle.
 /// 3. It is read while it is mapped, which is without a lease, and closed.
 /// 4. He stores to that page again, which moves no times, and unmaps it.
 /// 5. It is read under a lease again.
@@ -394,7 +394,7 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
             };
             assert_ne!(map, libc::MAP_FAILED);
             drop(file);
-            // SAFETY: inside the mapping, which nobody else uses.
+            // SAFETY: inside the mapping, which is used here only.
             let store = |byte: u8| unsafe { map.cast::<u8>().write_volatile(byte) };
             if round % 2 == 0 {
                 // It is read before he stores, too, and parked as what it was.

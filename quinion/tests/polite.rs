@@ -77,7 +77,7 @@ fn who_is_not_polite_leaves_nothing() {
 }
 
 /// 1. The kernel holds a file: it reads it twice.
-/// 2. Who has seen that asks again: the file is copied when nobody waits, and the kernel goes on until then.
+/// 2. The viewer asks again later: the file is copied when no viewer waits, and the kernel serves it until then.
 /// 3. The copy is there: it is taken over, and all of it is in the cache.
 #[test]
 fn what_the_kernel_holds_is_copied_after_some_readings() {
@@ -99,7 +99,7 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     owner.detach(attached.handle);
 }
 
-/// Viewers come with a large file only when the kernel has read it twice, or somebody opens it for the third time.
+/// Viewers ask for a large file only when the kernel has read it twice, or at the third open of any process.
 #[test]
 fn a_large_file_that_the_kernel_holds_is_copied_at_once() {
     let (folder, owner) = (folder(), owner());
@@ -127,7 +127,7 @@ impl ServiceHandle for Busy {
     }
 }
 
-/// While somebody may be running a copy rests after each step, and is made all the same.
+/// While programs may be running, a copy rests after each step, and is completed all the same.
 #[test]
 fn a_copy_looks_after_each_step_whether_a_program_runs() {
     let (folder, owner) = (folder(), owner());
@@ -219,7 +219,7 @@ fn descriptors_of(path: &Path) -> usize {
         .count()
 }
 
-/// 1. A file waits to be copied, and the owner has it open; then somebody wants to unmount what it is on.
+/// 1. A file waits to be copied, and the owner has it open; then a program asks to unmount its file system.
 /// 2. It is closed. It is copied when it is asked for again.
 #[test]
 fn what_waits_to_be_copied_is_closed_for_who_unmounts() {
@@ -237,7 +237,7 @@ fn what_waits_to_be_copied_is_closed_for_who_unmounts() {
     assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
 }
 
-/// A house in which somebody wants to unmount something after the first step of a copy, and waits until he may.
+/// An owner to which an unmount is announced after the first step of a copy; the announcer waits until it may go on.
 struct Unmounting<'a, 's>(&'a CacheOwner, &'s std::thread::Scope<'s, 'a>, Cell<u32>);
 
 impl ServiceHandle for Unmounting<'_, '_> {
@@ -277,7 +277,7 @@ fn a_copy_ends_for_who_unmounts() {
     assert_eq!((descriptors_of(&path), ask(&owner, &file, false)), (1, None));
 }
 
-/// Whoever asked may have closed it long ago.
+/// The viewer that asked may have closed it long ago.
 #[test]
 fn a_file_waits_to_be_copied_for_some_seconds_at_most() {
     let (folder, owner) = (folder(), owner());

@@ -78,7 +78,7 @@ fn what_is_protected_stays_while_others_read_ten_times_the_memory() {
     assert_eq!((file.cached_pages(), index.stats().evicted_pages), (bytes / PAGE, 0));
     assert!(device.times_read().iter().all(|&times| times == 1));
     assert!(stats(&cache, "default").evicted_pages > 5 * MEMORY / PAGE);
-    // Once it is not protected any more, it goes as anything that nobody reads.
+    // Once it is not protected any more, it is evicted like any unused page.
     index.set_protected(0).unwrap();
     storm(&other, &others, 5 * MEMORY);
     assert!(file.cached_pages() < bytes / PAGE / 10, "{}", file.cached_pages());
@@ -234,7 +234,7 @@ fn what_leaves_by_any_door_is_refunded_once() {
     assert_eq!(pool.stats().used_pages, file.cached_pages());
     assert!(file.cached_pages() >= 40);
     agrees();
-    // 3 The file changes; what is pinned lives on, and is nobody's charge.
+    // 3 The file changes; pinned bytes live on, and are charged to no pool.
     device.generation.store(1, Ordering::Relaxed);
     assert!(file.revalidate().unwrap());
     assert_eq!(pool.stats().used_pages, 0);

@@ -151,7 +151,7 @@ fn g13_a_source_that_panics_leaves_nothing_locked() {
             });
         }));
         assert!(outcome.is_err());
-        // Nobody waits: to read, to write, to populate, to cut.
+        // No call waits: to read, to write, to populate, to cut.
         let mut want = vec![0; 4 * MIB];
         want[PAGE..PAGE + put].fill(7);
         assert_same(&read(&file, 0, 4 * MIB), &want);
@@ -404,10 +404,10 @@ fn pinned_folios_are_whole_and_stay_where_they_are() {
     let want = read(&file, 65_536, 600_000 - 65_536);
     let mut seen = Vec::new();
     for folio in &folios {
-        // Nobody writes meanwhile.
+        // No thread writes meanwhile.
         let bytes = (0..folio.len()).map(|at| {
             #[allow(unsafe_code, reason = "pinned folios are lent by address")]
-            // SAFETY: the folio is pinned, as long as it says, and nobody writes it.
+            // SAFETY: the folio is pinned, as long as it says, and not written.
             unsafe {
                 folio.address().add(at).read()
             }

@@ -1,9 +1,8 @@
 //! Pressure: ten thousand futures, and many threads, over a cache that holds a fraction of what they ask for.
 //!
-//! Most of the futures find no memory when they are first polled and are helped
-//! by errands; some are dropped on the way. No read has a thread of its own,
-//! nobody is woken much more often than there is something to do, and what is
-//! read is right.
+//! Most of the futures find no memory when they are first polled, and blocking tasks help them; some are dropped on the
+//! way. No read has a thread of its own, no future is woken much more often than it can make progress, and all bytes
+//! are right.
 
 use quinion_testing::content;
 use quinion_testing::hazard;

@@ -219,7 +219,7 @@ fn b14_every_uncached_stretch_is_one_device_read() {
 fn b17_pages_the_device_did_not_deliver_are_not_in_the_cache() {
     let (cache, device) = (cache(), Device::new(100 * PAGE));
     let file = open(&cache, &device);
-    device.size.store(10 * PAGE + 100, Ordering::Relaxed); // it became shorter, and nobody told us
+    device.size.store(10 * PAGE + 100, Ordering::Relaxed); // it became shorter, without notice
     let mut buffer = vec![0xee; 100 * 4096];
     let mut position = 0;
     loop {
@@ -443,13 +443,15 @@ fn a_held_folio_is_its_holders_after_it_left_the_index() {
     use quinion::backend::Backend;
     use quinion::backend::FillRun;
     use quinion::internals::arena::{Arena, ArenaOptions, ReadableState};
-    use quinion::internals::mapping::{FolioShape, Mapping};
+    use quinion::internals::mapping::{FolioShape, Mapping, NewMapping};
     use quinion::internals::units::{MappingId, Orders, PageIndex};
     let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
     let (device, process) = (Device::new(PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
     let tuning = quinion::internals::tuning::Tuning::default();
-    let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), device, &known, process, tuning).unwrap();
+    let id = MappingId(1);
+    let new = NewMapping { arena: &arena, id, backend: device, attributes: &known, process, tuning };
+    let mapping = Mapping::new(new).unwrap();
     let frame = arena.alloc_run(1, quinion::internals::sync::LockWait::Wait).unwrap().frame;
     let run = FillRun { index: PageIndex(0), frame, pages: 1 };
     let mut guard = mapping.lock_to_add(run.index, 1, quinion::internals::sync::LockWait::Wait).unwrap();

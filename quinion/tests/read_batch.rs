@@ -182,7 +182,7 @@ fn r08_a_folio_with_the_marker_is_the_last() {
     assert_eq!(stage.gather(0, 5, BatchRules::READ).1, [(0, 0), (1, 0), (2, 1)]);
     assert_eq!(stage.gather(0, 2, BatchRules::READ).0, BatchEnd::Marked, "though it covers the last index");
     assert_eq!(stage.gather(0, 5, BatchRules::CONTIG).0, BatchEnd::Covered);
-    assert!(stage.mapping.take_marker(PageIndex(3)));
+    assert!(stage.mapping.index().take_marker(PageIndex(3)));
     assert_eq!(stage.gather(0, 5, BatchRules::READ).0, BatchEnd::Covered);
     stage.add(6, 1, State::MarkedFilling);
     assert_eq!(
@@ -232,7 +232,7 @@ fn r09_a_folio_that_came_back_meanwhile_is_found_where_it_is_now() {
     let stage = stage_of(1..4);
     let (old, new) = (stage.add(0, 0, State::Ready), std::cell::Cell::new(None));
     let (end, batch, _) = gather_while(&stage, Moment::After(DESCENT), || {
-        // Another frame, because the old one is somebody else's page by now.
+        // Another frame, because the old one holds another page by now.
         assert!(stage.evict(0, old));
         stage.add(40, 0, State::Ready);
         new.set(Some(stage.add(0, 0, State::Ready)));
@@ -407,7 +407,7 @@ fn c01_a_step_moves_a_walker_that_was_never_walked_or_was_reset() {
     let frames: Vec<_> = (0..4).map(|page| Entry::folio(stage.add(page, 0, State::Ready).0)).collect();
     let large = Entry::folio(stage.add(64, 4, State::Ready).0);
     let watch = Watch::new(stage.arena.view().grown());
-    let record = stage.arena.view().record(stage.mapping.cell()).unwrap();
+    let record = stage.arena.view().record(stage.mapping.index().cell()).unwrap();
     let mut walk = Walker::<_, 6>::new(&watch, &record.root, 0);
     walk.step_past(0);
     assert_eq!((walk.index(), watch.reads.get()), (1, 0), "never walked: it moves, and reads nothing");

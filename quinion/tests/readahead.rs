@@ -25,7 +25,7 @@ fn read(file: &File, device: &Device, page: u64, pages: u64) {
     verify(&buffer[..bytes], device, page * PAGE);
 }
 
-/// Pages that were read though nobody asked, and reads of pages that were read before.
+/// Pages that were read without being asked for, and reads of pages that were read before.
 fn waste(device: &Device, wanted: impl Fn(u64) -> bool) -> (u64, u64) {
     let times = device.times_read();
     let unwanted = (0..).zip(&times).filter(|&(page, &times)| times > 0 && !wanted(page)).count();

@@ -1,4 +1,4 @@
-//! Readahead's account: of the pages that nobody had asked for, how many were read, and how many went unread.
+//! Readahead's account: of the pages that were fetched ahead, how many were used, and how many were evicted unused.
 //!
 //! No hit counts anything, so the account is made where pages leave, and by a look at those that
 //! are there. The twin keeps it the naive way: a word for each page.

@@ -192,7 +192,7 @@ fn touch_all(cache: &Cache) {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let file = cache.share().arena_fd();
     let bytes = rustix::fs::fstat(file).unwrap().st_size as usize;
-    // SAFETY: a new mapping at an address of the kernel's choice, which nobody else knows; it is read within its
+    // SAFETY: a new mapping at an address of the kernel's choice, which is known here only; it is read within its
     // bounds, by volatile loads of bytes that others may change, and unmapped when that is over.
     unsafe {
         let base = mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0).unwrap();
@@ -309,7 +309,7 @@ fn a_cache_gives_way_when_the_machine_is_short_of_memory() {
     read_all();
     let large = taken(&cache);
     assert!(large > LARGE - 8 * MIB && cache.stats().memory_bytes == LARGE);
-    // A 64th of the machine is left: the cache gives way step by step, as far as it was told, and no further.
+    // A 64th of the machine is left: the cache shrinks step by step, down to its configured least.
     say(16);
     eventually("it gives way", || taken(&cache) <= SMALL && cache.stats().slack_bytes == 0);
     assert_eq!(cache.stats().memory_bytes, SMALL);

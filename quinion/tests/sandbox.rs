@@ -114,7 +114,7 @@ fn a_ring_that_is_taken_away_is_replaced_by_threads_and_nothing_is_lost() {
         }
     });
     assert_eq!((cache.stats().mechanism, file.mechanism()), ("threads", "threads"), "what reads now is said");
-    // What was read ahead and nobody waited for still comes, to whoever waits for something else.
+    // Pages read ahead still arrive, reaped by a thread that waits for another page.
     file.advise(Hint::Random).unwrap();
     while cache.stats().in_flight > 0 {
         file.dont_need(0, PAGES * PAGE).unwrap();

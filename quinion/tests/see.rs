@@ -55,7 +55,7 @@ fn one_step(cache: &Cache, files: &[File], dice: &mut Dice) {
         4..8 => drop(file.dont_need(dice.below(SIZE), dice.below(2 << 20)).unwrap()),
         8 => drop(file.revalidate().unwrap()),
         9 => {
-            // A file that is forgotten as soon as nobody has it open.
+            // A file that is forgotten as soon as it is not open.
             let passing = failing(10 + dice.below(3), dice.roll(), CompletionPoint::WhenSubmitted);
             read_somewhere(&cache.open_backend(passing).unwrap(), dice, ReadOptions::new());
         }
@@ -86,7 +86,7 @@ fn storm(seed: u64) -> Stats {
             });
         }
     });
-    // What is in flight lands when somebody looks.
+    // Requests in flight complete when a thread reaps.
     for device in &devices {
         while device.held() > 0 {
             device.reap(ReapMode::Ready, &mut || false);

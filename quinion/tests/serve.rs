@@ -197,7 +197,7 @@ fn a_dead_viewer_leaves_nothing_behind() {
     theirs.count(Counter::Reads, 5);
     assert_eq!(service.viewers(), 1);
     dying.kill().unwrap();
-    // A zombie is dead enough: nobody waits for it here until the seat is free.
+    // A zombie counts as dead: the test does not reap it until its place is free.
     while service.viewers() != 0 {
         std::thread::yield_now();
     }
@@ -209,7 +209,8 @@ fn a_dead_viewer_leaves_nothing_behind() {
     assert_eq!((totals.viewers, totals.reads), (1, 5), "what it did is remembered");
 }
 
-/// Who opens a file for writing sees that it is attached, and tells the owner, who takes it from everybody.
+/// A viewer that opens a file for writing sees that it is attached, and tells the owner, which detaches it from all
+/// viewers.
 #[test]
 fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
     let owner = NaiveOwner::minding_writers(1000);
@@ -292,7 +293,7 @@ fn runs_are_counted_apart_whether_their_viewers_live_or_not() {
     late.count(Counter::Reads, 1);
     dying.kill().unwrap();
     while service.viewers() == 3 {
-        std::thread::yield_now(); // its numbers go to nobody's sums
+        std::thread::yield_now(); // its numbers go to no run's sums
     }
     dying.wait().unwrap();
     assert_eq!((reads(&service, first), reads(&service, second), service.totals().reads), (0, 7, 24));
@@ -309,14 +310,14 @@ fn a_process_that_became_another_program_gets_a_new_page() {
     Open::of(&first, file.as_file());
     let second = viewer(&service, us());
     while service.viewers() != 1 {
-        std::thread::yield_now(); // somebody was at work for the first still
+        std::thread::yield_now(); // a worker was still at work for the first
     }
     while owner.detached.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
     let open = Open::of(&second, file.as_file());
     open.check(1, 0, 8192);
-    // What is written to the page it had is nobody's.
+    // Writes to the page it had reach no process.
     first.page().requests[0].state.store(state::PENDING, Ordering::Relaxed);
     assert_eq!(second.page().requests[0].state.load(Ordering::Relaxed), state::FREE);
     assert_eq!(service.stop().viewers, 2);
@@ -361,7 +362,7 @@ fn a_viewer_can_write_its_own_page_and_nothing_else() {
     let (ours, theirs) = (service.admit(us()).unwrap(), service.admit(other.id()).unwrap());
     let write = |file: BorrowedFd<'_>| {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of one page, which nobody uses.
+        // SAFETY: a new mapping of one page, which is not used yet.
         unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, file, 0) }.map(drop)
     };
     for file in [&ours.arena, &ours.control, &theirs.arena, &theirs.control] {
@@ -406,7 +407,7 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
 
 /// 1. The owner does not answer in time: the device is slow, or it was stopped.
 /// 2. A viewer waits for it, without end; or asks again and again, and waits each time.
-/// 3. The late answer comes into a slot that has another question by then; or leaves a handle that nobody knows of.
+/// 3. The late answer arrives in a slot that has another question by then; or leaves an unknown handle.
 #[test]
 fn a_late_answer_is_not_waited_for_and_leaves_nothing_behind() {
     let owner = NaiveOwner::new(1000);
@@ -430,7 +431,7 @@ fn a_late_answer_is_not_waited_for_and_leaves_nothing_behind() {
 }
 
 /// 1. A viewer attaches a file, and gives up before it is answered.
-/// 2. Nobody gives the handle back.
+/// 2. The handle is not given back.
 #[test]
 fn a_file_that_was_attached_too_late_is_detached() {
     let owner = NaiveOwner::new(1000);
@@ -470,7 +471,7 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
     let admission = service.admit(us()).unwrap();
-    // As it looks to a viewer whose owner has been stopped: nobody answers, and the heart stands still.
+    // As it looks to a viewer whose owner has been stopped: no answers, and no heartbeat.
     let stopped = NaiveOwner::new(1000);
     let page = stopped.arena().make_viewer_page(0).unwrap();
     let [arena, control] = [stopped.arena().arena_fd(), stopped.arena().control_fd()];
@@ -486,7 +487,7 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
 
 #[test]
 fn more_questions_than_slots_are_refused() {
-    // Nobody answers.
+    // No worker answers.
     let owner = NaiveOwner::new(1000);
     owner.arena().populate_control().unwrap();
     let page = owner.arena().make_viewer_page(0).unwrap();
@@ -499,7 +500,7 @@ fn more_questions_than_slots_are_refused() {
 }
 
 /// 1. Reads of one file system hang, and take one worker after the other.
-/// 2. Nobody answers the questions of others any more.
+/// 2. The questions of other viewers are not answered any more.
 #[test]
 fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
     let owner = NaiveOwner::new(1000);
@@ -560,7 +561,7 @@ fn workers_that_are_too_many_end() {
 }
 
 /// 1. A process joins. Of the workers that sleep one alone knows its doorbell.
-/// 2. That one is at a question of the process that hangs, and its next question is heard by nobody for a second.
+/// 2. That worker is at a question of the process that hangs, and its next question is not taken for a second.
 #[test]
 fn who_asks_behind_a_question_that_hangs_is_heard_at_once() {
     let owner = NaiveOwner::new(1000);
@@ -594,7 +595,7 @@ fn releases(viewer: &Viewer, count: u32) -> Duration {
 
 /// 1. A viewer writes into its page that workers are at questions of its, or that it has given them up; or asks without
 ///    end for what they are indeed at; or for what never ends.
-/// 2. Whoever unmounts or removes something waits for these, each time anew.
+/// 2. A viewer that unmounts or removes a file waits for these, each time anew.
 #[test]
 fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     const RELEASES: u32 = 40;
@@ -604,7 +605,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     let service = Service::start(owner.clone(), 4).unwrap();
     let mut liar = asleep();
     let (honest, lying) = (viewer(&service, us()), viewer(&service, liar.id()));
-    // What nobody is at.
+    // Questions that no worker has taken.
     for (slot, request) in lying.page().requests.iter().enumerate() {
         request.operation.store([Operation::Attach, Operation::Detach][slot % 2] as u32, Ordering::Relaxed);
         request.state.store([state::TAKEN, state::GIVEN_UP][slot / 2 % 2], Ordering::Relaxed);
@@ -691,7 +692,7 @@ fn what_waits_elsewhere_in_the_owner_counts_for_the_service() {
     }
 }
 
-/// 1. Whoever becomes another user, or gives up a right, goes on by what it had before.
+/// 1. A process that becomes another user, or gives up a right, keeps the pages that it had mapped before.
 #[test]
 fn other_domain() {
     if !rustix::process::geteuid().is_root() {
@@ -800,7 +801,7 @@ fn processes_join_by_the_socket() {
     assert_eq!(refused(JoinRequest { token: token ^ 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { version: version - 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { plan: 0, ..hello }), Some(libc::EINVAL));
-    // The viewer of before is one still: who was refused was given no place, and took nobody's.
+    // The earlier viewer is still attached: the refused process was given no place, and took none from others.
     assert_eq!(service.viewers(), 1);
     viewer.request(Operation::Revalidate, [77, 0, 0]).expect_err("it is answered");
     Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
@@ -850,7 +851,7 @@ fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count:
 
 /// 1. Processes that are not of the owner's domain reach the socket: of another user, with fewer groups or
 ///    capabilities, or in a name space of their own, where the first has the number 1.
-/// 2. They are let in; or their places are nobody's afterwards, and nobody else is let in.
+/// 2. They are let in; or their places are free afterwards, and no other process is let in.
 #[test]
 fn who_is_of_another_domain_takes_no_place() {
     use std::os::unix::fs::PermissionsExt;
@@ -920,7 +921,8 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let offer = DescriptorOffer { version, token };
     let file = temporary(1, 100_000);
-    // Why may be lost: who is refused has sent what nobody takes, and then the kernel says that it was reset.
+    // The reason may be lost: the refused process has sent a message that is not read, and then the kernel reports a
+    // reset.
     let is_refused = |offer| Viewer::send(&path, &offer, file.as_file()).is_err();
     assert!(is_refused(offer), "we are no viewer yet");
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
@@ -948,8 +950,8 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
     ask(by(OFlags::RDONLY)).unwrap();
 }
 
-/// 1. Somebody sends sockets whose close waits for ever, with all that can be said at the door.
-/// 2. Nobody else is let in, and no end is noticed, for as long as that takes.
+/// 1. A process sends sockets whose close waits for ever, with every message that can be sent on connecting.
+/// 2. No other process is let in, and no end is noticed, for as long as that takes.
 #[test]
 fn hostile_descriptor() {
     let owner = NaiveOwner::new(1000);
@@ -965,7 +967,7 @@ fn hostile_descriptor() {
         others.push(other);
         let end = connected(&path);
         send_with(&end, says, &stream);
-        // Nobody has taken it yet: so these are not the last, and what is left is in the owner's hands alone.
+        // It is not taken yet: so these are not the last descriptors, and then only the owner holds the rest.
         drop((end, stream));
     }
     let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
@@ -975,7 +977,7 @@ fn hostile_descriptor() {
     let file = temporary(1, 100_000);
     Open::of(&again, file.as_file()).check(1, 0, 100_000);
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
-    // Longer than what was sent and not asked for is kept. Then all of it waits to be closed, and nobody for that.
+    // Longer than unrequested messages are kept. Then all of them wait to be closed, and no thread waits for that.
     while service.queues().waiting() < others.len() {
         assert!(begun.elapsed() < Duration::from_secs(100), "{} wait", service.queues().waiting());
         std::thread::sleep(Duration::from_millis(10));
@@ -988,7 +990,7 @@ fn hostile_descriptor() {
 }
 
 /// 1. More connect than are let in, and each sends a socket whose close waits for ever.
-/// 2. Who closes the listener, when the service has ended, closes those.
+/// 2. Closing the listener, when the service has ended, closes those.
 #[test]
 fn what_was_sent_by_who_was_not_let_in_makes_nobody_wait_at_the_end() {
     let owner = NaiveOwner::new(64);
@@ -1056,8 +1058,8 @@ fn a_listener_that_lets_nobody_in_is_looked_at_now_and_then() {
     drop((service, writer));
 }
 
-/// 1. A viewer attaches a file of a file system that hangs, and says that it lies on another, so that nobody counts
-///    what it takes: by number, and by sending it.
+/// 1. A viewer attaches a file of a file system that hangs, and says that it lies on another, so that its workers are
+///    not counted: by number, and by sending it.
 /// 2. Each question takes a worker until none is left, and the owner cannot be ended, nor killed.
 #[test]
 fn hung_file_system() {
@@ -1088,7 +1090,7 @@ fn hung_file_system() {
         assert_eq!(answer, Err(RequestError::Errno(libc::EOPNOTSUPP)), "in round {round}");
     }
     Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
-    // What was sent waits to be closed, and nobody else waits for that.
+    // The sent descriptors wait to be closed, and no other work waits for that.
     let another = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     Open::of(&another, real.as_file()).check(1, 0, 100_000);
     service.stop();
@@ -1231,7 +1233,8 @@ fn silent_connections_keep_nobody_out() {
     Viewer::connect(&path, &hello).expect("a process that speaks is let in");
 }
 
-/// 1. Processes wait for events of an epoll instance, into memory whose faults nobody answers: a lock of it is held.
+/// 1. Processes wait for events of an epoll instance, into memory whose faults are never answered: a lock of it is
+///    held.
 /// 2. They ask for it to be attached, again and again. What the kernel tells of it waits for that lock.
 /// 3. No worker is left for anybody else, and none can be killed.
 #[test]

@@ -21,7 +21,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use quinion::backend::{Backend, FillRun};
 use quinion::internals::arena::{Arena, ArenaOptions, FrameRun};
-use quinion::internals::mapping::{FolioShape, Mapping, Replacement, find};
+use quinion::internals::mapping::{FolioShape, Mapping, NewMapping, Replacement, find};
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::{NODE_BYTES, Reclaim};
 use quinion::internals::stats::{Count, Counters};
@@ -48,7 +48,8 @@ fn mapping(arena: &Arc<Arena>, id: u32) -> Mapping {
     let (device, process) =
         (Device::with_number(u64::from(id), PAGE), quinion::internals::sys::fork::ForkGuard::new());
     let known = device.attributes().unwrap();
-    Mapping::new(Arc::clone(arena), MappingId(id), device, &known, process, Tuning::default()).unwrap()
+    let (id, tuning) = (MappingId(id), Tuning::default());
+    Mapping::new(NewMapping { arena, id, backend: device, attributes: &known, process, tuning }).unwrap()
 }
 
 /// Adds folios of at most `order` over `pages` pages from `index` on, filled; returns what they consumed.
@@ -150,7 +151,7 @@ fn w03_a_mapping_that_was_let_go_has_no_shadows_and_leaves_none() {
     evict(&kept, 0, Replacement::Shadow(1));
     evict(&kept, NODE, Replacement::Shadow(1));
     assert_eq!(nodes.count(), 2);
-    reclaim.remove_mapping(MappingId(1)); // while somebody still has it
+    reclaim.remove_mapping(MappingId(1)); // while a handle still has it
     assert_eq!(nodes.count(), 0);
     evict(&kept, 2 * NODE, Replacement::Shadow(1));
     assert_eq!(nodes.count(), 0, "nobody could forget it");
@@ -229,7 +230,7 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
 
 /// Whether a shadow covers `index`.
 fn is_remembered(mapping: &Mapping, index: u64) -> bool {
-    let record = mapping.arena().view().record(mapping.cell()).unwrap();
+    let record = mapping.arena().view().record(mapping.index().cell()).unwrap();
     let entry = find(&mapping.arena().view().grown(), record, PageIndex(index));
     matches!(entry.kind(), Kind::Value(_))
 }
@@ -276,7 +277,7 @@ type Twin = BTreeMap<u64, Page>;
 
 fn pages_of(mapping: &Mapping) -> Twin {
     let view = mapping.arena().view();
-    let record = view.record(mapping.cell()).unwrap();
+    let record = view.record(mapping.index().cell()).unwrap();
     let page = |index: u64| match find(&view.grown(), record, PageIndex(index)).kind() {
         Kind::Folio(_) => Some((index, Page::Folio)),
         Kind::Value(shadow) => Some((index, Page::Shadow(shadow.payload()))),
@@ -397,7 +398,7 @@ impl Scan {
         read(&self.file, &self.device, self.next, pages);
         self.next += pages;
     }
-    /// Reads each page once until nothing of `file`, which nobody reads again, is cached.
+    /// Reads each page once until nothing of `file`, which is not read again, is cached.
     fn until_gone(&mut self, file: &File) {
         self.until_gone_reading(file, 1);
     }
@@ -430,7 +431,7 @@ fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
     assert_eq!((stats.refaulted_pages, stats.activated_pages), (64, 64), "{stats:?}");
     scan.until_gone(&new_file);
     assert_eq!(hot_file.cached_pages(), 64);
-    // It is not there for ever if nobody comes to it, and others do to others.
+    // It does not stay for ever if it is not read, and other pages are.
     scan.until_driven_out(&hot_file);
     cache.check().unwrap();
 }
@@ -469,8 +470,8 @@ fn b20_a_window_remembers_that_a_folio_of_it_was_of_the_working_set() {
     assert_eq!(cache.stats().workingset_windows, 1);
     read(&hot_file, &hot, 0, 64);
     assert_eq!(cache.stats().workingset_windows, 2);
-    // Who waits for such a window waits for want of memory. (It may be that the device answers before the wait
-    // begins; not each time.)
+    // A reader that waits for such a window waits for memory. (The device may answer before the wait begins; not each
+    // time.)
     let mut windows = 2;
     while cache.stats().memory_stall_us == 0 {
         assert!(windows < 100, "the wait for such a window is not counted");
@@ -610,7 +611,7 @@ fn threads_that_read_forget_change_and_close_leave_the_list_whole() {
             while !stop.load(Ordering::Relaxed) {
                 file.revalidate().unwrap();
                 let stats = cache.stats();
-                // Who evicts makes room before and after, and is a batch ahead in between.
+                // The evicting thread frees memory before and after, and is a batch ahead in between.
                 let slack = 8 * BATCH * NODE_BYTES;
                 assert!(stats.shadow_bytes <= shadow_bytes_max(&stats) + slack, "{stats:?}");
                 cache.check().unwrap();

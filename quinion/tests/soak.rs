@@ -715,7 +715,7 @@ impl Sight {
                 }
                 // The owner is slower than we are, and has our markers still to look at.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
-                // Somebody writes the file just now: it is the kernel's.
+                // The file is being written just now: it is the kernel's.
                 Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => seen.unserved += 1,
                 Err(error) => panic!("{error:?}"),
             }
@@ -889,7 +889,7 @@ fn viewers_never_read_a_wrong_byte() {
     }
 }
 
-/// An owner that churns its cache until somebody kills it.
+/// An owner that churns its cache until it is killed.
 fn own_until_killed() {
     let folder = PathBuf::from(std::env::var(FOLDER).unwrap());
     let cache = Setting { order: 0, mechanism: Mechanism::Ring, memory: Cache::MEMORY_MIN }.build();

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The device is memory that can be looked at and damaged, or a simulated one with delays and faults under a seed, or a
-//! file without a name. After each test every slot is somebody's, or free.
+//! file without a name. After each test every slot is in use, or free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -546,8 +546,8 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
         assert!(bytes.iter().all(|byte| *byte == mark(page)), "page {page}");
     }
     drop(file);
-    // Who makes room may have the file in hand for a moment, and what is on its way to the disk has it until that is
-    // asked again, which such a disk waits for.
+    // The reclaiming thread may hold the file for a moment, and spills in flight hold it until the disk is reaped
+    // again.
     let is_late = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while cache.stats().spill_pages > 0 && std::time::Instant::now() < is_late {
         disk.reap(ReapMode::Wait, &mut || false);

@@ -1,17 +1,17 @@
 //! One folio on its way to the spill file and back, step by step: who comes in between, and what stands in the tree.
 //!
-//! The device is simulated, and holds what it was given until somebody waits for it: so between the sending of the
-//! folio and its end there is room for a hold, a write, a lock, a cut or the end of the mapping. Behind each test
-//! the tree, the rings, the arena and the slots agree.
+//! The device is simulated, and holds its requests until a thread waits for them: so between the submission of the
+//! folio and its end the test can hold it, write, lock or cut it, or end the mapping. Behind each test the tree, the
+//! rings, the arena and the slots agree.
 
 use std::sync::Arc;
 
 use quinion::backend::{Backend, FillRun, MemoryFile, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::mapping::{
-    AddedFolio, Backing, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose,
-    Mapping, MemoryEntry, MemoryWait, NewFolio, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
-    SeekTarget,
+    AddedFolio, Dirtying, FolioShape, FrameSource, GapFrames, Grab, GrabEnd, Grabbed, InsertPurpose, Mapping,
+    MemoryEntry, MemoryWait, NewFolio, NewMemoryMapping, OnLocked, PartOutcome, RemoveFilter, RestoreOutcome,
+    SeekTarget, SpillTarget,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -45,7 +45,7 @@ impl FrameSource for NoFrames {
     fn make_nodes(&mut self) -> bool {
         false
     }
-    fn bring_back(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
+    fn spill_in(&mut self, _: PageIndex, _: PageIndex) -> Result<(), ()> {
         Err(())
     }
 }
@@ -63,11 +63,16 @@ impl Stage {
             Spill::with_backend(backend, &SpillOptions::new("", 8 << 20), &arena, &wait_queue).unwrap();
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         reclaim.spill_to(&spill);
-        let (id, backing, tuning) = (MappingId(1), Backing::Spills, Tuning::default());
-        let mapping =
-            Mapping::memory(Arc::clone(&arena), id, backing, Order(9), ForkGuard::new(), tuning).unwrap();
-        let mapping = mapping.with_lists(reclaim.lists()).with_shadow_nodes(reclaim.shadow_nodes());
-        let mapping = Arc::new(mapping.with_spill(&spill, PoolNumber::DEFAULT));
+        let mapping = Mapping::memory(NewMemoryMapping {
+            arena: &arena,
+            id: MappingId(1),
+            folio_order_max: Order(9),
+            spill: Some(SpillTarget { spill: Arc::clone(&spill), pool: PoolNumber::DEFAULT }),
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
+        let mapping = mapping.unwrap().with_lists(reclaim.lists());
+        let mapping = Arc::new(mapping.with_shadow_nodes(reclaim.shadow_nodes()));
         mapping.set_size(8 << 20);
         reclaim.add_mapping(Arc::clone(&mapping));
         let stage = Self { mapping, reclaim, spill, disk, arena };
@@ -128,7 +133,7 @@ impl Stage {
     /// All pages of the folio are dirty, and it has no slots.
     fn stays(&self) {
         self.spill.drain();
-        assert_eq!((self.at(), self.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+        assert_eq!((self.at(), self.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
         assert_eq!((self.spill.stats().pages, self.spill.stats().bytes), (0, 0));
         self.check();
     }
@@ -150,7 +155,7 @@ impl Drop for Stage {
 #[test]
 fn a_folio_goes_and_its_frames_are_free() {
     let stage = Stage::spilled();
-    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
+    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (16, 16 << 12));
     assert_eq!(stage.reclaim.weights().total(), 0);
     assert_eq!(stage.mapping.lock().pages(), 0);
 }
@@ -178,7 +183,7 @@ fn a_folio_that_is_held_when_its_flush_ends_stays() {
     // And goes the next time.
     stage.send();
     stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_pages(), 16);
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     stage.check();
 }
 
@@ -203,7 +208,7 @@ fn a_folio_that_is_locked_by_a_grab_when_its_flush_ends_stays() {
     let ticket = descriptor.identify(stage.mapping.id(), FIRST).unwrap();
     assert!(descriptor.try_lock(ticket).is_ok());
     stage.spill.drain();
-    assert_eq!((stage.at(), stage.mapping.dirty_pages().dirty()), (MemoryEntry::Folio, 16));
+    assert_eq!((stage.at(), stage.mapping.writeback().dirty_pages().dirty()), (MemoryEntry::Folio, 16));
     assert_eq!(stage.reclaim.reclaim(1, LockWait::Wait), 0);
     assert_eq!(stage.spill.under_way().0, 0, "what is locked does not set out");
     descriptor.unlock();
@@ -242,7 +247,7 @@ fn a_folio_that_was_grabbed_on_its_way_and_left_alone_goes() {
     stage.send();
     drop(stage.grab(&wait_queue));
     stage.spill.drain();
-    assert_eq!(stage.mapping.spilled_pages(), 16);
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     stage.check();
 }
 
@@ -261,9 +266,9 @@ fn a_folio_that_is_taken_out_on_its_way_leaves_no_slot() {
     let stage = Stage::new(WriteFaults::default());
     stage.send();
     assert_eq!(stage.mapping.remove_range(FIRST..FIRST.plus(16), RemoveFilter::All), 16);
-    assert_eq!(stage.mapping.detached_pages(), 16, "who cuts the file waits for this");
+    assert_eq!(stage.mapping.writeback().detached_pages(), 16, "who cuts the file waits for this");
     stage.spill.drain();
-    assert_eq!((stage.mapping.detached_pages(), stage.spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.writeback().detached_pages(), stage.spill.stats().bytes), (0, 0));
     assert_eq!(stage.at(), MemoryEntry::Hole { end: FIRST.plus(16) });
     stage.check();
 }
@@ -305,7 +310,7 @@ fn g17_an_insertion_never_takes_the_place_of_what_is_spilled() {
         }
         stage.mapping.remove_range(PageIndex(0)..FIRST, RemoveFilter::All);
         stage.arena.free_run(left, pages);
-        assert_eq!(stage.mapping.spilled_pages(), 16);
+        assert_eq!(stage.mapping.backing().spilled_pages(), 16);
     }
     assert_eq!(
         stage.mapping.lock().next_gap(FIRST, FIRST.plus(20)),
@@ -322,7 +327,7 @@ fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
     let stage = Stage::spilled();
     let edge = FIRST.plus(5);
     assert_eq!(stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All), 0);
-    assert_eq!(stage.mapping.spilled_pages(), 16, "what reaches over an edge stays");
+    assert_eq!(stage.mapping.backing().spilled_pages(), 16, "what reaches over an edge stays");
     let part = |edge| stage.mapping.lock_to_add(PageIndex(0), 512, LockWait::Wait).unwrap().part_at(edge);
     assert_eq!(part(edge), PartOutcome::Done);
     let pieces = [(2, 0), (0, 4), (0, 5), (1, 6), (3, 8)];
@@ -330,7 +335,7 @@ fn a_value_is_parted_at_an_edge_and_its_slots_go_with_its_pieces() {
     stage.check();
     assert_eq!(part(edge), PartOutcome::Done, "nothing is left to be done");
     stage.mapping.remove_range(edge..FIRST.plus(40), RemoveFilter::All);
-    assert_eq!((stage.mapping.spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
+    assert_eq!((stage.mapping.backing().spilled_pages(), stage.spill.stats().bytes), (5, 5 << 12));
     stage.check();
 }
 
@@ -350,7 +355,10 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
     let mut held = Vec::new();
     let lock = || stage.mapping.lock_to_add(FIRST, 16, LockWait::Wait).unwrap();
     assert_eq!(lock().restore(&values, &folios, &mut held), RestoreOutcome::Done);
-    assert_eq!((held.len(), stage.mapping.dirty_pages().dirty(), stage.mapping.lock().pages()), (3, 4, 4));
+    assert_eq!(
+        (held.len(), stage.mapping.writeback().dirty_pages().dirty(), stage.mapping.lock().pages()),
+        (3, 4, 4)
+    );
     let pieces = [(2, 0), (3, 8)];
     assert_eq!(stage.mapping.spilled_values(), pieces.map(|(order, slot)| Value::spill(order, slot)));
     assert_eq!(stage.spill.stats().bytes, 12 << 12);

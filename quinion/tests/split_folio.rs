@@ -16,8 +16,8 @@ use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, Flags, NotReady};
 use quinion::internals::folio::{copy, unpin};
 use quinion::internals::mapping::{
-    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, RemoveFilter,
-    SplitOutcome, TakeFilter,
+    AskedFor, DetachOutcome, FolioLifetime, FolioShape, InFlight, Mapping, MarkOutcome, NewMapping,
+    RemoveFilter, SplitOutcome, TakeFilter,
 };
 use quinion::internals::policy::FetchOrigin;
 use quinion::internals::reclaim::Reclaim;
@@ -47,9 +47,10 @@ impl Rig {
         let reclaim = Reclaim::new(Arc::clone(&arena), Arc::new(Counters::default()));
         let file: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 4096 * PAGE_SIZE]));
         let known = file.attributes().unwrap();
+        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
         let mapping =
-            Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, ForkGuard::new(), Tuning::default());
-        let mapping = mapping.unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
+            Mapping::new(new).unwrap().with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping);
         reclaim.add_mapping(Arc::clone(&mapping));
         Self { arena, reclaim, mapping }
@@ -115,7 +116,7 @@ impl Rig {
         self.reclaim.remove_mapping(self.mapping.id());
         let pages = self.mapping.lock().pages();
         assert_eq!(self.mapping.remove_range(page(0)..page(1 << 40), RemoveFilter::All), pages);
-        assert_eq!((self.charged(), self.mapping.dirty_pages().total()), (0, 0));
+        assert_eq!((self.charged(), self.mapping.writeback().dirty_pages().total()), (0, 0));
         drop((self.mapping, self.reclaim));
         let stats = self.arena.stats();
         assert_eq!(stats.free_pages * 4096, stats.data_bytes);
@@ -161,21 +162,21 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
     rig.add(0, 5, FolioLifetime::DropsBehind);
     rig.dirty(9);
     rig.dirty(30);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2);
     assert_eq!(rig.mapping.split_at(page(9)), SplitOutcome::Done);
     assert_eq!(rig.mapping.split_at(page(10)), SplitOutcome::Done);
     let mut at = 0;
     while at < 32 {
-        let (first, order) = rig.mapping.find_behind(page(at)).expect("it is flagged");
+        let (first, order) = rig.mapping.index().find_behind(page(at)).expect("it is flagged");
         assert_eq!(first.0, at);
         at += u64::from(order.pages());
     }
     rig.check();
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 2, "D16: the count is that of the pages");
     rig.mapping.remove_range(page(9)..page(10), RemoveFilter::All);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 1);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 1);
     rig.mapping.remove_range(page(0)..page(32), RemoveFilter::All);
-    assert_eq!(rig.mapping.dirty_pages().drop_behind(), 0);
+    assert_eq!(rig.mapping.writeback().dirty_pages().drop_behind(), 0);
     rig.finish();
 }
 
@@ -256,7 +257,7 @@ fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
         assert_eq!(copied, DetachOutcome::Done { pages });
         assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Gone);
         rig.check();
-        assert_eq!(rig.mapping.dirty_pages().dirty(), 3);
+        assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), 3);
         for index in [65, 70, 71] {
             let copy = rig.mapping.try_hold(page(index)).unwrap();
             assert!(copy.frame() != frame && copy.order() == Order(unit));
@@ -335,7 +336,7 @@ proptest! {
             rig.check();
             prop_assert_eq!(rig.mapping.lock().pages(), pages.len() as u64);
             prop_assert_eq!(rig.charged(), pages.len() as u64);
-            prop_assert_eq!(rig.mapping.dirty_pages().dirty(), dirty.len() as u64);
+            prop_assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), dirty.len() as u64);
         }
         for index in 0..at {
             let held = rig.mapping.try_hold(page(index)).ok();

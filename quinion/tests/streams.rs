@@ -1,4 +1,4 @@
-//! Streams: a reader who comes once costs nobody else a page, and one who comes again finds what can be kept.
+//! Streams: a reader that reads once evicts no other reader's page, and one that reads again finds what can be kept.
 //!
 //! ```text
 //!   cache      [ resident part of the file            | behind | window ]

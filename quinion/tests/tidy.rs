@@ -6,17 +6,17 @@
 //! that a rule which has gone blind fails too.
 //!
 //! ```text
-//!   floors      a module names only modules that lib.rs declares before it
+//!   layers      a module names only modules that lib.rs declares before it
 //!   imports     no files of a package name each other in a circle
 //!   essays      every file opens by saying what it is
-//!   unsafe      only in the named rooms, each block with its argument
+//!   unsafe      only in the named files, each block with its argument
 //!   orderings   each one stronger than Relaxed names the site it works with
 //!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
 //!   ratchet     long functions do not become more
 //!   names       a lettered test name is given once; a type has a name of the field
 //!   prose       a comment names the one that acts, in plain words and sentences that end
 //!   readme      its example is the example that is compiled
-//!   tables      ARCHITECTURE.md lists the rooms and the lock order there are
+//!   tables      ARCHITECTURE.md lists the modules and the lock order there are
 //!   orphans     every file of the library is some module's
 //! ```
 //!
@@ -42,38 +42,27 @@ const LINE_CHARACTERS_MAX: usize = 120;
 /// Lines above an ordering or an unsafe block in which its comment is looked for.
 const COMMENT_REACH: usize = 6;
 const ESSAY_LINES_MIN: usize = 3;
-/// The door of a room explains the room.
-const DOOR_ESSAY_LINES_MIN: usize = 10;
+/// The `mod.rs` of a module explains the module.
+const MODULE_ESSAY_LINES_MIN: usize = 10;
 
 /// Faults of prose in folders and files whose comments are not rewritten yet: the first that a path begins with counts.
 /// They may only fall; a folder with none is not listed.
 const PROSE_LEFT: &[(&str, usize)] = &[
-    ("ARCHITECTURE.md", 40),
     ("BENCHMARKS.md", 6),
     ("CHANGELOG.md", 18),
-    ("SECURITY.md", 6),
     ("bench/", 77),
     ("faces/cli/tests/", 85),
     ("faces/preload/", 48),
-    ("fuzz/", 2),
-    ("quinion/examples/", 2),
-    ("quinion/src/arena/", 103),
-    ("quinion/src/filemap/", 70),
-    ("quinion/src/mapping/", 86),
     ("quinion/src/owner", 22),
     ("quinion/src/serve", 62),
-    ("quinion/src/sys/serial_queues.rs", 3),
     ("quinion/src/viewer", 16),
-    ("quinion/tests/", 190),
-    ("testing/", 25),
     ("vm/tests/", 22),
-    ("xtask/", 1),
 ];
 /// How many may be mended without a change here, so that branches merge.
 const PROSE_SLACK: usize = 25;
 
 /// Where `unsafe` may stand: files, and folders with all that is in them.
-const UNSAFE_ROOMS: &[&str] = &[
+const UNSAFE_FILES: &[&str] = &[
     "quinion/src/sys.rs",
     "quinion/src/sys/",
     "quinion/src/arena/",
@@ -125,42 +114,42 @@ fn complaint(source: &Source, line: usize, wrong: String, remedy: &'static str) 
     Complaint { place: source.path.clone(), line, wrong, remedy }
 }
 
-// The floors.
+// The layers.
 
 /// The modules of the library from the ground up, and which of them each name at the crate's root is of.
-struct House {
-    floors: Vec<String>,
+struct Layers {
+    modules: Vec<String>,
     exports: BTreeMap<String, String>,
 }
 
-impl House {
+impl Layers {
     fn of(lib: &Source) -> Self {
-        let floors = (0..lib.tokens.len())
+        let modules = (0..lib.tokens.len())
             .filter(|&at| lib.word(at) == "mod" && lib.word(at + 2) == ";")
             .map(|at| lib.word(at + 1).to_owned())
             .collect();
-        let mut house = Self { floors, exports: BTreeMap::new() };
+        let mut layers = Self { modules, exports: BTreeMap::new() };
         for at in (0..lib.tokens.len()).filter(|&at| lib.word(at) == "use") {
-            house.note_exports(lib, at + 1);
+            layers.note_exports(lib, at + 1);
         }
-        house
+        layers
     }
 
     /// Notes what one `use` of lib.rs brings to the root: `use crate::error::{Error, Kind as ErrorKind};`
     fn note_exports(&mut self, lib: &Source, at: usize) {
         let words: Vec<&str> =
             (at..).map(|at| lib.word(at)).take_while(|word| !matches!(*word, ";" | "")).collect();
-        let Some(floor) = words.iter().find(|word| self.height(word).is_some()) else { return };
+        let Some(module) = words.iter().find(|word| self.height(word).is_some()) else { return };
         for (i, word) in words.iter().enumerate() {
-            let is_leaf = is_name(word) && words.get(i + 1) != Some(&"::") && word != floor;
+            let is_leaf = is_name(word) && words.get(i + 1) != Some(&"::") && word != module;
             if is_leaf {
-                self.exports.insert((*word).to_owned(), (*floor).to_owned());
+                self.exports.insert((*word).to_owned(), (*module).to_owned());
             }
         }
     }
 
-    fn height(&self, floor: &str) -> Option<usize> {
-        self.floors.iter().position(|name| name == floor)
+    fn height(&self, module: &str) -> Option<usize> {
+        self.modules.iter().position(|name| name == module)
     }
 
     /// The height of what `name` is at the crate's root.
@@ -242,30 +231,30 @@ fn heads(source: &Source, at: usize) -> Vec<RootName> {
 }
 
 /// A module names only modules declared before its own, or itself.
-fn check_floors(house: &House, source: &Source) -> Vec<Complaint> {
+fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
     if source.path == "quinion/src/lib.rs" || source.is_test_file() {
         return Vec::new();
     }
-    let room = module_path(&source.path).remove(0);
-    let Some(own) = house.height(&room) else {
-        let wrong = format!("lib.rs declares no module `{room}`");
-        return vec![complaint(source, 1, wrong, "declare it there, on its floor")];
+    let module = module_path(&source.path).remove(0);
+    let Some(own) = layers.height(&module) else {
+        let wrong = format!("lib.rs declares no module `{module}`");
+        return vec![complaint(source, 1, wrong, "declare it there, in its layer")];
     };
     let mut complaints = Vec::new();
     for RootName { name, line } in root_names(source) {
-        match house.height_of_root_name(&name) {
+        match layers.height_of_root_name(&name) {
             Some(height) if height <= own => {}
             Some(height) => complaints.push(complaint(
                 source,
                 line,
-                format!("`{room}` names `{name}`, of the floor `{}` above it", house.floors[height]),
+                format!("`{module}` names `{name}`, of the layer `{}` above it", layers.modules[height]),
                 "hand it down as a trait or an argument, or move the code up; calls go down only",
             )),
             None => complaints.push(complaint(
                 source,
                 line,
                 format!("`{name}` is not a module of lib.rs nor exported there by name"),
-                "name the module it is in, so that its floor can be seen",
+                "name the module it is in, so that its layer can be seen",
             )),
         }
     }
@@ -325,14 +314,14 @@ fn check_orphans(sources: &[Source]) -> Vec<Complaint> {
 
 // What a file says of itself.
 
-/// A file opens with an essay, and a room's door with a longer one.
+/// A file opens with an essay, and a `mod.rs` with a longer one.
 fn check_essay(source: &Source) -> Vec<Complaint> {
     // What says whether a file is compiled at all may stand before it.
     let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
     let lines = essay.take_while(|line| line.starts_with("//!")).count();
-    let is_door = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
+    let is_module_root = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
     let min = match () {
-        () if is_door => DOOR_ESSAY_LINES_MIN,
+        () if is_module_root => MODULE_ESSAY_LINES_MIN,
         () if source.path.contains("/examples/") => 1,
         () => ESSAY_LINES_MIN,
     };
@@ -348,18 +337,18 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
 // Unsafe code and orderings.
 
 fn may_hold_unsafe(path: &str) -> bool {
-    UNSAFE_ROOMS.iter().any(|room| path == *room || (room.ends_with('/') && path.starts_with(room)))
+    UNSAFE_FILES.iter().any(|file| path == *file || (file.ends_with('/') && path.starts_with(file)))
 }
 
-/// Unsafe code stands in the named rooms only, and each block and impl has its argument above it.
+/// Unsafe code stands in the named files only, and each block and impl has its argument above it.
 fn check_unsafe(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "unsafe") {
         let line = source.tokens[at].line;
         if !may_hold_unsafe(&source.path) {
-            let wrong = "unsafe code outside the named rooms".to_owned();
+            let wrong = "unsafe code outside the named files".to_owned();
             let remedy =
-                "use a safe function of sys, arena, folio or backend, or argue for a new room in tidy.rs";
+                "use a safe function of sys, arena, folio or backend, or argue for a new entry in tidy.rs";
             complaints.push(complaint(source, line, wrong, remedy));
         }
         let needs_argument = matches!(source.word(at + 1), "{" | "impl");
@@ -445,7 +434,7 @@ fn forbidden_places() -> [String; 4] {
     ["root", "home", "work", "var/tmp"].map(|place| format!("/{place}"))
 }
 
-/// Nothing unfinished and no path of somebody's machine is in the repository.
+/// Nothing unfinished and no path of a particular machine is in the repository.
 fn check_words(source: &Source) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     for (number, line) in source.text.lines().enumerate() {
@@ -727,11 +716,11 @@ fn expect_tidy(complaints: Vec<Complaint>) {
 }
 
 #[test]
-fn modules_name_only_floors_below() {
+fn modules_name_only_layers_below() {
     let sources = library_files();
     let lib = sources.iter().find(|s| s.path == "quinion/src/lib.rs").expect("the library has a root");
-    let house = House::of(lib);
-    expect_tidy(sources.iter().flat_map(|source| check_floors(&house, source)).collect());
+    let layers = Layers::of(lib);
+    expect_tidy(sources.iter().flat_map(|source| check_layers(&layers, source)).collect());
 }
 
 #[test]
@@ -758,7 +747,7 @@ fn every_file_opens_with_an_essay() {
 }
 
 #[test]
-fn unsafe_code_stays_in_its_rooms_and_is_argued() {
+fn unsafe_code_stays_in_its_files_and_is_argued() {
     expect_tidy(rust_files().iter().flat_map(check_unsafe).collect());
 }
 
@@ -848,11 +837,11 @@ fn lettered_test_names_are_given_once() {
 }
 
 #[test]
-fn the_architecture_lists_the_rooms_and_the_lock_order() {
+fn the_architecture_lists_the_modules_and_the_lock_order() {
     let architecture = read(&repository().join("ARCHITECTURE.md"));
     let [lib, sync] =
         ["quinion/src/lib.rs", "quinion/src/sync.rs"].map(|path| read(&repository().join(path)));
-    let mut complaints = check_table(&architecture, "## Rooms", &House::of(&lib).floors);
+    let mut complaints = check_table(&architecture, "## Modules", &Layers::of(&lib).modules);
     complaints.extend(check_table(&architecture, "## Lock order", &variants(&sync, "Rank")));
     expect_tidy(complaints);
 }
@@ -883,35 +872,35 @@ mod a_rule_can_fail {
         );
     }
 
-    fn floors(path: &str, text: &str) -> Vec<Complaint> {
-        check_floors(&House::of(&Source::new("quinion/src/lib.rs", LIB)), &Source::new(path, text))
+    fn layers(path: &str, text: &str) -> Vec<Complaint> {
+        check_layers(&Layers::of(&Source::new("quinion/src/lib.rs", LIB)), &Source::new(path, text))
     }
 
     #[test]
-    fn floors_below_and_the_own_room_may_be_named() {
+    fn layers_below_and_the_own_module_may_be_named() {
         let text = "use crate::units::Frame;\nuse super::layout;\n\
                     use crate::{units, arena::Layout};\nuse crate::Frame;";
-        expect(floors("quinion/src/arena/view.rs", text), &[]);
-        expect(floors("quinion/src/cache.rs", "use super::arena;\nuse crate::CacheBuilder;"), &[]);
+        expect(layers("quinion/src/arena/view.rs", text), &[]);
+        expect(layers("quinion/src/cache.rs", "use super::arena;\nuse crate::CacheBuilder;"), &[]);
     }
 
     #[test]
-    fn floors_above_are_seen_however_they_are_named() {
+    fn layers_above_are_seen_however_they_are_named() {
         let text = "use crate::cache::Cache;\nuse super::super::cache;\nfn f() { crate::cache::f() }\n\
                     use crate::{units::Frame, cache::{Cache, Kind}};\ntype C = crate::Cache;\n\
                     type B = crate::CacheBuilder;\nmod inner { use super::super::super::cache; use super::super::x; }";
-        let expected = [1, 2, 3, 4, 5, 6, 7].map(|line| (line, "of the floor `cache` above it"));
-        expect(floors("quinion/src/arena/view.rs", text), &expected);
-        expect(floors("quinion/src/units.rs", "use super::arena::View;"), &[(1, "`arena`")]);
+        let expected = [1, 2, 3, 4, 5, 6, 7].map(|line| (line, "of the layer `cache` above it"));
+        expect(layers("quinion/src/arena/view.rs", text), &expected);
+        expect(layers("quinion/src/units.rs", "use super::arena::View;"), &[(1, "`arena`")]);
     }
 
     #[test]
-    fn names_without_a_floor_are_refused() {
+    fn names_without_a_layer_are_refused() {
         expect(
-            floors("quinion/src/arena/mod.rs", "use crate::*;\nuse crate::Thing;"),
+            layers("quinion/src/arena/mod.rs", "use crate::*;\nuse crate::Thing;"),
             &[(1, "`*`"), (2, "`Thing`")],
         );
-        expect(floors("quinion/src/attic.rs", ""), &[(1, "no module `attic`")]);
+        expect(layers("quinion/src/attic.rs", ""), &[(1, "no module `attic`")]);
     }
 
     #[test]
@@ -920,10 +909,10 @@ mod a_rule_can_fail {
                     const R: &str = r#\"\" crate::cache\"#;\nfn f<'a>(_: &'a str) -> char { '\"' }\ncrate::check!();\n\
                     #[cfg(test)]\nmod tests {\n    use crate::cache::Cache;\n}\n\
                     #[cfg(all(test, unix))]\nuse crate::{cache::Cache};";
-        expect(floors("quinion/src/arena/mod.rs", text), &[]);
-        expect(floors("quinion/src/arena/tests.rs", "use crate::cache::Cache;"), &[]);
+        expect(layers("quinion/src/arena/mod.rs", text), &[]);
+        expect(layers("quinion/src/arena/tests.rs", "use crate::cache::Cache;"), &[]);
         let after = format!("{text}\nuse crate::cache::Cache;");
-        expect(floors("quinion/src/arena/mod.rs", &after), &[(13, "`cache`")]);
+        expect(layers("quinion/src/arena/mod.rs", &after), &[(13, "`cache`")]);
     }
 
     #[test]
@@ -989,12 +978,12 @@ mod a_rule_can_fail {
     #[test]
     fn unsafe_code_is_seen() {
         let check = |path, text| check_unsafe(&Source::new(path, text));
-        let (room, hall) = ("quinion/src/arena/view.rs", "quinion/src/cache.rs");
-        expect(check(room, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[]);
-        expect(check(room, "unsafe fn f();\nlet x = unsafe { *p };"), &[(2, "without a SAFETY")]);
-        expect(check(room, "unsafe impl Send for X {}"), &[(1, "`unsafe impl`")]);
-        expect(check(hall, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[(2, "named rooms")]);
-        expect(check(hall, "// unsafe\n#![deny(unsafe_code)]\nlet x = \"unsafe { }\";"), &[]);
+        let (allowed, other) = ("quinion/src/arena/view.rs", "quinion/src/cache.rs");
+        expect(check(allowed, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[]);
+        expect(check(allowed, "unsafe fn f();\nlet x = unsafe { *p };"), &[(2, "without a SAFETY")]);
+        expect(check(allowed, "unsafe impl Send for X {}"), &[(1, "`unsafe impl`")]);
+        expect(check(other, "// SAFETY: it is.\nlet x = unsafe { *p };"), &[(2, "named files")]);
+        expect(check(other, "// unsafe\n#![deny(unsafe_code)]\nlet x = \"unsafe { }\";"), &[]);
     }
 
     #[test]
@@ -1049,10 +1038,10 @@ mod a_rule_can_fail {
 
     #[test]
     fn a_table_that_differs_is_seen() {
-        let text = "# A\n## Rooms\n| room | |\n|---|---|\n| `units` | x |\n| `arena` | `y` |\n\n## More\n| `z` | |\n";
+        let text = "# A\n## Modules\n| room | |\n|---|---|\n| `units` | x |\n| `arena` | `y` |\n\n## More\n| `z` | |\n";
         let check = |expected: &[&str]| {
             let expected: Vec<String> = expected.iter().map(|name| name.to_string()).collect();
-            check_table(&Source::new("A.md", text), "## Rooms", &expected)
+            check_table(&Source::new("A.md", text), "## Modules", &expected)
         };
         expect(check(&["units", "arena"]), &[]);
         expect(check(&["arena", "units"]), &[(2, "lists")]);

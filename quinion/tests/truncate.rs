@@ -26,7 +26,7 @@ use quinion_testing::doubles::{Faults, SimulatedBackend};
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// The byte at each place of a file that nobody has changed; never zero.
+/// The byte at each place of an unchanged file; never zero.
 fn content(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / PAGE * 7 + at % 251) as u8 | 1).collect()
 }
@@ -359,7 +359,7 @@ fn who_waits_for_pins_is_told_that_they_stay_and_cuts_when_they_go() {
     let error = pair.file.punch_hole(99 * PAGE as u64, 2 * PAGE as u64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     pair.reads_as_twin();
-    pair.punch(0..PAGE); // nobody has pinned that
+    pair.punch(0..PAGE); // that is not pinned
     drop(pinned);
     pair.cut(PAGE + 1);
     pair.check();
@@ -392,8 +392,8 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// T03: while a cut waits, nobody adds a page: who does not wait is told so and has started nothing, and who waits
-/// comes to the device when the cut is over, or not at all.
+/// T03: while a cut waits, no page is added: a call that does not wait is refused and has started nothing, and one that
+/// waits reaches the device when the cut is over, or not at all.
 #[test]
 fn t03_nobody_adds_a_page_while_a_file_is_being_cut() {
     const PAGES: usize = 3000;
@@ -415,7 +415,7 @@ fn t03_nobody_adds_a_page_while_a_file_is_being_cut() {
         scope.spawn(|| file.sync_data().unwrap());
         wait_until(|| device.held() > 0);
         let cutter = scope.spawn(|| file.set_len(25 * PAGE as u64).unwrap());
-        // One alone may have met somebody for a moment in another lock that it does not wait for.
+        // A single refusal may come from another lock that was taken for a moment.
         let kept_off = (100..PAGES - 3).step_by(3).find(|&page| {
             thread::sleep(Duration::from_millis(1));
             (page..page + 3).all(|page| !starts(page))

@@ -151,7 +151,7 @@ fn hints_reach_the_handle_and_the_range() {
     stage.cached_becomes(1);
     stage.viewer.advise(&file, Advice::WillNeed, 0, 8 * PAGE as u64);
     stage.cached_becomes(9);
-    // Whoever reads it waits until it has come, and brings nothing more.
+    // Its readers wait until it has arrived, and fetch nothing more.
     assert_eq!(stage.read(0, 8 * PAGE).bytes, 8 * PAGE);
     assert_eq!(stage.owners.cached_pages(), 9);
     stage.viewer.advise(&file, Advice::DontNeed, 0, 8 * PAGE as u64);
@@ -173,7 +173,7 @@ fn nonsense_is_refused() {
     assert!(ask(stage.handle, Advice::Passed.with_length(u64::MAX)).is_ok(), "nothing was passed");
 }
 
-/// 1. A file is open for writing; the owner, who is asked for it often enough, does not copy it while nobody waits: it
+/// 1. A file is open for writing; the owner, although asked for it often enough, does not copy it in the background: it
 ///    could not serve what it read now.
 /// 2. The writer is through; then it does.
 ///

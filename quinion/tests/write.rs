@@ -14,7 +14,7 @@ use quinion::backend::{
 };
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::internals::mapping::{Mapping, ReadBatch};
+use quinion::internals::mapping::{Mapping, NewMapping, ReadBatch};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
@@ -82,8 +82,8 @@ impl Pair {
     }
 }
 
-/// Waits until so many pages of a file are cached. Whoever has fetched a flush's end drops behind it: the background,
-/// perhaps, and a sync that had nothing to flush does not wait for that.
+/// Waits until so many pages of a file are cached. The thread that reaps a flush drops behind it: that may be the
+/// background, and a sync that had nothing to flush does not wait for that.
 fn wait_for_pages(file: &File, pages: u64) {
     let begun = Instant::now();
     while file.cached_pages() != pages {
@@ -501,10 +501,16 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let twin = bytes(1, 32 * PAGE);
     let memory: Arc<dyn Backend> = Arc::new(MemoryFile::new(twin.clone()));
     let known = memory.attributes().expect("memory has attributes");
-    let mapping =
-        Mapping::new(arena, MappingId(1), Arc::clone(&memory), &known, ForkGuard::new(), Tuning::default());
+    let mapping = Mapping::new(NewMapping {
+        arena: &arena,
+        id: MappingId(1),
+        backend: Arc::clone(&memory),
+        attributes: &known,
+        process: ForkGuard::new(),
+        tuning: Tuning::default(),
+    });
     let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
-    mapping.write_by(memory);
+    mapping.writeback().set_writer(memory);
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
     let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), WaitPolicy::Wait, 0, to);
     assert_eq!(read(&mut vec![0; 32 * PAGE]).expect("a read"), 32 * PAGE);
@@ -653,8 +659,8 @@ fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
 }
 
 /// 1 A folio of many pages is read, and one of them written.
-/// 2 Others change the file; somebody opens it: the folio stays, as it is dirty.
-/// 3 The version is known anew, so nobody ever asks again, and all readers get the other pages as they were.
+/// 2 Others change the file, and it is opened: the folio stays, as it is dirty.
+/// 3 The version is known anew, so it is never compared again, and all readers get the other pages as they were.
 #[test]
 fn of_a_large_folio_that_is_dirty_in_part_the_rest_is_forgotten() {
     let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().expect("a cache");
@@ -780,8 +786,9 @@ fn a_flush_that_ends_while_others_look_does_not_make_the_file_shorter() {
 }
 
 /// 1 W writes three pages inside the file, and waits for the first, of which it writes a part.
-/// 2 Others cut the file, and somebody sees it.
-/// 3 W goes on: the other two pages are new, and dirty, behind the end. They are never written, and nobody is told.
+/// 2 Others cut the file, and a handle sees it.
+/// 3 W goes on: the other two pages are new, and dirty, behind the end. They are never written, and no error is
+///   reported.
 #[test]
 fn a_write_that_others_cut_the_file_under_is_still_in_the_file() {
     let cache = cache();
@@ -1028,7 +1035,7 @@ impl Backend for Others {
 }
 
 /// 1. Another process writes a file.
-/// 2. Who reads it syncs it, is told that all is well, and relies on that. Nothing has been made durable.
+/// 2. The reader syncs it, gets `Ok`, and relies on that. Nothing has been made durable.
 #[test]
 fn sync_by_a_reader_makes_durable_what_others_wrote() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();

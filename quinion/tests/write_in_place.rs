@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The model (`model_hit.rs`) proves the protocol on two words; this runs it on real pages with the real copy, and
-//! shows what its users rely on: a writer that is stopped in the middle stops nobody but who wants its page.
+//! shows what its users rely on: a writer that is stopped in the middle blocks only readers and writers of its page.
 //!
 //! What is checked of each read in the storm:
 //!  1. Every page of it is whole: of the right file and place, of one generation.
@@ -32,7 +32,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What a reader who holds nothing finds.
 fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
-    read_hits_into(view, stage.mapping.cell(), stage.mapping.id(), position, to, |_, _| ())
+    read_hits_into(view, stage.mapping.index().cell(), stage.mapping.id(), position, to, |_, _| ())
 }
 
 /// As above, of whole pages from `page` on, which must be the file's.
@@ -46,7 +46,7 @@ fn hit_pages(stage: &Stage, page: u64, pages: usize) -> (usize, HitStop) {
 /// Which of `pages` a group of reads of one page each gets.
 fn group(stage: &Stage, pages: &[u64]) -> Vec<u64> {
     let mut buffers = vec![[0u8; PAGE_SIZE]; pages.len()];
-    let (cell, id) = (stage.mapping.cell(), stage.mapping.id());
+    let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
     let wanted = buffers.iter_mut().zip(pages);
     let mut wanted: Vec<_> =
         wanted.map(|(buffer, page)| BatchedRead::new(cell, id, page * PAGE, buffer)).collect();
@@ -187,8 +187,8 @@ fn pin_and_judge(stage: &Stage) {
     verify(&lent, FILE, 0).unwrap();
 }
 
-/// A writer is in the middle of page 5. Who holds nothing gives up on that page, in as many looks as there are, and
-/// reads all others; whoever has locks waits, and gets the page whole.
+/// A writer is in the middle of page 5. A reader without holds gives up on that page after its tries, and reads all
+/// others; one with locks waits, and gets the page whole.
 #[test]
 fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
     let stage = Stage::new();
@@ -226,7 +226,7 @@ fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
             wrote.send("wrote").unwrap();
         });
         scope.spawn(move || {
-            // Of another page: the pin may refuse it, but nobody lets it wait.
+            // Of another page: the pin may refuse it, but it never waits.
             write(stage, 9, 1, 3);
             other.send("other").unwrap();
         });
@@ -472,7 +472,7 @@ impl Storm {
             self.count(Met::Refused);
         }
     }
-    /// Evicts a folio, if nobody holds it, and fills it anew.
+    /// Evicts a folio, if it is not held, and fills it anew.
     fn refill(&self, first: u64, order: u8, generation: u32) -> bool {
         let frame = self.stage.mapping.try_hold(PageIndex(first)).unwrap().frame();
         let evicted = self.stage.evict(first, frame);

@@ -30,7 +30,7 @@ const ENOSPC: i32 = libc::ENOSPC;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Nothing is written unless somebody asks.
+/// Nothing is written without a request.
 fn by_hand() -> WritebackOptions {
     WritebackOptions::new().background_share(80).throttle_share(80).expire(LONG).interval(LONG).wait_max(LONG)
 }
@@ -101,7 +101,7 @@ fn nothing_is_written_behind_the_end() {
     let bytes = bytes_of(&inner);
     assert_eq!(bytes.len() as u64, 2 * PAGE + 100);
     assert_eq!(bytes[2 * PAGE_SIZE..], content(2, 3)[..100]);
-    assert_eq!(file.mapping.size_on_device(), 2 * PAGE + 100);
+    assert_eq!(file.mapping.writeback().size_on_device(), 2 * PAGE + 100);
     assert_eq!(file.dirty(), 2, "what lies behind the end waits until it does not");
     file.set_size(5 * PAGE);
     file.write(2..3, 4); // who extends the file writes to its last page
@@ -118,7 +118,7 @@ fn later_dirtying_does_not_prolong_a_sync() {
     file.write(0..300, 1);
     let (theirs, mapping, generation) = (Arc::clone(&stage), Arc::clone(&file.mapping), AtomicU32::new(2));
     device.before_flush(move || {
-        // Somebody writes on, before and behind the sync's place, each time it writes something.
+        // A writer continues, before and behind the sync's place, each time it writes something.
         let file = Opened { stage: &theirs, mapping: Arc::clone(&mapping) };
         let generation = generation.fetch_add(1, Ordering::Relaxed);
         file.write(0..400, generation);
@@ -134,7 +134,7 @@ fn later_dirtying_does_not_prolong_a_sync() {
 #[test]
 fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
     let stage = Stage::new(by_hand());
-    stage.writeback.close(); // nobody else fetches what has ended
+    stage.writeback.close(); // no other thread reaps
     let file_bytes = memory(64);
     let file = stage.open(1, Early::new(Arc::clone(&file_bytes)));
     file.write(0..8, 1);
@@ -178,7 +178,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
     assert_eq!((file.sync(&handles[4]), file.sync(&handles[5])), (Ok(()), Err(ENOSPC)));
 }
 
-/// E07: nobody synced, and who opens the file next hears of it.
+/// E07: no handle synced, and the next open of the file reports the error.
 #[test]
 fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
@@ -188,7 +188,7 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
     let _closed_again = file.handle();
     file.write(0..1, 1);
-    wait_until("the failure", || file.mapping.device().failures().count > 0);
+    wait_until("the failure", || file.mapping.writeback().failures().count > 0);
     let (late, later) = (file.handle(), file.handle());
     assert_eq!(file.sync(&late), Err(EIO));
     assert_eq!((file.sync(&late), file.sync(&later)), (Ok(()), Err(EIO)));
@@ -313,7 +313,7 @@ fn a_device_that_panics_in_a_sync_keeps_nobody_from_the_next() {
     device.before_sync(move || assert!(!first.swap(false, Ordering::Relaxed), "the first one panics"));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| file.sync(&one)));
     assert!(panicked.is_err(), "it is not kept from who called");
-    assert!(!file.mapping.device().is_syncing(), "nobody waits for it");
+    assert!(!file.mapping.writeback().is_syncing(), "nobody waits for it");
     assert_eq!(file.dirty(), 4, "nothing of it is durable");
     assert_eq!(file.sync(&other), Err(EIO), "each handle hears of it");
     assert_eq!((file.sync(&one), file.dirty()), (Err(EIO), 0));
@@ -349,7 +349,7 @@ fn many_who_sync_at_once_share_the_devices_syncs() {
     let inner = memory(64);
     let device = Watched::new(inner);
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
-    // Whoever syncs the device first in a round is there until all have called, and for a moment more.
+    // The first sync of the device in a round lasts until all threads have called, and for a moment more.
     let counted = Arc::clone(&stage.filemap);
     device.before_sync(move || {
         let all = counted.count(Count::Syncs).next_multiple_of(THREADS);
@@ -481,9 +481,9 @@ fn a_file_that_fails_is_left_alone_for_a_while_and_others_are_not() {
     bad.fail_writes_at(0..64 * PAGE, FailureCount::Always);
     let (ill, well) = (stage.open(1, Arc::clone(&bad) as Arc<dyn Backend>), stage.open(2, memory(64)));
     ill.write(0..64, 1);
-    wait_until("the failure", || ill.mapping.device().failures().count > 0);
+    wait_until("the failure", || ill.mapping.writeback().failures().count > 0);
     well.write(0..64, 1);
-    wait_until("the other file", || well.mapping.dirty_pages().total() == 0);
+    wait_until("the other file", || well.mapping.writeback().dirty_pages().total() == 0);
     let tried = bad.writes();
     std::thread::sleep(Duration::from_millis(100));
     assert!(bad.writes() <= tried + 64, "{} attempts in a tenth of a second", bad.writes() - tried);
@@ -552,7 +552,10 @@ fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
     let limits = stage.writeback.limits();
     let (calls, error) = write_until_refused(&file, 1000).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
-    assert!(u64::from(calls) * 8 > limits.throttle && file.mapping.dirty_pages().total() > limits.ceiling);
+    assert!(
+        u64::from(calls) * 8 > limits.throttle
+            && file.mapping.writeback().dirty_pages().total() > limits.ceiling
+    );
     assert!(stage.filemap.count(Count::ThrottledMicros) > 0);
     device.resume();
     file.sync(&file.handle()).unwrap();
@@ -590,11 +593,11 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
     assert_eq!(stage.writeback.totals().drop_behind(), 10);
     device.fail_writes_at(4 * PAGE..5 * PAGE, FailureCount::First(1));
     stage.writeback.kick(&file.mapping);
-    wait_until("the failure", || file.mapping.device().failures().count > 0 && file.under_way() == 0);
+    wait_until("the failure", || file.mapping.writeback().failures().count > 0 && file.under_way() == 0);
     assert!(file.is_cached(4), "what failed stays");
     assert_eq!(file.sync(&handle), Err(EIO), "and is told");
     assert_eq!(file.sync(&handle), Ok(()));
-    // Whoever has fetched a flush's end drops behind it, and a sync that had nothing to flush does not wait for that.
+    // The thread that reaps a flush drops behind it, and a sync that had nothing to flush does not wait for that.
     wait_until("that what was written leaves", || (0..10).all(|page| !file.is_cached(page)));
     assert!(file.is_cached(20));
     assert_eq!((stage.writeback.totals().drop_behind(), stage.writeback.totals().total()), (0, 0), "D16");
@@ -611,20 +614,20 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
     let known = device.attributes().unwrap();
     device.attach(&stage.wait_queue);
     let writer = Arc::clone(&device) as Arc<dyn Backend>;
-    let mapping = quinion::internals::mapping::Mapping::new(
-        Arc::clone(&stage.arena),
-        quinion::internals::units::MappingId(7),
-        Arc::clone(&writer),
-        &known,
-        quinion::internals::sys::fork::ForkGuard::new(),
-        quinion::internals::tuning::Tuning::default(),
-    );
+    let mapping = quinion::internals::mapping::Mapping::new(quinion::internals::mapping::NewMapping {
+        arena: &stage.arena,
+        id: quinion::internals::units::MappingId(7),
+        backend: Arc::clone(&writer),
+        attributes: &known,
+        process: quinion::internals::sys::fork::ForkGuard::new(),
+        tuning: quinion::internals::tuning::Tuning::default(),
+    });
     let lists = stage.filemap.reclaim().lists();
     let mapping = mapping.unwrap().with_dirty_pages(stage.writeback.totals()).with_lists(lists);
-    mapping.write_by(writer);
+    mapping.writeback().set_writer(writer);
     let file = Opened { stage: &stage, mapping: Arc::new(mapping) };
     stage.filemap.reclaim().add_mapping(Arc::clone(&file.mapping));
-    stage.writeback.close(); // nobody else does it
+    stage.writeback.close(); // the background does not
     // All of memory, by the read path, then dirty.
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(1)));
     let reader = quinion::internals::filemap::Reader::plain(&readahead);

@@ -15,7 +15,7 @@
 //! 2. What the writer does not touch is never hidden: neither by growth nor by shrinking, nor by a split.
 //! 3. If nodes are handed out again at once, a walk still ends at no node, and what it finds is a hint:
 //!    whoever holds the descriptor it names holds a folio that contains the index, or is refused.
-//! 4. Who finds the shadow that an eviction left finds the folio retired.
+//! 4. A reader that finds the shadow of an eviction finds the folio retired.
 //!
 //! # Every step is needed
 //!
@@ -117,7 +117,7 @@ impl<const BITS: u32> Tree<BITS> {
     fn fill(&self, folio: u32) {
         let Folio { descriptor, bytes } = &self.folios[folio as usize];
         let content = descriptor.index().0;
-        // SAFETY: whether nobody else is there is what the model finds out.
+        // SAFETY: the model checks that no other thread accesses it.
         bytes.with_mut(|bytes| unsafe { *bytes = content });
         descriptor.complete(true);
     }
@@ -141,7 +141,7 @@ impl<const BITS: u32> Tree<BITS> {
     fn put_shadow(&self, order: u8) {
         self.writer().store(0, order, Entry::value(Value::shadow(order, SHADOW)), |_, _, _| {});
     }
-    /// Takes a folio out of the index and leaves nothing, if nobody holds it.
+    /// Takes a folio out of the index and leaves nothing, if it is not held.
     fn remove(&self, index: u64, folio: u32) -> bool {
         let is_ours = self.folios[folio as usize].descriptor.try_retire().is_some();
         if is_ours {
@@ -191,7 +191,7 @@ impl<const BITS: u32> Tree<BITS> {
         };
         let readable = descriptor.is_readable(ticket);
         if readable == ReadableState::Yes {
-            // SAFETY: whether nobody writes is what the model finds out.
+            // SAFETY: the model checks that no thread writes.
             let content = bytes.with(|bytes| unsafe { *bytes });
             assert!(content == index, "wrong bytes: page {content} for page {index}");
         }
@@ -366,8 +366,8 @@ fn a_split_in_its_slots() {
     seen(eight, write, 5, &["shadow"]);
 }
 
-/// A folio of four pages becomes two of one and one of two. Whoever looks finds it, or the piece that is his; he may
-/// hold the piece, or is refused, because what he found has just become something else. Never is nothing there.
+/// A folio of four pages becomes two of one and one of two. A reader finds the whole or its piece. It may hold the
+/// piece, or is refused, because the folio that it found has just been split. It never finds nothing.
 #[test]
 fn a_split_of_a_folio() {
     let four = |tree: &Tree<1>| tree.insert(0, 2, 1);
@@ -491,7 +491,8 @@ fn a_frame_refilled_for_another_page() {
     race(Reuse::AtOnce, one, write, |tree| tree.hold(2), &["NotYet", "Yes", "not there"]);
 }
 
-/// Eviction leaves a shadow. Who finds it finds the folio retired; who holds the folio finds its bytes.
+/// Eviction leaves a shadow. A reader that finds the shadow finds the folio retired; a holder of the folio finds its
+/// bytes.
 #[test]
 fn an_eviction() {
     let two = |tree: &Tree<1>| {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-/// It is aborted at the end, so that nobody hangs for ever.
+/// It is aborted at the end, so that no process hangs for ever.
 pub struct Hanging {
     folder: tempfile::TempDir,
     server: Child,

@@ -63,7 +63,7 @@ pub struct NaiveOwner {
     /// Reads of files on this device hang; 0 for none.
     pub hung_device: AtomicU64,
     pub panics: AtomicU64,
-    /// Whether it takes no file that somebody has open for writing.
+    /// Whether it refuses files that are open for writing.
     pub minds_writers: AtomicBool,
     /// What programs said of how they will read: advice, position, length.
     pub hints: Mutex<Vec<(Advice, u64, u64)>>,
@@ -92,7 +92,7 @@ impl NaiveOwner {
         })
     }
 
-    /// One that takes no file that somebody has open for writing, and lets go of one that is opened so by a viewer.
+    /// One that refuses files that are open for writing, and lets go of one that a viewer opens so.
     pub fn minding_writers(pages_max: usize) -> Arc<Self> {
         let owner = Self::new(pages_max);
         owner.minds_writers.store(true, Ordering::Relaxed);
@@ -293,7 +293,7 @@ impl Owner for NaiveOwner {
     }
 }
 
-/// The kernel gives no read lease on a file that somebody has open for writing. The one it gives is given up at once.
+/// The kernel gives no read lease on a file that is open for writing. The one it gives is given up at once.
 fn is_open_for_writing(file: &File) -> bool {
     // SAFETY: numbers only.
     let [taken, _] = [libc::F_RDLCK, libc::F_UNLCK]

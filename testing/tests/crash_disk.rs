@@ -247,7 +247,7 @@ fn a_sync_that_failed_is_not_made_up_for_by_one_that_succeeds() {
     assert!((0..20).any(|seed| lost(seed) == 0) && (0..20).any(|seed| lost(seed) == 1));
 }
 
-/// 1. Somebody syncs, and the file looks as if others had changed it.
+/// 1. A handle syncs, and the file looks as if others had changed it.
 /// 2. Its reader forgets what it has, which is not durable yet, and a later sync that fails takes it away.
 #[test]
 fn a_sync_does_not_change_the_files_times() {

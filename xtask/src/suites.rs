@@ -264,7 +264,7 @@ fn run_case(suite: &str, case: &Case, way: Way, quinion: &Path) -> Result<(Resul
     let mut command = Command::new("timeout");
     command.args(["--kill-after=20", &COMMAND_SECONDS.to_string()]);
     if let Some(user) = case.user.filter(|_| is_root()) {
-        // The owner too: one of another user serves nobody of his.
+        // The owner too: one of another user does not serve this user's programs.
         command.arg("setpriv").args([
             &format!("--reuid={user}"),
             &format!("--regid={user}"),

@@ -64,10 +64,10 @@ impl Arena {
     /// power of two that fits if there is one or the arena may grow, else less. Use it as one folio or as
     /// many. Otherwise as [`Arena::alloc`].
     ///
-    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when somebody has one. It grows the
-    /// arena by an extent where nobody else is doing so, which is half a millisecond of computing (or some,
-    /// where a virtual machine has to fetch the memory first); otherwise whoever must not wait could never
-    /// begin. While it publishes what is grown it takes the lock of the lists, which others hold for a few steps.
+    /// With [`LockWait::Try`] it does not wait for a lock, and answers `None` also when one is taken. It still grows
+    /// the arena by an extent if no other thread is growing it, since a caller that must not wait could never begin
+    /// otherwise; that takes half a millisecond (or several, where a virtual machine has to fetch the memory first).
+    /// While it publishes the new extent it takes the lock of the lists, which other threads hold for a few steps.
     pub fn alloc_run(&self, pages: u32, locks: LockWait) -> Option<FrameRun> {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) =
@@ -160,7 +160,7 @@ impl Arena {
         if runs.is_empty() {
             return;
         }
-        runs.iter().for_each(|&(frame, order)| self.forget_landed(frame, order));
+        runs.iter().for_each(|&(frame, order)| self.forget_pages_read(frame, order));
         let mut stock = self.stock.lock();
         let mut ended = false;
         for &(frame, order) in runs {
@@ -178,7 +178,7 @@ impl Arena {
     }
 
     /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
-    fn forget_landed(&self, frame: Frame, order: Order) {
+    fn forget_pages_read(&self, frame: Frame, order: Order) {
         if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
             self.view.clear_pages_read(frame, order.pages());
         }
@@ -232,8 +232,8 @@ impl Arena {
     }
 
     /// Takes up to `wanted` cells, appends them to `cells` and says how many; as [`Arena::alloc_cell`], or with
-    /// [`LockWait::Try`] as [`Arena::alloc_run`]. What is in them is arbitrary: nodes and chunks are made empty by who
-    /// makes them.
+    /// [`LockWait::Try`] as [`Arena::alloc_run`]. Their content is arbitrary: the code that makes a node or a chunk of
+    /// one empties it.
     pub fn alloc_cells(&self, wanted: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> usize {
         let first = cells.len();
         let cut_free = || self.stock.lock_as(locks).is_some_and(|mut stock| stock.cut_free(&self.view));
@@ -249,8 +249,8 @@ impl Arena {
         cells.len() - first
     }
 
-    /// Gives a cell back that nobody can reach any more but readers who are late.
-    /// Locks: Arena. Panics if it was not handed out, as far as that can be seen.
+    /// Gives a cell back that only late readers can still reach. Locks: Arena. Panics if it was not handed out, as far
+    /// as that can be seen.
     pub fn free_cell(&self, cell: CellNumber) {
         self.free_cells([cell]);
     }

@@ -97,7 +97,7 @@ impl<const TOP: u8> Buddy<TOP> {
     pub fn alloc(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
         let frame = self.pop(links, found)?;
-        // What is too much of it goes back, upper half first.
+        // The surplus goes back, upper half first.
         for half in (order.0..found.0).rev().map(Order) {
             self.push(links, frame.plus(half.pages()), half);
         }

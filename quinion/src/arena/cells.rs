@@ -97,7 +97,7 @@ impl Cells {
         self.shelves.contains_key(&extent)
     }
 
-    /// Cuts `extent`, whose memory nobody else uses, into cells.
+    /// Cuts `extent`, whose memory is not in use, into cells.
     ///
     /// # Panics
     /// If it is cut already or lies beyond [`CELL_EXTENTS_MAX`].

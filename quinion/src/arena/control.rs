@@ -67,9 +67,9 @@ pub struct Control {
     pub sleepers: AtomicU32,
     /// The numbers of [`AttachPolicy`], in the order of its fields.
     pub attach_policy: [AtomicU64; 3],
-    /// Up to when viewers are sure of files of which their records say so, by the clock that
-    /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner says it anew with each heartbeat. One that was
-    /// stopped does not, and what it would have heard of it has not: then the kernel reads.
+    /// Until when viewers may trust records that say [`Validation::Sure`](super::Validation::Sure), by the clock that
+    /// [`ticks`](crate::viewer::sys::ticks) reads; 0 at first. The owner extends it with each heartbeat. An owner that
+    /// was stopped does not, and may have missed news of its leases: viewers then read through the kernel.
     pub sure_until: AtomicU64,
     /// A bit for each file that was taken over, at a place made of its device and inode. Others may share it: a set
     /// bit is a reason to ask, and a clear one a reason not to.
@@ -420,9 +420,10 @@ pub mod state {
     pub const TAKEN: u32 = 3;
     /// The answer stands.
     pub const DONE: u32 = 4;
-    /// As PENDING, but nobody waits: the owner frees the slot itself.
+    /// As PENDING, but no thread waits for the answer: the owner frees the slot itself.
     pub const PENDING_UNATTENDED: u32 = 5;
-    /// The owner is at work, and nobody waits any more: it takes its answer back and frees the slot itself.
+    /// The owner is at work, and the thread that asked has stopped waiting: the owner undoes its answer and frees the
+    /// slot itself.
     pub const GIVEN_UP: u32 = 6;
 }
 
@@ -488,27 +489,25 @@ impl Advice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Operation {
-    /// Attach the file behind a descriptor of the viewer's process.
-    /// Arguments: the descriptor, or the ticket of one that was sent with [`SENT`] added, and with [`CREDIT_SPENT`]
-    /// added if a credit of the owner's was; its device; its inode.
-    /// `ETXTBSY`: somebody has it open for writing. `EOPNOTSUPP`: nobody says that it stays as it is.
-    /// Answers: the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where
-    /// the kernel serves it as well for now, and after how many bytes to ask again (see [`AttachPolicy::worth`]).
+    /// Attach the file behind a descriptor of the viewer's process. Arguments: the descriptor, or the ticket of one
+    /// that was sent with [`SENT`] added, and with [`CREDIT_SPENT`] added if a credit of the owner's was; its device;
+    /// its inode. `ETXTBSY`: it is open for writing. `EOPNOTSUPP`: nothing guarantees that it stays as it is. Answers:
+    /// the handle's number; the record's cell number (low half) and mapping number (high half). Or 0, where the kernel
+    /// serves it as well for now, and after how many bytes to ask again (see [`AttachPolicy::worth`]).
     Attach = 1,
     /// Make a range ready, or at least its first page.
     /// Arguments: the handle, the position in bytes, the length in bytes, with [`UNCACHED`] added or not.
     Fill = 2,
-    /// A marker was met: start the next window. Nobody waits.
-    /// Arguments: the handle, the page index of the marked folio's first page, with [`UNCACHED`] added or not.
+    /// A marker was met: start the next window. No thread waits for an answer. Arguments: the handle, the page index of
+    /// the marked folio's first page, with [`UNCACHED`] added or not.
     Advance = 3,
     /// Look at the file's size and times again. Arguments: the handle. Answers: the size in bytes.
     Revalidate = 4,
-    /// Give a handle back. Nobody waits. Arguments: the handle.
+    /// Give a handle back. No thread waits for an answer. Arguments: the handle.
     Detach = 5,
-    /// The viewer is about to open a file so that it can write: the lease is given up before the kernel asks for it. Or
-    /// it is about to cut a file, or has cut it, in the one way that the kernel tells no holder of a lease of: by
-    /// opening it to read only. Once that is answered nobody is shown what was cached. Arguments: the device, the
-    /// inode, 1 if it is that way.
+    /// The viewer is about to open a file for writing: the owner gives its lease up before the kernel asks for it. Or
+    /// it is about to cut a file, or has cut it, in the one way that breaks no lease: by opening it to read only. Once
+    /// that is answered, no viewer is shown what was cached. Arguments: the device, the inode, 1 if it is that way.
     WriterOpened = 6,
     /// The viewer wants a lease of its own on a file, which the kernel gives to a viewer that alone has it open. Once
     /// this is answered the owner has not, as far as it depends on it. Or the viewer is about to watch it, and is to
@@ -536,7 +535,7 @@ pub enum SyscallAudit {
     Clean = 0,
     /// Some do, for calls that leave descriptors and their offsets alone.
     Harmless = 1,
-    /// Some may do anything, or nobody knows: only reads that say where are served, each after a look at its
+    /// Some threads may do anything, or that is not known: only positional reads are served, each after a look at its
     /// descriptor.
     Careful = 2,
 }
@@ -571,7 +570,7 @@ pub enum Counter {
 pub enum Patching {
     /// The library's own calls are served too.
     Patched = 0,
-    /// There was no plan, because nobody wanted one or because the library cannot be planned for.
+    /// There was no plan, because none was wanted or because the library cannot be planned for.
     NoPlan = 1,
     /// The process has another C library than the plan is for.
     OtherLibrary = 2,
@@ -626,7 +625,7 @@ pub enum Reason {
     Changed = 10,
     /// The descriptor was inherited or received, so its offset is not this process's alone.
     Foreign = 11,
-    /// Nobody says that the file stays as it is: there is no lease on it, or none that means anything.
+    /// Nothing guarantees that the file stays as it is: there is no lease on it, or none that means anything.
     Unguaranteed = 12,
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
@@ -634,7 +633,7 @@ pub enum Reason {
     Careful = 14,
     /// The process has changed its credentials or name spaces.
     Domain = 15,
-    /// The process watches files, and is to hear of its own reads and of nobody else's.
+    /// The process watches files, and must be notified of its own reads and of no others.
     Watched = 16,
     /// The process has limited its addresses, or locked all its memory.
     Limited = 17,

@@ -18,7 +18,7 @@
 //! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
-//! | `LANDED` | set by `note_landed`, cleared by `prepare` | the fill's hold |
+//! | `LANDED` | set by `note_pages_read`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
 //! | `DIRTY` | set by `mark_dirty`, cleared by `clear_dirty` | the tree lock |
@@ -49,8 +49,8 @@
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
 //!
-//! `DROPBEHIND` stands from a folio's birth until somebody adopts it, or it leaves. It says that nobody but
-//! uncached reads wanted it so far; how it is dropped, and when, is told in `filemap/uncached.rs`.
+//! `DROPBEHIND` stands from a folio's insertion until it is adopted, or leaves. It says that only uncached reads and
+//! writes have used the folio so far; how and when it is dropped is told in `filemap/uncached.rs`.
 //!
 //! `DIRTY` and `WRITEBACK` sum up the bits of the folio's pages (`dirty.rs`):
 //!
@@ -124,9 +124,9 @@ impl Flags {
     pub const WORKINGSET: u64 = 1 << 5;
     /// Bits of its frames may say that their pages have come; see `pages_read.rs`.
     pub const LANDED: u64 = 1 << 6;
-    /// An uncached read made it: it goes when that reader has passed, unless somebody else wants it.
+    /// An uncached read made it: it is dropped when that reader has passed, unless it is adopted.
     pub const DROPBEHIND: u64 = 1 << 7;
-    /// The folio is up to date, and nobody has changed its bytes in place.
+    /// The folio is up to date, and its bytes were not changed in place.
     pub const STEADY: u64 = 1 << 8;
     /// A page of the folio differs from the file, and is to be written.
     pub const DIRTY: u64 = 1 << 9;
@@ -244,7 +244,7 @@ pub enum NotReady {
 pub enum WriteRefused {
     /// Its fill has not ended.
     Filling,
-    /// The folio has left the index: what is written there would be nobody's.
+    /// The folio has left the index: a write to it would be lost.
     Left,
     /// A user's pin promises that these bytes do not change.
     Pinned,
@@ -266,8 +266,8 @@ pub enum ReadableState {
     Yes,
     /// The holder of the lock is about to bring them.
     NotYet,
-    /// Nobody has put bytes there yet: a folio of a memory file that was allocated and reads as zeros. What is in its
-    /// frames is not to be looked at.
+    /// It has no bytes yet: a folio of a memory file that was allocated and reads as zeros. Its frames must not be
+    /// read.
     Zeros,
     /// The fill failed, or the folio left the index since it was held.
     Never,
@@ -287,9 +287,9 @@ pub enum HoldRefused {
 /// What became of a folio that was asked to leave the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RetireOutcome {
-    /// Nobody holds it: its frames are the caller's to free.
+    /// It has no holders: its frames are the caller's to free.
     Free,
-    /// Somebody holds it: it is detached, and the last holder frees its frames.
+    /// It is held: it is detached, and the last holder frees its frames.
     Held,
 }
 
@@ -432,11 +432,11 @@ impl Descriptor {
     /// that place in the folio on, and says how many have arrived in a row; see `pages_read.rs` for why it may.
     #[cold]
     #[inline(never)]
-    pub fn begin_read_landed(
+    pub fn begin_read_partial(
         &self,
         mapping: MappingId,
         index: PageIndex,
-        landed: impl FnOnce(u32, u32) -> u32,
+        pages_read: impl FnOnce(u32, u32) -> u32,
     ) -> Result<(Ticket, u32), NotReady> {
         // Acquire, partner: the Release in `prepare` (its fence's or its store's), which every later step on the word
         // hands on until the folio is freed: a thread that sees the word and then looks at the bits sees none of
@@ -452,7 +452,7 @@ impl Descriptor {
         }
         let pages = match () {
             () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderLanded) => to_end,
-            () if word.has(Flags::LANDED) => landed(place, to_end),
+            () if word.has(Flags::LANDED) => pages_read(place, to_end),
             () => 0,
         };
         if pages > 0 { Ok((ticket, pages)) } else { Err(NotReady::Filling) }
@@ -543,7 +543,7 @@ impl Descriptor {
 
     /// Takes the lock of an allocated folio, with a hold: the caller fills it, and ends that by
     /// [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. The caller holds it
-    /// besides. `false`: it is not allocated any more, or somebody else has the lock, or it has left; look again.
+    /// besides. `false`: it is not allocated any more, or another thread has the lock, or it has left; look again.
     pub fn try_lock_allocated(&self) -> bool {
         let allocated = |word: DescriptorWord| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
         let fit = |word: DescriptorWord| allocated(word) && word.holds() < HOLDS_MAX;
@@ -552,9 +552,9 @@ impl Descriptor {
         self.update(Ordering::Acquire, step).is_some()
     }
 
-    /// Takes a folio that nobody holds out of the readers' sight; a fill holds what it fills. `None`: it
-    /// is held or not live, or its bytes are not in the file yet, and nothing was changed. On success the frames are
-    /// the caller's. The caller holds the tree lock.
+    /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held or not
+    /// live, or its bytes are not in the file yet, and nothing was changed. On success the frames are the caller's. The
+    /// caller holds the tree lock.
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
         // `UNWRITTEN` changes under the tree lock only, which is the caller's.
@@ -592,10 +592,9 @@ impl Descriptor {
 
     // ---- split ----------------------------------------------------------------------------------
 
-    /// Takes a folio that nobody holds, and so nobody fills, out of the readers' sight, so that it can be split: its
-    /// word then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
-    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them.
-    /// The caller holds the tree lock.
+    /// Takes a folio that has no holders, and so no fill, out of the readers' sight, so that it can be split: its word
+    /// then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
+    /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them. The caller holds the tree lock.
     pub fn try_begin_split(&self) -> Option<DescriptorWord> {
         let fit = |word: DescriptorWord| word.is_live() && word.holds() == 0;
         let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
@@ -603,10 +602,10 @@ impl Descriptor {
         self.update(Self::retire_ordering(), step).map(|(before, _)| before)
     }
 
-    /// Names a piece of a folio that was split: held by nobody, and for the rest as the `whole` was: up to date or
-    /// not, what has arrived of it, how its bytes are changed, how long it stays. `more` are flags that this piece has
-    /// besides; the marker is one of them. The piece at the whole's own frame may be the whole itself.
-    /// The caller holds the tree lock, and has taken the whole out of the readers' sight.
+    /// Prepares the descriptor of a piece of a folio that was split. It has no holders, and takes over from `whole`
+    /// whether it is up to date, which pages have arrived, how its bytes are changed and how long it stays. `more` are
+    /// flags that this piece has besides; the marker is one of them. The piece at the whole's own frame may be the
+    /// whole itself. The caller holds the tree lock, and has taken the whole out of the readers' sight.
     pub fn prepare_piece(
         &self,
         mapping: MappingId,
@@ -727,7 +726,7 @@ impl Descriptor {
     }
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
-    pub fn note_landed(&self) {
+    pub fn note_pages_read(&self) {
         if !self.word().has(Flags::LANDED) {
             let before = DescriptorWord(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
             debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
@@ -736,8 +735,8 @@ impl Descriptor {
 
     // ---- the folio lock -------------------------------------------------------------------------
 
-    /// Takes the folio lock, which nobody has, of a folio that the caller holds: the word then. With it the caller
-    /// sees what the one before had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
+    /// Takes the folio lock, which is free, of a folio that the caller holds: the word then. With the lock the caller
+    /// sees what its last holder had done. Gives it back by [`Descriptor::unlock`], or by [`Descriptor::complete`] with
     /// its hold, if the folio was not up to date and is now.
     pub fn try_lock(&self, ticket: Ticket) -> Result<DescriptorWord, LockRefused> {
         // Acquire, partner: the Release in `unlock` and in `complete`: what was done under the lock before.
@@ -817,8 +816,8 @@ impl Descriptor {
 
     // ---- writing in place -----------------------------------------------------------------------
 
-    /// Says that the folio is written from now on, if nobody has said so; the caller holds it, and enters its pages
-    /// next ([`written::enter`](super::written::enter)).
+    /// Says that the folio is written from now on, unless that was said before; the caller holds it, and enters its
+    /// pages next ([`written::enter`](super::written::enter)).
     pub fn begin_writes(&self) -> Result<(), WriteRefused> {
         // Relaxed will do, because the fence in `written::enter` comes next. It publishes the step, and it puts the
         // fill's bytes before ours. And being a read-modify-write, the step hands on the Release of `complete`.
@@ -892,8 +891,8 @@ impl Descriptor {
 
     // ---- drop-behind ----------------------------------------------------------------------------
 
-    /// Somebody else than uncached reads wants the folio: it stays. The caller holds the tree lock, and counts dirty
-    /// pages of such folios.
+    /// A reader or writer that is not uncached uses the folio: it stays. The caller holds the tree lock, and counts
+    /// dirty pages of such folios.
     pub fn adopt(&self) {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
@@ -975,8 +974,8 @@ impl Descriptor {
         }
     }
 
-    /// What is wrong with this descriptor as the head of an indexed folio, if anything.
-    /// The caller holds the tree lock of `mapping`, and nobody takes or gives back pins meanwhile.
+    /// What is wrong with this descriptor as the head of an indexed folio, if anything. The caller holds the tree lock
+    /// of `mapping`, and pins are neither taken nor given back meanwhile.
     pub fn check_folio(
         &self,
         frame: Frame,

@@ -34,9 +34,8 @@
 //! ```
 //!
 //! If w2 comes before b2 in the one order of such fences, b3 reads the bytes of w1. If b2 comes before w2, w3 sees the
-//! bit clear, or one that was set since, for which the same is true again. There is no third case
-//! (Dekker's argument), so no bytes are left that nobody will write. `tests/model_hit.rs` shows that both fences are
-//! needed.
+//! bit clear, or one that was set since, for which the same is true again. There is no third case (Dekker's argument),
+//! so every changed byte is written. `tests/model_hit.rs` shows that both fences are needed.
 //!
 //! Invariants:
 //!  1. A set bit is of a page of a folio: those of free frames are clear ([`Arena::check`](super::Arena::check)).

@@ -2,8 +2,8 @@
 //! type in a table of mounts.
 //!
 //! A viewer looks before it asks, so that no file of another kind is asked for; the owner looks again before it opens
-//! anything. Both go by the one list here. It names what is known: of a file system that it does not name nobody has
-//! looked whether a lease keeps others out, so its files are the kernel's.
+//! anything. Both go by the one list here. It names file systems whose leases were examined; files of all others are
+//! read through the kernel, since a lease may not keep other writers out there.
 //!
 //! Overlayfs is not among the local ones: its lower files can be changed past it, and a lease on the file in front does
 //! not hear of that. Neither are FUSE and the file systems of networks, whose files change elsewhere, and whose reads

@@ -14,9 +14,9 @@
 //! Guest memory has to lie in one piece: a virtual machine maps it with one call, by one descriptor, from its first
 //! byte on. So it is not made of frames as they come, but of whole extents that follow each other, behind which a
 //! memory file of its own lies. Their frames are frames like others, with descriptors, so a folio, a hold, a fill and a
-//! copy are there what they are elsewhere. What is different is what gives them out: the buddy never has them. Each has
-//! its one **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one
-//! absent page; one of them gets it, and the other looks again.
+//! copy are there what they are elsewhere. Only their allocation differs: the buddy never has them. Each has its one
+//! **place**, and a thread that wants a page of the guest **claims** the frame at its place. Two may want one absent
+//! page; one of them gets it, and the other looks again.
 //!
 //! **What counts.** All n extents count as grown from the moment they are taken until they are given back, whether
 //! their pages have memory yet or not. So the bound holds whatever those do who map the file.
@@ -40,7 +40,7 @@
 //!
 //! Invariants (asserted by [`Arena::check`]):
 //!  1. No frame of a guest is in the buddy, none of its extents is data, cells or punched, and each counts as grown.
-//!  2. A frame that heads or belongs to a folio is claimed. An unclaimed one is nobody's.
+//!  2. A frame that heads or belongs to a folio is claimed. An unclaimed frame has no user.
 //!  3. A frame is claimed once until it is freed, and freed once until it is claimed.
 //!  4. Guests do not overlap.
 //!
@@ -81,7 +81,7 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
 pub enum GuestUse {
     /// Any that is given the descriptor: a virtual machine's own memory.
     Shared,
-    /// Nobody: others map it privately, or to read. Sealed, where the kernel knows that seal (5.1).
+    /// No process but the owner: others map it privately, or to read. Sealed, where the kernel knows that seal (5.1).
     Frozen,
 }
 
@@ -106,7 +106,7 @@ pub enum ClaimOutcome {
     /// The first so many of the pages, at least one, are the caller's now, and have memory. It frees them as any
     /// frames.
     Pages(u32),
-    /// Somebody has the first of them: a folio that is there or about to be, or one that has left and is still held.
+    /// The first of them is taken: by a folio that is there or about to be, or one that has left and is still held.
     Taken,
     /// The lock of the lists is busy, and the caller does not wait.
     Busy,
@@ -203,8 +203,8 @@ impl GuestExtents {
     }
 
     /// Gives the memory of `pages` pages from `index` on back to the machine, in every process that maps the file; it
-    /// reads as zeros there. It counts against the bound all the same, and comes back with the next claim. Pages that
-    /// somebody has claimed are left alone: returns how many were not.
+    /// reads as zeros there. It counts against the bound all the same, and comes back with the next claim. Claimed
+    /// pages are left alone: returns how many were not.
     ///
     /// # Errors
     /// The system refuses; some of the memory may be gone.
@@ -427,7 +427,8 @@ impl Arena {
         // retired.
         before_bytes();
         for (first, extents) in ended {
-            // Nobody has it but us: a thread that takes or gives back has the growth lock, and nobody can claim there.
+            // No other thread has it: one that takes or gives back has the growth lock, and claims are not possible
+            // there.
             if self.lay_bare(first, extents) {
                 self.stock.lock().remove_guest(first);
                 growth.returned += u64::from(extents) * EXTENT_SIZE as u64;
@@ -666,7 +667,7 @@ mod tests {
         assert_eq!(taken(guest.file()), 3 * EXTENT);
         arena.check().unwrap();
 
-        // What is left of the bound is left to others, to the byte.
+        // The rest of the bound remains for others, to the byte.
         let data = drain(&arena, Order::MAX);
         let full = arena.stats();
         assert!(full.grown_bytes + full.control_bytes <= SMALL, "{full:?}");
@@ -892,7 +893,7 @@ mod tests {
     #[allow(unsafe_code)]
     fn a_limit_on_files_is_an_error_and_no_signal() {
         let arena = arena(SMALL);
-        // SAFETY: the child sets its own limit, takes locks that nobody else has, and ends by `_exit`.
+        // SAFETY: the child sets its own limit, takes locks that are free, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };

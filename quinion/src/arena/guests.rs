@@ -109,7 +109,7 @@ impl Guests {
         self.of_mut(frame.extent()).map(|(_, guest)| guest.unclaim(frame, pages))
     }
 
-    /// Whether nobody has the frame, if it is a guest's.
+    /// Whether the frame is free, if it is a guest's.
     pub fn is_unclaimed(&self, frame: Frame) -> bool {
         self.of(frame.extent()).is_some_and(|(_, guest)| !guest.has(frame))
     }

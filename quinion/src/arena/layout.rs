@@ -15,12 +15,12 @@ use crate::units::{EXTENT_PAGES, EXTENT_SIZE, PAGE_SIZE};
 /// The first eight bytes of an arena.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// The version of everything in this file, in `view.rs` and of a descriptor's word; a viewer of another version is
-/// refused. Since 2 the pages of a folio may be written in place: a reader that does not know that would read torn
-/// pages. Since 3 there is a table of pages under write-back. Since 4 a viewer's page says for which run it is and what
-/// its process writes, and the control file when files are asked for, which are attached, and what came of patching; a
-/// record says how far it is believed. Since 5 the control file says how often files were opened. Since 6 it says up
-/// to when leases are believed in. Since 7 each viewer's page is a memory file of its own, and the rest is read-only;
-/// nobody says what it writes, and a record that says nothing is not believed.
+/// refused. 2: the pages of a folio may be written in place, so an older reader would read torn pages. 3: a table of
+/// pages under write-back. 4: a viewer's page says for which run it is and what its process writes; the control file
+/// says when files are asked for, which are attached, and how patching ended; a record says how far it is trusted. 5:
+/// the control file counts opens. 6: it says until when leases are trusted. 7: each viewer's page is a memory file of
+/// its own, and the rest is read-only; viewers no longer say what they write, and a record that says nothing is not
+/// trusted.
 pub const LAYOUT_VERSION: u32 = 8;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
@@ -130,8 +130,8 @@ pub struct Header {
     /// Frames that exist: a number at or above it must not be followed. Only rises: what is punched keeps
     /// its number, and has odd descriptors.
     pub frames_grown: AtomicU32,
-    /// The number of a thread of the owner's while it answers viewers. [`OWNER_ENDED`] when it does no more, however it
-    /// ended: what records say of trust is nobody's word then. 0 before.
+    /// The number of a thread of the owner's while it answers viewers. [`OWNER_ENDED`] when it has ended, in whatever
+    /// way: records are not trusted from then on. 0 before.
     pub owner_lives: AtomicU32,
 }
 

@@ -11,9 +11,8 @@
 //!   -> /sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes, then of jobs, then of the root
 //! ```
 //!
-//! What cannot be read is no limit: a machine without control groups, or
-//! without `/proc`, is not an error. The texts are parsed apart from reading
-//! them.
+//! A limit that cannot be read counts as none: a machine without control groups, or without `/proc`, is not an error.
+//! The texts are parsed apart from reading them.
 #![deny(unsafe_code)]
 
 use std::io::Read;

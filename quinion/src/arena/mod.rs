@@ -39,7 +39,7 @@
 //!  1. No pointer is ever stored in the arena.
 //!  2. A number read from the arena is checked against what is grown before it is used.
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
-//!  4. What is grown never exceeds the bound, but while a bound that was lowered has not been reached yet.
+//!  4. The arena never exceeds its bound, except while a bound that was lowered has not been reached yet.
 
 mod descriptor;
 pub mod dirty;

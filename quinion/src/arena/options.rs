@@ -132,9 +132,9 @@ pub struct ArenaStats {
     pub data_bytes: u64,
     /// The part that is guests', all of it, whether their pages have memory yet or not.
     pub guest_bytes: u64,
-    /// Pages of `data_bytes` that nobody has.
+    /// Pages of `data_bytes` that are free.
     pub free_pages: u64,
-    /// The same, of extents that are being emptied: nobody gets them.
+    /// The same, of extents that are being emptied: they are not allocated.
     pub leaving_pages: u64,
     /// Extents that are one page of 2 MiB.
     pub extents_huge: u64,

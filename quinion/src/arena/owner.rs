@@ -8,11 +8,10 @@
 //!                       `---stock---'
 //! ```
 //!
-//! The first extents hold the header and the tables (`tables.rs`). All others come one after
-//! the other, when somebody asks and nothing is free, and go to the buddy as
-//! data or are cut into cells. Cells and data trade whole extents afterwards.
-//! An extent of data can be emptied and given back to the machine (`shrink.rs`);
-//! such a punched one is the first to be grown again.
+//! The first extents hold the header and the tables (`tables.rs`). The others are taken one after the other, when an
+//! allocation finds nothing free, and go to the buddy allocator as data or are cut into cells. Cells and data trade
+//! whole extents afterwards. An extent of data can be emptied and given back to the machine (`shrink.rs`); such a
+//! punched one is the first to be grown again.
 //!
 //! Tables and address space are made for `memory_max`; what may be grown is the
 //! bound, which can be changed between them.
@@ -30,7 +29,7 @@
 //!  3. A frame that no folio heads has an odd descriptor, from before it was published.
 //!  4. Extents that may be grown, and those of cells, are together at least the reserve, but for extents that a lowered
 //!     bound wants emptied.
-//!  5. Frames below `frames_grown` have memory, or had it and are punched; nobody touches one at or above it.
+//!  5. Frames below `frames_grown` have memory, or had it and are punched; no thread touches one at or above it.
 //!  6. A cell is all zeros when it is handed out.
 //!
 //! Not an invariant: that an allocation succeeds while there is memory below
@@ -80,7 +79,7 @@ pub struct Arena {
     pub(super) growth: RankedMutex<GrowthParams>,
     pub(super) stock: RankedMutex<FrameStock>,
     page_locks: PageLocks,
-    // The views above are used by nobody once these are dropped.
+    // The views above are not used once these are dropped.
     pub(super) arena_segment: Segment,
     control_segment: Segment,
 }
@@ -163,9 +162,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives the tables' entries of `frames`, which nobody knows of yet, their memory, and every frame of them a
-    /// descriptor that names nothing: a zero is an even sequence.
-    /// Locks: Arena.
+    /// Gives the tables' entries of `frames`, which are not published yet, their memory, and every frame of them a
+    /// descriptor that names nothing: a zero is an even sequence. Locks: Arena.
     pub(super) fn make_entries(&self, tables: &mut Tables, frames: Range<u32>) -> std::io::Result<()> {
         while let Some(extent) = tables.next_wanted(self.view.layout(), &frames) {
             if self.arena_segment.populate(extent)? == PageSize::Huge {
@@ -261,13 +259,13 @@ impl Arena {
     }
 
     /// Makes a fresh page for viewer `number`, all zeros, and puts it into the control mapping in place of the one that
-    /// was there: its file, for that viewer alone. Nobody is at work there.
+    /// was there: its file, for that viewer alone. No viewer uses that number meanwhile.
     pub fn make_viewer_page(&self, number: usize) -> Result<OwnedFd, ArenaError> {
         let file = create_sized(c"quinion-viewer", VIEWER_BYTES, Sharing::ReadWrite)?;
         seal(&file, rustix::fs::SealFlags::SEAL)?;
         let offset = page_offset(number);
         self.control_segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
-        // Memory that is there is not missing when somebody touches it.
+        // Memory that is there is not missing when it is touched.
         self.control_segment.populate_pages(offset, VIEWER_BYTES, (file.as_fd(), 0)).map_err(no_memory)?;
         Ok(file)
     }
@@ -349,7 +347,7 @@ impl Arena {
     }
 }
 
-/// A number that nobody can guess; never 0.
+/// A number that cannot be guessed; never 0.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()).max(1)

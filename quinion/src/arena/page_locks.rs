@@ -5,9 +5,9 @@
 //!   lock     0    1    2    3   ...  255    0    1         256 of them serve the whole arena
 //! ```
 //!
-//! A lock is held for one copy of at most a page. So writers of different pages go on side by side, also in one
-//! folio, and a writer that is stopped in the middle of a copy makes those wait who want to write its page, or a page
-//! of the same lock (1 in 256); and readers of its own page, after they have tried without. Nobody else.
+//! A lock is held for one copy of at most a page. So writers of different pages run in parallel, also in one folio. A
+//! writer that is stopped in the middle of a copy blocks only writers of its page, or of a page with the same lock (1
+//! in 256), and readers of its page after they have tried without the lock.
 //!
 //! The locks are the owner's and lie on its heap: a viewer waits by asking the owner.
 //!
@@ -29,7 +29,7 @@ pub type PageLock<'a> = RankedGuard<'a, ()>;
 pub struct PageLocks(Box<[RankedMutex<()>]>);
 
 impl PageLocks {
-    /// Locks that nobody holds.
+    /// Locks that are free.
     pub fn new() -> Self {
         Self((0..LOCKS).map(|_| RankedMutex::new(Rank::Page, ())).collect())
     }

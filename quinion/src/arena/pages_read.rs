@@ -1,9 +1,8 @@
 //! Landed: which pages of a folio hold the file's bytes while its fill goes on.
 //!
-//! A fill of many pages is several requests, and they end one by one. A bit for
-//! each frame, in a table beside the descriptors, says that the frame's page has
-//! come, so that a thread that waits for that page need not wait for the others, and a
-//! request that fails takes with it what it was for and nothing else.
+//! A fill of many pages is several requests, and they end one by one. A bit for each frame, in a table beside the
+//! descriptors, says that the frame's page has been read. A thread that waits for that page need not wait for the
+//! others, and a request that fails loses its own pages only.
 //!
 //! ```text
 //!   frames       0 1 2 3 | 4 5 6 7 | 8 9 ...          one folio, LOCKED, in parts of four pages
@@ -15,7 +14,7 @@
 //!
 //! | who | does what | when |
 //! |---|---|---|
-//! | the fill | `note_landed` on the folio, then sets bits | a part has ended and another has not, or failed |
+//! | the fill | `note_pages_read` on the folio, then sets bits | a part has ended and another has not, or failed |
 //! | a holder of the folio | looks at the bit of its page | the folio is not up to date as a whole |
 //! | a reader without a hold | looks at bits between two looks at the descriptor | its first look found a fill at work |
 //! | the thread that frees the frames | clears all bits of a folio that was noted | before the arena has them back |
@@ -40,7 +39,7 @@
 //! Invariants:
 //!  1. A set bit is of a frame of a folio that was noted; so those of free frames are clear, and those of a folio
 //!     that was just prepared ([`Arena::check`](super::Arena::check) sees the first).
-//!  2. Bytes of a page whose bit is set are written by nobody until the frame is freed.
+//!  2. Bytes of a page whose bit is set are not written until the frame is freed.
 //!
 //! Not an invariant: that a bit is set. A folio that is up to date as a whole says so in its word alone.
 //!
@@ -64,8 +63,8 @@ pub fn set(word: &AtomicU64, mask: u64) {
 /// its two looks at that folio.
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
-    // Acquire, partner: the Release in `set`. (Nobody sees bits from before the folio: they were cleared before
-    // the frames were freed, and the Acquire that gave the hold, or the word, has `prepare` for a partner.)
+    // Acquire, partner: the Release in `set`. (No reader sees bits from before the folio: they were cleared before the
+    // frames were freed, and the Acquire that gave the hold, or the word, has `prepare` for a partner.)
     word.load(ordering(Mutant::LandedAcquire, Ordering::Acquire, Ordering::Relaxed))
 }
 

@@ -32,7 +32,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 /// It was asked for, and its first reader is still to come.
 pub const ASKED: u8 = FRESH;
-/// It was fetched ahead: nobody asked for it, and it is spared once for the reader that it was fetched for.
+/// It was fetched ahead, before any reader asked for it: reclaim spares it once, for that reader.
 pub const AHEAD: u8 = UNREAD | FRESH;
 /// The most reads that are counted.
 pub const READS_MAX: u8 = 3;
@@ -47,14 +47,14 @@ pub fn is_saturated(byte: u8) -> bool {
     byte == READS_MAX
 }
 
-/// Whether the folio was fetched ahead, and nobody has read it.
+/// Whether the folio was fetched ahead, and has not been read.
 #[inline]
 pub fn is_unread(byte: u8) -> bool {
     byte & UNREAD != 0
 }
 
-/// Whether somebody has read the folio since it was inserted as fetched ahead. Uncached reads leave no trace, so of
-/// a folio that one of these made it says whether somebody else wants it.
+/// Whether the folio was read since it was inserted as fetched ahead. Uncached reads leave no trace, so for a folio
+/// that one of them made it says whether an ordinary reader has used it.
 #[inline]
 pub fn was_read(byte: u8) -> bool {
     !is_unread(byte)
@@ -87,7 +87,7 @@ pub fn after_read(byte: u8) -> u8 {
     if is_first(byte) { 0 } else { (byte & READS).saturating_add(1).min(READS_MAX) }
 }
 
-/// Somebody is about to read what was fetched ahead: it is spared for it.
+/// A reader is about to use what was fetched ahead: reclaim spares it.
 pub fn expect_reader(byte: &AtomicU8) {
     if is_unread(byte.load(Ordering::Relaxed)) {
         byte.store(AHEAD, Ordering::Relaxed);

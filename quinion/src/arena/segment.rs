@@ -6,14 +6,12 @@
 //!   the file            | populated |  not yet (no memory)  |
 //! ```
 //!
-//! The file has its full size from the start and is sealed against any other,
-//! so it can never hold more bytes than that: the size *is* the largest bound. Memory
-//! is taken by [`Segment::populate`], an extent at a time, and by
-//! [`Segment::populate_bytes`], and given back by [`Segment::punch`], which the seals allow (one against writing
-//! would forbid it). Both answer an error when the machine or the
-//! container is out of memory. Nobody may touch a byte that was not populated:
-//! that too would take memory, and end in SIGBUS where this ends in an error. (A late reader of a punched
-//! extent does; see `shrink.rs`.)
+//! The file has its full size from the start and is sealed against any other, so it can never hold more bytes than
+//! that: the size *is* the largest bound. Memory is taken by [`Segment::populate`], an extent at a time, and by
+//! [`Segment::populate_bytes`], and given back by [`Segment::punch`], which the seals allow (one against writing would
+//! forbid it). Both answer an error when the machine or the container is out of memory. A byte that was not populated
+//! must not be touched: that too would take memory, and end in SIGBUS instead of an error. (A late reader of a punched
+//! extent does touch it; see `shrink.rs`.)
 //!
 //! Invariants:
 //!  1. The mapping stays where it is, in full, until the segment is dropped. Another file may lie over a part of it
@@ -22,10 +20,9 @@
 //!  3. A forked child does not inherit the mapping, and the child's drop leaves its address space alone:
 //!     something else may live there by then.
 //!
-//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had
-//! one to give, and [`PageSize`] says so. That a shortage is always answered: a
-//! kernel that is out of memory, or a control group at its limit, may first kill
-//! a process of its choice. So the bound is held against the limits beforehand.
+//! Not invariants: that an extent is one 2 MiB page; it is where the kernel had one to give, and [`PageSize`] says so.
+//! That a shortage always ends in an error: a kernel that is out of memory, or a control group at its limit, may first
+//! kill a process of its choice. So the bound is held against the limits beforehand.
 
 use std::ffi::CStr;
 use std::io;
@@ -104,7 +101,8 @@ impl Segment {
         let segment = Self { file, reserved, base, bytes, process, is_locked: AtomicBool::new(false) };
         segment.map(0, bytes, segment.file.as_fd(), 0).map_err(system("mmap"))?;
         segment.advise(0, bytes, sharing).map_err(system("madvise"))?;
-        // With its mapping in place: nobody makes another that writes, whoever opens the file once more.
+        // Sealed once its own mapping is in place: no process can make another writable mapping, even if it opens the
+        // file again.
         if sharing == Sharing::Common {
             let _before_5_1 = rustix::fs::fcntl_add_seals(&segment.file, SealFlags::FUTURE_WRITE);
         }
@@ -171,11 +169,11 @@ impl Segment {
     }
 
     /// Puts `file`, of `bytes` bytes, over that part of the segment, for reading and writing, with the same advice and
-    /// lock. Nobody who looks there meets a moment without any mapping: the kernel changes it in one step.
+    /// lock. The addresses are never without a mapping: the kernel changes it in one step.
     ///
     /// # Errors
-    /// The system refuses; what lies there is arbitrary then, and the caller puts something else over it or lets
-    /// nobody touch it.
+    /// The system refuses; what lies there is arbitrary then, and the caller maps something else over it or keeps it
+    /// from being touched.
     pub fn lay_over(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>) -> io::Result<()> {
         self.map(offset, bytes, file, 0)?;
         self.settle_in(offset, bytes)
@@ -187,7 +185,7 @@ impl Segment {
         self.settle_in(offset, bytes)
     }
 
-    /// What was just mapped there is treated as the rest is.
+    /// The new mapping is treated as the rest is.
     fn settle_in(&self, offset: usize, bytes: usize) -> io::Result<()> {
         self.advise(offset, bytes, Sharing::ReadOnly)?;
         if self.is_locked.load(Ordering::Relaxed) {
@@ -208,7 +206,7 @@ impl Segment {
     /// The first extent from `extent` on that has some memory; `None` if there is none.
     pub fn next_data(&self, extent: u32) -> Option<u32> {
         let offset = u64::from(extent) * EXTENT_SIZE as u64;
-        // It moves the file's own position, which nobody uses.
+        // It moves the file's own position, which is not used.
         let found = rustix::fs::seek(&self.file, SeekFrom::Data(offset)).ok()?;
         Some((found / EXTENT_SIZE as u64) as u32)
     }
@@ -248,8 +246,8 @@ impl Segment {
     /// Puts `file`, from `at` of it on, over a part of the reservation, in one step.
     fn map(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, at: u64) -> rustix::io::Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "beyond the segment");
-        // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or frames that nobody owns: no
-        // reference to them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`).
+        // SAFETY: the range lies inside our reservation. Nothing lives in it yet, or only free frames: no reference to
+        // them exists, and a thread that copies from one optimistically throws the copy away (`guest.rs`).
         let mapped = unsafe {
             rustix::mm::mmap(
                 self.base.as_ptr().add(offset).cast(),

@@ -9,14 +9,12 @@
 //!   sweep         late readers brought a page back: punched again
 //! ```
 //!
-//! Raising the bound is the number alone: extents grow when somebody wants them,
-//! the punched ones first.
+//! To raise the bound changes the number alone: the arena grows by extents on demand, the punched ones first.
 //!
-//! **Why a reader never starts into a punched extent.** It comes to a page by its
-//! folio's descriptor, and the descriptors of a punched extent are odd: all its
-//! folios were retired before its frames came back, and nobody prepares a frame
-//! that nobody can be given. It comes to a node by a tree, and an extent of cells
-//! is never punched. So no table of holes is asked on the way of a hit.
+//! **Why a reader never starts into a punched extent.** It comes to a page by its folio's descriptor, and the
+//! descriptors of a punched extent are odd: all its folios were retired before its frames were freed, and a frame that
+//! cannot be allocated is never prepared. It comes to a node by a tree, and an extent of cells is never punched. So no
+//! table of holes is asked on the way of a hit.
 //!
 //! **Why one that is past its first look does no harm.** It may be in the middle
 //! of its copy when the hole is made, and copies zeros. That is no fault: all of
@@ -62,7 +60,7 @@ use std::sync::atomic::Ordering;
 /// What emptying an extent would cost; the least is chosen first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct EmptyingCost {
-    /// Pages that somebody holds and that may never go.
+    /// Pages that are held and may stay so for ever.
     pub held_pages: u32,
     /// Pages to be evicted; what was read since the last round counts twice.
     pub evicted_pages: u32,
@@ -121,9 +119,9 @@ impl Arena {
         Ok(())
     }
 
-    /// Sees to it that as many extents are being emptied as the bound asks for, and no others: the cheapest, and
-    /// where one of them is pinned, another that nobody holds. Returns all of them.
-    /// Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside the locks.
+    /// Selects as many extents to be emptied as the bound asks for: the cheapest, and instead of one with pinned pages
+    /// another one without. Returns all of them. Locks: Growth, Arena. Cost: a look at each frame's descriptor, outside
+    /// the locks.
     pub fn choose_emptying(&self) -> Vec<u32> {
         let meta = self.extents_meta();
         let (wanted, mut chosen, others) = {
@@ -180,7 +178,7 @@ impl Arena {
         before_bytes();
         let mut punched = 0;
         for extent in empty {
-            // Nobody has it but us: a thread that grows, reopens or punches has the growth lock.
+            // No other thread has it: one that grows, reopens or punches has the growth lock.
             if self.arena_segment.punch(extent).is_ok() {
                 self.stock.lock().note_punched(extent);
                 growth.returned += EXTENT_SIZE as u64;

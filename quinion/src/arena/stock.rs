@@ -75,7 +75,7 @@ impl FrameAlignment {
     }
 }
 
-/// With what somebody who wants frames is content.
+/// What a caller accepts as an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AllocPolicy {
     /// What was asked for.
@@ -144,7 +144,7 @@ impl FrameStock {
         };
         let kept = kept + self.guests.demanded();
         let within = self.extents_max.saturating_sub(self.extents_grown).saturating_sub(kept);
-        // What a guest is to have is not grown into, and there may be no number left.
+        // The arena does not grow into extents that are reserved for a guest, so there may be no number left.
         if within > 0 && self.next_extent(wanted).is_some() { within } else { 0 }
     }
 
@@ -168,7 +168,7 @@ impl FrameStock {
     pub(super) fn add_grown(&mut self, extent: u32, size: PageSize) {
         self.growths += 1;
         self.extents_grown += 1;
-        // What is stepped over, for the sake of cells or of a guest to come, never had memory.
+        // Extents that are stepped over, to leave numbers for cells or for a guest to come, never had memory.
         self.punched.extend(self.extents_reached..extent);
         self.extents_reached = self.extents_reached.max(extent + 1);
         self.punched.remove(&extent);
@@ -280,7 +280,7 @@ impl CellLinks for View {
     }
 }
 
-/// Whether a descriptor's word is that of a frame no folio heads and nobody holds.
+/// Whether a descriptor's word is that of a frame that heads no folio and is not held.
 pub(super) fn is_nobodys(word: DescriptorWord) -> bool {
     !word.is_live() && word.holds() == 0
 }

@@ -11,9 +11,9 @@
 //!                 entries of the frames that are grown: extents 0, 2 and 3 have memory
 //! ```
 //!
-//! They count against the bound from the start, so growing never finds the bound in its way for their sake. An entry
-//! of a frame that is not grown is looked at by nobody. (A stale number of a node may lead a late reader into a hole
-//! of the tables, as it may into a punched extent: it finds zeros, for which a page is taken.)
+//! They count against the bound from the start, so growing never finds the bound in its way for their sake. An entry of
+//! a frame that is not grown is never looked at. (A stale number of a node may lead a late reader into a hole of the
+//! tables, as it may into a punched extent: it finds zeros, for which a page is taken.)
 //!
 //! Invariant: entries of all frames below `frames_grown` have memory, and descriptors there are odd until a folio
 //! comes.

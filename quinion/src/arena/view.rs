@@ -101,16 +101,16 @@ const _: () = assert!(size_of::<Record>() == CELL_BYTES);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum Validation {
-    /// It may not: nobody says that the file stays as it is, and the kernel reads. A record begins so.
+    /// It may not: nothing guarantees that the file stays as it is, and the kernel reads. A record begins so.
     Kernel = 0,
-    /// Nothing: the owner has a lease, and nobody changes the file while it stands.
+    /// Nothing: the owner has a lease, and no process changes the file while it stands.
     Sure = 1,
-    /// The file's times are looked at before each read: somebody may write it without a word to us.
+    /// The file's times are looked at before each read: another process may write it without notice.
     Looked = 2,
-    /// Nothing: nobody changes the file, lease or no lease.
+    /// Nothing: the file never changes, lease or no lease.
     Immutable = 3,
-    /// It may not now, for its owner has not been heard of lately, and the kernel reads for once. No record says so: a
-    /// viewer finds it out of a file that says [`Validation::Sure`].
+    /// It may not now, because the owner's heartbeat is late: the kernel reads this time. No record says so: a viewer
+    /// concludes it for a file that says [`Validation::Sure`].
     Unheard = 4,
 }
 
@@ -274,7 +274,7 @@ impl View {
         self.run_read(frame, 1) == 1
     }
     fn pages_read_word(&self, first: Frame) -> &AtomicU64 {
-        self.grown().landed_word(first).expect("a frame of our own arena exists")
+        self.grown().pages_read_word(first).expect("a frame of our own arena exists")
     }
     /// Sets the bits of `pages` pages in the frames from `frame` on; how many were clear. See `dirty.rs`. The caller
     /// has the tree lock of their folio's mapping, as for the three below.
@@ -394,7 +394,7 @@ impl<'a> GrownView<'a> {
     pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;
         for (first, mask) in pages_read::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
-            let Some(word) = self.landed_word(first) else { break };
+            let Some(word) = self.pages_read_word(first) else { break };
             let missing = !pages_read::load(word) & mask;
             if missing != 0 {
                 return row + (missing.trailing_zeros() - mask.trailing_zeros());
@@ -405,11 +405,11 @@ impl<'a> GrownView<'a> {
     }
 
     /// The word of bits that begins with that of `first`; `None` if there is no such frame.
-    fn landed_word(self, first: Frame) -> Option<&'a AtomicU64> {
+    fn pages_read_word(self, first: Frame) -> Option<&'a AtomicU64> {
         self.word_of_bits(self.view.layout.uptodate, first)
     }
 
-    /// As [`GrownView::landed_word`], of what is dirty or under write-back.
+    /// As [`GrownView::pages_read_word`], of what is dirty or under write-back.
     #[inline]
     fn bits_word(self, bits: BitTable, first: Frame) -> Option<&'a AtomicU64> {
         let table = match bits {

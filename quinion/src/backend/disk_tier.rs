@@ -201,7 +201,7 @@ impl Source for TierSource {
         }
     }
 
-    /// What the disk does not have the backend has.
+    /// The backend delivers what the disk does not have.
     fn read_failed(&self, fill: Fill, _error: io::Error) {
         self.inner.submit(vec![self.kept_on_arrival(fill)]);
     }

@@ -7,7 +7,7 @@
 //! ```text
 //!   push --> unread: [taken, taken | told of, told of | ..]     enter: takes, one caller at a time
 //!                      `- their places are free when that caller leaves
-//!   flying --any order, by a thread of its own--> arrived --> drain
+//!   in_flight --any order, by a thread of its own--> arrived --> drain
 //! ```
 //!
 //! It watches its users: no push without a free place, no wait that nothing can end.
@@ -42,7 +42,7 @@ struct FakeKernelState {
     unread: Mutex<VecDeque<Entry>>,
     /// Held by the caller whose entries are taken.
     taking: Mutex<()>,
-    skies: Mutex<InFlight>,
+    requests: Mutex<InFlight>,
     changed: Condvar,
     dice: AtomicU64,
     refuses: AtomicBool,
@@ -51,8 +51,8 @@ struct FakeKernelState {
 /// What has been taken.
 #[derive(Debug, Default)]
 struct InFlight {
-    flying: Vec<Entry>,
-    landed: Vec<Completion>,
+    in_flight: Vec<Entry>,
+    completed: Vec<Completion>,
     is_over: bool,
 }
 
@@ -71,7 +71,7 @@ impl FakeKernelState {
     }
 
     /// Lets others run, perhaps.
-    fn dawdle(&self) {
+    fn delay(&self) {
         for _ in 0..self.roll(6).saturating_sub(2) {
             thread::yield_now();
         }
@@ -94,30 +94,30 @@ impl FakeKernelState {
         Completion { key: request.key, result }
     }
 
-    fn land(&self, landed: Completion) {
-        self.skies.lock().unwrap().landed.push(landed);
+    fn complete(&self, completed: Completion) {
+        self.requests.lock().unwrap().completed.push(completed);
         self.changed.notify_all();
     }
 
-    /// The device's life: one of those that fly, whichever it likes, after a while.
-    fn fly(&self) {
+    /// The device's life: one of those that complete_requests, whichever it likes, after a while.
+    fn complete_requests(&self) {
         loop {
-            let mut skies = self.skies.lock().unwrap();
-            while skies.flying.is_empty() {
-                if skies.is_over {
+            let mut requests = self.requests.lock().unwrap();
+            while requests.in_flight.is_empty() {
+                if requests.is_over {
                     return;
                 }
-                skies = self.changed.wait(skies).unwrap();
+                requests = self.changed.wait(requests).unwrap();
             }
-            let which = self.roll(skies.flying.len() as u64) as usize;
-            let entry = skies.flying[which];
-            drop(skies);
-            self.dawdle();
-            let landed = self.serve(entry);
-            let mut skies = self.skies.lock().unwrap();
-            skies.flying.swap_remove(which); // others only push
-            skies.landed.push(landed);
-            drop(skies);
+            let which = self.roll(requests.in_flight.len() as u64) as usize;
+            let entry = requests.in_flight[which];
+            drop(requests);
+            self.delay();
+            let completed = self.serve(entry);
+            let mut requests = self.requests.lock().unwrap();
+            requests.in_flight.swap_remove(which); // others only push
+            requests.completed.push(completed);
+            drop(requests);
             self.changed.notify_all();
         }
     }
@@ -127,12 +127,12 @@ impl FakeKernelState {
         for at in 0..entries {
             let entry = self.unread.lock().unwrap()[at];
             if self.roll(3) == 0 {
-                self.land(self.serve(entry));
+                self.complete(self.serve(entry));
             } else {
-                self.skies.lock().unwrap().flying.push(entry);
+                self.requests.lock().unwrap().in_flight.push(entry);
                 self.changed.notify_all();
             }
-            self.dawdle();
+            self.delay();
         }
         self.unread.lock().unwrap().drain(..entries);
     }
@@ -149,13 +149,13 @@ impl FakeKernelState {
     }
 
     fn wait(&self) {
-        let mut skies = self.skies.lock().unwrap();
-        assert!(skies.flying.len() + skies.landed.len() > 0, "a leader waits for nothing");
+        let mut requests = self.requests.lock().unwrap();
+        assert!(requests.in_flight.len() + requests.completed.len() > 0, "a leader waits for nothing");
         if self.roll(8) == 0 {
             return; // a signal
         }
-        while skies.landed.is_empty() {
-            skies = self.changed.wait(skies).unwrap();
+        while requests.completed.is_empty() {
+            requests = self.changed.wait(requests).unwrap();
         }
     }
 }
@@ -188,22 +188,22 @@ impl Kernel for FakeKernel {
         landing: CompletionWait,
     ) -> Result<(), EnterRefused> {
         let mut left = entries;
-        gate.dawdle();
+        gate.delay();
         while left > 0 {
             left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
         }
         match landing {
             CompletionWait::Awaited => gate.wait(),
-            CompletionWait::NotAwaited => gate.dawdle(),
+            CompletionWait::NotAwaited => gate.delay(),
         }
         Ok(())
     }
-    fn drain(half: &mut Arc<FakeKernelState>, landed: &mut Vec<Completion>) {
-        let mut skies = half.skies.lock().unwrap();
-        assert!(skies.landed.len() <= 2 * half.places, "no more land than fit");
-        let count = half.roll(skies.landed.len() as u64 + 1) as usize; // what others land meanwhile comes later
-        let at_least_one = count.max(usize::from(!skies.landed.is_empty()));
-        landed.extend(skies.landed.drain(..at_least_one));
+    fn drain(half: &mut Arc<FakeKernelState>, completed: &mut Vec<Completion>) {
+        let mut requests = half.requests.lock().unwrap();
+        assert!(requests.completed.len() <= 2 * half.places, "no more complete than fit");
+        let count = half.roll(requests.completed.len() as u64 + 1) as usize;
+        let at_least_one = count.max(usize::from(!requests.completed.is_empty()));
+        completed.extend(requests.completed.drain(..at_least_one));
     }
 }
 
@@ -215,7 +215,7 @@ struct Stage {
     file: Arc<OpenFile>,
     wait_queue: Arc<WaitQueue>,
     /// Fills for anybody to wait for.
-    shelf: Mutex<Vec<Asked>>,
+    deferred: Mutex<Vec<Asked>>,
 }
 
 impl Backend for Stage {
@@ -245,7 +245,7 @@ impl Stage {
             places,
             unread: Mutex::default(),
             taking: Mutex::default(),
-            skies: Mutex::default(),
+            requests: Mutex::default(),
             changed: Condvar::new(),
             dice: AtomicU64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d)),
             refuses: AtomicBool::new(false),
@@ -255,7 +255,7 @@ impl Stage {
         let driver = RingDriver::over(Arc::clone(&wait_queue), halves, queue_depth, 2 * PAGE_SIZE);
         // The driver asks it for its size and alignment; its bytes come from elsewhere.
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        Self { driver, kernel_state, file, wait_queue, shelf: Mutex::default() }
+        Self { driver, kernel_state, file, wait_queue, deferred: Mutex::default() }
     }
 
     fn fill(&self) -> (Fill, Asked) {
@@ -281,18 +281,18 @@ impl Stage {
         }
     }
 
-    /// Submits for others, who may wait before it has: it is on the shelf first.
+    /// Submits for others, who may wait before it has: it is on the deferred first.
     fn submit_for_others(&self) {
         let (fills, asked): (Vec<_>, Vec<_>) =
             (0..self.kernel_state.roll(5) + 1).map(|_| self.fill()).unzip();
-        self.shelf.lock().unwrap().extend(asked);
-        self.kernel_state.dawdle();
+        self.deferred.lock().unwrap().extend(asked);
+        self.kernel_state.delay();
         self.submit(fills);
     }
 
-    /// Waits for a fill of the shelf's; whether it went well, if there is one.
+    /// Waits for a fill of the deferred's; whether it went well, if there is one.
     fn wait_for_another(&self) -> Option<bool> {
-        let asked = self.shelf.lock().unwrap().pop()?;
+        let asked = self.deferred.lock().unwrap().pop()?;
         Some(self.judge(&asked))
     }
 
@@ -300,7 +300,7 @@ impl Stage {
     fn ask(&self, steps: u64) {
         for _ in 0..steps {
             self.submit_for_others();
-            self.kernel_state.dawdle();
+            self.kernel_state.delay();
         }
     }
 
@@ -347,7 +347,7 @@ fn run(seed: u64, refuses: bool) -> u64 {
     let stage = Stage::new(seed, (depth * PLACES_PER_PART).next_power_of_two(), depth);
     let (readers, steps) = (2 + seed % 4, 40);
     let good = thread::scope(|scope| {
-        let device = scope.spawn(|| stage.kernel_state.fly());
+        let device = scope.spawn(|| stage.kernel_state.complete_requests());
         let asking = scope.spawn(|| stage.ask(steps / 2));
         let reading: Vec<_> = (0..readers).map(|_| scope.spawn(|| stage.read(steps))).collect();
         if refuses {
@@ -364,14 +364,14 @@ fn run(seed: u64, refuses: bool) -> u64 {
         good += reading.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>();
         good += std::iter::from_fn(|| stage.wait_for_another()).map(u64::from).sum::<u64>();
         stage.driver.drain();
-        stage.kernel_state.skies.lock().unwrap().is_over = true;
+        stage.kernel_state.requests.lock().unwrap().is_over = true;
         stage.kernel_state.changed.notify_all();
         device.join().unwrap();
         good
     });
     stage.driver.check_idle();
-    let skies = stage.kernel_state.skies.lock().unwrap();
-    assert_eq!((skies.flying.len(), skies.landed.len()), (0, 0));
+    let requests = stage.kernel_state.requests.lock().unwrap();
+    assert_eq!((requests.in_flight.len(), requests.completed.len()), (0, 0));
     good
 }
 

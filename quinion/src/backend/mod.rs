@@ -50,7 +50,7 @@
 //!     or punched.)
 //!  3. No call of a backend waits for a fill or flush of another caller, except `reap` with [`ReapMode::Wait`]; and
 //!     `sync`, for the device.
-//!  4. What has arrived is not written again.
+//!  4. Bytes that have arrived are not written again.
 //!  5. Bytes of a file beyond what `complete` was told of are never shown to a reader.
 //!  6. Nothing is written behind the last byte of a flush.
 
@@ -258,9 +258,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// wait for earlier fills: what the device cannot take yet is kept, and goes to it when others reap.
     fn submit(&self, fills: Vec<Fill>);
 
-    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once, so that what
-    /// is cheaper done together may be left until then. What was left goes to the device when anybody reaps
-    /// or submits, and [`Backend::wants_leader`] is true meanwhile.
+    /// As [`Backend::submit`], by a caller that will wait for these fills by [`Backend::reap`] at once, so that what is
+    /// cheaper done together may be left until then. Requests that are left go to the device at the next reap or
+    /// submission of any thread, and [`Backend::wants_leader`] is true meanwhile.
     fn submit_with_reap(&self, fills: Vec<Fill>) {
         self.submit(fills);
     }
@@ -480,7 +480,7 @@ pub struct Fill {
     buffer: NonNull<u8>,
     sink: Option<Arc<dyn FillSink>>,
     /// Pages that have arrived.
-    landed: Vec<Range<u32>>,
+    read: Vec<Range<u32>>,
 }
 
 // SAFETY: the buffer is frames that only this fill writes; the sink is Send and Sync.
@@ -495,7 +495,7 @@ impl Fill {
     /// `buffer` is valid for `run.pages` pages of writes until the fill has been completed, aligned to a page, and
     /// nothing else writes there.
     pub unsafe fn new(run: FillRun, buffer: NonNull<u8>, sink: Arc<dyn FillSink>) -> Self {
-        Self { run, buffer, sink: Some(sink), landed: Vec::new() }
+        Self { run, buffer, sink: Some(sink), read: Vec::new() }
     }
     /// Where in the file it begins, in bytes; a multiple of 4096.
     pub fn position(&self) -> u64 {
@@ -545,21 +545,21 @@ impl Fill {
         let pages = bytes.start.div_ceil(PAGE_SIZE) as u32..(bytes.end / PAGE_SIZE) as u32;
         let sink = self.sink.as_ref().filter(|_| !pages.is_empty())?;
         sink.pages_read(self.run, pages.clone());
-        self.landed.push(pages.clone());
+        self.read.push(pages.clone());
         Some(PagesRead { sink: Arc::clone(sink), run: self.run, pages })
     }
     /// Zeroes what lies at `from` bytes and behind, but for pages that have arrived: they may be being read.
     fn zero_from(&mut self, from: usize) {
-        self.landed.sort_unstable_by_key(|pages| pages.start);
+        self.read.sort_unstable_by_key(|pages| pages.start);
         let end = self.run.pages..self.run.pages;
         let mut at = from;
-        for landed in self.landed.iter().chain([&end]) {
-            let until = landed.start as usize * PAGE_SIZE;
+        for read in self.read.iter().chain([&end]) {
+            let until = read.start as usize * PAGE_SIZE;
             if at < until {
                 // SAFETY: `at..until` is inside the buffer, and its frames are this fill's alone.
                 unsafe { crate::folio::copy::zero(self.buffer.as_ptr().add(at), until - at) };
             }
-            at = at.max(landed.end as usize * PAGE_SIZE);
+            at = at.max(read.end as usize * PAGE_SIZE);
         }
     }
     /// Ends the fill: the first `bytes` bytes hold the file's data, fewer than [`Fill::len`] only if the

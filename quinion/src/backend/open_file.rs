@@ -22,9 +22,8 @@
 //! cache holds the block around it as it was before would be undone by that. Where no second
 //! descriptor can be had, all of the file goes through the cache.
 //!
-//! What cannot be cached is refused at once and in words: directories; pipes,
-//! sockets and character devices, whose bytes come once; and files of pseudo
-//! file systems, whose bytes are made when they are read.
+//! A file that cannot be cached is refused at open, with the reason: directories; pipes, sockets and character devices,
+//! whose bytes come once; and files of pseudo file systems, whose bytes are made when they are read.
 //!
 //! Invariants:
 //!  1. Opening never waits for the other end of a pipe and never opens a character device.
@@ -499,7 +498,7 @@ impl OpenFile {
         Ok(())
     }
 
-    /// What was just written through the kernel's cache goes to the device.
+    /// Flushes to the device what was just written through the kernel's cache.
     fn write_back(&self, position: u64, bytes: u64) -> io::Result<()> {
         match crate::sys::io::write_back(self.by_cache(), position, bytes) {
             Err(error)

@@ -3,7 +3,7 @@
 //! ```text
 //!   submit --> backlog of jobs --cut--> parts, at most `queue_depth` --> queue --claimed--> kernel
 //!                   ^                                                                        |
-//!                   | refilled by the thread that reaps                                            v
+//!                   | refilled by the thread that reaps                                      v
 //!   Work::complete <-- job, when its last part has ended <-------- leader <------------ completions
 //! ```
 //!
@@ -12,10 +12,9 @@
 //! any order; the job ends with its last part. What a part has brought before that has *arrived*: its readers
 //! are woken, and keep it whatever becomes of the other parts. Reads and writes stand in one backlog, in one order.
 //!
-//! `submit` never waits for the device. What does not fit into the queue stays
-//! in the backlog, and a thread that reaps refills the queue from there. The backlog
-//! needs no bound of its own: each fill in it holds frames of the arena, and
-//! those are bounded.
+//! `submit` never waits for the device. Requests that do not fit into the queue stay in the backlog, and a thread that
+//! reaps refills the queue from there. The backlog needs no bound of its own: each fill in it holds frames of the
+//! arena, and those are bounded.
 //!
 //! **Claims.** A part is pushed into the queue under the lock. The kernel is entered without the lock, because that
 //! takes long, the device's driver included, and the leader, woken by a completion, would wait for the lock
@@ -25,15 +24,14 @@
 //! does not matter which one does.
 //!
 //! A kernel that refuses a claim takes nothing more, from any thread. But others may be on their way into it with
-//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which parts
-//! it never took. The last to come back fails those.
-//! **Leader and followers.** Completions are fetched by the threads that wait
-//! for them. One at a time is the *leader*: it sits in the [`LeaderLock`], which gives
-//! it the completion half of the ring. It fetches, ends parts and jobs, and if
-//! what it waits for has not come, waits in the kernel for one more completion.
-//! The others sleep in the [`WaitQueue`] on the predicate
-//! `done() || wants_leader()`, where `wants_leader()` is "the seat is free and
-//! something is in flight or unclaimed".
+//! claims of their own, and it takes the oldest entries first: only when all claims are back it is known which parts it
+//! never took. The last to come back fails those.
+//!
+//! **Leader and followers.** Completions are fetched by the threads that wait for them. One at a time is the *leader*:
+//! it holds the [`LeaderLock`], which gives it the completion half of the ring. It fetches, ends parts and jobs, and if
+//! what it waits for has not come, waits in the kernel for one more completion. The others sleep in the [`WaitQueue`]
+//! on the predicate `done() || wants_leader()`, where `wants_leader()` is "the leader is free and something is in
+//! flight or unclaimed".
 //!
 //! No wake-up is lost, because every change that can make that predicate true
 //! is followed by a check of the wait queue by the thread that made it:
@@ -49,12 +47,12 @@
 //! And no leader waits for nothing: parts are counted in flight only when the
 //! kernel has them, and only the leader takes completions out, so a count above
 //! zero means that a completion is there or will come. (It may come before it is counted. Then the count is
-//! too small for a moment, and a leader may leave too early; a thread that counts looks at the seat afterwards.)
+//! too small for a moment, and a leader may leave too early; a thread that counts looks at the leader afterwards.)
 //!
 //! Invariants:
-//!  1. The completion queue is touched only by the thread that sits in the seat, the submission queue only under the
-//!     lock; at most `queue_depth` parts exist, which is not more than the completion queue holds, and half of what
-//!     the submission queue holds: a part may end before its place there is free.
+//!  1. The completion queue is touched only by the leader, the submission queue only under the lock; at most
+//!     `queue_depth` parts exist, which is not more than the completion queue holds, and half of what the submission
+//!     queue holds: a part may end before its place there is free.
 //!  2. No lock is held when a fill is completed.
 //!  3. A part's buffer and file live until its completion has been fetched: its job owns both.
 //!  4. While the backlog is not empty, `queue_depth` parts are in flight or about to be; so a thread that waits makes
@@ -96,7 +94,7 @@ const TRIES_MAX: u32 = 1000;
 /// their parts may have ended by then, on threads of the kernel's, and have been fetched, and others been pushed
 /// instead. It takes for one caller at a time, and a claim has no more parts than may exist.
 pub(super) const PLACES_PER_PART: usize = 2;
-/// How long a leader pauses whom the kernel does not let wait.
+/// How long a leader pauses when the kernel does not let it wait.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 /// What the driver needs of the kernel. Other than [`Uring`] there is one for tests, which delays, reorders and
@@ -123,7 +121,7 @@ pub(super) trait Kernel: fmt::Debug {
     /// See [`Gate::enter`].
     fn enter(gate: &Self::Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
-    fn drain(half: &mut Self::Reap, landed: &mut Vec<Completion>);
+    fn drain(half: &mut Self::Reap, completed: &mut Vec<Completion>);
 }
 
 /// The kernel itself.
@@ -151,8 +149,8 @@ impl Kernel for Uring {
     fn enter(gate: &Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
         gate.enter(entries, landing)
     }
-    fn drain(half: &mut ReapHalf, landed: &mut Vec<Completion>) {
-        half.drain(landed);
+    fn drain(half: &mut ReapHalf, completed: &mut Vec<Completion>) {
+        half.drain(completed);
     }
 }
 
@@ -161,7 +159,7 @@ impl Kernel for Uring {
 pub(super) struct RingDriver<K: Kernel = Uring> {
     submission: RankedMutex<SubmissionState<K>>,
     gate: K::Gate,
-    seat: LeaderLock<K>,
+    leader: LeaderLock<K>,
     /// Parts that the kernel has taken and that were not fetched. Below 0 if one was fetched before it was counted.
     in_flight: AtomicIsize,
     /// Parts in the queue that are unclaimed; changed under the lock.
@@ -210,9 +208,9 @@ impl<K: Kernel> RingDriver<K> {
         Self {
             submission: RankedMutex::new(Rank::Submit, submission),
             gate,
-            seat: LeaderLock {
+            leader: LeaderLock {
                 is_taken: AtomicBool::new(false),
-                chair: UnsafeCell::new(LeaderState::new(reap)),
+                state: UnsafeCell::new(LeaderState::new(reap)),
             },
             in_flight: AtomicIsize::new(0),
             unclaimed: AtomicUsize::new(0),
@@ -258,7 +256,7 @@ impl<K: Kernel> RingDriver<K> {
             return;
         }
         self.enter(claim, CompletionWait::NotAwaited);
-        // Partner: the fence in `WaitQueue::wake`, which follows each leaving of the seat.
+        // Partner: the fence in `WaitQueue::wake`, which follows each release of the leader's place.
         fence(Ordering::SeqCst);
         if self.wants_leader() {
             self.wait_queue.wake();
@@ -290,9 +288,9 @@ impl<K: Kernel> RingDriver<K> {
         submission
     }
 
-    /// Whether the seat is free and there is something to be fetched or claimed. Takes no lock.
+    /// Whether there is no leader and there is something to be fetched or claimed. Takes no lock.
     pub(super) fn wants_leader(&self) -> bool {
-        !self.seat.is_taken() && (self.in_flight.load(Ordering::Relaxed) > 0 || self.has_unclaimed())
+        !self.leader.is_taken() && (self.in_flight.load(Ordering::Relaxed) > 0 || self.has_unclaimed())
     }
 
     fn has_unclaimed(&self) -> bool {
@@ -343,7 +341,7 @@ impl<K: Kernel> RingDriver<K> {
         assert_eq!(self.in_flight.load(Ordering::Relaxed), 0);
         let counts = [&self.unclaimed, &self.claimed, &self.outstanding].map(|n| n.load(Ordering::Relaxed));
         assert_eq!(counts, [0; 3], "unclaimed, claimed, outstanding");
-        assert!(!self.seat.is_taken());
+        assert!(!self.leader.is_taken());
     }
 
     /// Pushes what the kernel can take: `again` first, then the backlog. It is unclaimed then.
@@ -435,24 +433,24 @@ impl SubmitClaim {
 #[derive(Debug)]
 struct LeaderLock<K: Kernel> {
     is_taken: AtomicBool,
-    chair: UnsafeCell<LeaderState<K>>,
+    state: UnsafeCell<LeaderState<K>>,
 }
 
 /// What only the leader touches. The lists are empty between two fetches; they are kept for their memory.
 #[derive(Debug)]
 struct LeaderState<K: Kernel> {
     half: K::Reap,
-    landed: Vec<Completion>,
+    completed: Vec<Completion>,
     finished: Vec<RingJob>,
 }
 
 impl<K: Kernel> LeaderState<K> {
     fn new(half: K::Reap) -> Self {
-        Self { half, landed: Vec::new(), finished: Vec::new() }
+        Self { half, completed: Vec::new(), finished: Vec::new() }
     }
 }
 
-// SAFETY: `chair` is reached only through a `LeaderGuard`, of which there is one at a time.
+// SAFETY: `state` is reached only through a `LeaderGuard`, of which there is one at a time.
 unsafe impl<K: Kernel> Sync for LeaderLock<K> {}
 
 impl<K: Kernel> LeaderLock<K> {
@@ -469,36 +467,36 @@ impl<K: Kernel> LeaderLock<K> {
     }
 }
 
-/// Sitting in the seat. Leaving it wakes the wait queue, so that a follower can take over.
+/// The leader's place, held. Dropping it wakes the wait queue, so that a follower can take over.
 struct LeaderGuard<'a, K: Kernel> {
     driver: &'a RingDriver<K>,
 }
 
 impl<'a, K: Kernel> LeaderGuard<'a, K> {
     fn take(driver: &'a RingDriver<K>) -> Option<Self> {
-        driver.seat.try_take().then(|| Self { driver })
+        driver.leader.try_take().then(|| Self { driver })
     }
 
-    fn chair(&mut self) -> &mut LeaderState<K> {
-        // SAFETY: the seat is taken by us, so this is the only `LeaderGuard`; it is borrowed mutably as long as
-        // the reference lives.
-        unsafe { &mut *self.driver.seat.chair.get() }
+    fn state(&mut self) -> &mut LeaderState<K> {
+        // SAFETY: this thread is the leader, so this is the only `LeaderGuard`; it is borrowed mutably as long as the
+        // reference lives.
+        unsafe { &mut *self.driver.leader.state.get() }
     }
 
     /// Fetches what has arrived and ends what that ends. Returns how many fills were completed.
     fn fetch(&mut self) -> usize {
         let driver = self.driver;
-        let LeaderState { half, landed, finished } = self.chair();
-        K::drain(half, landed);
-        if landed.is_empty() {
+        let LeaderState { half, completed, finished } = self.state();
+        K::drain(half, completed);
+        if completed.is_empty() {
             return 0;
         }
-        driver.in_flight.fetch_sub(landed.len() as isize, Ordering::Relaxed);
+        driver.in_flight.fetch_sub(completed.len() as isize, Ordering::Relaxed);
         let (mut doubtful, mut news) = (Vec::new(), Vec::new());
         // 1 What came whole, which is nearly all.
         let mut submission = driver.submission.lock();
-        for landed in landed.drain(..) {
-            doubtful.extend(submission.land(landed, finished));
+        for completed in completed.drain(..) {
+            doubtful.extend(submission.land(completed, finished));
         }
         driver.pump(&mut submission, &[], finished);
         news.append(&mut submission.news);
@@ -525,7 +523,7 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
 
 impl<K: Kernel> Drop for LeaderGuard<'_, K> {
     fn drop(&mut self) {
-        self.driver.seat.leave();
+        self.driver.leader.leave();
         self.driver.wait_queue.wake();
     }
 }
@@ -734,13 +732,13 @@ impl<K: Kernel> SubmissionState<K> {
     }
 
     /// Takes note of a completion. What did not come whole is given back to be judged.
-    fn land(&mut self, landed: Completion, finished: &mut Vec<RingJob>) -> Option<ShortCompletion> {
-        let key = Key(landed.key);
+    fn land(&mut self, completed: Completion, finished: &mut Vec<RingJob>) -> Option<ShortCompletion> {
+        let key = Key(completed.key);
         let Some(&mut part) = self.parts.get_mut(key) else {
             debug_assert!(false, "the kernel completes each request once");
             return None;
         };
-        if usize::try_from(landed.result) == Ok(part.transfer.rest().1) {
+        if usize::try_from(completed.result) == Ok(part.transfer.rest().1) {
             self.end(key, CompletionVerdict::Complete, finished);
             return None;
         }
@@ -752,7 +750,7 @@ impl<K: Kernel> SubmissionState<K> {
             file: Arc::clone(&job.file),
             position,
             direction,
-            result: landed.result,
+            result: completed.result,
         })
     }
 

@@ -12,7 +12,7 @@
 //! signals. If no thread can be started the work is done on the caller's.
 //!
 //! Invariants:
-//!  1. What was queued is done, even if the pool is dropped meanwhile.
+//!  1. Queued requests are completed, even if the pool is dropped meanwhile.
 //!  2. No lock is held while a source is read or written, or a fill or flush completed.
 //!  3. A source that panics fails its fill or flush and nothing else.
 

@@ -369,7 +369,7 @@ impl CoherenceState {
 
     /// Whether this cache has the file open for writing, for as long as it knows the file.
     fn we_write(&self) -> bool {
-        self.mapping.writes_by().is_some()
+        self.mapping.writeback().writer().is_some()
     }
 
     fn in_force(&self, wanted: Coherence) -> CoherenceInForce {

@@ -47,10 +47,10 @@ pub struct ReadOptions {
     /// data that is read again. The read goes through the cache all the same, with readahead, and uses
     /// what is cached.
     ///
-    /// What it brought goes when the handle's reads have passed it: pages that lie wholly in what was read are gone
-    /// when the call returns; of larger folios those that were read to their end. What was read ahead and is not
-    /// read goes when the reads go elsewhere, pause for a second or two, or when the handle is closed. What
-    /// others read without this option stays, and so does what was cached before.
+    /// Pages that it fetched leave the cache when the handle's reads have passed them: pages that lie wholly in what
+    /// was read are gone when the call returns; of larger folios those that were read to their end. Pages that were
+    /// read ahead and not used leave when the reads continue elsewhere, pause for a second or two, or when the handle
+    /// is closed. Pages that others read without this option stay, and so do pages that were cached before.
     ///
     /// Refused by backends that do not support it ([`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)).
     /// A call with `nowait` leaves its pages for a later call to drop, if the lock for it is busy.
@@ -144,7 +144,7 @@ fn plain_cell(handle: &Handle) -> CellNumber {
     match handle.access.coherence.needs_looks() {
         _ if handle.shared.sampler.is_some() => FOLLOWED,
         true => WATCHED,
-        false => handle.mapping.cell(),
+        false => handle.mapping.index().cell(),
     }
 }
 
@@ -229,7 +229,8 @@ impl File {
         self.assure()?;
         let len = buffer.len();
         let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.handle.mapping.cell(), self.id, position, buffer, touch);
+        let hits =
+            read_hits_into(&self.view, self.handle.mapping.index().cell(), self.id, position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
@@ -333,7 +334,7 @@ impl File {
     #[inline]
     pub(super) fn looks_in_now(&self) -> CellNumber {
         match self.looks_in() {
-            WATCHED if self.is_sure() => self.handle.mapping.cell(),
+            WATCHED if self.is_sure() => self.handle.mapping.index().cell(),
             cell => cell,
         }
     }
@@ -492,9 +493,9 @@ impl File {
 
     /// Says between which orders the folios are to be that this handle's reads make, each log2 of pages; what lies
     /// outside the cache's own orders ([`Builder::folio_order_max`](crate::Builder::folio_order_max)) is brought
-    /// inside. What is read is rounded to whole folios of the least order; folios are smaller all the same where
-    /// others made smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits
-    /// as [`File::advise`] does.
+    /// inside. Reads are rounded to whole folios of the least order; folios are smaller all the same where others made
+    /// smaller ones, or memory is in pieces. What readahead knew of the handle is forgotten. Waits as [`File::advise`]
+    /// does.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked); [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput)
@@ -584,7 +585,7 @@ impl File {
 
     /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
-        (self.handle.mapping.cell(), self.id)
+        (self.handle.mapping.index().cell(), self.id)
     }
     /// Whether it is this file of this machine, in `fstat`'s numbers.
     pub(crate) fn is_inode(&self, device: u64, inode: u64) -> bool {
@@ -643,7 +644,7 @@ impl File {
     /// What was counted of the file's index since the cache knows the file: locks, ways down, cuts of shadows. For
     /// benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
-        self.handle.mapping.tree_counts()
+        self.handle.mapping.index().tree_counts()
     }
 
     /// Pages of this file that are in the cache.

@@ -159,10 +159,9 @@ impl Image {
     /// each 64 pages. Cut short where the snapshot ends.
     ///
     /// # Errors
-    /// Of the first page that cannot be had; the others may be resident.
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io): the device cannot read it; a later call tries again.
-    /// [`ErrorKind::Changed`](crate::ErrorKind::Changed): the snapshot has changed, or is shorter than it was. What is
-    /// resident is right and stays; nothing more will be.
+    /// Of the first page that cannot be had; the others may be resident. [`ErrorKind::Io`](crate::ErrorKind::Io): the
+    /// device cannot read it; a later call tries again. [`ErrorKind::Changed`](crate::ErrorKind::Changed): the snapshot
+    /// has changed, or is shorter than it was. Resident pages are right and stay; nothing more will be.
     /// [`ErrorKind::NoMemory`](crate::ErrorKind::NoMemory): the machine has no memory for it.
     pub fn ensure(&self, range: Range<u64>) -> Result<()> {
         let mut outcome = Ok(());

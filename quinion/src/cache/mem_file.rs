@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A [`MemFile`] is sparse: bytes that were not written read as zeros and take no memory. It grows by writes, up to
-//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle
-//! is dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`])
-//! takes nothing of them either: the excess is slack. What is pinned lives on with its pins.
+//! what the cache has left and its pool may have. Its pages stay until they are punched, cut off, or the last handle is
+//! dropped; the cache evicts files' pages for them, and not them for files. A smaller bound ([`Cache::resize`]) takes
+//! nothing of them either: the excess is slack. Pinned bytes live on with their pins.
 //!
 //! It has no name in any file system, and viewers in other processes cannot open it. What happens to a request is told
 //! in `shmem/`.
@@ -28,7 +28,7 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{HitStop, OnPinned, StreamPositions, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
-use crate::shmem::{BufferList, OneBuffer, Target};
+use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
 use crate::stats::Counters;
 use crate::sys::fork::ForkGuard;
 use crate::units::{FILE_BYTES_MAX, MappingId, Order, PAGE_SIZE, PoolNumber};
@@ -192,7 +192,8 @@ impl CacheInner {
     fn new_memory(&self, folio_order_max: Order, spills: Option<PoolNumber>) -> Result<Arc<Mapping>> {
         let mut table = self.table.lock();
         let id = table.next_id(&self.filemap);
-        let new = self.shmem.new_mapping(id, folio_order_max, spills, self.process, self.tuning);
+        let new = NewMemory { id, folio_order_max, spills, process: self.process, tuning: self.tuning };
+        let new = self.shmem.new_mapping(new);
         drop(table);
         new.ok_or_else(|| {
             let pages = self.filemap.arena.stats().data_bytes / PAGE_SIZE as u64;
@@ -206,7 +207,7 @@ impl MemFile {
         let (shared, mapping) = (&handle.shared, &handle.mapping);
         Self {
             view: shared.filemap.arena.owned_view(),
-            cell: mapping.cell(),
+            cell: mapping.index().cell(),
             id: mapping.id(),
             process: shared.process,
             counters: Arc::clone(&shared.filemap.counters),
@@ -402,8 +403,8 @@ impl MemFile {
 
     // ---- size and holes -------------------------------------------------------------------------
 
-    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. What was
-    /// pinned behind the new end stays with its pins. Waits for writes in progress.
+    /// Makes the file `bytes` long: cuts it off there, and what lay behind is free, or extends it by a hole. Bytes that
+    /// were pinned behind the new end stay with their pins. Waits for writes in progress.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), [`ErrorKind::Busy`](crate::ErrorKind::Busy),
@@ -486,7 +487,7 @@ impl MemFile {
 
     /// What was counted of its index: locks, ways down. For benchmarks and tests. Waits for nothing.
     pub fn tree_counts(&self) -> TreeCounts {
-        self.handle.mapping.tree_counts()
+        self.handle.mapping.index().tree_counts()
     }
 
     pub(super) fn pool_number(&self) -> PoolNumber {
@@ -504,7 +505,7 @@ impl MemFile {
             return error;
         }
         let MemHandle { mapping, name, .. } = &*self.handle;
-        let trouble = mapping.spill().and_then(|spill| spill.trouble());
+        let trouble = mapping.backing().spill().and_then(|spill| spill.trouble());
         let (name, source) = (Arc::clone(name), Box::new(error));
         match trouble {
             Some(trouble) => Repr::Spill { name, trouble: trouble.to_string(), source }.into(),

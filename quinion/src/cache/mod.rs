@@ -26,8 +26,8 @@
 //! When the cache ends, it writes all dirty pages back and waits for that, but does not sync them. A program that needs
 //! durability, or the errors, calls [`File::sync_data`], [`Cache::sync_all`] or [`Cache::close`] before.
 //!
-//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. What is dirty stays:
-//! it was written here, and will be written over whatever others did there.
+//! **Close-to-open, with writers.** A file that is found changed by others loses its clean pages. Dirty pages stay: it
+//! was written here, and will be written over whatever others did there.
 //!
 //! Invariants:
 //!  1. At most one mapping for an identity.
@@ -51,7 +51,7 @@ use crate::error::{Error, ErrorKind, Repr, Result};
 use crate::errseq::ErrorCursor;
 use crate::filemap::{BackgroundReclaim, DeferredShrink, Filemap, Shrinker};
 use crate::lease::Leases;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, NewMapping};
 use crate::pressure::Pressure;
 use crate::readahead::{Config, ReadaheadStyle};
 use crate::reclaim::NODE_BYTES;
@@ -309,9 +309,9 @@ impl Builder {
         self.folio_order_min = self.folio_order_min.min(order);
         self
     }
-    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0.
-    /// What is read is then rounded to whole such folios, and they are never cut up: for devices and files whose
-    /// pieces are larger than a page. Raises the largest folio to itself.
+    /// The smallest folio a fill makes, as log2 of its pages, 0 to 9; larger values mean 9. The default is 0. Reads are
+    /// then rounded to whole such folios, and these are never split: for devices and files whose pieces are larger than
+    /// a page. Raises the largest folio to itself.
     #[must_use]
     pub fn folio_order_min(mut self, order: u8) -> Self {
         self.folio_order_min = Order(order).min(Order::MAX);
@@ -594,7 +594,7 @@ impl Cache {
         let writes = options.writes();
         let (mapping, watch) = self.shared.mapping_of(backend, &attributes, writes)?;
         // From here on it is closed if something goes wrong, and then it has entered.
-        let (cursor, access) = (mapping.device().errors().sample(), options.access());
+        let (cursor, access) = (mapping.writeback().errors().sample(), options.access());
         let shared = Arc::clone(&self.shared);
         let pool = pool.cloned();
         let handle =
@@ -602,7 +602,7 @@ impl Cache {
         handle.watch.enter(access.coherence, &attributes)?;
         let file = File::new(Arc::new(handle));
         file.set_uncached(options.is_uncached())?;
-        if options.empties() && !file.is_empty() && file.handle.mapping.can_grow() {
+        if options.empties() && !file.is_empty() && file.handle.mapping.writeback().can_grow() {
             file.set_len(0)?;
         }
         Ok(file)
@@ -666,9 +666,9 @@ impl Cache {
         let table = self.shared.table.lock();
         let files: Vec<_> = table.files.values().map(|known| Arc::clone(&known.mapping)).collect();
         drop(table);
-        let written = files.into_iter().filter(|mapping| mapping.writes_by().is_some());
+        let written = files.into_iter().filter(|mapping| mapping.writeback().writer().is_some());
         let synced = written.map(|mapping| {
-            let cursor = mapping.device().errors().sample();
+            let cursor = mapping.writeback().errors().sample();
             let pages = PageIndex(0)..PageIndex(INDICES_MAX);
             let synced = self.shared.filemap.supply.writeback.sync(&mapping, pages, SyncKind::All, &cursor);
             synced.map_err(|failed| Error::from(Repr::Sync { source: Box::new(failed) }))
@@ -765,7 +765,7 @@ impl Cache {
         let mut gone = DeferredRelease::default();
         let mut table = self.shared.table.lock();
         let is_it = |identity: &Identity| (identity.device, identity.inode) == (device, inode);
-        let is_written = |identity| table.files[identity].mapping.dirty_pages().total() == 0;
+        let is_written = |identity| table.files[identity].mapping.writeback().dirty_pages().total() == 0;
         let found = table.idle.iter().find(|(_, identity)| is_it(identity) && is_written(identity));
         if let Some(since) = found.map(|(&since, _)| since) {
             table.forget_into(since, &mut gone);
@@ -856,14 +856,14 @@ impl CacheInner {
             }
             drop(table);
             if writes {
-                mapping.write_by(backend);
+                mapping.writeback().set_writer(backend);
             }
             return Ok((mapping, watch));
         }
         let id = table.next_id(&self.filemap);
-        let arena = Arc::clone(&self.filemap.arena);
         let writer = writes.then(|| Arc::clone(&backend));
-        let new = Mapping::new(arena, id, backend, attributes, self.process, self.tuning);
+        let (arena, process, tuning) = (&self.filemap.arena, self.process, self.tuning);
+        let new = Mapping::new(NewMapping { arena, id, backend, attributes, process, tuning });
         if let Some(gone) = outdated {
             self.filemap.supply.reclaim.remove_mapping(gone.id());
         }
@@ -876,7 +876,7 @@ impl CacheInner {
         let mapping = mapping.with_dirty_pages(self.filemap.supply.writeback.totals());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         if let Some(backend) = writer {
-            mapping.write_by(backend);
+            mapping.writeback().set_writer(backend);
         }
         self.filemap.supply.reclaim.add_mapping(Arc::clone(&mapping));
         let watch = CoherenceState::new(&mapping, &self.filemap, &self.leases);
@@ -921,7 +921,7 @@ impl CacheInner {
             table.bound_idle(self.idle_files_max, &mut gone);
         }
         drop(table);
-        if is_idle && mapping.dirty_pages().dirty() > 0 {
+        if is_idle && mapping.writeback().dirty_pages().dirty() > 0 {
             self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
@@ -960,7 +960,7 @@ impl CacheInner {
         while let Some(place) = self.closing()
             && begun.elapsed() < RELEASE_MAX
         {
-            // What is in flight keeps a descriptor, and completions come to the thread that fetches them.
+            // Requests in flight keep a descriptor, and complete only when a thread reaps them.
             place.reap(ReapMode::Ready, &mut || false);
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -977,7 +977,9 @@ impl CacheInner {
     fn look_for_removed(&self, most: usize) {
         let mut removed = self.table.lock().some_idle(most);
         // The file system is asked with no lock held. A file without open handles is not dirtied.
-        removed.retain(|(_, mapping)| mapping.backend().is_removed() && mapping.dirty_pages().total() == 0);
+        removed.retain(|(_, mapping)| {
+            mapping.backend().is_removed() && mapping.writeback().dirty_pages().total() == 0
+        });
         if removed.is_empty() {
             return;
         }
@@ -1072,13 +1074,14 @@ impl Drop for CacheInner {
         let files = std::mem::take(&mut self.table.lock().files);
         let end = move || {
             leases.close();
-            // What was written and is not in its file yet. A failure is counted; no handle is left to report it.
+            // Pages that were written and are not in their files yet. A failure is counted; no handle is left to report
+            // it.
             filemap.supply.writeback.write_out_all();
             filemap.supply.background.close();
             filemap.supply.spill.iter().for_each(|spill| spill.drain());
             // No future is left: each borrows a file, which keeps us.
             filemap.wait_queue.close();
-            // What is in flight writes into the arena: it ends before anything else does.
+            // Requests in flight write into the arena: it ends before anything else does.
             engine.drain();
             files.values().for_each(|known| filemap.supply.reclaim.remove_mapping(known.mapping.id()));
         };
@@ -1087,7 +1090,7 @@ impl Drop for CacheInner {
             // for here. Where something is dirty there is a thread already.
             let Err(end) = self.filemap.supply.writeback.close_with(Box::new(end)) else { return };
             if std::thread::Builder::new().name("quinion-end".into()).spawn(end).is_err() {
-                // There is no thread to be had. What is in flight keeps what it needs.
+                // There is no thread to be had. Requests in flight keep what they need.
                 self.filemap.supply.writeback.start_all();
             }
         } else {
@@ -1126,7 +1129,7 @@ impl Table {
         known.mapping.give_back_nodes(LockWait::Wait);
         // Of a folio that has left, a page may be on its way to the file still: an open that comes anew must not
         // overtake it.
-        if known.mapping.lock().pages() == 0 && known.mapping.dirty_pages().total() == 0 {
+        if known.mapping.lock().pages() == 0 && known.mapping.writeback().dirty_pages().total() == 0 {
             self.forget_into(now, gone);
         }
         now
@@ -1135,8 +1138,8 @@ impl Table {
     /// The oldest idle ones go that are more than `idle_max` and have nothing to be written.
     fn bound_idle(&mut self, idle_max: usize, gone: &mut DeferredRelease) {
         while self.idle.len() > idle_max {
-            // What is not in its file yet stays known, however many that are.
-            let is_written = |identity| self.files[identity].mapping.dirty_pages().total() == 0;
+            // Mappings with unwritten pages stay known, however many they are.
+            let is_written = |identity| self.files[identity].mapping.writeback().dirty_pages().total() == 0;
             let oldest = self.idle.iter().find(|(_, identity)| is_written(identity)).map(|(&since, _)| since);
             let Some(oldest) = oldest else { break };
             self.forget_into(oldest, gone);
@@ -1158,10 +1161,10 @@ impl Table {
         let known = self.files.get_mut(identity).expect("an idle mapping is known");
         let (mapping, backend) = (&known.mapping, known.mapping.backend());
         let Some(place) = backend.parked() else { return }; // it is parked, or has no descriptor
-        if mapping.dirty_pages().total() > 0 {
+        if mapping.writeback().dirty_pages().total() > 0 {
             return;
         }
-        let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writes_by().is_none();
+        let is_told = told == Some(ObservedTimes::of(mapping)) && mapping.writeback().writer().is_none();
         let Some(mount) = backend.mount().filter(|_| is_told) else {
             if is_told && may_linger {
                 return self.lingering.push((since, Instant::now()));
@@ -1190,7 +1193,7 @@ impl Table {
 
     fn forget_into(&mut self, since: u64, gone: &mut DeferredRelease) {
         let Some(mapping) = self.forget(since) else { return };
-        let backends = [Some(mapping.backend()), mapping.writes_by().cloned()];
+        let backends = [Some(mapping.backend()), mapping.writeback().writer().cloned()];
         let places = backends.into_iter().flatten().filter_map(|backend| backend.parked());
         places.for_each(|place| self.note_closing(place));
         gone.mappings.push(mapping);

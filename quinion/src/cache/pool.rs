@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //!  1. A name is one pool's at a time, and a number one pool's.
-//!  2. What is protected of all pools fits into the bound, with a sixteenth of it left for everybody.
+//!  2. The protected shares of all pools fit into the bound, with a sixteenth of it left unprotected.
 //!
 //! Not an invariant: that the second holds after pressure has made the cache smaller; it shrinks to no less than
 //! that, as far as its bounds allow.
@@ -332,7 +332,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Has others leave so many bytes to the pool, while it is in use. What it does not have yet it is not given.
+    /// Has others leave so many bytes to the pool, while it is in use. A protected share that the pool does not fill
+    /// yet is not reserved for it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput): it is above the pool's limit, or above what the

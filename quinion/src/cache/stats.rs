@@ -127,8 +127,8 @@ stats! {
     count guessed_pages,
     /// Pages that came because a program said that it will need them ([`File::will_need`](crate::File::will_need)).
     count will_need_pages,
-    /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it
-    /// will need them. What had been evicted not long before is not among them: that it is wanted was known.
+    /// Pages put into the cache that no reader had asked for yet: by readahead, or because a program said that it will
+    /// need them. Refaults of pages that were evicted not long before are not among them: that it is wanted was known.
     count readahead_pages,
     /// Of these, pages that left before anybody read them: evicted, dropped, forgotten because their file
     /// changed, or not delivered. [`Cache::readahead_use`](crate::Cache::readahead_use) says what became of the others.

@@ -49,8 +49,8 @@ use super::{File, Handle};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that
-    /// has ended well, unless another reader or writer has used them meanwhile. What was cached before stays.
+    /// Leaves in the cache nothing that it brought there: its pages are written back at once, and dropped when that has
+    /// ended well, unless another reader or writer has used them meanwhile. Pages that were cached before stay.
     ///
     /// It makes nothing durable: that still takes a sync. What could not be written back stays, and is told of by the
     /// next sync as ever. Refused by backends that do not support it
@@ -408,9 +408,9 @@ impl File {
         Ok((position, written, outcome))
     }
 
-    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. What was pinned
-    /// behind the new end stays with its pins. Waits for reads and write-back in flight of what goes, and for the file
-    /// system.
+    /// Makes the file `bytes` long, for all handles: cuts it off there, or extends it with zeros. Bytes that were
+    /// pinned behind the new end stay with their pins. Waits for reads and write-back in flight of what goes, and for
+    /// the file system.
     ///
     /// # Errors
     /// [`ErrorKind::ReadOnly`](crate::ErrorKind::ReadOnly),
@@ -447,14 +447,16 @@ impl File {
     pub fn allocate(&self, position: u64, len: u64) -> Result<()> {
         self.check_writes()?;
         check_range(position, len)?;
-        let Some(backend) = self.handle.mapping.writes_by() else { return Err(Repr::ReadOnly.into()) };
+        let Some(backend) = self.handle.mapping.writeback().writer() else {
+            return Err(Repr::ReadOnly.into());
+        };
         let failed = |source| Repr::Allocate { position, len, source }.into();
         backend.allocate(position..position + len).map_err(failed)
     }
 
     /// Makes durable what was written to the file before the call, by whatever handle of this cache, and the size that
-    /// it needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). What is written
-    /// while it waits does not make it longer.
+    /// it needs: writes it back, waits for that, and has the system flush its own caches (`fdatasync`). Writes that
+    /// begin while it waits do not prolong it.
     ///
     /// # Errors
     /// [`ErrorKind::Sync`](crate::ErrorKind::Sync), [`ErrorKind::NoSpace`](crate::ErrorKind::NoSpace): something that
@@ -486,7 +488,7 @@ impl File {
     /// Starts writing back what is dirty of the file, and waits for none of it. It makes nothing durable.
     ///
     /// # Errors
-    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). What goes wrong is told by the next sync.
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked). The next sync reports failures.
     pub fn write_back(&self) -> Result<()> {
         self.check_process()?;
         let Handle { shared, mapping, .. } = &*self.handle;
@@ -500,7 +502,7 @@ impl File {
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
     pub fn dirty_bytes(&self) -> Result<u64> {
         self.check_process()?;
-        Ok(self.handle.mapping.dirty_pages().total() * PAGE_SIZE as u64)
+        Ok(self.handle.mapping.writeback().dirty_pages().total() * PAGE_SIZE as u64)
     }
 
     /// Whether the handle may change the file.

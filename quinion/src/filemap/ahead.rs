@@ -7,9 +7,9 @@
 //!                      `- the rest: no hit counts anything
 //! ```
 //!
-//! A folio counts with all its pages: one that holds a page that was asked for is
-//! not fetched ahead, and one page that is read makes the others of its folio used.
-//! What comes back soon after its eviction is left out: that it is wanted was known.
+//! A folio counts with all its pages: one that holds a page that was asked for is not fetched ahead, and one page that
+//! is read makes the others of its folio used. Pages that come back soon after their eviction are left out: that it is
+//! wanted was known.
 //!
 //! Not an invariant: that a read is seen at once, or at all, if a viewer in another
 //! process made it: its ring of what it read forgets, and may be told late.
@@ -70,7 +70,7 @@ impl Filemap {
     }
 }
 
-/// Pages of all folios that were fetched ahead and nobody has read.
+/// Pages of all folios that were fetched ahead and not read yet.
 fn unread_pages(view: &View) -> u64 {
     let grown = view.grown();
     let frames = (view.layout().frames_meta..grown.frames()).map(Frame);

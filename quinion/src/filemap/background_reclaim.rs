@@ -13,9 +13,9 @@
 //! **Streams** do not use these pages. A sequential stream reuses the pages it has already passed, which is better than
 //! what the policy would choose.
 //!
-//! Pages that pools protect are not evicted in the background, since nobody needs them yet. Background reclaim does not
-//! start write-back either: dirty pages stay until write-back has written them, and count as used. If all pages are
-//! dirty it finds nothing, and sleeps until it is woken again.
+//! Pages that pools protect are not evicted in the background, since no allocation waits for their memory yet.
+//! Background reclaim does not start write-back either: dirty pages stay until write-back has written them, and count
+//! as used. If all pages are dirty it finds nothing, and sleeps until it is woken again.
 //!
 //! Free pages cache nothing, so the watermarks are small: the high one is a 128th of the cache and at most 32 MiB, the
 //! low one half of that. A cache below 64 MiB has none, because that would be a readahead window or two.
@@ -112,7 +112,7 @@ impl FrameSupply {
         self.arena.room_pages(LockWait::Try).is_none_or(|room| room < wanted)
     }
 
-    /// Has room made if there is little, and `window` is not a stream's. Waits for nobody.
+    /// Asks for background reclaim if little memory is free, and `window` is not a stream's. Does not wait.
     pub(super) fn wake_background_reclaim(&self, window: Window) {
         let low = self.watermarks().low;
         if low > 0

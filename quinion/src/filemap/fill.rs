@@ -43,8 +43,8 @@ use crate::arena::{FillEnd, PutOutcome, View};
 use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
-    AddedFolio, AddedRuns, AskedFor, Backing, FolioLifetime, FolioShape, InsertPurpose, Mapping,
-    MappingGuard, NewFolio, ShadowObserver, cut, folios_of,
+    AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard,
+    NewFolio, ShadowObserver, cut, folios_of,
 };
 use crate::policy;
 use crate::readahead::Window;
@@ -77,8 +77,8 @@ impl From<NoFrames> for FillOutcome {
 /// What the caller does after it has submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AfterSubmit {
-    /// It waits for this page, and reaps, if what it has submitted brings that page: nobody else can have brought it
-    /// before it reaped, so the reap comes for sure. Of others' pages that is not so.
+    /// It waits for this page, and reaps, if one of its own submissions fetches that page: that page cannot arrive
+    /// before the caller reaps, so it surely reaps. A page that another thread fetches may arrive before.
     Reap(PageIndex),
     /// Perhaps that, and perhaps not, or not at once.
     Anything,
@@ -110,7 +110,7 @@ pub(super) struct FillRequest {
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
     Submitted(Arc<WindowFills>),
-    /// Every page of it is there, or on its way by somebody else.
+    /// Every page of it is there, or another thread fetches it.
     Nothing,
     /// No frame or no node could be had for its first missing page.
     NoMemory,
@@ -190,10 +190,10 @@ impl Filemap {
         Ok(self.begin_fills(batch, &added.inserted, refaults, urgency))
     }
 
-    /// As [`Filemap::insert_window`], of a window of one folio, the smallest there is: what random reads miss. It is
-    /// asked for because somebody missed it; whether it is still missing is seen when it is inserted. The same steps,
-    /// with a value where a window has a list. `None` if no page can be had just so, or nothing may be waited for:
-    /// nothing has happened then, and the window goes the long way, which makes room and asks the device for its.
+    /// The fast path of [`Filemap::insert_window`] for a window of one folio of the smallest order, as random reads
+    /// need. It does not look for gaps: the reader has just missed the page, and the insertion finds out whether it is
+    /// still missing. `None`, with nothing changed, if a page cannot be had without reclaim, or the caller must not
+    /// wait: then the window takes the general path, which reclaims and checks the device's queue.
     fn insert_folio(
         self: &Arc<Self>,
         batch: &mut SubmitBatch<'_>,
@@ -201,7 +201,7 @@ impl Filemap {
     ) -> Option<FillOutcome> {
         let FillRequest { window, urgency, wait_policy, .. } = *request;
         let SubmitBatch { mapping, pool, .. } = *batch;
-        if wait_policy.locks() == LockWait::Try || mapping.places().is_some() {
+        if wait_policy.locks() == LockWait::Try || mapping.backing().places().is_some() {
             return None;
         }
         // 2
@@ -343,8 +343,8 @@ impl Filemap {
         added
     }
 
-    /// Lists the folios of `runs`, which were just inserted into `mapping`: a memory file's that stay where nobody
-    /// judges them, and all others as [`Filemap::list`] does.
+    /// Lists the folios of `runs`, which were just inserted into `mapping`: those of a memory file that does not spill
+    /// in the ring that reclaim does not scan, and all others as [`Filemap::list`] does.
     pub(crate) fn list_new(
         &self,
         mapping: &Mapping,
@@ -353,7 +353,7 @@ impl Filemap {
         shape: FolioShape,
         promise: ListReservation<'_>,
     ) {
-        if mapping.backing() != Backing::Kept {
+        if !mapping.backing().is_kept() {
             return self.list(runs, window, shape, promise);
         }
         let heads =
@@ -497,8 +497,8 @@ impl<'m> SubmitBatch<'m> {
     /// would have made it longer before it left, so there are zeros. It is looked at when the folios are in the tree:
     /// a flush of such a page has raised that end before the page could leave its place to ours.
     fn end_behind_device(&mut self) {
-        if self.mapping.writes_by().is_some() {
-            let end = self.mapping.size_on_device();
+        if self.mapping.writeback().writer().is_some() {
+            let end = self.mapping.writeback().size_on_device();
             let behind = self.fills.extract_if(.., |fill| fill.position() >= end);
             behind.for_each(|fill| fill.complete(Ok(0)));
         }
@@ -643,14 +643,14 @@ impl WindowFills {
     fn settle(&self, run: FillRun, result: io::Result<usize>) -> FillCompletion {
         let counters = &self.filemap.counters;
         let wanted = run.pages as usize * PAGE_SIZE;
-        let is_zeros = matches!(result, Ok(0)) && self.mapping.writes_by().is_some();
+        let is_zeros = matches!(result, Ok(0)) && self.mapping.writeback().writer().is_some();
         let (came, bytes) = match result {
             Ok(bytes) => (FillCompletion::Before(self.reaches(run, bytes.min(wanted))), bytes.min(wanted)),
             Err(error) => {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
-                let landed = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
-                (FillCompletion::Landed, landed as usize * PAGE_SIZE)
+                let read = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
+                (FillCompletion::Landed, read as usize * PAGE_SIZE)
             }
         };
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
@@ -659,7 +659,7 @@ impl WindowFills {
             // The file ends here: first its size, then the pages that may be looked at. But what a fill
             // found that was let go meanwhile says nothing of the file as it is now.
             if let FillCompletion::Before(bytes) = came
-                && self.mapping.writes_by().is_none()
+                && self.mapping.writeback().writer().is_none()
                 && guard.holds_run(run)
             {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
@@ -674,7 +674,7 @@ impl WindowFills {
     /// How many bytes of a run hold the file's, of which the device had `bytes`, and the rest is zeros. A file that is
     /// written here reaches as far as we say, also where the device does not know it yet.
     fn reaches(&self, run: FillRun, bytes: usize) -> usize {
-        if self.mapping.writes_by().is_none() {
+        if self.mapping.writeback().writer().is_none() {
             return bytes;
         }
         let (inside, wanted) =
@@ -715,8 +715,8 @@ pub(super) fn folios_in(view: &View, run: FillRun) -> impl Iterator<Item = (u32,
 /// What of a run has come when its fill has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FillCompletion {
-    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or
-    /// pages that arrived when the file was longer; nobody is shown them.
+    /// So many bytes, which is all that the file has. What follows them in the last page's folio is zeroes, or pages
+    /// that arrived when the file was longer; readers do not see it, since it lies behind the file's size.
     Before(usize),
     /// What had arrived before something failed.
     Landed,
@@ -744,7 +744,7 @@ impl FillSink for WindowFills {
         let view = self.filemap.arena.view();
         for (page, order) in self.folios(run) {
             if page < pages.end && pages.start < page + order.pages() {
-                view.own(run.frame.plus(page)).note_landed();
+                view.own(run.frame.plus(page)).note_pages_read();
             }
         }
         view.set_pages_read(run.frame.plus(pages.start), pages.end - pages.start);
@@ -773,6 +773,7 @@ mod tests {
     use crate::units::MappingId;
 
     use super::*;
+    use crate::mapping::NewMapping;
 
     /// A file that counts what was left to a reap.
     #[derive(Debug)]
@@ -801,7 +802,7 @@ mod tests {
     /// 2 Others bring page 0 meanwhile, and it lands.
     /// 3 R inserts pages 1 to 3; W finds page 2 on its way, sees nothing in flight, and sleeps.
     /// 4 R leaves its fills to the reap that comes with its wait; but it need not wait, and does not reap.
-    /// 5 W sleeps until somebody else happens to read.
+    /// 5 W sleeps until another thread happens to read.
     #[test]
     fn a_fill_is_left_to_a_reap_only_if_the_reap_comes_for_sure() {
         let file = MemoryFile::new(vec![7; 64 * PAGE_SIZE]);
@@ -812,7 +813,9 @@ mod tests {
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
         let (id, backend) = (MappingId(1), Arc::clone(&leaving) as Arc<dyn Backend>);
         let known = leaving.attributes().unwrap();
-        let mapping = Mapping::new(arena, id, backend, &known, ForkGuard::new(), Tuning::default());
+        let (process, tuning) = (ForkGuard::new(), Tuning::default());
+        let mapping =
+            Mapping::new(NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning });
         let mapping = Arc::new(mapping.unwrap());
         let fetch = |first: u64, pages: u32, next| {
             let (window, wanted) =

@@ -174,7 +174,7 @@ struct Shortfall {
 pub(super) struct Reservation<'f> {
     supply: &'f FrameSupply,
     pages: Cell<u64>,
-    /// Somebody has asked for its first page.
+    /// A caller has asked for its first page.
     is_asked: bool,
 }
 
@@ -264,7 +264,7 @@ impl FrameSupply {
         request: &FrameRequest<'_>,
         mut gaps: Vec<(PageIndex, u32)>,
     ) -> Result<SuppliedFrames<'_>, NoFrames> {
-        if let Some(places) = request.mapping.places() {
+        if let Some(places) = request.mapping.backing().places() {
             return self.claim_places(request, places, &gaps);
         }
         let mut charge = self.charge(request, &mut gaps);
@@ -405,7 +405,7 @@ impl FrameSupply {
         if coming.is_content(has, least) {
             return runs;
         }
-        // What is not asked for can wait, and leaves that to others.
+        // A fill that no reader asked for can wait, and leaves reclaim to others.
         runs.drain(..).for_each(|run| self.arena.free_run(run.frame, run.pages));
         if coming.may_press(locks) {
             // Others were quicker to take what was made.
@@ -563,22 +563,21 @@ impl FrameSupply {
     }
 
     /// Nothing can be evicted: what is in flight may be, once it has arrived. Waits for a fill or a flush to end after
-    /// `completed` had, reaping what nobody else reaps; or a moment, if none is in flight: frames may be on
-    /// their way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have
-    /// ended.
+    /// `completed` had, and reaps where no other thread does; or a moment, if none is in flight: frames may be on their
+    /// way between the arena and a tree. `fills` are those that count: how many are in flight, and how many have ended.
     fn wait_for_fill_progress(
         &self,
         mapping: &Mapping,
         fills: impl Fn() -> (u64, u64) + Sync,
         completed: u64,
     ) {
-        // It may be in flight at another backend than ours, which nobody waits at: then we do, until anything ends.
-        // For what is meant may be at a third.
+        // It may be in flight at another backend than ours, where no thread waits: then this one waits there until any
+        // request ends, since the request that frees memory may be at a third.
         let (_, any) = self.under_way();
         let idle = self.reclaim.idle_backend().or_else(|| self.writeback.idle_backend());
-        // One that is led now may be left the next moment, so a thread that has no device waits at another's: nobody
-        // would ask it to lead nothing.
-        let own = || match mapping.spill() {
+        // A backend that has a leader now may lose it the next moment, so a thread without a device of its own waits at
+        // another's.
+        let own = || match mapping.backing().spill() {
             Some(spill) => Arc::clone(spill.backend()),
             None if mapping.is_memory() => self.reclaim.some_backend().unwrap_or_else(|| mapping.backend()),
             None => mapping.backend(),

@@ -143,7 +143,7 @@ impl Filemap {
             WaitingFor::Nothing => Ok(Poll::Ready(())),
             WaitingFor::Page { position, waiter } => {
                 drop(waiter); // it was woken, or this is not the waker it has
-                match mapping.probe(PageIndex::of_byte(position)) {
+                match mapping.index().probe(PageIndex::of_byte(position)) {
                     Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
                     Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
                     // It was not startable, or its fill failed, or it is gone again.
@@ -203,7 +203,7 @@ impl Filemap {
         context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
-        let condition = Box::new(move || asked.probe(index) != Err(NotReady::Filling));
+        let condition = Box::new(move || asked.index().probe(index) != Err(NotReady::Filling));
         let place = PageKey { mapping: mapping.id(), page: index };
         let registered =
             self.wait_queue.register(&mapping.backend(), place, condition, context.waker().clone());

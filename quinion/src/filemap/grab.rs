@@ -7,10 +7,10 @@
 //!          a spill   -->     the part that brings it back, handed down by the paths of memory files
 //! ```
 //!
-//! How a range is grabbed is told in `mapping/grab.rs`; this is where its frames come from, which is where those of any
-//! write come from. Memory is waited for as long as nothing is locked, and after that only taken; so nobody who waits
-//! for memory keeps others waiting for folios, and a grab of a large range comes back with a part of it rather than
-//! reclaim with the rest in its hands.
+//! `mapping/grab.rs` tells how a range is grabbed; this file supplies its frames, as for any write. A grab waits for
+//! memory only as long as it has no folio locked; after that it takes what is free. So a thread that waits for memory
+//! never blocks others at a folio lock, and a grab of a large range returns a part of it instead of reclaiming with
+//! locked folios.
 //!
 //! Invariant: a charge, a promise and frames are had together, used for what is inserted, and given back for the rest
 //! before the round that asked for them ends.
@@ -44,7 +44,7 @@ struct CacheFrames<'f> {
     mapping: &'f Arc<Mapping>,
     pool: PoolNumber,
     shape: FolioShape,
-    bring_back: SpillIn<'f>,
+    spill_in: SpillIn<'f>,
     /// What came with the frames that were taken last.
     room: Option<(Charge<'f>, ListReservation<'f>)>,
     /// Why there were none.
@@ -64,10 +64,10 @@ impl Filemap {
         pool: PoolNumber,
         pages: Range<PageIndex>,
         on_locked: OnLocked,
-        bring_back: SpillIn<'_>,
+        spill_in: SpillIn<'_>,
     ) -> Result<Grabbed<'a>, Error> {
         let Orders { min, max } = self.supply.folio_orders;
-        let orders = Orders { min, max: max.min(mapping.folio_order_max()).max(min) };
+        let orders = Orders { min, max: max.min(mapping.backing().folio_order_max()).max(min) };
         let shape = FolioShape {
             orders,
             marker: None,
@@ -79,7 +79,7 @@ impl Filemap {
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();
         let (room, refused) = (None, None);
-        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, bring_back, room, refused };
+        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, room, refused };
         let how = Grab { shape, on_locked, dirty };
         let (grabbed, end) = mapping.grab(&self.wait_queue, pages, how, &mut frames, &mut |_| {});
         match end {
@@ -148,7 +148,7 @@ impl FrameSource for CacheFrames<'_> {
         self.filemap.supply.make_nodes(self.pool)
     }
 
-    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {
-        (self.bring_back)(index, to)
+    fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Error> {
+        (self.spill_in)(index, to)
     }
 }

@@ -38,8 +38,8 @@ const LOOKS: u32 = 64;
 const LOOK: Duration = Duration::from_micros(200);
 
 impl FrameSupply {
-    /// The frames of `gaps` at their places, as many as nobody has from the first page on, and a charge of nothing. For
-    /// the first of them its place is waited for, if the urgency says so and `locks` allows it.
+    /// The frames of `gaps` at their places, as many as are free from the first page on, and a charge of nothing. The
+    /// call waits for the place of the first page, if the urgency says so and `locks` allows it.
     pub(super) fn claim_places(
         &self,
         request: &FrameRequest<'_>,
@@ -60,7 +60,7 @@ impl FrameSupply {
                 ClaimOutcome::NoMemory(_) => return Err(NoFrames::NoMemory),
                 ClaimOutcome::Pages(_) | ClaimOutcome::Taken => {}
             }
-            if mapping.probe(first) != Err(NotReady::Mismatch) {
+            if mapping.index().probe(first) != Err(NotReady::Mismatch) {
                 return Err(NoFrames::Present);
             }
             let since = *since.get_or_insert_with(Instant::now);

@@ -1,4 +1,4 @@
-//! Hint: ranges that somebody says will be needed, or will not.
+//! Hint: ranges that a program says it will need, or will not.
 //!
 //! ```text
 //!   will_need   range -> pieces -> fill each, wait for none     until all of it, or half the memory, is on its way
@@ -99,7 +99,7 @@ impl Filemap {
         let mut at = first;
         loop {
             let mut guard = mapping.lock();
-            // What is not cached is stepped over: a file may be much longer than what is known of it.
+            // Pages that are not cached are skipped: a file may be much longer than what is known of it.
             let Some(next) = guard.next_entry(at, end) else { break };
             at = PageIndex(end.0.min(next.0 + PIECE_PAGES));
             // A folio may reach over pieces: the range that it must lie in is the whole one.

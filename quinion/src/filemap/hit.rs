@@ -12,11 +12,11 @@
 //!   7 record    still this mapping's? and how long is the file now?
 //! ```
 //!
-//! In step 5 the size comes first. A fill that met the end of a file which nobody writes here leaves zeroes behind
-//! that in its last page; it cuts the size off before it lets readers look. The size may grow again: then such a
-//! page is taken away before the new size is stored. So a size that reaches far enough is from before the cut, and
-//! the first look did not see that page filled; or from after the growth, and the second look, which comes after it,
-//! sees that the page is gone. In the other order a whole cut and growth would fit between the two.
+//! In step 5 the size comes first. A fill that met the end of a file which is not written here leaves zeroes behind
+//! that in its last page; it cuts the size off before it lets readers look. The size may grow again: then such a page
+//! is taken away before the new size is stored. So a size that reaches far enough is from before the cut, and the first
+//! look did not see that page filled; or from after the growth, and the second look, which comes after it, sees that
+//! the page is gone. In the other order a whole cut and growth would fit between the two.
 //!
 //! Threads of the owner and viewers in other processes run this same code;
 //! they differ in what they hand in as `touch`. Whatever is not plainly a hit
@@ -74,7 +74,7 @@ pub enum HitStop {
 /// does not hold. `touch` is told the first frame of each folio read.
 ///
 /// # Safety
-/// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
+/// `to` is valid for `len` bytes of writes, is not accessed by others, and does not overlap the arena.
 #[inline(always)]
 pub unsafe fn read_hits(
     view: &View,
@@ -206,7 +206,7 @@ pub(super) fn look_partial(
     id: MappingId,
     index: PageIndex,
 ) -> Result<(Ticket, u32), NotReady> {
-    descriptor.begin_read_landed(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
+    descriptor.begin_read_partial(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
 }
 
 /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
@@ -311,7 +311,7 @@ pub fn read_hits_into(
     to: &mut [u8],
     touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
-    // SAFETY: a unique slice is valid for writes of its length by nobody else.
+    // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
     unsafe { read_hits(view, cell, id, position, to.as_mut_ptr(), to.len(), touch) }
 }
 
@@ -471,7 +471,7 @@ impl Reader<'_> {
     /// the while.
     ///
     /// # Safety
-    /// `to` is valid for `bytes` bytes of writes, by nobody else, and does not overlap the arena.
+    /// `to` is valid for `bytes` bytes of writes, is not accessed by others, and does not overlap the arena.
     #[inline(always)]
     unsafe fn copy(
         &self,

@@ -16,11 +16,10 @@
 //!   5 copy, size, look, touch                                  nothing: the copy fetches the rest itself
 //! ```
 //!
-//! What makes a hit sound is kept for each read by itself, by the functions of
-//! `hit.rs`: its size is looked at before its walk and after its copy, its first
-//! look comes before its copy and its second after it, and the record is asked last whether it
-//! is still the mapping's. That steps of other reads lie between these is no
-//! more than a slow reader: nothing here is held, and nobody waits.
+//! What makes a hit sound is kept for each read by itself, by the functions of `hit.rs`: the size is read before its
+//! walk and after its copy, its first look comes before its copy and its second after it, and the last step checks that
+//! the record is still the mapping's. The steps of other reads in between delay a read as a slow reader is delayed:
+//! nothing is held here, and no thread waits.
 //!
 //! Only what is plainly a hit is served: a range within one page and within
 //! the file, of a page that is there, filled, and of a folio without a marker. The rest
@@ -73,7 +72,7 @@ impl<'b> BatchedRead<'b> {
     /// As [`BatchedRead::new`], to an address.
     ///
     /// # Safety
-    /// `to` is valid for `len` bytes of writes during `'b`, by nobody else, and does not overlap the arena.
+    /// `to` is valid for `len` bytes of writes during `'b`, is not accessed by others, and does not overlap the arena.
     #[inline]
     pub unsafe fn from_raw(cell: CellNumber, id: MappingId, position: u64, to: *mut u8, len: usize) -> Self {
         Self { cell, id, position, to, len, buffer: PhantomData }

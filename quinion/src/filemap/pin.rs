@@ -100,7 +100,7 @@ impl Filemap {
             let end = mapping.get_read_batch(PageIndex::of_byte(at), last, &mut batch);
             if end == BatchEnd::FirstNotReady || batch.is_empty() {
                 hit = false;
-                // What is fetched now is nobody's pin yet.
+                // What is fetched now is not pinned yet.
                 if self.arena.pinned_pages() >= pages_max {
                     return Err(self.too_much_pinned(rest as u64));
                 }

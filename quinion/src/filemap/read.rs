@@ -65,10 +65,10 @@ impl Cached for Mapping {
     fn cached_before(&self, index: PageIndex, max: u32) -> u32 {
         let max = index.0.min(u64::from(max)) as u32;
         let before = (0..max).map(|i| PageIndex(index.0 - 1 - u64::from(i)));
-        self.first_missing(before).map_or(max, |missing| (index.0 - 1 - missing.0) as u32)
+        self.index().first_missing(before).map_or(max, |missing| (index.0 - 1 - missing.0) as u32)
     }
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex> {
-        self.first_missing((0..u64::from(max)).map(|i| index.plus(i)))
+        self.index().first_missing((0..u64::from(max)).map(|i| index.plus(i)))
     }
 }
 
@@ -158,7 +158,7 @@ impl Filemap {
     ) -> HitStop {
         let (view, at, rest) = (self.arena.view(), position + run.done as u64, &mut to[run.done..]);
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.cell(), mapping.id(), at, rest, touch);
+        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), at, rest, touch);
         run.done += hits.bytes;
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);
@@ -411,7 +411,7 @@ impl Filemap {
             FillOutcome::PoolFull => Err(self.pool_full(reader.pool(), position)),
             FillOutcome::NoMemory => Err(Repr::NoMemory { position, pages: self.pages_max() }.into()),
             FillOutcome::Submitted(batch) => {
-                // 3 Those that nobody waits for.
+                // 3 Those that no reader waits for.
                 if !is_all {
                     let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
                     let _ = self.insert_ahead(&mut together, &windows[1..], windows.wanted(), wait_policy);
@@ -462,13 +462,13 @@ impl Filemap {
         next: AfterSubmit,
     ) -> Result<MissOutcome<'m>, Error> {
         let Miss { index, position, reach, .. } = miss;
-        if let Ok(held) = mapping.try_hold_at(batch.likely_frame(index), index) {
+        if let Ok(held) = mapping.index().try_hold_at(batch.likely_frame(index), index) {
             let readable = match held.is_readable_at(index) {
                 ReadableState::NotYet => self.wait_for_fill(mapping, &held, miss, wait_policy, batch),
                 there => {
                     if next != AfterSubmit::Anything {
-                        // It came inside the call; or ours was dropped, and somebody else has brought it: we shall
-                        // not wait, and so not reap.
+                        // It arrived inside the call; or our folio was dropped and another thread has fetched the page.
+                        // This thread will not wait, and so does not reap.
                         mapping.backend().reap(ReapMode::Ready, &mut || false);
                     }
                     there
@@ -522,7 +522,7 @@ impl Filemap {
             return;
         }
         let Some(mut state) = reader.readahead().lock_as(wait_policy.locks()) else { return };
-        if !mapping.take_marker(page) {
+        if !mapping.index().take_marker(page) {
             return;
         }
         let before = *state;
@@ -537,8 +537,8 @@ impl Filemap {
         together.submit(AfterSubmit::Anything);
     }
 
-    /// Inserts windows that nobody waits for, until one finds no memory or a lock that is busy; they go to the
-    /// device with the rest of `together`. The pages in `wanted` were asked for.
+    /// Inserts windows that no reader waits for, until one finds no memory or a busy lock; they go to the device with
+    /// the rest of `together`. The pages in `wanted` were asked for.
     pub(super) fn insert_ahead(
         self: &Arc<Self>,
         together: &mut SubmitBatch<'_>,
@@ -596,7 +596,7 @@ impl Filemap {
             return Ok(());
         }
         // What was looked at before may be what it was before a flush of ours.
-        match mapping.writes_by() {
+        match mapping.writeback().writer() {
             Some(_) => self.revalidate(mapping).map(drop)?,
             None => drop(self.invalidate(mapping)?),
         }
@@ -714,7 +714,7 @@ enum ReadExtent {
     Page,
 }
 
-/// What came of windows that nobody waits for.
+/// What came of windows that no reader waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadaheadOutcome {
     /// All, or the first of them, are on their way or there.
@@ -751,7 +751,7 @@ fn judge_miss<'r>(
     };
     // Others may have judged, and filled, while we waited for them: what they brought is not a
     // window that was lost, and is not to be judged as one.
-    if mapping.probe(index) != Err(NotReady::Mismatch) {
+    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

@@ -17,8 +17,7 @@
 //! A window remembers it, so that time spent waiting for the window
 //! can be told from time that any first read costs.
 //!
-//! Runs under the tree's lock, between insertion and submission: nobody but the
-//! fill can have the folio yet.
+//! Runs under the tree's lock, between insertion and submission: only the fill can hold the folio yet.
 
 use std::sync::atomic::Ordering;
 

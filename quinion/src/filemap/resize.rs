@@ -44,7 +44,7 @@ use crate::units::{EXTENT_SIZE, PAGE_SIZE};
 
 use super::shared::Filemap;
 
-/// One part in so many of the cache's data is nobody's protected share.
+/// One part in so many of the cache's data is protected for no pool.
 const UNPROTECTED_SHARE: u64 = 16;
 /// How long a resize waits for what is in flight, or held by a reader.
 const WAIT_MAX: Duration = Duration::from_millis(500);
@@ -199,7 +199,7 @@ impl Filemap {
         gone
     }
 
-    /// Has what is dirty written, fetches completions that nobody else fetches, and waits a moment.
+    /// Starts write-back of what is dirty, reaps completions where no other thread does, and waits a moment.
     fn let_things_end(&self) {
         self.supply.writeback.ask_for_room();
         for backend in

@@ -12,10 +12,10 @@
 //!   6 list      in the rings, and let go
 //! ```
 //!
-//! Nobody sees a page on its way: the value stands until the bytes are there. So who meets it meanwhile comes here,
-//! too, finds that its slots are being read, waits for that and looks again; and one that cannot be read stays
-//! spilled, and is an error for those who asked for it and for nobody else. If it was a neighbour that could not be
-//! read the page is tried alone.
+//! A page on its way is not visible: the value stands until the bytes are there. A thread that meets the value
+//! meanwhile comes here, too, finds that its slots are being read, waits for that and looks again. A page that cannot
+//! be read stays spilled, and only callers that asked for it see the error; if a neighbour could not be read, the page
+//! is tried alone.
 //!
 //! Of a plain value a part is brought back, with some pages around, so that a read of 4 KiB does not bring 2 MiB.
 //! What is packed comes as a whole.
@@ -24,7 +24,7 @@
 //!  1. No lock of the index is held while memory or the device is waited for. (Who cuts the file has Write and
 //!     Invalidate alone, as when it waits for a device.)
 //!  2. Frames are this call's alone until they are in the tree, and are given back on every other way out.
-//!  3. Nothing is put into a range that somebody is cutting or punching but by itself.
+//!  3. Nothing is put into a range that is being cut or punched, except by the thread that does that.
 //!  4. A thread that reads slots waits for the device and for locks from the tree's on: never for one who may wait for
 //!     slots.
 
@@ -59,7 +59,7 @@ const BATCH_PAGES_MAX: u64 = Order::MAX.pages() as u64;
 const SHORT_MAX: u32 = 200;
 /// And then it is waited so long.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often it is tried: each time somebody else was there first, or memory was short.
+/// How often it is tried: each time another thread was first, or memory was short.
 const TRIES: u32 = 1000;
 
 /// Whether the caller keeps the file from being cut and punched while pages come back.
@@ -130,7 +130,7 @@ impl Filemap {
         pages: Range<PageIndex>,
         kept: TruncateExclusion,
     ) -> Result<(), Error> {
-        let (Some(spill), wanted) = (mapping.spill(), pages.start) else { return Ok(()) };
+        let (Some(spill), wanted) = (mapping.backing().spill(), pages.start) else { return Ok(()) };
         let (mut reach, mut short) = (SpillInExtent::Batch, 0);
         for _ in 0..TRIES {
             // 1
@@ -210,7 +210,7 @@ impl Filemap {
 
     /// 2: frames for the pages, or for fewer of them, and the charge for these.
     fn frames_back(&self, mapping: &Mapping, plan: &SpillInPlan) -> Result<SuppliedFrames<'_>, Error> {
-        let (pool, position) = (mapping.spill_pool(), plan.pages.start.first_byte());
+        let (pool, position) = (mapping.backing().spill_pool(), plan.pages.start.first_byte());
         let gaps = vec![(plan.pages.start, plan.count())];
         let window = self.window_of(mapping, plan);
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
@@ -222,7 +222,7 @@ impl Filemap {
     }
 
     fn window_of(&self, mapping: &Mapping, plan: &SpillInPlan) -> Window {
-        let order = Order::fitting(plan.count()).min(mapping.folio_order_max());
+        let order = Order::fitting(plan.count()).min(mapping.backing().folio_order_max());
         Window { order, ..Window::exact(plan.pages.start, plan.count()) }
     }
 
@@ -241,7 +241,7 @@ impl Filemap {
 
     /// There was no cell: one is made, or that is said.
     fn nodes_for(&self, mapping: &Mapping, wanted: PageIndex) -> Result<(), Error> {
-        match self.supply.make_nodes(mapping.spill_pool()) {
+        match self.supply.make_nodes(mapping.backing().spill_pool()) {
             true => Ok(()),
             false => Err(self.no_memory(wanted.first_byte())),
         }
@@ -256,7 +256,7 @@ impl Filemap {
         (mut charge, promise): (Charge<'_>, ListReservation<'_>),
         kept: TruncateExclusion,
     ) -> std::io::Result<RestoreOutcome> {
-        let spill = mapping.spill().expect("what is planned is spilled");
+        let spill = mapping.backing().spill().expect("what is planned is spilled");
         charge.keep(plan.count());
         // 3
         let reading = {
@@ -307,7 +307,7 @@ impl Filemap {
         };
         self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
         self.counters.add(Count::Inserted, u64::from(plan.count()));
-        self.supply.reclaim.count_inserted(mapping.spill_pool(), u64::from(plan.count()), 0);
+        self.supply.reclaim.count_inserted(mapping.backing().spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);
         drop(reading); // now the slots are free
         Ok(RestoreOutcome::Done)
@@ -316,7 +316,7 @@ impl Filemap {
     /// Whether the page at `index` is in the spill file; a hint. Takes the tree lock only if anything of the file seems
     /// to be there: the first that goes is counted when it is gone.
     pub(super) fn is_spilled(&self, mapping: &Mapping, index: PageIndex) -> bool {
-        mapping.spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
+        mapping.backing().spilled_pages() > 0 && !mapping.lock().spilled_from(index..index.plus(1)).is_empty()
     }
 
     /// Before locks are taken to cut the file at these bytes: brings the pages back that are cut in two, so that no

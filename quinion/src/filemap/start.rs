@@ -46,7 +46,7 @@ const JOINED_PAGES_MAX: u64 = 256;
 /// How far a read of a batch is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
-    /// Nobody has looked, or the file seemed to end before its first byte: the whole story is to come.
+    /// It was not looked up, or the file seemed to end before its first byte: the whole read is still to be done.
     Unread,
     /// The cache held all of it, or all that the file has: so many bytes.
     Read(usize),
@@ -94,7 +94,7 @@ impl Filemap {
     ) -> Progress {
         let view = self.arena.view();
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.cell(), mapping.id(), position, to, touch);
+        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), position, to, touch);
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);
         }
@@ -162,11 +162,11 @@ impl Filemap {
         }
     }
 
-    /// Notes that pages will be read in a moment, so that room for the next of the batch is not made of them: those
-    /// that nobody has read. What was put in for this batch is waited for as it is.
+    /// Notes that pages will be read in a moment, so that reclaim does not take them for the next reads of the batch.
+    /// It concerns pages fetched ahead that were not read yet; the batch holds the fills that it has started itself.
     fn touch_asked(&self, mapping: &Mapping, first: PageIndex, pages: u32) {
         let grown = self.arena.view().grown();
-        let Some(record) = grown.record(mapping.cell()) else { return };
+        let Some(record) = grown.record(mapping.index().cell()) else { return };
         for page in 0..u64::from(pages) {
             // A hint may name the frame of another folio by now; that one is spared once more, then.
             if let Kind::Folio(number) = find(&grown, record, first.plus(page)).kind() {

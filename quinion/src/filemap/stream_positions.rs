@@ -5,11 +5,10 @@
 //!   counted                x                         | x          one access for each folio
 //! ```
 //!
-//! What a folio is worth is told by how often somebody comes to it. A scan by small
-//! reads comes once, however many calls that takes; counted by calls it would look like the hottest thing in the
-//! cache. So a handle remembers, for each of its threads, where the last few reads
-//! ended. A read that begins there goes on with one of them, and the folio in whose middle it
-//! begins was counted then. A page that is read again and again from the same place does count.
+//! The policy judges a folio by how often readers come to it. A scan by small reads comes once, however many calls that
+//! takes; counted by calls, its folios would look like the hottest in the cache. So a handle remembers, for each of its
+//! threads, where the last few reads ended. A read that begins there goes on with one of them, and the folio in whose
+//! middle it begins was counted then. A page that is read again and again from the same place does count.
 //!
 //! Only what is not saturated asks this room at all: a hot hit loads the folio's byte and is done.
 //!

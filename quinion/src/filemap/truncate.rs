@@ -18,8 +18,8 @@
 //!
 //! The order is for readers, who take no lock:
 //!
-//! * *Cut*: the size before any page is let go or zeroed. A reader that sees a page of somebody else's, or zeros where
-//!   there were bytes, sees the new size when it looks at it after its copy, and shows nothing behind it. (T01)
+//! * *Cut*: the size is stored before any page is freed or zeroed. A reader that copied another folio's page, or zeros
+//!   where there were bytes, sees the new size when it looks at it after its copy, and returns nothing behind it. (T01)
 //! * *Extend*: zeros before the size. A thread that sees the new size sees them. (T07)
 //! * *Punch*: the device before the pages are let go, so that a thread that reads them anew reads zeros.
 //!
@@ -28,16 +28,16 @@
 //! T09) A thread that takes pages for write-back holds the invalidate lock shared until the backend has them.
 //!
 //! **Edges.** What lies on the other side of an edge stays in the cache, dirty or not. A folio that is held for a
-//! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index
-//! gets copies of its dirty pages, and the clean ones are read again when somebody wants them. Pages are zeroed in
-//! place, each at once for readers. A cache with a smallest folio keeps such folios whole: then an edge is where one
-//! of them ends, and all of it behind the edge is zero. What was spilled of a memory file is cut in its slots, or
-//! brought back, if a page of it is to be zeroed in part or it is packed.
+//! moment is tried again; one that is held longer, or pinned, is detached: its holders keep the bytes, the index gets
+//! copies of its dirty pages, and the clean ones are read again on demand. Pages are zeroed in place, each at once for
+//! readers. A cache with a smallest folio keeps such folios whole: then an edge is where one of them ends, and all of
+//! it behind the edge is zero. What was spilled of a memory file is cut in its slots, or brought back, if a page of it
+//! is to be zeroed in part or it is packed.
 //!
 //! **A memory file** has no device, and nothing of it is in flight to or from one, so 3 waits for nothing: what lies
-//! between the edges is taken out also if somebody is just filling it, and stays with it until it is done. A folio
-//! that reaches over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is
-//! split, and is zeros as it is.
+//! between the edges is taken out even while a thread fills it, which keeps it until it is done. A folio that reaches
+//! over an edge, and a page that is zeroed in part, are waited for. What is allocated and has no bytes is split, and is
+//! zeros as it is.
 //!
 //! Invariants:
 //!  1. When a cut returns, no page at or behind the new end is cached, but zeros in the last smallest folio. (T02)
@@ -89,7 +89,7 @@ pub enum OnPinned {
     Wait(Duration),
 }
 
-/// Alone with a file: nobody writes to it, adds folios, or hands fills and flushes to its backend.
+/// Exclusive access to a file: no other thread writes to it, adds folios, or hands fills and flushes to its backend.
 #[derive(Debug)]
 struct ExclusiveAccess<'m> {
     mapping: &'m Arc<Mapping>,
@@ -123,9 +123,9 @@ impl<'m> ExclusiveAccess<'m> {
     /// Makes the file on the device as long as it is, if that was left to the flush of pages that go now.
     fn reach_end(&mut self) -> std::io::Result<()> {
         let size = self.mapping.size();
-        if self.mapping.size_on_device() < size {
+        if self.mapping.writeback().size_on_device() < size {
             self.change(|device| device.set_size(size))?;
-            self.mapping.set_size_on_device(size);
+            self.mapping.writeback().set_size_on_device(size);
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Filemap {
         if size >= before {
             self.zero_behind_end(mapping)?;
             alone.change(|device| device.set_size(size)).map_err(failed)?;
-            mapping.set_size_on_device(size);
+            mapping.writeback().set_size_on_device(size);
             mapping.set_size(size);
             return Ok(());
         }
@@ -161,8 +161,8 @@ impl Filemap {
         self.split(mapping, edge, edge..touched.end)?;
         // 6
         alone.change(|device| device.set_size(size)).map_err(failed)?;
-        // 7: in one hold of the tree lock, so that nobody takes a page for write-back that lies behind the end.
-        mapping.set_size_on_device(size);
+        // 7: in one hold of the tree lock, so that no page behind the end is taken for write-back.
+        mapping.writeback().set_size_on_device(size);
         let behind = PageIndex(size.div_ceil(PAGE_SIZE as u64));
         let mut tree = mapping.lock();
         mapping.set_size(size);
@@ -173,7 +173,7 @@ impl Filemap {
         drop(tree);
         // 8
         self.remove(mapping, edge..touched.end, RemoveFilter::All);
-        // 9: nobody is shown it before the file is extended, which sees to it again.
+        // 9: readers do not see it before the file is extended, which zeroes it again.
         let _rest = self.zero(mapping, size..edge.first_byte());
         Ok(())
     }
@@ -309,7 +309,7 @@ impl Filemap {
             }
         }
         // What has left the index while it was being written.
-        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.detached_pages() == 0);
+        self.wait_queue.wait(&*flushed_by(mapping), &mut || mapping.writeback().detached_pages() == 0);
     }
 
     /// Waits until what is in flight of a held folio has ended.
@@ -360,7 +360,7 @@ impl Filemap {
     }
 
     /// The held folio is pinned, and its bytes are to change: its users keep it, copies of its dirty pages take its
-    /// place, and its clean ones are read again when somebody wants them. The caller has the write lock alone.
+    /// place, and its clean ones are read again on demand. The caller has the write lock alone.
     ///
     /// # Errors
     /// There is no memory for the copies.
@@ -431,7 +431,7 @@ impl Filemap {
         self.remove_clean(mapping, from..end).map(drop)
     }
 
-    /// Zeroes what is cached of the bytes of `range`, in place, page by page. A pinned folio gives way to a copy.
+    /// Zeroes what is cached of the bytes of `range`, in place, page by page. A pinned folio is replaced by a copy.
     fn zero(self: &Arc<Self>, mapping: &Arc<Mapping>, range: Range<u64>) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {
@@ -441,7 +441,7 @@ impl Filemap {
                 Ok(held) => held,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 // It may be on its way to the spill file or back in this very moment: the lock tells.
-                Err(_) if mapping.spill().is_some() => {
+                Err(_) if mapping.backing().spill().is_some() => {
                     let found = mapping.lock().at(index, index.plus(1));
                     match found {
                         MemoryEntry::Spilled { .. } => {
@@ -466,7 +466,7 @@ impl Filemap {
                     at = page_end;
                 }
                 Err(WriteRefused::Left) => {}
-                // A folio of a memory file that was allocated, and nobody writes: it is zeros.
+                // A folio of a memory file that was allocated and is not being written: it is zeros.
                 Err(WriteRefused::Filling) if held.is_readable() == ReadableState::Zeros => at = page_end,
                 Err(WriteRefused::Filling) => {
                     let filled = || held.is_readable() != ReadableState::NotYet;
@@ -497,10 +497,10 @@ fn is_pinned(mapping: &Mapping, index: PageIndex) -> bool {
 
 /// Where its pages are written: a memory file's to the spill file.
 fn flushed_by(mapping: &Mapping) -> Arc<dyn Backend> {
-    mapping.spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
+    mapping.backing().spill().map_or_else(|| device_of(mapping), |spill| Arc::clone(spill.backend()))
 }
 
 /// Where the file is changed.
 fn device_of(mapping: &Mapping) -> Arc<dyn Backend> {
-    mapping.writes_by().map_or_else(|| mapping.backend(), Arc::clone)
+    mapping.writeback().writer().map_or_else(|| mapping.backend(), Arc::clone)
 }

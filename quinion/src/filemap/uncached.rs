@@ -40,7 +40,7 @@
 //! tree lock.
 //!
 //! Invariants:
-//!  1. A flagged folio lies in a trail, or is pinned, or is being filled while somebody waits for it, or a drop of it
+//!  1. A flagged folio lies in a trail, or is pinned, or is being filled while a reader waits for it, or a drop of it
 //!     is under way. (One that a race left behind is met by a thread that reads it next, and ages as any other.)
 //!  2. A page in front of a forward stream is not dropped: only what its run covers, what it began in, and what
 //!     lies far behind.
@@ -55,9 +55,9 @@
 //!
 //! A folio that is split while it lives hands its flag to every piece (D17, `mapping/split.rs`).
 //!
-//! Cost: a read that meets nothing flagged and has no trail pays one lock that nobody else wants; one that passes
-//! folios pays the tree lock once, and looks at up to two entries without it. The background thread looks for
-//! pauses, so no read looks at a clock.
+//! Cost: a read that meets nothing flagged and has no trail pays one uncontended lock; one that passes folios pays the
+//! tree lock once, and looks at up to two entries without it. The background thread looks for pauses, so no read looks
+//! at a clock.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -238,12 +238,12 @@ impl DropBehindState {
         if let Some(met) = met {
             trails.note(&met, RangeReason::Met);
         }
-        // The last folio may reach over the file's end, where nobody reads it to its own.
+        // The last folio may reach over the file's end, so that it is never read to its own.
         let end = position + bytes as u64;
         let end = if end >= self.mapping.size() { end.next_multiple_of(FOLIO_BYTES_MAX) } else { end };
         let passed = match bytes {
             0 => None,
-            _ => trails.pass(position..end, |index| self.mapping.find_behind(index)),
+            _ => trails.pass(position..end, |index| self.mapping.index().find_behind(index)),
         };
         let left = std::mem::take(&mut trails.leaving);
         let watch = trails.wants_watch();
@@ -281,8 +281,8 @@ impl DropBehindState {
         }
     }
 
-    /// Drops what is flagged and may go of `pages`. What was passed and cannot go yet is noted again; what was left
-    /// over and cannot go is somebody's who will meet it.
+    /// Drops those flagged folios of `pages` that may go. Folios that were passed and cannot go yet are noted again;
+    /// leftovers that cannot go are handled by their next reader.
     fn drop_pages(&self, pages: Pages, leaving: DropReason, locks: LockWait) {
         let mut rest = pages;
         while rest.start < rest.end {
@@ -353,7 +353,7 @@ struct StreamTrail {
     edge: Option<PageIndex>,
     /// Where what was made last ends.
     newest_end: PageIndex,
-    /// When it was seen that nobody came; none if somebody did since.
+    /// When the stream was found idle; none if it has been read since.
     idle_since: Option<Instant>,
 }
 
@@ -425,7 +425,7 @@ impl StreamTrails {
         passed
     }
 
-    /// Takes the trails to which nobody has come for a while. None left: nobody need look any more.
+    /// Takes the trails that have been idle for a while. If none is left, the background thread need not look again.
     fn take_paused(&mut self, now: Instant) -> Vec<Pages> {
         let mut left = std::mem::take(&mut self.leaving);
         self.list.retain_mut(|trail| {

@@ -11,8 +11,8 @@ pub enum WaitPolicy {
     /// It waits for what it needs.
     #[default]
     Wait,
-    /// It starts what it can and waits for no device and no memory; it does wait for locks, which nobody
-    /// holds while waiting for those, and its requests may stand in a queue. For futures.
+    /// For futures: it starts what it can and waits for no device and no memory. It does wait for locks, whose holders
+    /// wait for neither, and its requests may stand in a queue.
     Start,
     /// It starts what it can and waits for no device, no memory and no lock.
     Now,

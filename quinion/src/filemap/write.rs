@@ -31,10 +31,10 @@
 //! hold in which it takes dirty pages, writes them to the new end, and finds no dirty page behind it.
 //!
 //! **Left folios.** A folio may leave the index between the copy into it and its mark, if it is clean: the file was
-//! changed by others, or an uncached reader has passed. Then nobody would write those bytes. [`MarkOutcome::Left`] says
-//! so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its bytes
-//! were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by a
-//! truncation, which the Write lock holds off.
+//! changed by others, or an uncached reader has passed. Then those bytes would never be written. [`MarkOutcome::Left`]
+//! says so, under the lock under which folios leave, and the piece is written again. A page that was dirty when its
+//! bytes were in is dirty still, or its flush has read them (`arena/dirty.rs`), and such a folio does not leave but by
+//! a truncation, which the Write lock holds off.
 //!
 //! Invariants:
 //!  1. A page is dirty, or under a write-back that reads its new bytes, before the write that changed it returns.
@@ -136,6 +136,14 @@ enum WriteLockMode {
     Alone,
 }
 
+/// A write of bytes to a file, while it holds the file's write lock.
+#[derive(Clone, Copy, Debug)]
+struct WriteCall<'c> {
+    mapping: &'c Arc<Mapping>,
+    context: WriteContext<'c>,
+    lock: WriteLockMode,
+}
+
 /// Why a write does not go on as it is.
 #[derive(Debug)]
 enum WriteStop {
@@ -202,8 +210,8 @@ impl<'b> WriteProgress<'b> {
 
 impl Filemap {
     /// The commonest write: within a page that is cached and dirty. `false`: it is not that, or was not any more when
-    /// it was done, and goes the way of all. What is dirty already needs no throttle, and nothing here waits for
-    /// more than another's copy of a page; so nothing is held back either.
+    /// it was done, and goes the way of all. A write to dirty pages needs no throttle, and waits for no more than
+    /// another writer's copy of a page; so nothing is held back either.
     #[inline]
     pub(crate) fn overwrite(
         &self,
@@ -241,7 +249,7 @@ impl Filemap {
     pub(crate) fn write(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
+        context: WriteContext<'_>,
         position: u64,
         bytes: &[u8],
     ) -> Result<usize, Error> {
@@ -251,9 +259,9 @@ impl Filemap {
         // What waits inside reaps, and a waker, a stranger's, may want what we hold.
         let wakes = DeferredWakes::new();
         let mut done = 0;
-        let outcome = self.write_shared_or_alone(mapping, author, piece, &mut done);
+        let outcome = self.write_shared_or_alone(mapping, context, piece, &mut done);
         drop(wakes);
-        self.end_write(mapping, author, done);
+        self.end_write(mapping, context, done);
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
 
@@ -261,7 +269,7 @@ impl Filemap {
     pub(crate) fn append(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
+        context: WriteContext<'_>,
         bytes: &[u8],
     ) -> Result<(u64, usize, Result<(), Error>), Error> {
         self.throttle(mapping, WriteProgress { position: mapping.size(), bytes })?;
@@ -275,15 +283,16 @@ impl Filemap {
                 return Err(too_large(position));
             }
             let piece = WriteProgress { position, bytes: within_device(mapping, position, bytes)? };
-            let outcome = self.write_pieces(mapping, author, WriteLockMode::Alone, piece, &mut done);
+            let call = WriteCall { mapping, context, lock: WriteLockMode::Alone };
+            let outcome = self.write_pieces(call, piece, &mut done);
             drop(alone);
             drop(wakes);
-            self.end_write(mapping, author, done);
+            self.end_write(mapping, context, done);
             let why = match outcome {
                 Ok(()) => return Ok((position, done, Ok(()))),
                 // What is left would not follow what is there: others may append as soon as the lock is let go.
                 Err(stopped) if done > 0 => return Ok((position, done, Err(stopped.into_error(position)))),
-                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun),
+                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, context, at, &mut begun),
                 Err(WriteStop::Filling(index)) => {
                     self.wait_filled(mapping, index);
                     Ok(())
@@ -314,31 +323,32 @@ impl Filemap {
     fn write_shared_or_alone(
         self: &Arc<Self>,
         mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
+        context: WriteContext<'_>,
         piece: WriteProgress<'_>,
         done: &mut usize,
     ) -> Result<(), Error> {
-        let mut hand =
+        let mut lock =
             if piece.end() <= mapping.size() { WriteLockMode::Shared } else { WriteLockMode::Alone };
         let mut begun = None;
         loop {
-            let outcome = match hand {
+            let call = WriteCall { mapping, context, lock };
+            let outcome = match lock {
                 WriteLockMode::Shared => {
                     let _with_others = mapping.write_shared();
-                    self.write_pieces(mapping, author, hand, piece, done)
+                    self.write_pieces(call, piece, done)
                 }
                 WriteLockMode::Alone => {
                     let _alone = mapping.write_alone();
-                    self.write_pieces(mapping, author, hand, piece, done)
+                    self.write_pieces(call, piece, done)
                 }
             };
             match outcome {
                 Ok(()) => return Ok(()),
-                Err(WriteStop::Grows) => hand = WriteLockMode::Alone,
-                Err(WriteStop::Pinned(_)) if author.on_pinned == OnPinned::Detach => {
-                    hand = WriteLockMode::Alone
+                Err(WriteStop::Grows) => lock = WriteLockMode::Alone,
+                Err(WriteStop::Pinned(_)) if context.on_pinned == OnPinned::Detach => {
+                    lock = WriteLockMode::Alone
                 }
-                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, author, at, &mut begun)?,
+                Err(WriteStop::Pinned(at)) => self.wait_unpinned(mapping, context, at, &mut begun)?,
                 Err(WriteStop::Filling(index)) => self.wait_filled(mapping, index),
                 Err(WriteStop::Failed(error)) => return Err(error),
             }
@@ -348,14 +358,13 @@ impl Filemap {
     /// 2: writes what is left of a piece when `done` bytes are written, and steps that.
     fn write_pieces(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
-        hand: WriteLockMode,
+        call: WriteCall<'_>,
         piece: WriteProgress<'_>,
         done: &mut usize,
     ) -> Result<(), WriteStop> {
+        let mapping = call.mapping;
         let size = mapping.size();
-        match hand {
+        match call.lock {
             WriteLockMode::Shared if size < piece.end() => return Err(WriteStop::Grows),
             // What lies between the old end and the piece becomes the file's.
             WriteLockMode::Alone if size < piece.position => self.zero_behind_end(mapping)?,
@@ -365,9 +374,9 @@ impl Filemap {
         while *done < piece.bytes.len() {
             let rest = piece.behind(*done);
             let written = match mapping.try_hold(PageIndex::of_byte(rest.position)) {
-                Ok(held) => self.write_held(mapping, author, hand, &held, rest)?,
+                Ok(held) => self.write_held(call, &held, rest)?,
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-                Err(_) => self.write_absent(mapping, author, hand, rest)?,
+                Err(_) => self.write_absent(call, rest)?,
             };
             *done += written;
             tries = if written > 0 { 0 } else { tries + 1 };
@@ -379,8 +388,8 @@ impl Filemap {
     }
 
     /// 3: what is owed when the locks are let go.
-    fn end_write(&self, mapping: &Arc<Mapping>, author: WriteContext<'_>, done: usize) {
-        if done > 0 && author.is_uncached() {
+    fn end_write(&self, mapping: &Arc<Mapping>, context: WriteContext<'_>, done: usize) {
+        if done > 0 && context.is_uncached() {
             // Soon, and not at once: so that many small ones go to the device together.
             self.supply.writeback.kick(mapping);
         }
@@ -392,20 +401,19 @@ impl Filemap {
     #[inline]
     fn write_held(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
-        hand: WriteLockMode,
+        call: WriteCall<'_>,
         held: &HeldFolio<'_>,
         piece: WriteProgress<'_>,
     ) -> Result<usize, WriteStop> {
+        let mapping = call.mapping;
         let inside = (piece.position - held.first().first_byte()) as usize;
         let len = piece.bytes.len().min(held.order().bytes() - inside);
         let refused = match held.writer() {
             Ok(writer) => {
                 let wrote = writer.write(piece.position, &piece.bytes[..len]);
                 if wrote.bytes > 0 {
-                    let marked = self.mark(mapping, author, hand, held, piece, wrote.bytes);
-                    self.touch_written(author, held, piece);
+                    let marked = self.mark(call, held, piece, wrote.bytes);
+                    self.touch_written(call.context, held, piece);
                     return Ok(if marked { wrote.bytes } else { 0 });
                 }
                 wrote.refused
@@ -421,7 +429,7 @@ impl Filemap {
                 self.wait_filled(mapping, held.first());
                 Ok(0)
             }
-            Some(WriteRefused::Pinned) => self.meet_pin(mapping, author, hand, held, piece),
+            Some(WriteRefused::Pinned) => self.write_pinned(call, held, piece),
             Some(WriteRefused::Left) | None => Ok(0),
         }
     }
@@ -438,16 +446,15 @@ impl Filemap {
     #[inline]
     fn mark(
         &self,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
-        hand: WriteLockMode,
+        call: WriteCall<'_>,
         held: &HeldFolio<'_>,
         piece: WriteProgress<'_>,
         bytes: usize,
     ) -> bool {
+        let WriteCall { mapping, context, lock } = call;
         let Range { start, end } = piece.pages(bytes);
-        let grows = hand == WriteLockMode::Alone && piece.position + bytes as u64 > mapping.size();
-        let wants = if held.drops_behind() { author.wants() } else { CachePolicy::Bytes };
+        let grows = lock == WriteLockMode::Alone && piece.position + bytes as u64 > mapping.size();
+        let wants = if held.drops_behind() { context.wants() } else { CachePolicy::Bytes };
         if !grows && wants == CachePolicy::Bytes && mapping.is_dirty(held, start..end) {
             return true;
         }
@@ -483,10 +490,10 @@ impl Filemap {
 
     /// A write is a use of the folio, but for an uncached one.
     #[inline]
-    fn touch_written(&self, author: WriteContext<'_>, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
-        if !author.is_uncached() {
+    fn touch_written(&self, context: WriteContext<'_>, held: &HeldFolio<'_>, piece: WriteProgress<'_>) {
+        if !context.is_uncached() {
             let grown = self.arena.view().grown();
-            author.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
+            context.touched.note(grown, held.frame(), piece.position, piece.bytes.len());
         }
     }
 
@@ -503,12 +510,12 @@ impl Filemap {
         piece: WriteProgress<'_>,
     ) -> usize {
         if !self.arena.view().own(held.frame()).try_lock_allocated() {
-            return 0; // somebody else is at it
+            return 0; // another thread does it
         }
         let run = FillRun { index: held.first(), frame: held.frame(), pages: held.order().pages() };
         self.put_bytes(run, piece);
         let end = run.index.plus(u64::from(run.pages)).first_byte().min(piece.end());
-        // It was dirty before. That it leaves the index meanwhile the write lock holds off.
+        // It was dirty before. The write lock keeps it in the index meanwhile.
         mapping.lock().grow_size(end);
         self.unlock_new(mapping, run);
         (end - piece.position) as usize
@@ -521,27 +528,27 @@ impl Filemap {
     #[inline(never)]
     fn write_absent(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
-        hand: WriteLockMode,
+        call: WriteCall<'_>,
         piece: WriteProgress<'_>,
     ) -> Result<usize, WriteStop> {
+        let mapping = call.mapping;
         let index = PageIndex::of_byte(piece.position);
         if mapping.is_memory() && self.is_spilled(mapping, index) {
-            // The write lock keeps the file from being cut. What is overwritten as a whole comes back, too: it is rare.
+            // The write lock keeps the file from being cut. Pages that are overwritten as a whole are restored, too: it
+            // is rare.
             let end = PageIndex(pages_of_bytes(piece.end()));
             self.spill_in(mapping, index..end, TruncateExclusion::ByCaller)?;
             return Ok(0);
         }
         let pages = self.whole_pages(mapping, piece);
         if !pages.is_empty() {
-            return self.write_new(mapping, author, piece, pages);
+            return self.write_new(call, piece, pages);
         }
         // Of the folio to be, the first byte is one that the file has; that of the piece may not be.
         let first = PageIndex::of_byte(piece.position).align_down(self.supply.folio_orders.min).first_byte();
-        let Some(reader) = author.reader else { return Ok(0) }; // a memory file's pages are all whole
+        let Some(reader) = call.context.reader else { return Ok(0) }; // a memory file's pages are all whole
         match self.hold_page(mapping, reader, first)? {
-            Some(held) => self.write_held(mapping, author, hand, &held, piece),
+            Some(held) => self.write_held(call, &held, piece),
             // Others have made the file shorter, past the cache.
             None => Err(WriteStop::Grows),
         }
@@ -551,7 +558,7 @@ impl Filemap {
     /// it was in the file; none if it does not begin with such. A few at a time.
     fn whole_pages(&self, mapping: &Mapping, piece: WriteProgress<'_>) -> Range<PageIndex> {
         let unit = self.supply.folio_orders.min;
-        // What is not there of a memory file is zeros: as if it lay behind the end.
+        // Missing pages of a memory file are zeros, as if they lay behind the end.
         let size = if mapping.is_memory() { 0 } else { mapping.size() };
         let first = PageIndex::of_byte(piece.position).align_down(unit);
         let is_whole = first.first_byte() == piece.position || first.first_byte() >= size;
@@ -567,16 +574,16 @@ impl Filemap {
     /// memory allows; bytes of `piece`, and zeros around them.
     fn write_new(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
+        call: WriteCall<'_>,
         piece: WriteProgress<'_>,
         pages: Range<PageIndex>,
     ) -> Result<usize, WriteStop> {
-        let pool = author.pool;
+        let WriteCall { mapping, context, .. } = call;
+        let pool = context.pool;
         // 1 What is not there.
         let Some(pages) = self.absent_from(mapping, pages) else { return Ok(0) };
         let count = (pages.end.0 - pages.start.0) as u32;
-        let order = Order::fitting(count).min(mapping.folio_order_max());
+        let order = Order::fitting(count).min(mapping.backing().folio_order_max());
         let window = Window { order, ..Window::exact(pages.start, count) };
         // 2 A charge for it, and frames, as a read would have them.
         let (urgency, reservation, locks) = (FillUrgency::Asked, None, LockWait::Wait);
@@ -594,14 +601,14 @@ impl Filemap {
         };
         // 3 The bytes, before anybody can see them.
         runs.iter().for_each(|&run| self.put_bytes(run, piece));
-        // 4 Into the tree and the rings, and unlocked. Meanwhile nobody forgets what is cached.
+        // 4 Into the tree and the rings, and unlocked, while invalidations are held off.
         let held_off = mapping.hold_off_invalidation();
         let shape = FolioShape {
             orders: self.supply.orders_for(window),
             marker: None,
             purpose: InsertPurpose::Write,
             wanted: AskedFor::All,
-            fate: author.fate(),
+            fate: context.fate(),
         };
         let added = mapping.add_window(&runs, shape, LockWait::Wait, &mut |_, _| {});
         let added = added.expect("a lock that is waited for is had");
@@ -622,13 +629,13 @@ impl Filemap {
     /// Those of `pages` that are not there, from the first on; `None` if that one is.
     fn absent_from(&self, mapping: &Mapping, pages: Range<PageIndex>) -> Option<Range<PageIndex>> {
         if pages.end.0 - pages.start.0 == u64::from(self.supply.folio_orders.min.pages()) {
-            return Some(pages); // that somebody else was first is seen when it is inserted
+            return Some(pages); // if another thread was first, the insertion finds out
         }
         let (first, count) = mapping.lock().next_gap(pages.start, pages.end)?;
         (first == pages.start).then(|| first..first.plus(count))
     }
 
-    /// Copies what `piece` has of a run of frames that nobody else has, and zeros before and behind it.
+    /// Copies the part of `piece` that lies in a run of frames of its own, and zeros what is before and behind it.
     fn put_bytes(&self, run: FillRun, piece: WriteProgress<'_>) {
         let (start, len) = (run.index.first_byte(), run.pages as usize * PAGE_SIZE);
         let from = piece.position.clamp(start, start + len as u64);
@@ -709,18 +716,16 @@ impl Filemap {
 
     /// The folio is pinned: what stays of it gets a place of its own, if the caller is alone and wants that.
     #[inline(never)]
-    fn meet_pin(
+    fn write_pinned(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        author: WriteContext<'_>,
-        hand: WriteLockMode,
+        call: WriteCall<'_>,
         held: &HeldFolio<'_>,
         piece: WriteProgress<'_>,
     ) -> Result<usize, WriteStop> {
-        if hand == WriteLockMode::Shared || author.on_pinned != OnPinned::Detach {
+        if call.lock == WriteLockMode::Shared || call.context.on_pinned != OnPinned::Detach {
             return Err(WriteStop::Pinned(piece.position));
         }
-        self.detach_copy(mapping, held)?;
+        self.detach_copy(call.mapping, held)?;
         Ok(0)
     }
 
@@ -728,11 +733,11 @@ impl Filemap {
     fn wait_unpinned(
         &self,
         mapping: &Mapping,
-        author: WriteContext<'_>,
+        context: WriteContext<'_>,
         position: u64,
         begun: &mut Option<Instant>,
     ) -> Result<(), Error> {
-        let OnPinned::Wait(wait_policy) = author.on_pinned else { return Ok(()) };
+        let OnPinned::Wait(wait_policy) = context.on_pinned else { return Ok(()) };
         let begun = *begun.get_or_insert_with(Instant::now);
         while let Ok(held) = mapping.try_hold(PageIndex::of_byte(position)) {
             if !self.arena.view().own(held.frame()).is_pinned() {
@@ -751,7 +756,7 @@ impl Filemap {
 /// What of `bytes` at `position` a file can take that does not grow; all of it, if the file does.
 fn within_device<'b>(mapping: &Mapping, position: u64, bytes: &'b [u8]) -> Result<&'b [u8], Error> {
     let (size, end) = (mapping.size(), position + bytes.len() as u64);
-    if end <= size || mapping.can_grow() {
+    if end <= size || mapping.writeback().can_grow() {
         return Ok(bytes);
     }
     match size.saturating_sub(position) {

@@ -5,7 +5,7 @@
 //!                      \--drop--> arena
 //! ```
 //!
-//! What has to leave the index while it is held, and must not be lost, is copied into such frames.
+//! Pages that have to leave the index while they are held, and must not be lost, are copied into such frames.
 //!
 //! Invariant: until [`FreshFolio::into_frame`] its frames are this value's alone, and their descriptors are odd.
 

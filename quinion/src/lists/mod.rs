@@ -145,7 +145,7 @@ impl Lists {
     /// Sees to it that there are rings for `pool`, and for all pools before it. They stay.
     pub fn add_pool(&self, pool: PoolNumber) {
         let mut guard = self.lock();
-        // What the rings need is room no more; the guard says so when it goes. That there may be less than none
+        // Memory that the rings need is free no more; the guard says so when it goes. That there may be less than none
         // is made up for by a thread that wants some next.
         guard.rings.grow_to((usize::from(pool.0) + 1) * self.pool_rings);
     }

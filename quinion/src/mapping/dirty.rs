@@ -21,9 +21,9 @@
 //! All of it changes under the tree lock and nowhere else. Only one look needs none: a writer who finds the bits of
 //! its pages set is done ([`Mapping::is_dirty`]).
 //!
-//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts, and nobody writes them.
-//! What of it is being written stays held until that has ended, and is counted until then (`detached`), so that who
-//! cuts or punches the file can tell when the device has let go.
+//! A folio that **leaves** the index is not dirty any more: its pages are out of the counts and are not written again.
+//! The pages of it that are being written stay held until that write ends, and are counted until then (`detached`), so
+//! that a thread that cuts or punches the file can tell when the device has let go.
 //!
 //! Invariants (asserted by `Mapping::check`):
 //!  1. A folio in the index has `DIRTY` exactly while one of its pages has the dirty bit, and its entry the mark;
@@ -43,7 +43,6 @@
 //! and the marks are sums.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::dirty::{BitTable, after_bytes, before_flush};
@@ -54,7 +53,7 @@ use crate::folio::HeldFolio;
 use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{Entry, INDICES_MAX, Kind, Mark};
 
-use super::dirty_counts::{DirtyPages, NEVER};
+use super::dirty_counts::NEVER;
 use super::owner::{Mapping, MappingGuard};
 
 /// The mark of an entry that is dirty.
@@ -81,7 +80,8 @@ pub enum MarkOutcome {
         /// Pages.
         newly: u32,
     },
-    /// The folio has left the index, or one of them: what was written there is nobody's, and is to be written anew.
+    /// The folio has left the index, or one of them: what was written there is lost with it, and the caller writes it
+    /// anew.
     Left,
 }
 
@@ -136,41 +136,16 @@ pub enum WritebackOutcome {
 /// What the end of a run's write-back left.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct WritebackEnd {
-    /// Pages that are dirty again because they failed; not those that somebody has changed meanwhile.
+    /// Pages that are dirty again because they failed; not those that were changed meanwhile.
     pub failed: u32,
-    /// Pages of folios that had left the index: nobody writes them again.
+    /// Pages of folios that had left the index: they are not written again.
     pub left: u32,
-    /// What covers the folios of the run that are clean now, and go unless somebody wants them: to be dropped by
-    /// [`Mapping::drop_behind`]. `None`: there are none.
+    /// The range of those folios of the run that are clean now and that only uncached writers used: the caller passes
+    /// it to [`Mapping::drop_behind`]. `None`: there are none.
     pub behind: Option<Range<PageIndex>>,
 }
 
 impl Mapping {
-    /// The same mapping, which counts its dirty pages in `totals` as well, with those of the cache's other mappings.
-    #[must_use]
-    pub fn with_dirty_pages(mut self, totals: &Arc<DirtyPages>) -> Self {
-        assert_eq!(self.dirty.own.total(), 0, "a mapping changes its totals before it is written to");
-        self.dirty.totals = Arc::clone(totals);
-        self
-    }
-
-    /// How many of its pages are dirty, and under write-back; a moment ago, unless the caller has the tree lock.
-    pub fn dirty_pages(&self) -> &DirtyPages {
-        &self.dirty.own
-    }
-
-    /// Pages under write-back of folios that have left the index; as [`Mapping::dirty_pages`]. While there are any, the
-    /// device may still be writing to places from which the index knows nothing.
-    pub fn detached_pages(&self) -> u64 {
-        self.dirty.detached.load(Ordering::Relaxed)
-    }
-
-    /// When the oldest of what is dirty became so; `None` if nothing is. As [`Mapping::dirty_pages`].
-    pub fn dirty_since(&self) -> Option<Millis> {
-        let since = self.dirty.since.load(Ordering::Relaxed);
-        (since != NEVER).then_some(Millis(since))
-    }
-
     /// Whether all of `pages`, which the caller has changed and whose folio it holds, are dirty already, so that they
     /// are written after this call, whoever takes them. If not, it marks them. Takes no lock.
     ///
@@ -206,21 +181,21 @@ impl Mapping {
         if word.has(Flags::DIRTY) {
             let pages = view.clear_bits(BitTable::Dirty, frame, order.pages());
             view.own(frame).clear_dirty();
-            self.dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
+            self.writeback().dirty.cleaned(pages, word.has(Flags::DROPBEHIND));
         }
         if word.has(Flags::WRITEBACK) {
             let pages = view.count_bits(BitTable::Writeback, frame, order.pages());
-            self.dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
+            self.writeback().dirty.detached.fetch_add(u64::from(pages), Ordering::Relaxed);
         }
     }
 
-    /// Somebody else than uncached reads wants the folio.
+    /// A reader or writer that is not uncached uses the folio: it no longer drops behind.
     pub(super) fn adopt(&self, frame: Frame) {
         let descriptor = self.view().own(frame);
         let word = descriptor.word();
         if word.has(Flags::DROPBEHIND) && word.has(Flags::DIRTY) {
             let pages = self.view().count_bits(BitTable::Dirty, frame, word.order().pages());
-            self.dirty.sub(|pages| &pages.behind, pages);
+            self.writeback().dirty.sub(|pages| &pages.behind, pages);
         }
         descriptor.adopt();
     }
@@ -284,12 +259,12 @@ impl MappingGuard<'_> {
             if !before.has(Flags::DIRTY) {
                 self.remark(first, &[DIRTY], &[]);
             }
-            mapping.dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
+            mapping.writeback().dirty.dirtied(newly, before.has(Flags::DROPBEHIND), now);
         }
         MarkOutcome::Done { newly }
     }
 
-    /// Somebody else than uncached reads or writes wants the held folio, so it stays when it has been written.
+    /// A reader or writer that is not uncached uses the held folio, so it stays in the cache after its write-back.
     pub fn adopt(&mut self, held: &HeldFolio<'_>) {
         if self.mapping.view().own(held.frame()).word().is_live() {
             self.mapping.adopt(held.frame());
@@ -310,8 +285,8 @@ impl MappingGuard<'_> {
 
     /// Takes dirty pages of `pages`, in rising order, for write-back: at most `pages_max` of them, added to `out` as
     /// runs. The caller has each written, and then calls [`MappingGuard::end_writeback`] for each; until then
-    /// write-back holds their folios. What it reads of their bytes from now on is what was written to them before they
-    /// were marked, or newer.
+    /// write-back holds their folios. The bytes that it reads from now on are those written before the pages were
+    /// marked, or newer ones.
     pub fn begin_writeback(
         &mut self,
         pages: Range<PageIndex>,
@@ -395,8 +370,8 @@ impl MappingGuard<'_> {
         let descriptor = mapping.view().own(folio.frame);
         let before = descriptor.word();
         descriptor.start_writeback();
-        mapping.dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
-        mapping.dirty.add(|pages| &pages.writeback, pages);
+        mapping.writeback().dirty.cleaned(pages, before.has(Flags::DROPBEHIND));
+        mapping.writeback().dirty.add(|pages| &pages.writeback, pages);
         let begins: &[Mark] = if before.has(Flags::WRITEBACK) { &[] } else { &[WRITEBACK] };
         self.settle_clean(folio, begins);
     }
@@ -443,9 +418,9 @@ impl MappingGuard<'_> {
             let pages = (run.pages - page).min(head.0 + order.pages() - frame.0);
             let cleared = mapping.view().clear_bits(BitTable::Writeback, frame, pages);
             debug_assert_eq!(cleared, pages, "write-back of a page ends once");
-            mapping.dirty.sub(|pages| &pages.writeback, pages);
+            mapping.writeback().dirty.sub(|pages| &pages.writeback, pages);
             if !descriptor.word().is_live() {
-                mapping.dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
+                mapping.writeback().dirty.detached.fetch_sub(u64::from(pages), Ordering::Relaxed);
                 ended.left += pages;
             } else if outcome == WritebackOutcome::Failed {
                 match self.mark_folio(head, index..index.plus(u64::from(pages)), now) {
@@ -479,8 +454,8 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// The pages in `pages` are not dirty any more, wherever they are: nobody will ask for their bytes. Returns
-    /// how many were. Folios that leave the index as a whole are forgotten by the thread that takes them out.
+    /// Clears the dirty state of `pages`, whose bytes are no longer wanted, and returns how many were dirty. Folios
+    /// that leave the index as a whole are not its concern: the thread that takes them out forgets them.
     pub fn forget_dirty(&mut self, pages: Range<PageIndex>) -> u64 {
         let (mut at, mut forgotten) = (pages.start, 0);
         loop {
@@ -490,7 +465,7 @@ impl MappingGuard<'_> {
                 let (view, frame) = (self.mapping.view(), folio.frame_of(from));
                 let cleared = view.clear_bits(BitTable::Dirty, frame, (end.0 - from.0) as u32);
                 let behind = view.own(folio.frame).word().has(Flags::DROPBEHIND);
-                self.mapping.dirty.cleaned(cleared, behind);
+                self.mapping.writeback().dirty.cleaned(cleared, behind);
                 self.settle_clean(folio, &[]);
                 forgotten += u64::from(cleared);
                 at = folio.end();
@@ -501,10 +476,10 @@ impl MappingGuard<'_> {
         }
     }
 
-    /// What was dirty at the moment `then` has been taken for write-back since: what is dirty now became so later, or
-    /// failed.
+    /// All pages that were dirty at the moment `then` have been taken for write-back since: what is dirty now became so
+    /// later, or failed.
     pub fn note_round(&mut self, then: Millis) {
-        let since = &self.mapping.dirty.since;
+        let since = &self.mapping.writeback().dirty.since;
         let now = since.load(Ordering::Relaxed);
         if now != NEVER {
             since.store(now.max(then.0.min(NEVER - 1)), Ordering::Relaxed);
@@ -549,7 +524,7 @@ impl MappingGuard<'_> {
     }
 
     /// The first page of `pages` that is under write-back. Folios that have left the index are not found
-    /// ([`Mapping::detached_pages`]).
+    /// ([`WritebackState::detached_pages`](super::WritebackState::detached_pages)).
     pub fn next_writeback(&self, pages: Range<PageIndex>) -> Option<PageIndex> {
         self.next_with(pages, WRITEBACK, BitTable::Writeback)
     }
@@ -617,14 +592,14 @@ impl MappingGuard<'_> {
             (dirty, writeback) = (dirty + d, writeback + w);
             behind += if word.has(Flags::DROPBEHIND) { d } else { 0 };
         }
-        let own = &mapping.dirty.own;
+        let own = &mapping.writeback().dirty.own;
         let counted = (own.dirty(), own.writeback(), own.drop_behind());
-        let found = (dirty, writeback + mapping.detached_pages(), behind);
+        let found = (dirty, writeback + mapping.writeback().detached_pages(), behind);
         if counted != found {
             return Err(format!("dirty, written, behind: {counted:?} are counted, {found:?} found"));
         }
-        if mapping.dirty_since().is_some() != (dirty > 0) {
-            return Err(format!("{dirty} pages are dirty since {:?}", mapping.dirty_since()));
+        if mapping.writeback().dirty_since().is_some() != (dirty > 0) {
+            return Err(format!("{dirty} pages are dirty since {:?}", mapping.writeback().dirty_since()));
         }
         Ok(())
     }

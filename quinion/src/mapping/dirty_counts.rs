@@ -30,7 +30,7 @@ impl DirtyPages {
     pub fn writeback(&self) -> u64 {
         self.writeback.load(Ordering::Relaxed)
     }
-    /// Of the dirty ones, those of folios that go when they have been written, unless somebody wants them.
+    /// Dirty pages of folios that leave the cache after their write-back, because only uncached writers used them.
     pub fn drop_behind(&self) -> u64 {
         self.behind.load(Ordering::Relaxed)
     }

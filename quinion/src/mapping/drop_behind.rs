@@ -52,7 +52,7 @@ pub const BEHIND_FOLIOS_MAX: usize = 512;
 pub enum DropReason {
     /// A reader has read it and moved on.
     Passed,
-    /// Nobody will come for it: its stream has ended, or gone elsewhere.
+    /// No reader will return to it: its stream has ended, or continues elsewhere.
     LeftOver,
 }
 

@@ -10,11 +10,11 @@
 //!   5 look again    is what was locked in 3 still there?           under the same hold
 //! ```
 //!
-//! What comes out is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where
-//! something was not as the look had it: somebody else has inserted a page, or taken one out. Then the next round
-//! begins there, and finds what is there now; nothing of the prefix is given up for it. What lies behind is, so that
-//! the order below is kept. The whole ends early only if memory does, the file does, or a folio is locked that must
-//! not be waited for; and before what is spilled, if there is a prefix already.
+//! The result is a **prefix** of the range, in which every page is covered: [`Grabbed`]. A round ends early where the
+//! index differs from what the look found, because another thread has inserted or removed a page. The next round begins
+//! there with a new look. The prefix is kept; what was locked behind it is released, so that the locking order below
+//! holds. The whole grab ends early only at the end of memory or of the file, at a locked folio that must not be waited
+//! for, and before spilled pages if there is a prefix already.
 //!
 //! **Who waits for whom.** A thread that waits for a folio lock has locks of smaller indices only: of what is found it
 //! locks in rising order, and what it inserts is locked before anybody else can want it. So two that grab ranges that
@@ -25,9 +25,9 @@
 //! the order itself, or use [`OnLocked::Again`].)
 //!
 //! **A thread that takes pages out** of a file meanwhile, locked or not, detaches the folio; what was put into it is
-//! then nobody's ([`Committed::left`]). Of a file whose bytes have to reach a device nobody does: its grabbers have its
-//! Write lock, shared, as long as they have a [`Grabbed`]. Of a memory file they have it during the grab alone; who
-//! cuts it waits for locked folios.
+//! then lost ([`Committed::left`]). That cannot happen to a file whose bytes have to reach a device: its grabbers hold
+//! its write lock, shared, as long as they have a [`Grabbed`]. Grabbers of a memory file hold it during the grab alone,
+//! and a thread that cuts the file waits for locked folios.
 //!
 //! The end of a [`Grabbed`], whichever it is, unlocks everything, gives every hold back, and wakes who waits:
 //!
@@ -67,16 +67,16 @@ use crate::xarray::{Kind, RangeStop};
 
 use super::batch::ReadBatch;
 use super::dirty::MarkOutcome;
-use super::insert::{FolioShape, add_prefix, cut, folios_of};
+use super::insert::{FolioShape, Insertion, RunOutcome, add_prefix, cut, folios_of};
 use super::lookup::finder;
 use super::owner::{Mapping, MappingGuard};
 
 /// Pages of one round: a folio of the largest order.
 pub const GRAB_PAGES_MAX: u64 = Order::MAX.pages() as u64;
-/// Rounds without a page, each because somebody else was at the same place, until it is given up.
+/// Rounds that gained no page because another thread changed the same place, until the grab gives up.
 const ROUNDS_MAX: u32 = 1000;
 
-/// What is done about a folio that somebody else has locked.
+/// What the grab does about a folio that another thread has locked.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum OnLocked {
     /// It is waited for.
@@ -89,8 +89,8 @@ pub enum OnLocked {
 /// When the pages that are grabbed are marked dirty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dirtying {
-    /// New ones as they are inserted, as a whole, at this moment: of a mapping that has nobody who writes back. Those
-    /// that were there are dirty; if they were touched on their way to the spill file they are so again.
+    /// New folios are marked dirty as a whole when they are inserted: for a mapping without write-back. Folios that
+    /// were there are dirty already, and are marked again if they were touched on their way to the spill file.
     Born(Millis),
     /// Those that were touched, before they are unlocked, at this moment.
     Touched(Millis),
@@ -133,9 +133,9 @@ pub enum GrabEnd<E> {
 pub enum GrabStep {
     /// Frames are there, and nothing of this round is locked.
     Framed,
-    /// What was there is locked.
+    /// Folios that are there are locked.
     Locked,
-    /// What was not is inserted, and the tree's lock is let go.
+    /// Missing ones are inserted, and the tree lock is released.
     Inserted,
 }
 
@@ -173,7 +173,7 @@ pub trait FrameSource {
     fn make_nodes(&mut self) -> bool;
     /// The page at `index` is spilled: brings it back, and what of `to` follows it. The caller has nothing locked, and
     /// no lock of the mapping's but Write.
-    fn bring_back(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
+    fn spill_in(&mut self, index: PageIndex, to: PageIndex) -> Result<(), Self::Error>;
 }
 
 /// Folios that follow each other, each locked and held. However it ends, they are unlocked; see the head of this file.
@@ -190,7 +190,7 @@ pub struct Grabbed<'a> {
 pub struct Committed {
     /// Pages that have their bytes now, those that had them before among them.
     pub pages: u64,
-    /// Pages that were touched and are nobody's: their folios had left the index.
+    /// Pages that were touched and are lost: their folios had left the index.
     pub left: u64,
 }
 
@@ -433,7 +433,7 @@ impl Mapping {
         if end == pages.start {
             // Memory is waited for to bring it back, and the device.
             return match grabbed.is_empty() {
-                true => source.bring_back(end, pages.end).map_err(GrabEnd::Failed),
+                true => source.spill_in(end, pages.end).map_err(GrabEnd::Failed),
                 false => Err(GrabEnd::Spilled),
             };
         }
@@ -476,7 +476,7 @@ impl Mapping {
         let mut finder = finder(&grown, self.record());
         let (mut gaps, mut at): (Vec<(PageIndex, u32)>, _) = (Vec::new(), pages.start);
         while at < pages.end {
-            if self.tuning.grabbing == Grabbing::OneByOne {
+            if self.index().tuning.grabbing == Grabbing::OneByOne {
                 finder.reset();
             }
             match finder.find(at.0).entry.kind() {
@@ -517,7 +517,8 @@ impl Mapping {
                 continue;
             }
             let behind = runs.peek().map_or(*end, |run| run.index.min(*end));
-            let last = if self.tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
+            let last =
+                if self.index().tuning.grabbing == Grabbing::OneByOne { at } else { PageIndex(behind.0 - 1) };
             self.get_folios_contig(at, last, &mut batch);
             if batch.is_empty() {
                 *end = at; // it has left since the look
@@ -569,7 +570,7 @@ impl Mapping {
         let runs = std::mem::take(&mut round.runs);
         let (mut inserted, mut left) = (Vec::with_capacity(runs.len()), Vec::new());
         let Some(first) = runs.first().filter(|run| run.index < round.end) else { return (inserted, runs) };
-        let mut guard = match self.tuning.grabbing {
+        let mut guard = match self.index().tuning.grabbing {
             Grabbing::Batched => self.lock_to_add(first.index, round.end.0 - first.index.0, LockWait::Wait),
             Grabbing::LookupBatched | Grabbing::OneByOne => None,
         };
@@ -602,10 +603,10 @@ impl Mapping {
         how: Grab,
         created: &mut Vec<LockedFolio<'a>>,
     ) -> InsertedRun {
-        if self.tuning.grabbing != Grabbing::Batched {
+        if self.index().tuning.grabbing != Grabbing::Batched {
             return self.insert_one_by_one(guard, run, how, created);
         }
-        let added = add_prefix(guard, run, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
+        let added = add_grabbed(guard, run, how.shape);
         self.note_created(guard, cut(run, added.pages).0, how, created);
         InsertedRun { pages: added.pages, stop: added.stop }
     }
@@ -623,7 +624,7 @@ impl Mapping {
             let one = FillRun { index: run.index.plus(u64::from(done)), frame, pages: order.pages() };
             *guard = None;
             *guard = self.lock_to_add(one.index, u64::from(one.pages), LockWait::Wait);
-            let added = add_prefix(guard, one, how.shape, LockWait::Wait, &mut |_, _| {}, &mut || {});
+            let added = add_grabbed(guard, one, how.shape);
             self.note_created(guard, cut(one, added.pages).0, how, created);
             done += added.pages;
             if added.stop != RangeStop::All {
@@ -712,4 +713,10 @@ fn first_without_frame(gaps: &[(PageIndex, u32)], runs: &[FillRun]) -> Option<Pa
 /// What of a run lies before `end`, and what does not.
 fn cut_before(run: FillRun, end: PageIndex) -> (FillRun, FillRun) {
     cut(run, end.0.saturating_sub(run.index.0).min(u64::from(run.pages)) as u32)
+}
+
+/// Inserts a prefix of a run of a grab, which waits for locks and ignores shadows.
+fn add_grabbed(guard: &mut Option<MappingGuard<'_>>, run: FillRun, shape: FolioShape) -> RunOutcome {
+    let (consumed, gap) = (&mut |_, _| {}, &mut || {});
+    add_prefix(guard, run, &mut Insertion { shape, locks: LockWait::Wait, consumed, gap })
 }

@@ -60,7 +60,7 @@ pub enum InsertPurpose {
     /// They are read: the shadows they take the place of are reported.
     #[default]
     Read,
-    /// They are overwritten: the shadows go, and nobody hears of them.
+    /// They are overwritten: the shadows are removed and not reported.
     Write,
 }
 
@@ -110,11 +110,11 @@ pub enum FolioLifetime {
     /// Until it is evicted.
     #[default]
     Stays,
-    /// Until the uncached reader it was made for has passed, unless somebody else wants it.
+    /// Until the uncached reader it was made for has passed, unless another reader or writer uses it first.
     DropsBehind,
 }
 
-/// Which pages of what is inserted somebody asked for. A folio with one such page was asked for.
+/// Which of the inserted pages a caller asked for. A folio with one such page counts as asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum AskedFor {
     /// All of them.
@@ -185,8 +185,8 @@ pub struct AddedRuns {
     pub stop: RangeStop,
 }
 
-/// Hears of the shadows that go: the folio's first frame, and the value at its highest index. Called
-/// under the tree lock, once for each folio that took the place of any.
+/// Called under the tree lock, once for each folio that replaced shadows, with the folio's first frame and the value at
+/// its highest index.
 pub type ShadowObserver<'c> = &'c mut dyn FnMut(Frame, Value);
 
 impl Mapping {
@@ -225,11 +225,11 @@ impl Mapping {
         AddedFolio::NoNode
     }
 
-    /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the
-    /// middle does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
-    /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not
-    /// wait. `consumed` hears of shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as
-    /// they were.
+    /// Inserts the folios of a run: a prefix, up to the first place that is taken. A shortage of nodes in the middle
+    /// does not end it: the lock is let go, nodes are taken, and it goes on where the prefix ended.
+    /// [`RangeStop::NoNode`] says that there were none to be taken. `None`: the lock is busy and `locks` does not wait.
+    /// `consumed` is called for shadows, see [`ShadowObserver`]. The frames behind the prefix are the caller's, as they
+    /// were.
     ///
     /// # Panics
     /// As [`MappingGuard::add_folio_range`].
@@ -253,7 +253,7 @@ impl Mapping {
         gap: &mut dyn FnMut(),
     ) -> Option<RunOutcome> {
         let mut guard = Some(self.lock_to_add(run.index, u64::from(run.pages), locks)?);
-        Some(add_prefix(&mut guard, run, shape, locks, consumed, gap))
+        Some(add_prefix(&mut guard, run, &mut Insertion { shape, locks, consumed, gap }))
     }
 
     /// Inserts the runs of a window, in rising order, under one hold of the lock. Where a place is taken, its
@@ -269,16 +269,18 @@ impl Mapping {
         locks: LockWait,
         consumed: ShadowObserver<'_>,
     ) -> Option<AddedRuns> {
-        // Before the lock: under it these grow only if somebody else came between the look for gaps and here.
+        // Allocated before the lock: under it these vectors grow only if another thread inserted pages since the look
+        // for gaps.
         let mut done =
             AddedRuns { inserted: Vec::with_capacity(runs.len()), left: Vec::new(), stop: RangeStop::All };
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Some(done) };
         let pages = end_of(last).0 - first.index.0;
         let mut guard = Some(self.lock_to_add(first.index, pages, locks)?);
+        let mut insertion = Insertion { shape, locks, consumed, gap: &mut || {} };
         for &run in runs {
             let mut rest = run;
             while rest.pages > 0 {
-                let added = add_prefix(&mut guard, rest, shape, locks, consumed, &mut || {});
+                let added = add_prefix(&mut guard, rest, &mut insertion);
                 let (inserted, behind) = cut(rest, added.pages);
                 done.inserted.extend((inserted.pages > 0).then_some(inserted));
                 let taken = match added.stop {
@@ -301,7 +303,7 @@ impl Mapping {
     /// lock is busy and `locks` does not wait.
     /// May wait: for the arena before the lock, if nodes are missing.
     pub fn lock_to_add(&self, index: PageIndex, pages: u64, locks: LockWait) -> Option<MappingGuard<'_>> {
-        let (needed, spare) = (self.nodes_needed(index, pages), self.stock.count());
+        let (needed, spare) = (self.nodes_needed(index, pages), self.index().stock.count());
         let goal = needed.max(SPARE_MAX.min(2 * needed)); // a few for the next ones
         let wanted = if spare < needed { goal - spare } else { 0 };
         let nodes = self.take_nodes(wanted, locks);
@@ -315,9 +317,9 @@ impl Mapping {
             return None;
         };
         for node in nodes {
-            self.stock.put(self.view(), node);
+            self.index().stock.put(self.view(), node);
         }
-        guard.keep = match self.tuning.node_reserve {
+        guard.keep = match self.index().tuning.node_reserve {
             NodeReserve::Enough => SPARE_MAX,
             NodeReserve::AtMost(_) => 0,
         };
@@ -330,9 +332,9 @@ impl Mapping {
         XArray::<_, NODE_BITS>::new(&nodes, &self.record().root).nodes_needed(index.0, pages)
     }
 
-    /// Takes `wanted` nodes from the arena, or what of them there is. Nobody's lock is held.
+    /// Takes `wanted` nodes from the arena, or as many as there are. The caller holds no lock.
     fn take_nodes(&self, wanted: u32, locks: LockWait) -> Vec<CellNumber> {
-        let wanted = match self.tuning.node_reserve {
+        let wanted = match self.index().tuning.node_reserve {
             NodeReserve::Enough => wanted,
             NodeReserve::AtMost(most) => wanted.min(most),
         };
@@ -343,19 +345,14 @@ impl Mapping {
         nodes
     }
 
-    /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait: when nobody
-    /// has the file open, and when others have none.
+    /// Gives the spare nodes back to the arena, unless the lock is busy and `locks` does not wait. Called when the file
+    /// is open no more, and when other mappings have no nodes.
     pub fn give_back_nodes(&self, locks: LockWait) {
-        if self.stock.count() > 0
+        if self.index().stock.count() > 0
             && let Some(mut guard) = self.lock_as(locks)
         {
             guard.keep = 0;
         }
-    }
-
-    /// Spare nodes in stock; a hint while others insert.
-    pub fn spare_nodes(&self) -> u32 {
-        self.stock.count()
     }
 }
 
@@ -370,7 +367,8 @@ impl<'a> MappingGuard<'a> {
         let slab = Placing::new(self.mapping, shape);
         let mut tree = XArray::<_, NODE_BITS>::new(&slab, &self.mapping.record().root);
         let NewFolio { index, frame, order } = folio;
-        if self.mapping.tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order) {
+        if self.mapping.index().tuning.descent == Descent::Naive && is_in_the_way(&tree, &slab, index, order)
+        {
             return AddedFolio::Present;
         }
         let inserted = tree.insert(index.0, order.0, frame.0);
@@ -432,7 +430,7 @@ impl<'a> MappingGuard<'a> {
         gap: &mut dyn FnMut(),
     ) -> Option<MappingGuard<'a>> {
         let mapping = self.mapping;
-        let carried = mapping.stock.cut(mapping.arena(), 0);
+        let carried = mapping.index().stock.cut(mapping.arena(), 0);
         drop(self);
         gap();
         // At least one: what was counted as enough was not.
@@ -442,32 +440,39 @@ impl<'a> MappingGuard<'a> {
             return None;
         }
         let guard = mapping.lock_with(nodes, locks)?;
-        carried.put_into(&mapping.stock);
-        mapping.stock.count_refill();
+        carried.put_into(&mapping.index().stock);
+        mapping.index().stock.count_refill();
         Some(guard)
     }
 }
 
-/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing.
+/// How runs are inserted, under one hold of the lock or, where nodes run out, several.
+pub(super) struct Insertion<'i> {
+    pub shape: FolioShape,
+    pub locks: LockWait,
+    pub consumed: ShadowObserver<'i>,
+    /// Called between two holds of the lock.
+    pub gap: &'i mut dyn FnMut(),
+}
+
+/// Inserts a prefix of a run, refilling the stock as often as that brings nodes. Without a lock, nothing. The one way
+/// in for runs: of ranges, of windows and of grabs.
 pub(super) fn add_prefix(
     guard: &mut Option<MappingGuard<'_>>,
     run: FillRun,
-    shape: FolioShape,
-    locks: LockWait,
-    consumed: ShadowObserver<'_>,
-    gap: &mut dyn FnMut(),
+    insertion: &mut Insertion<'_>,
 ) -> RunOutcome {
     let mut done = 0;
     while let Some(mut held) = guard.take() {
         let (_, rest) = cut(run, done);
-        let added = held.add_folio_range(rest, shape, consumed);
+        let added = held.add_folio_range(rest, insertion.shape, insertion.consumed);
         done += added.pages;
         if added.stop != RangeStop::NoNode {
             *guard = Some(held);
             return RunOutcome { pages: done, ..added };
         }
         let (_, rest) = cut(run, done);
-        *guard = held.refill(rest.index, rest.pages, locks, gap);
+        *guard = held.refill(rest.index, rest.pages, insertion.locks, insertion.gap);
     }
     RunOutcome { pages: done, stop: RangeStop::NoNode }
 }
@@ -506,7 +511,7 @@ struct Placing<'a> {
     marker: Option<PageIndex>,
     wanted: AskedFor,
     fate: FolioLifetime,
-    /// Pages placed that nobody had asked for.
+    /// Pages placed that no caller had asked for.
     ahead: Cell<u64>,
 }
 
@@ -521,7 +526,7 @@ impl<'a> Placing<'a> {
     fn set_referenced(&self, frame: Frame, index: PageIndex, order: Order) {
         let byte = match self.fate {
             FolioLifetime::Stays => self.wanted.first_byte(index, order.pages()),
-            // Asked for or not: only somebody who wants it to stay changes this.
+            // Asked for or not: only a use by a reader or writer that is not uncached changes this.
             FolioLifetime::DropsBehind => referenced::AHEAD,
         };
         if byte == referenced::AHEAD && self.fate == FolioLifetime::Stays {

@@ -17,26 +17,26 @@
 //! | leaving | a folio | `WRITEBACK`, and dirty only where it was written since | its bytes |
 //! | spilled | a value of kind spill (`spill.rs`) | | what the spill file has |
 //!
-//! **Dirty** says of a page that it differs from what is behind the file, which is here: always. So eviction,
-//! drop-behind and invalidation leave these folios alone without having heard of memory files, and a thread that
-//! overwrites one finds it dirty already and takes no lock. Write-back does not know the mapping: nothing of it counts
-//! among the cache's dirty pages.
+//! **Dirty** says of a page that it differs from what is behind the file; a memory file has nothing behind it, so its
+//! pages are always dirty. Eviction, drop-behind and invalidation therefore skip these folios without a case for memory
+//! files, and a thread that overwrites one finds it dirty already and takes no lock. Write-back does not know the
+//! mapping: none of its pages count among the cache's dirty pages.
 //!
-//! The folios of a mapping that is **kept** stand in a ring of their pool that nobody judges, so that they are charged
-//! to it and found as any other, and reclaim does not walk over them. Those of one that **spills** stand in the judged
-//! rings.
+//! The folios of a mapping that is **kept** stand in a ring of their pool that reclaim does not scan: they are charged
+//! to the pool and found as any other. Those of one that **spills** stand in the rings that it does scan.
 //!
 //! Invariants (asserted by [`Mapping::check`]):
 //!  1. A folio of a memory file is dirty in all its pages, unless it is locked, or on its way to the spill file.
 //!  2. A folio of any other mapping that is not up to date is being filled.
 //!
-//! Not an invariant: that a page that nobody has written is a hole. It may lie in a folio with one that was.
+//! Not an invariant: that a page that was never written is a hole. It may share a folio with one that was.
 //!
 //! Kernel cousin: `shmem`. We differ: what says that a folio has no backing but itself is the dirty bit that writers
 //! look at in any case, and not a flag of the mapping that each path has to ask.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::arena::dirty::BitTable;
 use crate::arena::{Arena, Flags};
@@ -46,8 +46,8 @@ use crate::tuning::Tuning;
 use crate::units::{Frame, MappingId, Order, PageIndex};
 use crate::xarray::{INDICES_MAX, Kind, Value};
 
-use super::backing::Backing;
-use super::owner::{Mapping, MappingGuard};
+use super::backing::{Backing, MemoryBacking, SpillTarget};
+use super::owner::{Mapping, MappingGuard, NewMapping};
 
 /// Entries that are looked at under one hold of the tree lock.
 const LOOKED_AT_MAX: usize = 4096;
@@ -73,6 +73,23 @@ pub enum MemoryEntry {
     },
 }
 
+/// What a mapping of a memory file is made of.
+#[derive(Debug)]
+pub struct NewMemoryMapping<'a> {
+    /// The arena its record, its nodes and its folios are in.
+    pub arena: &'a Arc<Arena>,
+    /// Its number, which no other mapping has.
+    pub id: MappingId,
+    /// The largest folio that writers make.
+    pub folio_order_max: Order,
+    /// Where its folios go when memory is short; `None`: they stay in memory.
+    pub spill: Option<SpillTarget>,
+    /// The process that owns it.
+    pub process: ForkGuard,
+    /// How its mechanisms work, for those who measure them.
+    pub tuning: Tuning,
+}
+
 /// How the pages of a memory file are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryPages {
@@ -86,29 +103,22 @@ pub struct MemoryPages {
 
 impl Mapping {
     /// A mapping of no pages and no bytes, with nothing behind it. `None` if the arena has no cell for its record.
-    ///
-    /// # Panics
-    /// If `backing` is a device.
-    pub fn memory(
-        arena: Arc<Arena>,
-        id: MappingId,
-        backing: Backing,
-        folio_order_max: Order,
-        process: ForkGuard,
-        tuning: Tuning,
-    ) -> Option<Self> {
-        assert_ne!(backing, Backing::Device, "a memory file has no device");
+    pub fn memory(new: NewMemoryMapping<'_>) -> Option<Self> {
+        let NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning } = new;
         let nothing = NullBackend { number: u64::from(id.0) };
-        let attributes = nothing.attributes().expect("what nothing is is known");
-        let mapping = Self::new(arena, id, Arc::new(nothing), &attributes, process, tuning)?;
-        mapping.lock().forget_all(); // no eviction leaves anything
-        Some(mapping.backed(backing, folio_order_max))
+        let attributes = nothing.attributes().expect("a null backend always has attributes");
+        let backend = Arc::new(nothing);
+        let new = NewMapping { arena, id, backend, attributes: &attributes, process, tuning };
+        let mapping = Self::new(new)?;
+        mapping.lock().forget_all(); // evictions leave no shadows
+        let spilled = AtomicU64::new(0);
+        Some(mapping.backed(Backing::Memory(MemoryBacking { folio_order_max, spill, spilled })))
     }
 
     /// Whether it is a memory file: what is not in its tree is zeros, and what is there is nowhere else.
     #[inline]
     pub fn is_memory(&self) -> bool {
-        self.backing() != Backing::Device
+        self.backing().is_memory()
     }
 
     /// How its pages are kept now. Takes the tree lock for some thousand entries at a time: while others change it,
@@ -219,10 +229,10 @@ impl MappingGuard<'_> {
         self.mapping.view().own(frame).word().has(Flags::UPTODATE | Flags::LOCKED)
     }
 
-    /// What is wrong with the folio at `first`, by the invariants of this room.
+    /// What is wrong with the folio at `first`, by the invariants of this file.
     pub(super) fn check_backing(&self, first: u64, frame: Frame, order: Order) -> Result<(), String> {
         let (mapping, word) = (self.mapping, self.mapping.view().own(frame).word());
-        // On its way to the spill file its pages are under write-back, and not dirty until somebody writes.
+        // On its way to the spill file its pages are under write-back, and not dirty until they are written to.
         if word.has(Flags::LOCKED | Flags::WRITEBACK) {
             return Ok(());
         }

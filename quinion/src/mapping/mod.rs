@@ -9,13 +9,11 @@
 //! at, and what only the owner needs, on the heap: the lock of its tree, its
 //! invalidate lock, the backend its bytes come from.
 //!
-//! Readers take no lock: see [`find`] here and the hit above; a reader that needs
-//! several folios to stay gets a `ReadBatch` of them. Changes go through
-//! `Mapping::lock`; holding the `MappingGuard` is holding the tree lock. Who
-//! inserts takes it by `Mapping::lock_to_add`, with the nodes that this can need:
-//! `insert.rs` tells how folios go in, `nodes.rs` where the nodes come from.
-//! A folio enters the tree locked and not up to date, with a hold that is the
-//! fill's; only the end of the fill makes it readable.
+//! Readers take no lock: see [`find`] here and the hit path in `filemap`; a reader that needs several folios to stay
+//! gets a `ReadBatch` of them. Changes go through `Mapping::lock`: the `MappingGuard` is the tree lock, held. To
+//! insert, a thread takes it by `Mapping::lock_to_add`, with the nodes that the insertion can need: `insert.rs` tells
+//! how folios go in, `evict.rs` how they leave, `nodes.rs` where the nodes come from. A folio enters the tree locked
+//! and not up to date, with a hold that is the fill's; only the end of the fill makes it readable.
 //!
 //! A range of folios can be had locked, those that are missing created: `grab.rs`.
 //!
@@ -44,9 +42,8 @@
 //! Not an invariant: that a folio found without the lock is still there. The
 //! descriptor tells.
 //!
-//! A mapping dies when no handle is left and it has no folios, or when the
-//! cache has too many that nobody has open; its number is not used again while
-//! any descriptor may carry it.
+//! A mapping dies when no handle is left and it has no folios, or when the cache has too many that are not open; its
+//! number is not used again while any descriptor may carry it.
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
@@ -55,7 +52,7 @@ mod backing;
 #[cfg(feature = "std")]
 mod batch;
 #[cfg(feature = "std")]
-pub mod device;
+mod check;
 #[cfg(feature = "std")]
 mod dirty;
 #[cfg(feature = "std")]
@@ -63,9 +60,17 @@ mod dirty_counts;
 #[cfg(feature = "std")]
 mod drop_behind;
 #[cfg(feature = "std")]
+mod entries;
+#[cfg(feature = "std")]
+mod evict;
+#[cfg(feature = "std")]
 mod grab;
 #[cfg(feature = "std")]
+mod index;
+#[cfg(feature = "std")]
 mod insert;
+#[cfg(feature = "std")]
+mod invalidate;
 mod lookup;
 #[cfg(feature = "std")]
 mod memory;
@@ -89,13 +94,13 @@ mod spill;
 mod split;
 #[cfg(feature = "std")]
 mod version;
+#[cfg(feature = "std")]
+pub mod writeback_state;
 
 #[cfg(feature = "std")]
-pub use backing::Backing;
+pub use backing::{Backing, MemoryBacking, SpillTarget};
 #[cfg(feature = "std")]
 pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
-#[cfg(feature = "std")]
-pub use device::Device;
 #[cfg(feature = "std")]
 pub use dirty::{
     MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
@@ -105,10 +110,14 @@ pub use dirty_counts::DirtyPages;
 #[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
 #[cfg(feature = "std")]
+pub use evict::Replacement;
+#[cfg(feature = "std")]
 pub use grab::{
     Committed, Dirtying, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep,
     Grabbed, MemoryWait, OnLocked,
 };
+#[cfg(feature = "std")]
+pub use index::FolioIndex;
 #[cfg(feature = "std")]
 pub use insert::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
@@ -118,11 +127,11 @@ pub use insert::{
 pub(crate) use insert::{cut, folios_of};
 pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 #[cfg(feature = "std")]
-pub use memory::{MemoryEntry, MemoryPages, SeekTarget};
+pub use memory::{MemoryEntry, MemoryPages, NewMemoryMapping, SeekTarget};
 #[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
 #[cfg(feature = "std")]
-pub use owner::{Mapping, MappingGuard, Replacement};
+pub use owner::{Mapping, MappingGuard, NewMapping};
 #[cfg(feature = "std")]
 pub use remove::{InFlight, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
 #[cfg(feature = "std")]
@@ -135,3 +144,5 @@ pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};
 pub use split::{DetachOutcome, SplitOutcome};
 #[cfg(feature = "std")]
 pub use version::VersionProbe;
+#[cfg(feature = "std")]
+pub use writeback_state::WritebackState;

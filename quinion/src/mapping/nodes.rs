@@ -10,13 +10,11 @@
 //! else. So no insertion waits for the arena, or for the machine behind it,
 //! while others wait for the tree; and what a window can need is had in one call.
 //!
-//! A stock, and not a reserve for each insertion: how many nodes one *can* need
-//! is known without a look at the tree (a path, and one in 64 pages), and is
-//! mostly far more than it does need. What is left over stays for the next one:
-//! a stream of windows meets the arena's lock for nodes once in several windows.
-//! Taking the nodes together with the window's frames, in one hold of the
-//! arena's lock, would save less than that, and would tie cells to data in the
-//! one place where the two grow by different rules.
+//! A stock, and not a reserve for each insertion: how many nodes one *can* need is known without a look at the tree (a
+//! path, and one in 64 pages), and is mostly far more than it does need. Nodes that are left over stay for the next
+//! insertion: a stream of windows meets the arena's lock for nodes once in several windows. Taking the nodes together
+//! with the window's frames, in one hold of the arena's lock, would save less than that, and would tie cells to data in
+//! the one place where the two grow by different rules.
 //!
 //! The spare nodes form a list through a word of their heads that readers never
 //! look at; the slots of a node that was let go stay as they are until its next

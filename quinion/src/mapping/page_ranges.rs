@@ -7,8 +7,8 @@
 //!   one range too many    [first            last)   all that lies between them belongs to it now
 //! ```
 //!
-//! It may say of a page that it belongs to it though nobody said so, once there are too many ranges: the caller does
-//! something for a page too many then, and for none too few. So what is kept here must be of that kind.
+//! Once there are too many ranges, it may also contain pages that were never inserted. Its users therefore only do
+//! things that are harmless for a page too many, such as syncing it again.
 //!
 //! Invariants:
 //!  1. Ranges are not empty, do not touch, and stand in rising order.

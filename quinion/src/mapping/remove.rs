@@ -16,8 +16,7 @@
 //! | dirty, or being written | goes, and is not dirty any more | stays |
 //! | spilled | goes, and its slots are free | stays |
 //!
-//! What is in flight, to a folio or from one, is to end before the file is cut on its device:
-//! [`Mapping::find_in_flight`] finds it.
+//! Fills and flushes in flight must end before the file is cut on its device: [`Mapping::find_in_flight`] finds it.
 //!
 //! Invariants:
 //!  1. What leaves here leaves no shadow, and shadows in the range go as well.
@@ -45,7 +44,7 @@ const LOOKED_AT_MAX: usize = 4096;
 /// Which folios of a range go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RemoveFilter {
-    /// All of them: nobody will ask for their bytes.
+    /// All of them: their bytes are no longer wanted.
     All,
     /// Those that the file has as they are.
     Clean,

@@ -11,13 +11,11 @@
 //!                                                                     6   the mapping's number
 //! ```
 //!
-//! A tree tells when a node of its comes and goes, under its own lock
-//! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is
-//! taken under that one and held for a few steps. A thread that wants to forget the
-//! oldest needs the two in the other order. So it asks the list whose nodes the
-//! oldest are ([`ShadowNodes::owners`]), lets go, locks one of these trees and asks again
-//! for a node of just that tree ([`ShadowNodes::oldest_of`]). As long as it has
-//! the tree's lock, the answer stays true.
+//! A tree reports when one of its nodes begins or ceases to hold shadows only, under its own lock
+//! ([`Slab::shadow_only`](crate::xarray::Slab::shadow_only)); the list's lock is taken under that one and held for a
+//! few steps. A thread that wants to forget the oldest nodes needs the two in the other order. So it asks the list
+//! whose nodes the oldest are ([`ShadowNodes::owners`]), releases the list, locks one of these trees and asks again for
+//! a node of just that tree ([`ShadowNodes::oldest_of`]). As long as it has the tree's lock, the answer stays true.
 //!
 //! Invariants (asserted by [`ShadowNodes::check`] and by `Mapping::check`):
 //!  1. Each node's neighbours name it as theirs; the ends have none on one side.

@@ -9,23 +9,23 @@
 //!   restore  [s order 2, slot 40][G][H][s, 1: 46]      pages 4 and 5 are wanted: folios there, and values around them
 //! ```
 //!
-//! A spilled page is **data**. Nobody takes a value of this kind for something that only remembers: an insertion
-//! answers that the place is taken, an eviction never meets it, and it goes only by being restored, punched or cut off,
-//! or with its file. Then its slots are given back, here and at once.
+//! A spilled page is **data**, and a value of this kind is never treated as a shadow: an insertion answers that the
+//! place is taken, an eviction never meets it, and it leaves the tree only when it is restored, punched or cut off, or
+//! with its file. Then its slots are given back, here and at once.
 //!
 //! On its way out a folio is under write-back, by the bits, flags and marks that every flush uses (`dirty.rs`): so
 //! it is not evicted, split or sent twice, and a thread that cuts the file waits for it. A writer finds its page not
 //! dirty, takes the tree's lock and marks it; or it is still in its copy when the flush ends, and then it holds the
 //! folio. Either shows at the end, under the lock, and the folio stays.
 //!
-//! Back come frames that nobody has seen, filled and looked at. Under one hold of the tree's lock each value is there
-//! as it was when the reading began, or nothing is done; then folios stand in its place, up to date and dirty. Of a
-//! plain value a part may be wanted: the rest stays, as smaller values. (Slots follow each other as pages do.)
+//! To restore, a thread fills frames of its own from the spill file. Then, under one hold of the tree lock, it puts
+//! folios in place of the values, up to date and dirty; if a value has changed since the read began, it does nothing.
+//! It may restore a part of a plain value: the rest stays, as smaller values. (Slots follow each other as pages do.)
 //!
 //! Invariants (asserted by `Mapping::check` and `Spill::check`):
 //!  1. The pages of values in the tree are counted.
 //!  2. A value in the tree has its slots, and no slot has two. A slot of no value is on its way out, or being read.
-//!  3. No folio is replaced by a value while somebody holds it, or after it was written to.
+//!  3. No folio is replaced by a value while it is held, or after it was written to.
 //!
 //! Not an invariant: that a value is as large as the folio was.
 //!
@@ -38,10 +38,9 @@ use std::sync::atomic::Ordering;
 use crate::arena::{DescriptorWord, Flags, referenced};
 use crate::folio::HeldFolio;
 use crate::spill::Spill;
-use crate::units::{Frame, Millis, Order, PageIndex, PoolNumber};
+use crate::units::{Frame, Millis, Order, PageIndex};
 use crate::xarray::{ENTRY_ORDER_MAX, Entry, ExchangeOutcome, INDICES_MAX, Inserted, Kind, Stored, Value};
 
-use super::backing::SpillTarget;
 use super::dirty::{TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use super::insert::NewFolio;
 use super::owner::{Mapping, MappingGuard};
@@ -64,7 +63,7 @@ pub struct SpillOut {
 pub enum SpillOutEnd {
     /// A value stands in its place.
     Gone,
-    /// It stays: it could not be written, or somebody holds it or has written to it.
+    /// It stays: its write failed, or it is held, or was written to.
     Stays,
     /// It had left the tree meanwhile.
     Left,
@@ -93,42 +92,12 @@ pub enum PartOutcome {
 }
 
 impl Mapping {
-    /// The same mapping, whose folios go to `spill` when memory is short, and are charged to `pool` when they come
-    /// back.
-    #[must_use]
-    pub fn with_spill(mut self, spill: &Arc<Spill>, pool: PoolNumber) -> Self {
-        self.spills_to = Some(SpillTarget { spill: Arc::clone(spill), pool });
-        self
-    }
-
-    /// Where its folios go when memory is short, if they may.
-    #[inline]
-    pub fn spill(&self) -> Option<&Arc<Spill>> {
-        self.spills_to.as_ref().map(|to| &to.spill)
-    }
-
-    /// The pool that is charged for what comes back.
-    pub fn spill_pool(&self) -> PoolNumber {
-        self.spills_to.as_ref().map_or(PoolNumber::DEFAULT, |to| to.pool)
-    }
-
-    /// Pages that are in the spill file; a moment ago, unless the caller has the tree lock.
-    #[inline]
-    pub fn spilled_pages(&self) -> u64 {
-        self.spilled.load(Ordering::Relaxed)
-    }
-
-    fn count_spilled(&self, more: u64, less: u64) {
-        self.spilled.fetch_add(more, Ordering::Relaxed);
-        self.spilled.fetch_sub(less, Ordering::Relaxed);
-    }
-
     /// A value that has been taken out of the tree, whose lock the caller holds: its slots are free. Values that only
     /// remember have none.
     pub(super) fn forget_value(&self, value: Value) {
         if value.is_spill() {
-            self.count_spilled(0, pages_of(value));
-            self.spill().expect("what is spilled has a spill file").free(value);
+            self.backing().count_spilled(0, pages_of(value));
+            self.expect_spill().free(value);
         }
     }
 
@@ -142,8 +111,8 @@ impl Mapping {
 }
 
 impl MappingGuard<'_> {
-    /// The folio that `frame` heads at `index` goes to the spill file next, if it is there, nobody holds it, and nobody
-    /// else is at work with it. It is under write-back from now on, until [`MappingGuard::end_spill`].
+    /// The folio that `frame` heads at `index` goes to the spill file next, if it is there, is not held, and no other
+    /// operation is under way on it. It is under write-back from now on, until [`MappingGuard::end_spill`].
     pub fn begin_spill(&mut self, index: PageIndex, frame: Frame) -> Option<SpillOut> {
         let nodes = self.mapping.nodes();
         if self.xarray(&nodes).load(index.0) != Entry::folio(frame.0) {
@@ -167,7 +136,7 @@ impl MappingGuard<'_> {
         let (mapping, pages) = (self.mapping, index..index.plus(u64::from(order.pages())));
         // Write-back holds it until here, so this is the folio that was sent.
         let is_in = mapping.view().own(frame).word().is_live();
-        let since = mapping.dirty_since().unwrap_or(Millis(0));
+        let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
         for &run in runs {
             self.end_writeback(run, WritebackOutcome::Written, since);
         }
@@ -192,7 +161,7 @@ impl MappingGuard<'_> {
         mapping.unlist(&[(frame, order)]);
         let _unread = mapping.take_unread(frame, order);
         self.tree.pages -= u64::from(order.pages());
-        mapping.count_spilled(pages_of(value), 0);
+        mapping.backing().count_spilled(pages_of(value), 0);
         mapping.expect_spill().note_spilled(order.pages());
         mapping.arena().free_all(&[(frame, order)]);
         SpillOutEnd::Gone
@@ -251,7 +220,7 @@ impl MappingGuard<'_> {
 
     /// Folios stand in the place of what of `values` was covered: they are dirty, and the slots are free.
     fn settle_restored(&mut self, values: &[(PageIndex, Value)], covered: Range<u64>, folios: &[NewFolio]) {
-        let (mapping, since) = (self.mapping, self.mapping.dirty_since().unwrap_or(Millis(0)));
+        let (mapping, since) = (self.mapping, self.mapping.writeback().dirty_since().unwrap_or(Millis(0)));
         for folio in folios {
             self.tree.pages += u64::from(folio.order.pages());
             let _marked = self.mark_folio(folio.frame, folio.index..folio.end(), since);
@@ -260,7 +229,7 @@ impl MappingGuard<'_> {
         for &(first, value) in values {
             let end = first.0 + pages_of(value);
             let inside = covered.start.clamp(first.0, end)..covered.end.clamp(first.0, end);
-            mapping.count_spilled(0, inside.end - inside.start);
+            mapping.backing().count_spilled(0, inside.end - inside.start);
             spill.note_brought_back(inside.end - inside.start);
             if inside == (first.0..end) {
                 spill.free(value);
@@ -287,7 +256,7 @@ impl MappingGuard<'_> {
         if self.mapping.expect_spill().is_packed(value) {
             return PartOutcome::Packed;
         }
-        if self.xarray(&nodes).nodes_needed(first, pages_of(value)) > self.mapping.stock.count() {
+        if self.xarray(&nodes).nodes_needed(first, pages_of(value)) > self.mapping.index().stock.count() {
             return PartOutcome::NoNode;
         }
         self.part(&[(PageIndex(first), value)], edge.0..edge.0);
@@ -319,7 +288,7 @@ impl<'a> MappingGuard<'a> {
         let end = last.0 + pages_of(last_value);
         let nodes = mapping.nodes();
         let needed = self.xarray(&nodes).nodes_needed(first.0, end - first.0);
-        if needed > mapping.stock.count() {
+        if needed > mapping.index().stock.count() {
             return RestoreOutcome::NoNode;
         }
         let covered = folios.first().map_or(first.0, |folio| folio.index.0)
@@ -356,7 +325,7 @@ impl<'a> MappingGuard<'a> {
 
 impl Mapping {
     fn expect_spill(&self) -> &Arc<Spill> {
-        self.spill().expect("what is spilled has a spill file")
+        self.backing().spill().expect("what is spilled has a spill file")
     }
 }
 

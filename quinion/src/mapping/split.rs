@@ -20,14 +20,14 @@
 //! A piece is as the whole was: up to date, steady or written, read so often, of the working set or not, going when its
 //! uncached reader has passed. The marker stays with the first.
 //!
-//! **Held.** A holder names the folio by its first frame, and gives back what its word says then: so a folio that is
-//! held stays as it is. Holds of readers are short, and a thread that wants the split tries again. A user's pin is not,
-//! nor is a reader whose thread was stopped. Then the folio is **detached** and lives on for those who hold it; what of
-//! it is nowhere else, its dirty pages, is copied into frames of their own, and the rest is read again when somebody
-//! wants it.
+//! **Held.** A holder names the folio by its first frame, and gives back as many frames as its word says then. So a
+//! folio that is held is not split. Holds of readers are short, and the thread that splits tries again. A user's pin
+//! may be long, and so may the hold of a reader whose thread was stopped. Then the folio is **detached** and lives on
+//! for its holders. Its dirty pages, which exist nowhere else, are copied into frames of their own; the rest is read
+//! from the device again on demand.
 //!
 //! Invariants:
-//!  1. All pages of a folio that is split stay in the index, and under the tree lock nobody sees less.
+//!  1. All pages of a folio that is split stay in the index, and no holder of the tree lock sees fewer.
 //!  2. The counts do not change: pages, dirty pages, what a pool is charged for.
 //!  3. A folio that is held, being filled, under write-back, or in no ring is not split.
 //!
@@ -58,7 +58,7 @@ const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 pub enum SplitOutcome {
     /// None does.
     Done,
-    /// One does, and is held, being filled, under write-back, or in nobody's ring for a moment: try again.
+    /// One does, and is held, being filled, under write-back, or in no ring for a moment: try again.
     Busy,
     /// What reaches over it is in the spill file, and packed: bring it back first.
     Packed,
@@ -89,7 +89,7 @@ impl Mapping {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
         let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return SplitOutcome::NoNode };
-        let (from, pages) = match self.spill() {
+        let (from, pages) = match self.backing().spill() {
             Some(_) => (edge.align_down(Order::MAX), u64::from(Order::MAX.pages())),
             None => (edge, 1),
         };
@@ -113,8 +113,8 @@ impl Mapping {
     }
 
     /// Detaches a held folio, and leaves copies of those of its dirty pages that are not in `unwanted`, in folios of
-    /// order `unit`, with what else is in these. Nobody writes meanwhile: the caller has the write lock alone. Waits
-    /// for locks.
+    /// order `unit`, with what else is in these. The caller has the write lock alone, which excludes writers. Waits for
+    /// locks.
     pub fn detach_copy(
         &self,
         held: &HeldFolio<'_>,
@@ -129,7 +129,7 @@ impl Mapping {
             ReadableState::Never => return DetachOutcome::Gone,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
-        if self.places().is_some() && !dirty.is_empty() {
+        if self.backing().places().is_some() && !dirty.is_empty() {
             return DetachOutcome::NoMemory; // each page has its place, and there is no other for a copy
         }
         // 1 The copies: what is dirty now is, or is clean, when the lock is had. More is if a flush or a sync failed.
@@ -186,7 +186,7 @@ impl MappingGuard<'_> {
             },
             _ => return SplitOutcome::Done,
         };
-        if tree.nodes_to_split(edge.0) > mapping.stock.count() {
+        if tree.nodes_to_split(edge.0) > mapping.index().stock.count() {
             return SplitOutcome::NoNode;
         }
         let mut listed = mapping.lists().map(|lists| lists.lock());
@@ -255,10 +255,10 @@ impl MappingGuard<'_> {
             return DetachOutcome::InFlight;
         }
         let needed = tree.nodes_needed(first.0, u64::from(order.pages()));
-        if !copies.is_empty() && needed > mapping.stock.count() {
+        if !copies.is_empty() && needed > mapping.index().stock.count() {
             return DetachOutcome::NoMemory;
         }
-        let since = mapping.dirty_since().unwrap_or(Millis(0));
+        let since = mapping.writeback().dirty_since().unwrap_or(Millis(0));
         let ring = mapping.lists().and_then(|lists| lists.lock().ring_of(head)).unwrap_or(0);
         tree.erase(first.0);
         let _unread = mapping.retire_all(&[(head, order)], |_, _, _| {}); // whoever holds it frees it
@@ -295,22 +295,28 @@ mod tests {
     use super::*;
     use crate::arena::{Arena, ArenaOptions};
     use crate::backend::{Backend, MemoryFile};
-    use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio};
+    use crate::mapping::{AddedFolio, InsertPurpose, MarkOutcome, NewFolio, NewMapping};
     use crate::sys::fork::ForkGuard;
     use crate::tuning::Tuning;
     use crate::units::MappingId;
 
     /// 1 Page 1 of a pinned folio is under write-back, and not dirty; W, who writes to page 0, copies what is dirty.
     /// 2 The flush fails: page 1 is dirty again.
-    /// 3 W puts its copies in the folio's place: page 1 is nowhere any more, and nobody is told.
+    /// 3 W puts its copies in the folio's place: page 1 is lost, and no error is reported.
     #[test]
     fn a_page_that_gets_dirty_again_while_the_others_are_copied_is_not_lost() {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let memory = Arc::new(MemoryFile::new(vec![7; 4 << 12]));
         let (backend, known) = (Arc::clone(&memory) as Arc<dyn Backend>, memory.attributes().unwrap());
-        let (id, tuning) = (MappingId(1), Tuning::default());
-        let mapping =
-            Mapping::new(Arc::clone(&arena), id, backend, &known, ForkGuard::new(), tuning).unwrap();
+        let mapping = Mapping::new(NewMapping {
+            arena: &arena,
+            id: MappingId(1),
+            backend,
+            attributes: &known,
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
+        let mapping = mapping.unwrap();
         let (first, order) = (PageIndex(0), Order(2));
         let frame = arena.alloc(order).unwrap();
         let added =
@@ -338,11 +344,15 @@ mod tests {
             guard.exchange((&held, true), copies, (Order(0), unwanted), None)
         };
         assert_eq!(exchange(copies(&before), &none), DetachOutcome::InFlight, "there is no copy of page 1");
-        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (2, Ok(())), "nothing was changed");
+        assert_eq!(
+            (mapping.writeback().dirty_pages().dirty(), mapping.check()),
+            (2, Ok(())),
+            "nothing was changed"
+        );
         assert_eq!(
             exchange(copies(&before), &(PageIndex(1)..PageIndex(9))),
             DetachOutcome::Done { pages: 1 }
         );
-        assert_eq!((mapping.dirty_pages().dirty(), mapping.check()), (1, Ok(())));
+        assert_eq!((mapping.writeback().dirty_pages().dirty(), mapping.check()), (1, Ok(())));
     }
 }

@@ -33,7 +33,7 @@ use crate::sync::lock::MutexGuard;
 use super::own_changes::ObservedVersion;
 use super::owner::Mapping;
 
-/// The moment before somebody looks at the file's attributes.
+/// The state of the flushes before a look at the file's attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionProbe {
     /// How many flushes had begun; `None`: one was under way.
@@ -56,7 +56,7 @@ impl Mapping {
             return;
         }
         // A thread that cannot say what the file is will be asked again.
-        let Some(Ok(before)) = self.writes_by().map(|writer| writer.attributes()) else { return };
+        let Some(Ok(before)) = self.writeback().writer().map(|writer| writer.attributes()) else { return };
         if !self.is_as_known(known, look, &before) {
             self.ours().is_strange = true;
         }
@@ -64,22 +64,22 @@ impl Mapping {
 
     /// A flush has ended. Looks at the file if it was the last.
     pub fn look_after_flush(&self) {
-        let Some(flushes) = self.device().all_ended() else { return };
-        let after = self.writes_by().map(|writer| writer.attributes());
+        let Some(flushes) = self.writeback().all_ended() else { return };
+        let after = self.writeback().writer().map(|writer| writer.attributes());
         let mut ours = self.ours();
-        if self.device().all_ended() != Some(flushes) {
+        if self.writeback().all_ended() != Some(flushes) {
             return; // the end of another sees to it
         }
         // If it cannot be said what the file is, it is not as known, and its clean pages go.
         if let Some(Ok(after)) = after {
             ours.after = Some(after.version);
         }
-        self.device().note_look(flushes);
+        self.writeback().note_look(flushes);
     }
 
     /// The file's attributes are asked for next.
     pub fn begin_look(&self) -> VersionProbe {
-        VersionProbe { quiet: self.device().quiet() }
+        VersionProbe { quiet: self.writeback().quiet() }
     }
 
     /// Whether the file's size and times are as in `now`, which is what `look` has brought, but for what we wrote to it
@@ -90,15 +90,15 @@ impl Mapping {
 
     /// As [`Mapping::is_as_in`], for a caller that has the invalidate lock: `known` is the version under it.
     pub fn is_as_known(&self, known: Version, look: VersionProbe, now: &Attributes) -> bool {
-        if self.writes_by().is_none() {
+        if self.writeback().writer().is_none() {
             return times(known) == times(now.version) && self.size() == now.size;
         }
         let seen = *self.ours();
         let is_known = times(known) == times(now.version);
         let is_ours = seen.after.is_some_and(|after| times(after) == times(now.version));
-        let is_as_left = (is_known || is_ours) && self.size_on_device() == now.size;
+        let is_as_left = (is_known || is_ours) && self.writeback().size_on_device() == now.size;
         // Asked last: if nothing was under way until now, nothing of it has changed since the look began.
-        let is_to_be_told = look.quiet.is_some() && look.quiet == self.device().quiet();
+        let is_to_be_told = look.quiet.is_some() && look.quiet == self.writeback().quiet();
         !seen.is_strange && (!is_to_be_told || is_as_left)
     }
 
@@ -115,6 +115,6 @@ impl Mapping {
     }
 
     fn ours(&self) -> MutexGuard<'_, ObservedVersion> {
-        self.ours.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writeback().own_changes.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,10 +16,9 @@
 //!                       Keep { class, reads }: to the young end of a ring;    Evict { remember }
 //! ```
 //!
-//! What is remembered of an eviction is a shadow in the index, with the cache's
-//! age (`workingset.rs`). [`Policy::reach`] says up to which distance a return
-//! counts as [`Refault::Recent`]; so the ghosts of the literature cost nothing
-//! here. The age counts every eviction, also those that leave no shadow.
+//! An eviction leaves a shadow in the index, with the cache's age (`workingset.rs`). [`Policy::reach`] says up to which
+//! distance a return counts as [`Refault::Recent`]; so the ghosts of the literature cost nothing here. The age counts
+//! every eviction, also those that leave no shadow.
 //!
 //! | policy | is |
 //! |---|---|

@@ -11,10 +11,9 @@
 //!                                       what is protected for it
 //! ```
 //!
-//! A pool that has its protected minimum, or less, is not touched as long as anything else can be had. What is above
-//! all minima goes in proportion, so an idle pool shrinks to its minimum in time, and a pool does not lose more than
-//! the others for being small. Turns are kept by **passes**, as stride scheduling keeps them: what a pool gave, in
-//! parts of its
+//! A pool that has its protected minimum, or less, is not touched as long as anything else can be had. Pages above the
+//! minima are taken in proportion, so an idle pool shrinks to its minimum in time, and a small pool does not lose more
+//! than the others. Turns are kept by **passes**, as stride scheduling keeps them: what a pool gave, in parts of its
 //! excess; the least pass goes next, and one that had no turn for long begins where the others are.
 //!
 //! Numbers in, a pool out: nothing here waits or allocates.

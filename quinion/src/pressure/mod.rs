@@ -22,7 +22,7 @@
 //! Invariants:
 //!  1. The answer is between the least and the most that it was given, whatever the numbers.
 //!  2. It is smaller than what the cache has only under pressure, and larger than the bound only when calm.
-//!  3. What cannot be read is no pressure, and is not calm either: with no numbers at all nothing changes.
+//!  3. A file that cannot be read means neither pressure nor calm: with no numbers at all nothing changes.
 //!
 //! Not an invariant: that the kernel never kills. A program that takes a gigabyte within a tenth of a second is not
 //! seen in time.

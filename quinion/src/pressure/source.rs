@@ -12,7 +12,7 @@
 //! of its limit left is reported. The kernel's page cache counts as used by a group, and is
 //! reclaimed when others need the memory: the part of it that was not touched twice is subtracted.
 //!
-//! Not an invariant: that any of the files is there. What cannot be read is left out. A gauge is a list of
+//! Not an invariant: that any of the files is there. A file that cannot be read is left out. A gauge is a list of
 //! paths, so a test points it to files of its own.
 
 use std::path::{Path, PathBuf};

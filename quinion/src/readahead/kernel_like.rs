@@ -183,7 +183,7 @@ fn exact(limits: &WindowLimits, asked: ReadRequest) -> Windows {
     if pages == 0 { Windows::none() } else { Windows::one(window) }
 }
 
-/// What was asked, in pieces, but no more than a request to the device, or a window, may have.
+/// Splits the request into pieces no larger than a request to the device, or a window, may be.
 fn forced(limits: &WindowLimits, asked: ReadRequest) -> Windows {
     let asked_pages = asked.pages.min(limits.io_pages.max(limits.pages_max).max(1));
     let mut left = clamp(asked.index, asked_pages, asked.file_pages);

@@ -240,7 +240,7 @@ impl Readahead {
         self.pages_max = self.configured_max();
     }
 
-    /// From now on windows ask for folios of these orders. What was known of streams is forgotten.
+    /// From now on windows ask for folios of these orders. Forgets all streams.
     pub fn set_orders(&mut self, orders: Orders) {
         self.config = self.config.orders(orders.min, orders.max);
         self.set_hint(self.hint);

@@ -14,8 +14,7 @@
 //! that which is not cached yet. A window that a marker started is ahead as a whole, and its marker
 //! is on the page that the reader reaches first: so there are two windows in flight at most.
 //!
-//! What is cached already is stepped over, and a stream that finds all of its
-//! next window cached waits for the reader to miss.
+//! Cached pages are skipped, and a stream that finds all of its next window cached waits for the reader to miss.
 //!
 //! Invariants:
 //!  1. No window of a stream reaches past the file, or past `until`.
@@ -31,7 +30,7 @@ use super::window::{
 
 /// The smallest window of a stream, in pages.
 pub(super) const PAGES_MIN: u32 = 4;
-/// What was asked for is no readahead: so many pages of it, 1 MiB, are read at once however small the largest
+/// Pages that were asked for are no readahead: so many pages of it, 1 MiB, are read at once however small the largest
 /// window is.
 const ASKED_PAGES_MAX: u32 = 256;
 /// From so many pages asked for at once on, 64 KiB, they may share a folio.
@@ -263,7 +262,7 @@ impl Stream {
         };
     }
 
-    /// What was fetched was gone before it was read: smaller windows, from where the reader is.
+    /// A page that was fetched ahead was evicted before it was read: smaller windows, from where the reader is.
     pub fn shrink(&mut self, at: PageIndex, limits: &WindowLimits) {
         self.size = (self.size / 2).max(PAGES_MIN.min(limits.pages_max));
         self.order = limits.order_min;

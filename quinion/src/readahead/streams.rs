@@ -272,7 +272,7 @@ impl Streams {
             && cached.cached_before(asked.index, looks) >= looks
     }
 
-    /// What is longer than a piece is fetched like a stream that ends.
+    /// A request longer than a piece is fetched like a stream that ends.
     fn in_pieces(
         &mut self,
         limits: &WindowLimits,

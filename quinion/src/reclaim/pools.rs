@@ -15,8 +15,8 @@
 //! Dirty pages are charged to the pool whose reader or writer brought them, like all others, and stay charged until
 //! they have been written and evicted: a pool at its limit whose pages are all dirty has nothing to give.
 //!
-//! Not an invariant: that an ended pool has no folio. What was on its way, or about to be evicted and stayed, is
-//! listed under its number, is judged like everything else, and moves when the number is wanted again.
+//! Not an invariant: that an ended pool has no folio. Folios that were on their way, or about to be evicted and stayed,
+//! are listed under its number, are judged like all others, and move when the number is used again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};

@@ -25,7 +25,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::backend::DeferredWakes;
-use crate::mapping::{Backing, Mapping, SpillOut};
+use crate::mapping::{Mapping, SpillOut};
 use crate::spill::{Spill, SpillSink};
 use crate::sync::LockWait;
 use crate::units::Frame;
@@ -61,7 +61,7 @@ impl Reclaim {
         let there = word.is_live() && word.has(Flags::UPTODATE) && word.has(Flags::DIRTY);
         there && idle && spill.has_room(word.order()) && {
             let mappings = self.mappings.read();
-            mappings.get(&descriptor.mapping()).is_some_and(|mapping| mapping.backing() == Backing::Spills)
+            mappings.get(&descriptor.mapping()).is_some_and(|mapping| mapping.backing().spills())
         }
     }
 

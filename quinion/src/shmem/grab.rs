@@ -52,13 +52,13 @@ impl Shmem {
         let behind = pages.start.align_down(Order::MAX).plus(GRABBED_PAGES_MAX);
         let pages = pages.start..pages.end.min(behind);
         // The Write lock keeps the file from being cut meanwhile. No folio is locked.
-        let bring_back = &mut |index: PageIndex, to: PageIndex| {
+        let spill_in = &mut |index: PageIndex, to: PageIndex| {
             self.filemap.spill_in(mapping, index..to, TruncateExclusion::ByCaller)
         };
         // This may wait for memory, and a waker, foreign code, may want the locks held here.
         let wakes = DeferredWakes::new();
         let nobody_cuts = mapping.write_shared();
-        let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, bring_back);
+        let grabbed = self.filemap.grab(mapping, pool, pages, OnLocked::Wait, spill_in);
         drop(nobody_cuts);
         drop(wakes);
         grabbed

@@ -2,7 +2,7 @@
 //!
 //! To cut and to punch are the steps of every file (`filemap/truncate.rs`), with a device that has nothing to do: alone
 //! with the file, quiet, pins given their copies, folios split at the edges, the parts of pages at both ends zeroed in
-//! place, and what lies between taken out. What is taken out is free at once, or with its last pin.
+//! place, and what lies between taken out. Memory that is taken out is free at once, or with its last pin.
 //!
 //! Where there is data is what the tree says under its lock, folio by folio. An allocated folio is not data,
 //! although it takes memory, and neither is what lies behind the end. A folio is data as a whole, so a hole

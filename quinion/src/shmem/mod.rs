@@ -21,7 +21,7 @@
 //! there, and come back for a caller that wants them (`filemap/spill_in.rs`).
 //!
 //! Invariants:
-//!  1. What was not found without the tree's lock is no hole.
+//!  1. A page that was not found without the tree lock may not be taken for a hole.
 //!  2. A read takes no memory, of a hole of whatever size.
 //!  3. No lock is held while anybody waits, and no hold of a folio is kept behind the batch that it belongs to.
 //!  4. A byte behind the end of a file is zero in memory, or not there: a file that becomes longer shows zeros.
@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::filemap::{Filemap, OnPinned, StreamPositions, WriteContext};
-use crate::mapping::{Backing, Mapping};
+use crate::mapping::{Mapping, NewMemoryMapping, SpillTarget};
 use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PageIndex, PoolNumber};
@@ -62,6 +62,22 @@ pub struct Shmem {
     files: AtomicU64,
 }
 
+/// A memory file that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewMemory {
+    /// The number of its mapping, which no other has.
+    pub id: MappingId,
+    /// The largest folio that writers make.
+    pub folio_order_max: Order,
+    /// Its folios go to the cache's spill file when memory is short, if there is one, and this pool is charged when
+    /// they come back; `None`: they stay in memory.
+    pub spills: Option<PoolNumber>,
+    /// The process that owns it.
+    pub process: ForkGuard,
+    /// How its mechanisms work, for those who measure them.
+    pub tuning: Tuning,
+}
+
 impl Shmem {
     /// The paths of memory files beside those of files.
     pub fn new(filemap: Arc<Filemap>) -> Self {
@@ -73,25 +89,15 @@ impl Shmem {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// The mapping of a memory file of no bytes, known to reclaim from now on under the unique number `id`.
-    /// Its folios go to the cache's spill file when memory is short, if there is one and `spills` says which
-    /// pool is charged when they come back. `None` if there is no cell for its record.
-    pub fn new_mapping(
-        &self,
-        id: MappingId,
-        folio_order_max: Order,
-        spills: Option<PoolNumber>,
-        process: ForkGuard,
-        tuning: Tuning,
-    ) -> Option<Arc<Mapping>> {
-        let (arena, reclaim) = (Arc::clone(&self.filemap.arena), self.filemap.reclaim());
-        let to = self.filemap.supply.spill.as_ref().zip(spills);
-        let backing = if to.is_some() { Backing::Spills } else { Backing::Kept };
-        let mapping = Mapping::memory(arena, id, backing, folio_order_max, process, tuning)?;
-        let mapping = match to {
-            Some((spill, pool)) => mapping.with_spill(spill, pool),
-            None => mapping,
-        };
+    /// The mapping of a memory file of no bytes, known to reclaim from now on.
+    /// `None` if there is no cell for its record.
+    pub fn new_mapping(&self, new: NewMemory) -> Option<Arc<Mapping>> {
+        let NewMemory { id, folio_order_max, spills, process, tuning } = new;
+        let (arena, reclaim) = (&self.filemap.arena, self.filemap.reclaim());
+        let spill = self.filemap.supply.spill.as_ref().zip(spills);
+        let spill = spill.map(|(spill, pool)| SpillTarget { spill: Arc::clone(spill), pool });
+        let new = NewMemoryMapping { arena, id, folio_order_max, spill, process, tuning };
+        let mapping = Mapping::memory(new)?;
         let mapping = mapping.with_shadow_nodes(reclaim.shadow_nodes()).with_lists(reclaim.lists());
         let mapping = Arc::new(mapping.with_counters(&self.filemap.counters));
         reclaim.add_mapping(Arc::clone(&mapping));
@@ -147,7 +153,7 @@ impl Shmem {
     fn is_hole_inside(&self, mapping: &Mapping, position: u64, len: usize) -> bool {
         let is_inside = position + len as u64 <= mapping.size();
         let mut first = std::iter::once(PageIndex::of_byte(position));
-        is_inside && mapping.backing() == Backing::Kept && mapping.first_missing(&mut first).is_some()
+        is_inside && mapping.backing().is_kept() && mapping.index().first_missing(&mut first).is_some()
     }
 
     /// Writes `bytes` where the file ends: where that was, how many, and why not all.

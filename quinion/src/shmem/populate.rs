@@ -47,7 +47,7 @@ const BUFFER_BYTES: usize = 128 << 10;
 
 /// A piece of a memory file that is being populated: bytes are put into it in order, by [`Write`].
 ///
-/// What is not written when it is given back ends the populate there.
+/// The populate ends where a slice was not filled when it was given back.
 #[derive(Debug)]
 pub struct PopulateSlice<'s> {
     grabbed: Grabbed<'s>,

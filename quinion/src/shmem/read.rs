@@ -10,10 +10,10 @@
 //!                                                             waited for when it is the first
 //! ```
 //!
-//! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before
-//! it is copied: up to date, allocated, or on its way. That a folio which has no bytes reads as zeros is right
-//! however it is raced: a fill of it is done under its lock, and then it is waited for; a moment before it was
-//! zeros. An empty batch says nothing; the tree is asked under its lock, once for each hole.
+//! A batch is gathered without a lock, by [`Mapping::get_folios_contig`], and each of its folios is looked at before it
+//! is copied: up to date, allocated, or on its way. To read a folio without bytes as zeros is right in every race: a
+//! fill of it is done under its lock, and then it is waited for; a moment before it was zeros. An empty batch says
+//! nothing; the tree is asked under its lock, once for each hole.
 //!
 //! The size is read before a batch is gathered and after its copy, and the lesser counts: before, because a
 //! thread that extends a file zeroes first what was behind its end; after, because a thread that cuts it
@@ -159,8 +159,8 @@ impl Shmem {
         Ok(ReadStep::Read(bytes))
     }
 
-    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. What was spilled is
-    /// brought back.
+    /// How many of `want` bytes from `at` on lie in one hole; 0: there is a folio, or is now. Spilled pages are
+    /// restored.
     pub(super) fn hole_at(&self, mapping: &Arc<Mapping>, at: u64, want: usize) -> Result<usize, Error> {
         let (index, end) = (PageIndex::of_byte(at), PageIndex(pages_of_bytes(at + want as u64)));
         let found = mapping.lock().at(index, end);

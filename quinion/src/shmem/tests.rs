@@ -19,7 +19,7 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::{OneBuffer, Shmem};
+use super::{NewMemory, OneBuffer, Shmem};
 
 const BYTES: u64 = PAGE_SIZE as u64;
 /// A byte that no reader may see unless it was filled.
@@ -59,7 +59,9 @@ impl Stage {
         let filemap = Filemap::new(arena, wait_queue, orders, Tuning::default()).with_spill(spill);
         let shmem = Shmem::new(Arc::new(filemap));
         let new = |id, spills| {
-            shmem.new_mapping(MappingId(id), Order(9), spills, ForkGuard::new(), Tuning::default()).unwrap()
+            let (process, tuning) = (ForkGuard::new(), Tuning::default());
+            let new = NewMemory { id: MappingId(id), folio_order_max: Order(9), spills, process, tuning };
+            shmem.new_mapping(new).unwrap()
         };
         let (mapping, scratch) = (new(1, spills), new(2, None));
         mapping.set_size(pages * BYTES);
@@ -250,9 +252,13 @@ fn r06_a_batch_ends_before_a_hole_and_the_read_goes_on_with_one_look_for_each_ho
     for page in [0, 1, 2, 500, 501] {
         stage.write(page * BYTES, &[page as u8 + 1; PAGE_SIZE]);
     }
-    let before = stage.mapping.tree_counts().locks;
+    let before = stage.mapping.index().tree_counts().locks;
     let read = stage.read(0, 1000 * PAGE_SIZE);
-    assert_eq!(stage.mapping.tree_counts().locks - before, 2, "one for each hole, and none for folios");
+    assert_eq!(
+        stage.mapping.index().tree_counts().locks - before,
+        2,
+        "one for each hole, and none for folios"
+    );
     for (page, bytes) in read.chunks(PAGE_SIZE).enumerate() {
         let right = if matches!(page, 0..3 | 500..502) { page as u8 + 1 } else { 0 };
         assert!(bytes.iter().all(|&byte| byte == right), "page {page}");
@@ -431,7 +437,7 @@ fn what_is_populated_on_its_way_to_the_spill_file_stays() {
     });
     assert_eq!(put.unwrap(), 2 * BYTES);
     spill.drain();
-    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     let wanted: Vec<u8> =
         [(3, 1), (2, 2), (11, 1)].map(|(pages, byte)| vec![byte; pages * PAGE_SIZE]).concat();
     assert!(stage.read(0, 16 * PAGE_SIZE) == wanted);
@@ -446,6 +452,6 @@ fn what_had_an_address_on_its_way_to_the_spill_file_stays() {
     assert_eq!(folios.len(), 1);
     drop(folios); // a thread may have stored there
     spill.drain();
-    assert_eq!((stage.mapping.spilled_pages(), spill.stats().bytes), (0, 0));
+    assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     stage.check();
 }

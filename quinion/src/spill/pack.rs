@@ -5,8 +5,8 @@
 //!                     --lz4--> 30,000 bytes  -->  no slot is saved: the 8 pages as they are
 //! ```
 //!
-//! What does not become at least a slot smaller is kept **plain**, so a single page always is. A plain folio can be
-//! brought back in parts and split; one that is **packed** comes back as a whole.
+//! A folio that does not become at least a slot smaller is kept **plain**, so a single page always is. A plain folio
+//! can be brought back in parts and split; one that is **packed** comes back as a whole.
 //!
 //! The checksum is 32 bits of a slot's bytes and its number. It detects devices that return what was not
 //! written there, and stray writes by other programs, but no attacker, which could write a matching sum. Four

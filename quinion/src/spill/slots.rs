@@ -6,7 +6,7 @@
 //!                               ^ last                            and only then from the start
 //! ```
 //!
-//! What goes out together should lie together, so that it is written, and comes back, as one run. So a search
+//! Pages that are spilled together should lie together, so that one run writes them, and one reads them. So a search
 //! begins where the last one ended, goes on to the end, and then once more from the start: the next fit. Runs are of
 //! one slot to as many as the largest folio has pages, and need no alignment.
 //!

@@ -188,10 +188,10 @@ impl ReapHalf {
     }
 
     /// Moves what has arrived to `arrived`, without a system call.
-    pub fn drain(&mut self, landed: &mut Vec<Completion>) {
+    pub fn drain(&mut self, completed: &mut Vec<Completion>) {
         // SAFETY: this half is the only one that makes completion queues, and it is borrowed mutably.
         let queue = unsafe { self.ring.completion_shared() };
-        landed.extend(queue.map(|entry| Completion { key: entry.user_data(), result: entry.result() }));
+        completed.extend(queue.map(|entry| Completion { key: entry.user_data(), result: entry.result() }));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Serial queues: tasks that may wait for as long as somebody else likes, in threads of their own.
+//! Serial queues: tasks that another process or a device may block without bound, in threads of their own.
 //!
 //! ```text
 //!   spawn(Sender(P), close)       Sender(P):  close, close, close    one thread, in this order
@@ -12,9 +12,9 @@
 //! sent it, or that of the file system. So who keeps one queue waiting keeps no other.
 //!
 //! Invariants:
-//!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] wait for nobody.
+//!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] do not wait.
 //!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep us waiting.
-//!  3. While [`SerialQueues::are_full`], nobody who might add to them is to be let in: so they are bounded.
+//!  3. While [`SerialQueues::are_full`], the owner admits no process that might add to them: so they are bounded.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;

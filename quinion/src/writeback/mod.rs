@@ -3,7 +3,7 @@
 //! ```text
 //!   a write --note_dirty--> the list of files with dirty pages
 //!                                |
-//!     background (round.rs)      | by age, by amount, when asked       tours each file, a little of each in turn
+//!     background (round.rs)      | by age, by amount, when asked       writes a little of each file in turn
 //!     a sync (sync.rs)           | what was dirty when it began        tags, writes the tagged, waits, backend.sync
 //!     a throttled writer         | its own file                        (throttle.rs)
 //!     a need of memory           | anything                            (round.rs)
@@ -30,14 +30,14 @@
 //! told before, because `Ok` would not be true.
 //!
 //! **A sync of the device that fails** is worse: the kernel tells it once and forgets what it could not write, so a
-//! second sync that succeeds says nothing of the first one's pages. So the account of a file (`mapping/device.rs`)
-//! knows which pages were flushed since the last sync that went well. When one fails, all of these are dirty again,
-//! those whose flushes end meanwhile among them, and the next sync writes them anew: its `Ok` is true. Three ways were
-//! open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop their databases. *To keep* such
-//! pages from being evicted until a sync has covered them would make all of memory unevictable for a program that
-//! never syncs. We keep a range for each run, and no page; what was evicted before a sync failed cannot be written
-//! again, and is **lost** to us: how much that is stands in the error that the sync returns, and in the numbers; every
-//! handle reports it once; and later syncs report the rest.
+//! second sync that succeeds says nothing of the first one's pages. So the account of a file
+//! (`mapping/writeback_state.rs`) knows which pages were flushed since the last sync that went well. When one fails,
+//! all of these are dirty again, those whose flushes end meanwhile among them, and the next sync writes them anew: its
+//! `Ok` is true. Three ways were open. *To forget*, as Linux does, makes every later `Ok` a lie, and has users stop
+//! their databases. *To keep* such pages from being evicted until a sync has covered them would make all of memory
+//! unevictable for a program that never syncs. We keep a range for each run, and no page; what was evicted before a
+//! sync failed cannot be written again, and is **lost** to us: how much that is stands in the error that the sync
+//! returns, and in the numbers; every handle reports it once; and later syncs report the rest.
 //!
 //! **Memory.** Above a tenth of it the background writes what it finds. Above a fifth a thread that dirties
 //! more waits, before it takes a lock. Both follow the bound in force. A thread that finds no memory because
@@ -238,7 +238,7 @@ impl Writeback {
     /// Pages of `mapping` became dirty: write-back knows of it from now on. The caller does not hold the tree lock.
     /// Waits for nothing.
     pub fn note_dirty(&self, mapping: &Arc<Mapping>) {
-        if !mapping.device().is_listed() {
+        if !mapping.writeback().is_listed() {
             self.list(mapping);
         }
         if !self.is_awake.load(Ordering::Relaxed) && self.limits().wants_all(self.totals.total(), false) {
@@ -258,8 +258,8 @@ impl Writeback {
     #[cold]
     fn list(&self, mapping: &Arc<Mapping>) {
         let mut files = self.files();
-        if !mapping.device().is_listed() {
-            mapping.device().set_listed(true);
+        if !mapping.writeback().is_listed() {
+            mapping.writeback().set_listed(true);
             files.push_back(Arc::clone(mapping));
             drop(files);
             self.background.poke();
@@ -271,10 +271,10 @@ impl Writeback {
         // A thread that marks a page has the tree lock: before us, and then the page is seen here; or after us, and
         // then it finds that the file is not listed.
         let _tree = mapping.lock();
-        if mapping.dirty_pages().total() == 0 {
+        if mapping.writeback().dirty_pages().total() == 0 {
             let mut files = self.files();
             files.retain(|other| !Arc::ptr_eq(other, mapping));
-            mapping.device().set_listed(false);
+            mapping.writeback().set_listed(false);
         }
     }
 
@@ -295,7 +295,11 @@ impl Writeback {
     /// A backend that writes, with completions to be fetched and no thread that fetches them.
     pub fn idle_backend(&self) -> Option<Arc<dyn Backend>> {
         let files = self.files();
-        files.iter().filter_map(|mapping| mapping.writes_by()).find(|writer| writer.wants_leader()).cloned()
+        files
+            .iter()
+            .filter_map(|mapping| mapping.writeback().writer())
+            .find(|writer| writer.wants_leader())
+            .cloned()
     }
 
     /// As [`Writeback::close`], and has the background's thread do `last` when it is at its end; waits for

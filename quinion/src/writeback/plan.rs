@@ -70,7 +70,8 @@ pub struct FileDirtyState {
     pub is_asked: bool,
 }
 
-/// Whether the background tours a file now: because it is old, because it is asked for, or because `all` is wanted.
+/// Whether the background begins a pass of a file now: because its dirty pages are old, because a pass was requested,
+/// or because `all` files are to be written.
 pub fn is_due(seen: &FileDirtyState, now: Millis, expire: Duration, all: bool) -> bool {
     let Some(since) = seen.since else { return false };
     let is_paused = seen.paused_until.is_some_and(|until| now < until);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_toured_when_it_is_old_or_asked_for_or_all_is_wanted_but_not_in_its_pause() {
+    fn a_pass_begins_by_age_or_request_or_for_all_but_not_in_a_pause() {
         let seen = FileDirtyState { since: Some(Millis(1000)), paused_until: None, is_asked: false };
         let expire = 30 * SECOND;
         assert!(
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_goes_on_by_his_share_or_time_and_hears_what_failed() {
+    fn a_throttled_writer_continues_by_its_share_or_time_and_gets_the_failure() {
         let waiting = WriterState {
             unwritten: 300,
             own: 300,

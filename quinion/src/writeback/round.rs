@@ -3,7 +3,7 @@
 //! ```text
 //!   a round      fetch completions that no other thread fetches
 //!                each file in turn:  nothing dirty?                      forget it
-//!                                    old, asked for, or too much is?     tour on, a little
+//!                                    old, asked for, or too much is?     go on with the pass
 //!                the next round begins with another file
 //!   a pass      from where the last round stopped to the file's end; then from its start
 //!   the next     soon while something is under way, later the longer nothing comes of it; else at the interval
@@ -13,8 +13,8 @@
 //! behind more than that in a queue of their device. What ended until the next round, a millisecond later, makes
 //! room for as much: some gigabytes in a second.
 //!
-//! A pass visits a page once; pages that are dirtied again behind it are the next pass's. When it has come to
-//! the end, all that was dirty when it began has been taken.
+//! A pass takes a page once; pages that are dirtied again behind it are left to the next pass. When it has come to the
+//! end, all that was dirty when it began has been taken.
 //!
 //! Invariants:
 //!  1. A round waits for no device. (A file system may make a write wait; then it is this thread that waits.)
@@ -27,13 +27,13 @@ use std::time::Duration;
 
 use crate::backend::ReapMode;
 use crate::background::BackgroundTask;
-use crate::mapping::{Mapping, TakeEnd, TakeFilter};
-use crate::sync::LockWait;
+use crate::mapping::{Mapping, TakeEnd};
 use crate::units::PageIndex;
 use crate::xarray::INDICES_MAX;
 
 use super::Writeback;
 use super::plan::{FileDirtyState, is_due};
+use super::run::FlushRequest;
 
 /// The most pages of one file that the background has under way: 4 MiB.
 const FILE_PAGES_MAX: u64 = 1024;
@@ -115,42 +115,42 @@ impl Writeback {
     }
 
     fn visit_file(&self, mapping: &Arc<Mapping>, all: bool) {
-        if mapping.dirty_pages().total() == 0 {
+        if mapping.writeback().dirty_pages().total() == 0 {
             return self.unlist_clean(mapping);
         }
-        if let Some(writer) = mapping.writes_by()
+        if let Some(writer) = mapping.writeback().writer()
             && writer.wants_leader()
         {
             writer.reap(ReapMode::Ready, &mut || false);
         }
-        let device = mapping.device();
+        let state = mapping.writeback();
         let seen = FileDirtyState {
-            since: mapping.dirty_since(),
-            paused_until: device.paused_until(),
-            is_asked: device.is_pass_requested(),
+            since: mapping.writeback().dirty_since(),
+            paused_until: state.paused_until(),
+            is_asked: state.is_pass_requested(),
         };
         if is_due(&seen, self.now(), self.options.expire, all) {
             self.run_pass(mapping);
         }
     }
 
-    /// Goes on with the tour of a file, as far as little may be under way.
+    /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
-        let (own, all) = (mapping.dirty_pages().writeback(), self.totals.writeback());
+        let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
         let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
-        let has_room = mapping.writes_by().is_some_and(|writer| writer.has_room(1));
+        let has_room = mapping.writeback().writer().is_some_and(|writer| writer.has_room(1));
         if room == 0 || !has_room {
             return;
         }
-        let device = mapping.device();
-        let place = device.begin_pass(self.now());
+        let state = mapping.writeback();
+        let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
-        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
-            TakeEnd::More(at) | TakeEnd::Busy(at) => device.pause_pass(place, at),
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
+            TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {
                 mapping.lock().note_round(place.began);
-                device.end_pass(place);
+                state.end_pass(place);
             }
         }
     }
@@ -167,10 +167,10 @@ impl Writeback {
         self.flushes().0 > 0
     }
 
-    /// What is dirty of a file is wanted to be written soon, by the background: for uncached writes (D14), so that many
-    /// small ones go to the device together. Waits for nothing.
+    /// Asks the background to write a file's dirty pages soon: for uncached writes (D14), so that many small ones go to
+    /// the device together. Waits for nothing.
     pub fn kick(&self, mapping: &Mapping) {
-        mapping.device().request_pass();
+        mapping.writeback().request_pass();
         self.poke();
     }
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{DeferredWakes, Flush, FlushError, FlushRun, FlushSink};
-use crate::mapping::device::FlushNumber;
+use crate::mapping::writeback_state::FlushNumber;
 use crate::mapping::{DropReason, Mapping, TakeEnd, TakeFilter, WritebackOutcome, WritebackRun};
 use crate::stats::Count;
 use crate::sync::LockWait;
@@ -55,42 +55,53 @@ pub(super) fn errno_of(error: &io::Error) -> i32 {
     }
 }
 
+/// Which dirty pages of a file are to be flushed.
+#[derive(Clone, Debug)]
+pub(super) struct FlushRequest {
+    pub pages: Range<PageIndex>,
+    pub which: TakeFilter,
+    /// How many at most.
+    pub pages_max: u32,
+    /// Whether a thread that cuts or punches the file is waited for.
+    pub locks: LockWait,
+}
+
+impl FlushRequest {
+    /// For callers that must not wait: dirty pages of `pages`, `pages_max` of them at most.
+    pub(super) fn without_waiting(pages: Range<PageIndex>, pages_max: u32) -> Self {
+        Self { pages, which: TakeFilter::Dirty, pages_max, locks: LockWait::Try }
+    }
+}
+
 impl Writeback {
-    /// Starts writing dirty pages of `pages`, `pages_max` of them at most. Waits for nothing but the tree
-    /// lock, whatever a file system makes a write wait for, and, if `locks` says so, a thread that cuts or
-    /// punches the file. If `locks` forbids that wait, it has done nothing then and is to be called again.
+    /// Starts writing the dirty pages of a request. Waits for nothing but the tree
+    /// lock, whatever a file system makes a write wait for, and, if its `locks` says so, a thread that cuts or
+    /// punches the file. If `locks` forbids that wait, the call has done nothing, and the caller repeats it later.
     /// Returns where it has ended, as [`begin_writeback`] does: busy, with [`TakeFilter::ToWrite`] only,
     /// before pages that are under way.
     ///
     /// [`begin_writeback`]: crate::mapping::MappingGuard::begin_writeback
-    pub(super) fn write_some(
-        &self,
-        mapping: &Arc<Mapping>,
-        pages: Range<PageIndex>,
-        which: TakeFilter,
-        pages_max: u32,
-        locks: LockWait,
-    ) -> TakeEnd {
-        let Some(writer) = mapping.writes_by() else { return TakeEnd::Done };
+    pub(super) fn write_some(&self, mapping: &Arc<Mapping>, request: FlushRequest) -> TakeEnd {
+        let Some(writer) = mapping.writeback().writer() else { return TakeEnd::Done };
         let (mut runs, mut flushes) = (Vec::new(), Vec::new());
         mapping.look_before_flush();
         // A backend may complete inside the call, and a waker, foreign code, may want the locks
         // that are held here.
         let wakes = DeferredWakes::new();
-        let held_off = match locks {
+        let held_off = match request.locks {
             LockWait::Wait => mapping.hold_off_invalidation(),
             LockWait::Try => match mapping.try_hold_off_invalidation() {
                 Some(held_off) => held_off,
-                None => return TakeEnd::More(pages.start),
+                None => return TakeEnd::More(request.pages.start),
             },
         };
-        let begun = self.take(mapping, pages, which, pages_max, &mut runs);
+        let begun = self.take(mapping, &request, &mut runs);
         let mut here = None;
         if !runs.is_empty() {
             self.in_flight.fetch_add(runs.len() as u64, Ordering::Relaxed);
             flushes.extend(runs.into_iter().map(|run| self.flush_of(mapping, run)));
             // A sync waits for what it takes, the last page too; the background waits for nothing.
-            if which == TakeFilter::ToWrite {
+            if request.which == TakeFilter::ToWrite {
                 here = flushes.pop_if(|last| writer.flushes_here(last));
             }
             if !flushes.is_empty() {
@@ -109,26 +120,25 @@ impl Writeback {
     fn take(
         &self,
         mapping: &Mapping,
-        pages: Range<PageIndex>,
-        which: TakeFilter,
-        pages_max: u32,
+        request: &FlushRequest,
         out: &mut Vec<(WritebackRun, FlushRun, FlushNumber)>,
     ) -> TakeEnd {
-        let (mut at, mut left, mut runs) = (pages.start, pages_max, Vec::new());
+        let FlushRequest { pages, which, pages_max, .. } = request;
+        let (mut at, mut left, mut runs) = (pages.start, *pages_max, Vec::new());
         let mut guard = mapping.lock();
-        let (size, device) = (mapping.size(), mapping.device());
+        let (size, state) = (mapping.size(), mapping.writeback());
         let end = pages.end.min(PageIndex(pages_of_bytes(size)));
         while at < end {
-            let clear = device.first_clear(at..end);
-            if clear.start > at && which == TakeFilter::ToWrite {
+            let clear = state.first_clear(at..end);
+            if clear.start > at && *which == TakeFilter::ToWrite {
                 return TakeEnd::Busy(at);
             }
-            let begun = guard.begin_writeback(clear.clone(), which, left, &mut runs);
+            let begun = guard.begin_writeback(clear.clone(), *which, left, &mut runs);
             for run in runs.drain(..) {
                 left -= run.pages;
                 let first = run.index.first_byte();
                 let bytes = (size - first).min(u64::from(run.pages) * PAGE_SIZE as u64) as usize;
-                let number = device.begin_flush(run.index..run.end());
+                let number = state.begin_flush(run.index..run.end());
                 out.push((run, FlushRun { index: run.index, frame: run.frame, bytes }, number));
             }
             match begun {
@@ -166,14 +176,14 @@ impl FlushSink for FlushInFlight {
         // A page that was written in part was not written, but for the last one of the file.
         let whole = if errno.is_none() { self.run.pages } else { (bytes / PAGE_SIZE) as u32 };
         let mut guard = mapping.lock();
-        let device = mapping.device();
-        let written = device.judge_flush(self.number, whole);
+        let state = mapping.writeback();
+        let written = state.judge_flush(self.number, whole);
         // First the length, so that a thread that finds a page clean finds it on the device.
         if bytes > 0 {
-            mapping.raise_size_on_device(self.run.index.first_byte() + bytes as u64);
+            mapping.writeback().raise_size_on_device(self.run.index.first_byte() + bytes as u64);
         }
         let behind = self.settle(&mut guard, written, now);
-        device.end_flush(self.number, written, errno, now);
+        state.end_flush(self.number, written, errno, now);
         drop(guard);
         if let Some(behind) = behind {
             mapping.drop_behind(behind, DropReason::Passed, LockWait::Wait);

@@ -39,15 +39,15 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorCursor;
-use crate::mapping::device::{Commit, Failures, FlushNumber};
 use crate::mapping::page_ranges::PageRanges;
+use crate::mapping::writeback_state::{Commit, Failures, FlushNumber};
 use crate::mapping::{Mapping, TakeEnd, TakeFilter};
 use crate::stats::Count;
 use crate::sync::LockWait;
 use crate::units::{PageIndex, pages_of_bytes};
 
 use super::Writeback;
-use super::run::{UNNAMED, errno_of};
+use super::run::{FlushRequest, UNNAMED, errno_of};
 
 /// Pages of a file that a sync has under way at most: 16 MiB.
 const UNDER_WAY_MAX: u64 = 4096;
@@ -86,15 +86,15 @@ impl Writeback {
         cursor: &ErrorCursor,
     ) -> Result<(), SyncFailed> {
         self.counters.add(Count::Syncs, 1);
-        let (device, mut lost_pages) = (mapping.device(), 0);
-        let before = device.failures();
+        let (state, mut lost_pages) = (mapping.writeback(), 0);
+        let before = state.failures();
         // 1 to 4
-        if let Some(writer) = mapping.writes_by() {
+        if let Some(writer) = mapping.writeback().writer() {
             loop {
-                let voided = device.flushes_voided();
+                let voided = state.flushes_voided();
                 self.write_tagged(mapping, &**writer, pages.clone());
                 // If something fails again meanwhile, that is told.
-                if device.flushes_voided() == voided || device.failures() != before {
+                if state.flushes_voided() == voided || state.failures() != before {
                     break;
                 }
             }
@@ -105,18 +105,18 @@ impl Writeback {
             return Err(SyncFailed { error, lost_pages });
         }
         // 5
-        let news = device.errors().check_and_advance(cursor);
-        let failed = failed_since(before, device.failures()).or(news);
+        let news = state.errors().check_and_advance(cursor);
+        let failed = failed_since(before, state.failures()).or(news);
         let Some(errno) = failed else { return Ok(()) };
         self.counters.add(Count::SyncErrors, 1);
         Err(SyncFailed { error: io::Error::from_raw_os_error(errno), lost_pages })
     }
 
-    /// Starts writing what is dirty of `pages`, and waits for none of it. What is more than a few megabytes is left to
-    /// the background.
+    /// Starts writing what is dirty of `pages`, and waits for none of it. More than a few megabytes are left to the
+    /// background.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
-        let room = UNDER_WAY_MAX.saturating_sub(mapping.dirty_pages().writeback()) as u32;
-        match self.write_some(mapping, pages, TakeFilter::Dirty, room, LockWait::Try) {
+        let room = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
             TakeEnd::Done => self.poke(), // it fetches completions that no other thread fetches
             TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
@@ -127,11 +127,11 @@ impl Writeback {
     /// # Errors
     /// Some of it could not be written, and is dirty still. Every handle is told of it by its next sync.
     pub fn write_out(&self, mapping: &Arc<Mapping>) -> io::Result<()> {
-        let before = mapping.device().failures();
-        if let Some(writer) = mapping.writes_by() {
+        let before = mapping.writeback().failures();
+        if let Some(writer) = mapping.writeback().writer() {
             self.write_tagged(mapping, &**writer, whole_file());
         }
-        match failed_since(before, mapping.device().failures()) {
+        match failed_since(before, mapping.writeback().failures()) {
             None => Ok(()),
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
         }
@@ -144,21 +144,22 @@ impl Writeback {
         self.close();
         let mut failed = 0;
         for mapping in self.listed() {
-            // What the background had under way and failed was not this call's to try: it is now.
-            let is_written = self.write_out(&mapping).is_ok() && mapping.dirty_pages().dirty() == 0;
+            // A flush of the background that failed was not this call's attempt: it is now.
+            let is_written =
+                self.write_out(&mapping).is_ok() && mapping.writeback().dirty_pages().dirty() == 0;
             failed += u64::from(!is_written && self.write_out(&mapping).is_err());
-            self.counters.add(Count::LostPages, mapping.dirty_pages().dirty());
+            self.counters.add(Count::LostPages, mapping.writeback().dirty_pages().dirty());
         }
         failed
     }
 
-    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a
-    /// thread that cannot wait. What is under way then keeps what it needs.
+    /// Starts writing the dirty pages of every file, and waits for nothing: for the end of a cache on a thread that
+    /// cannot wait. Flushes that are under way then keep what they need.
     pub fn start_all(&self) {
         for mapping in self.listed() {
             let mut at = PageIndex(0);
             while let TakeEnd::More(next) | TakeEnd::Busy(next) =
-                self.write_some(&mapping, at..whole_file().end, TakeFilter::Dirty, u32::MAX, LockWait::Try)
+                self.write_some(&mapping, FlushRequest::without_waiting(at..whole_file().end, u32::MAX))
                 && next > at
             {
                 at = next;
@@ -170,46 +171,42 @@ impl Writeback {
     /// their place in the file away. The caller may hold the locks of a write, and none of the index. None begins
     /// meanwhile if the pages are gone from the index.
     pub fn wait_for(&self, mapping: &Mapping, pages: Range<PageIndex>) {
-        if let Some(writer) = mapping.writes_by() {
-            let device = mapping.device();
-            self.wait_queue.wait(&**writer, &mut || !device.is_under_way(&pages, None));
+        if let Some(writer) = mapping.writeback().writer() {
+            let state = mapping.writeback();
+            self.wait_queue.wait(&**writer, &mut || !state.is_under_way(&pages, None));
         }
     }
 
     /// Steps 1 to 3.
     fn write_tagged(&self, mapping: &Arc<Mapping>, writer: &dyn Backend, pages: Range<PageIndex>) {
-        let device = mapping.device();
+        let state = mapping.writeback();
         let end = pages.end.min(PageIndex(pages_of_bytes(mapping.size())));
         // 1
         let mut at = pages.start;
         while at < end {
             at = mapping.lock().tag_to_write(at..end);
         }
-        let tagged = device.next_flush();
+        let tagged = state.next_flush();
         // 2
         let mut at = pages.start;
         loop {
             self.wait_for_room(mapping, writer);
-            match self.write_some(
-                mapping,
-                at..end,
-                TakeFilter::ToWrite,
-                (UNDER_WAY_MAX / 2) as u32,
-                LockWait::Wait,
-            ) {
+            let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
+            let request = FlushRequest { pages: at..end, which, pages_max, locks: LockWait::Wait };
+            match self.write_some(mapping, request) {
                 TakeEnd::Done => break,
                 TakeEnd::More(next) => at = next,
                 TakeEnd::Busy(page) => at = self.pass(mapping, writer, page, tagged),
             }
         }
         // 3
-        let begun = Some(device.next_flush());
-        self.wait_queue.wait(writer, &mut || !device.is_under_way(&pages, begun));
+        let begun = Some(state.next_flush());
+        self.wait_queue.wait(writer, &mut || !state.is_under_way(&pages, begun));
     }
 
     /// Waits while much of the file is under way.
     fn wait_for_room(&self, mapping: &Mapping, writer: &dyn Backend) {
-        let under_way = || mapping.dirty_pages().writeback();
+        let under_way = || mapping.writeback().dirty_pages().writeback();
         if under_way() > UNDER_WAY_MAX / 2 {
             self.wait_queue.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);
         }
@@ -223,12 +220,12 @@ impl Writeback {
         page: PageIndex,
         tagged: FlushNumber,
     ) -> PageIndex {
-        let device = mapping.device();
-        match device.flush_at(page) {
+        let state = mapping.writeback();
+        match state.flush_at(page) {
             None => page,
             Some((number, end)) if number >= tagged => end,
             Some((number, _)) => {
-                let is_over = || device.flush_at(page).is_none_or(|(other, _)| other != number);
+                let is_over = || state.flush_at(page).is_none_or(|(other, _)| other != number);
                 self.wait_queue.wait(writer, &mut || is_over());
                 page
             }
@@ -243,12 +240,12 @@ impl Writeback {
         pages: &Range<PageIndex>,
         kind: SyncKind,
     ) -> u64 {
-        let device = mapping.device();
-        let seen = device.syncs_begun();
+        let state = mapping.writeback();
+        let seen = state.syncs_begun();
         loop {
-            match device.begin_sync(kind, pages, seen) {
+            match state.begin_sync(kind, pages, seen) {
                 Commit::Shared => return 0,
-                Commit::Wait => self.wait_queue.sleep(&mut || !device.is_syncing()),
+                Commit::Wait => self.wait_queue.sleep(&mut || !state.is_syncing()),
                 Commit::Own(taken) => return self.sync_device(mapping, writer, (kind, pages), taken),
             }
         }
@@ -269,7 +266,7 @@ impl Writeback {
         let outcome = catch_unwind(AssertUnwindSafe(|| writer.sync(kind, bytes)));
         let lost = match &outcome {
             Ok(Ok(())) => {
-                mapping.device().end_sync((kind, pages), taken, None, self.now());
+                mapping.writeback().end_sync((kind, pages), taken, None, self.now());
                 0
             }
             Ok(Err(error)) => self.dirty_again(mapping, (kind, pages), taken, errno_of(error)),
@@ -295,7 +292,7 @@ impl Writeback {
         let now = self.now();
         let mut guard = mapping.lock();
         // Under one hold of the lock: no flush ends between the two as if it were good.
-        let again = mapping.device().end_sync(sync, taken, Some(errno), now);
+        let again = mapping.writeback().end_sync(sync, taken, Some(errno), now);
         let end = PageIndex(pages_of_bytes(mapping.size()));
         let inside = |range: Range<PageIndex>| range.start..range.end.min(end);
         let mut lost = 0;

@@ -51,25 +51,25 @@ impl Writeback {
     }
 
     fn nap_until_turn(&self, mapping: &Arc<Mapping>, share: u64, began: Instant) -> io::Result<()> {
-        let device = mapping.device();
-        let (failures, written) = (device.failures().count, self.written.load(Ordering::Relaxed));
+        let state = mapping.writeback();
+        let (failures, written) = (state.failures().count, self.written.load(Ordering::Relaxed));
         loop {
             self.help(mapping);
             // The bound may be another by now.
             let limits = self.limits();
             let waiting = WriterState {
                 unwritten: self.totals.total(),
-                own: mapping.dirty_pages().total(),
+                own: mapping.writeback().dirty_pages().total(),
                 files: self.files_listed() as u64,
                 written: self.written.load(Ordering::Relaxed).wrapping_sub(written),
                 share,
                 waited: began.elapsed(),
-                failed: device.failures().count != failures,
+                failed: state.failures().count != failures,
             };
             match judge(&limits, &waiting, self.options.wait_max) {
                 ThrottleVerdict::Go => return Ok(()),
                 ThrottleVerdict::Nap => std::thread::sleep(NAP),
-                ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(device.failures().errno)),
+                ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(state.failures().errno)),
                 ThrottleVerdict::Stuck => return Err(stuck(&limits, self.options.wait_max)),
             }
         }
@@ -77,10 +77,10 @@ impl Writeback {
 
     /// Starts writing some of the file, if nothing of it is under way, and fetches what has ended.
     fn help(&self, mapping: &Arc<Mapping>) {
-        if let Some(writer) = mapping.writes_by() {
+        if let Some(writer) = mapping.writeback().writer() {
             writer.reap(ReapMode::Ready, &mut || false);
         }
-        if mapping.dirty_pages().writeback() == 0 {
+        if mapping.writeback().dirty_pages().writeback() == 0 {
             self.run_pass(mapping);
         }
     }

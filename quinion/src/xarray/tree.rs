@@ -32,9 +32,9 @@ pub trait Slab {
     /// log2 of the pages of a folio that is in the tree or being inserted; the same as long as it is.
     fn order(&self, folio: u32) -> u8;
 
-    /// A folio of 2^`order` pages is stored at `index` next: nothing can refuse it any more, and no reader
-    /// finds it yet. What has to be true of a folio that can be found is made true here. Told of each folio
-    /// that an insertion or a store puts in, once, under the tree's lock.
+    /// A folio of 2^`order` pages is stored at `index` next: nothing can refuse it any more, and no reader finds it
+    /// yet. Here a folio gets all properties that it must have before it can be found. Told of each folio that an
+    /// insertion or a store puts in, once, under the tree's lock.
     #[inline]
     fn placing(&self, _folio: u32, _index: u64, _order: u8) {}
     /// A node came to hold nothing but shadows, or ceased to. Told at most once per change and at the end

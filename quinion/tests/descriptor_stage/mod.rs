@@ -390,7 +390,7 @@ impl Program {
         in_use.remove(at.unwrap());
     }
 
-    /// Checks what was done; when nobody does anything any more.
+    /// Checks the result, when all threads have ended.
     pub fn check(&self) {
         self.fd().share();
         let last = self.kernel.step(0);

@@ -13,7 +13,7 @@ use quinion::Cache;
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, GrownView};
 use quinion::internals::folio::{HeldFolio, copy};
-use quinion::internals::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, ReadBatch};
+use quinion::internals::mapping::{self, BatchEnd, BatchRules, Mapping, NODE_BITS, NewMapping, ReadBatch};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
@@ -81,11 +81,9 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: Cache::MEMORY_MIN }).unwrap());
         let backend: Arc<dyn Backend> = Arc::new(MemoryFile::new(vec![0; 512 * PAGE_SIZE]));
         let known = backend.attributes().unwrap();
-        let process = ForkGuard::new();
-        let mapping =
-            Mapping::new(Arc::clone(&arena), MappingId(1), backend, &known, process, Tuning::default())
-                .unwrap();
-        let mapping = Arc::new(with(&arena, mapping));
+        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let mapping = Arc::new(with(&arena, Mapping::new(new).unwrap()));
         Self { arena, mapping }
     }
 
@@ -129,7 +127,7 @@ impl Stage {
         self.arena.view().own(frame).complete(true);
     }
 
-    /// Takes the folio at `first` out and frees it, if nobody holds it.
+    /// Takes the folio at `first` out and frees it, if it is not held.
     pub fn evict(&self, first: u64, frame: Frame) -> bool {
         let order = self.mapping.lock().evict(PageIndex(first), frame, |_| mapping::Replacement::Nothing);
         order.inspect(|&order| self.arena.free(frame, order)).is_some()
@@ -143,7 +141,7 @@ impl Stage {
     pub fn add_shadow(&self, first: u64, order: u8) {
         let _guard = self.mapping.lock();
         let cells = Cells(&self.arena);
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         let mut tree = XArray::<_, NODE_BITS>::new(&cells, &record.root);
         tree.store(first, order, Entry::value(Value::shadow(order, 9)), |_, _, _| {});
     }

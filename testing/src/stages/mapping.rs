@@ -12,7 +12,9 @@ use std::sync::atomic::AtomicU32;
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions, CellNumber, DescriptorWord};
 use quinion::internals::folio::copy;
-use quinion::internals::mapping::{AddedFolio, Backing, InsertPurpose, Mapping, NODE_BITS, NewFolio, find};
+use quinion::internals::mapping::{
+    AddedFolio, InsertPurpose, Mapping, NODE_BITS, NewFolio, NewMapping, NewMemoryMapping, find,
+};
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::tuning::Tuning;
@@ -44,7 +46,7 @@ impl Slab for Cells<'_> {
         self.0.arena().view().own(Frame(folio)).word().order().0
     }
     fn shadow_only(&self, node: u32, change: ShadowOnly) {
-        self.0.shadow_nodes().note(self.0.id(), node, change);
+        self.0.index().shadow_nodes().note(self.0.id(), node, change);
     }
 }
 
@@ -72,8 +74,14 @@ impl Stage {
     pub fn of_memory(pages: u64, tuning: Tuning) -> Self {
         let memory = Arena::MEMORY_MIN;
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
-        let (id, process) = (MappingId(1), ForkGuard::new());
-        let mapping = Mapping::memory(Arc::clone(&arena), id, Backing::Kept, Order::MAX, process, tuning);
+        let mapping = Mapping::memory(NewMemoryMapping {
+            arena: &arena,
+            id: MappingId(1),
+            folio_order_max: Order::MAX,
+            spill: None,
+            process: ForkGuard::new(),
+            tuning,
+        });
         let mapping = mapping.unwrap();
         mapping.set_size(pages << 12);
         Self { arena, mapping }
@@ -82,8 +90,9 @@ impl Stage {
         let arena = Arc::new(Arena::build(ArenaOptions { memory }).unwrap());
         let file = Arc::new(MemoryFile::new(vec![0; 1 << 20]));
         let known = file.attributes().unwrap();
-        let process = ForkGuard::new();
-        let mapping = Mapping::new(Arc::clone(&arena), MappingId(1), file, &known, process, tuning).unwrap();
+        let (id, process) = (MappingId(1), ForkGuard::new());
+        let new = NewMapping { arena: &arena, id, backend: file, attributes: &known, process, tuning };
+        let mapping = Mapping::new(new).unwrap();
         Self { arena, mapping }
     }
 
@@ -91,7 +100,7 @@ impl Stage {
     pub fn tree<R>(&self, act: impl FnOnce(&mut XArray<'_, Cells<'_>, NODE_BITS>) -> R) -> R {
         let _guard = self.mapping.lock();
         let cells = Cells(&self.mapping);
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         act(&mut XArray::new(&cells, &record.root))
     }
     pub fn put_shadow(&self, index: u64, order: u8, payload: u32) {
@@ -106,7 +115,7 @@ impl Stage {
     }
     /// What a reader without the lock finds.
     pub fn walk(&self, index: u64) -> Entry {
-        let record = self.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.arena.view().record(self.mapping.index().cell()).unwrap();
         find(&self.arena.view().grown(), record, page(index))
     }
 
@@ -162,7 +171,7 @@ impl Stage {
         self.mapping.check().unwrap();
         self.arena.check().unwrap();
         let nodes = self.tree(|tree| tree.check().unwrap());
-        let spare = self.mapping.spare_nodes();
+        let spare = self.mapping.index().spare_nodes();
         let used = self.arena.stats().cells_used;
         assert_eq!(used, u64::from(nodes + spare) + 1, "{nodes} nodes, {spare} spare, and the record");
     }

@@ -13,7 +13,7 @@ use quinion::Error;
 use quinion::backend::{Attributes, Backend, Fill, Identity, Version, WaitQueue};
 use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::{Filemap, Reader, WaitPolicy};
-use quinion::internals::mapping::Mapping;
+use quinion::internals::mapping::{Mapping, NewMapping};
 use quinion::internals::readahead::{Config, Readahead};
 use quinion::internals::sync::{Rank, RankedMutex};
 use quinion::internals::sys::fork::ForkGuard;
@@ -146,14 +146,9 @@ impl Rig {
         let filemap = Arc::new(Filemap::new(Arc::clone(&arena), wait_queue, orders, Tuning::default()));
         let known = device.attributes().unwrap();
         let backend = Arc::clone(&device) as Arc<dyn Backend>;
-        let mapping = Mapping::new(
-            Arc::clone(&arena),
-            MappingId(1),
-            backend,
-            &known,
-            ForkGuard::new(),
-            Tuning::default(),
-        );
+        let (id, process, tuning) = (MappingId(1), ForkGuard::new(), Tuning::default());
+        let new = NewMapping { arena: &arena, id, backend, attributes: &known, process, tuning };
+        let mapping = Mapping::new(new);
         let readahead = Readahead::new(Config::new(window).orders(handle.min, handle.max));
         Self {
             arena,

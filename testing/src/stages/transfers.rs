@@ -114,7 +114,7 @@ impl Run {
     pub fn bytes(&self, backend: &dyn Backend) -> Vec<u8> {
         let bytes = self.wait(backend).unwrap();
         let mut all = vec![0; self.pages * PAGE];
-        // SAFETY: it has ended, so nobody else uses the memory, which is that long.
+        // SAFETY: it has ended, so the memory, which is that long, is not used any more.
         unsafe { self.buffer.as_ptr().copy_to_nonoverlapping(all.as_mut_ptr(), all.len()) };
         all.truncate(bytes);
         all

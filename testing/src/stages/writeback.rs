@@ -1,7 +1,7 @@
 //! Writeback stage: files of a small cache that are written to by whole pages, and a device that is watched.
 //!
-//! A page of generation `g` holds the number `g << 32 | page`, 512 times. Nobody reads from the device: what is written
-//! is put into the cache as the write path does it, marked, and told to write-back.
+//! A page of generation `g` holds the number `g << 32 | page`, 512 times. Nothing is read from the device: the stage
+//! puts written pages into the cache as the write path does, marks them, and tells write-back.
 
 #![allow(unsafe_code, reason = "frames are written by address")]
 
@@ -19,7 +19,7 @@ use quinion::internals::arena::{Arena, ArenaOptions};
 use quinion::internals::filemap::Filemap;
 use quinion::internals::folio::copy;
 use quinion::internals::mapping::{
-    AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio,
+    AddedFolio, FolioLifetime, FolioShape, InsertPurpose, Mapping, MarkOutcome, NewFolio, NewMapping,
 };
 use quinion::internals::sync::LockWait;
 use quinion::internals::sys::fork::ForkGuard;
@@ -58,12 +58,16 @@ impl Stage {
     pub fn open(&self, number: u32, backend: Arc<dyn Backend>) -> Opened<'_> {
         backend.attach(&self.wait_queue);
         let known = backend.attributes().unwrap();
-        let arena = Arc::clone(&self.arena);
-        let reads_by = Arc::clone(&backend);
-        let mapping =
-            Mapping::new(arena, MappingId(number), reads_by, &known, ForkGuard::new(), Tuning::default());
+        let mapping = Mapping::new(NewMapping {
+            arena: &self.arena,
+            id: MappingId(number),
+            backend: Arc::clone(&backend),
+            attributes: &known,
+            process: ForkGuard::new(),
+            tuning: Tuning::default(),
+        });
         let mapping = mapping.unwrap().with_dirty_pages(self.writeback.totals());
-        mapping.write_by(backend);
+        mapping.writeback().set_writer(backend);
         Opened { stage: self, mapping: Arc::new(mapping) }
     }
 }
@@ -140,15 +144,15 @@ impl Opened<'_> {
 
     /// Cuts or extends what readers are shown.
     pub fn set_size(&self, bytes: u64) {
-        let record = self.stage.arena.view().record(self.mapping.cell()).unwrap();
+        let record = self.stage.arena.view().record(self.mapping.index().cell()).unwrap();
         record.size.store(bytes, Ordering::Relaxed);
     }
 
     pub fn dirty(&self) -> u64 {
-        self.mapping.dirty_pages().dirty()
+        self.mapping.writeback().dirty_pages().dirty()
     }
     pub fn under_way(&self) -> u64 {
-        self.mapping.dirty_pages().writeback()
+        self.mapping.writeback().dirty_pages().writeback()
     }
     pub fn is_cached(&self, page: u64) -> bool {
         self.mapping.try_hold(PageIndex(page)).is_ok()
@@ -168,13 +172,13 @@ impl Opened<'_> {
         synced.map_err(|failed| failed.error.raw_os_error().unwrap())
     }
     pub fn handle(&self) -> quinion::internals::errseq::ErrorCursor {
-        self.mapping.device().errors().sample()
+        self.mapping.writeback().errors().sample()
     }
 }
 
 type Hook = dyn FnMut() + Send;
 
-/// A device that says what it is asked for, and tells somebody before it does it.
+/// A device that records its requests, and reports each before it carries it out.
 #[derive(Default)]
 struct Told {
     /// Of each flush, where it begins in bytes, and how long it is.

@@ -231,7 +231,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is the system's to clean up; there is nobody to tell.
+        // Files that cannot be removed are left to the system; there is no caller to report to.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -9,13 +9,13 @@
 //!   at the end        all bytes of both files are the same; and when the file is gone, so is its memory
 //! ```
 //!
-//! Our file lives in a cache that is wide; or so tight that writes meet its end: then what was not written of ours
-//! is not written to the twin either, and an error must have changed nothing; or in as tight a one with a spill file,
-//! in which there is room for all of it. What the kernel's file does with its memory when it runs out is nobody's
-//! question here.
+//! Our file lives in one of three caches. One is wide. One is so tight that writes fail: then bytes that were not
+//! written to ours are not written to the twin either, and an error must have changed nothing. The third is as tight,
+//! with a spill file that is large enough for all of it. How the kernel's file behaves without memory is not tested
+//! here.
 //!
-//! Where data is: both say so, of pages that somebody wrote to. With folios of a page both must say the same. With
-//! larger ones data may be where the twin has a hole, but what is called a hole is zeros in both.
+//! Where data is: both say so, of pages that were written to. With folios of a page both must say the same. With larger
+//! ones data may be where the twin has a hole, but what is called a hole is zeros in both.
 
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};

@@ -23,8 +23,7 @@ pub const MISSING_SHMEM: u64 = 1 << 5;
 pub const MINOR_SHMEM: u64 = 1 << 10;
 pub const POISON: u64 = 1 << 14;
 
-/// Not a feature, but a wish for a descriptor whose reads wait, and which programs inherit: nobody has to make it
-/// otherwise.
+/// Not a feature: asks for a descriptor whose reads block and which `exec` keeps, so that no caller has to change it.
 pub const WAITING: u64 = 1 << 63;
 
 /// What faults are told of.
@@ -129,7 +128,7 @@ impl Userfault {
             }
             made => made as RawFd,
         };
-        // SAFETY: the kernel has just given it, and nobody else has it.
+        // SAFETY: the kernel has just returned it, and it has no other owner.
         let this = Self(unsafe { OwnedFd::from_raw_fd(descriptor) });
         this.ask(UFFDIO_API, &mut [0xaa, features, 0])?;
         Ok(this)

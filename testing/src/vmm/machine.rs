@@ -85,7 +85,7 @@ pub fn check() -> Result<(), String> {
     }
     let machine = Machine::new(&[(0, address, image.bytes())]).map_err(|error| format!("/dev/kvm: {error}"));
     let answer = machine.and_then(|machine| machine.run(Work::Sum { first: 0, pages: image.pages }));
-    // SAFETY: the machine is gone, and nobody else knows of it.
+    // SAFETY: the machine is gone, and nothing else refers to it.
     unsafe { libc::munmap(address as *mut _, image.bytes() as usize) };
     let expected = (0..image.pages).fold(0, |so_far, page| guest_sum(so_far, &image.page(page)));
     assert_eq!(answer.clone().unwrap_or(expected), expected, "a guest that runs, runs right");
@@ -194,14 +194,14 @@ impl Machine {
 
     fn word(&self, at: usize) -> u32 {
         assert!(at + 4 <= self.run_bytes, "the kernel points outside of what it shares");
-        // SAFETY: inside the mapping, which lives as long as we do; nobody else runs this processor.
+        // SAFETY: inside the mapping, which lives as long as `self`; no other thread runs this processor.
         unsafe { self.run.add(at).cast::<u32>().read_unaligned() }
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and nobody has a reference into it.
+        // SAFETY: it was mapped so, and there is no reference into it.
         unsafe { libc::munmap(self.run.cast(), self.run_bytes) };
     }
 }

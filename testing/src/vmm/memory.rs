@@ -206,7 +206,7 @@ impl Memory {
     /// Writes to the head of each page.
     pub fn write(&self, pages: std::ops::Range<u64>, value: u64) {
         for page in pages {
-            // SAFETY: mapped, for writing; nobody has a reference into it.
+            // SAFETY: mapped, for writing; there is no reference into it.
             unsafe { (self.address(page) as *mut u64).write_volatile(value) };
             self.note_written(page, value);
         }
@@ -222,7 +222,7 @@ impl Memory {
         let advice = if how == Balloon::Remove { libc::MADV_REMOVE } else { libc::MADV_DONTNEED };
         self.set(pages.clone(), REMOVING);
         for (address, bytes) in self.pieces(&pages) {
-            // SAFETY: pages of ours, into which nobody has a reference.
+            // SAFETY: pages of ours, into which there is no reference.
             checked(unsafe { libc::madvise(address as *mut _, bytes, advice) })?;
         }
         self.set(pages, ZERO);
@@ -239,7 +239,7 @@ impl Memory {
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
         self.set(pages.clone(), GONE);
         for (address, bytes) in self.pieces(&pages) {
-            // SAFETY: pages of ours, at which nobody looks any more.
+            // SAFETY: pages of ours, which are not read any more.
             checked(unsafe { libc::munmap(address as *mut _, bytes) })?;
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Memory {
     pub fn remap(&mut self, nth: usize) -> io::Result<()> {
         let region = &mut self.regions[nth];
         let bytes = region.bytes as usize;
-        // SAFETY: the new place is a fresh mapping that is given up for it; nobody has a reference into the old one.
+        // SAFETY: the new place is a fresh mapping that is given up for it; there is no reference into the old one.
         let moved = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let place = libc::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0);

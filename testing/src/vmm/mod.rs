@@ -8,11 +8,11 @@
 //!     |<-- done, or what is wrong- compares each with what it has to be
 //! ```
 //!
-//! The monitor is a process of its own, so that it can die at any moment and its death be seen; it speaks the
-//! protocol as Firecracker does: anonymous memory, MISSING faults, one message with the regions as JSON and the
-//! descriptor beside it, and then silence. What each page of an [`Image`] holds follows from its number, so nobody
-//! needs a copy of it, and the monitor keeps a model of its memory: a page is the snapshot's until the balloon took
-//! it, then zeros; and either with eight bytes over it that it wrote itself. So every command that reads also judges.
+//! The monitor is a process of its own, so that it can die at any moment and its death be seen; it speaks the protocol
+//! as Firecracker does: anonymous memory, MISSING faults, one message with the regions as JSON and the descriptor
+//! beside it, and then silence. What each page of an [`Image`] holds follows from its number, so no copy of it is
+//! needed, and the monitor keeps a model of its memory: a page is the snapshot's until the balloon took it, then zeros;
+//! and either with eight bytes over it that it wrote itself. So every command that reads also judges.
 //!
 //! ```text
 //!   kernel.rs    userfaultfd and descriptors over sockets, written here anew: the server's own words are not believed

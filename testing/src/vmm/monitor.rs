@@ -53,7 +53,7 @@ pub enum Backing {
     Anonymous,
     /// A file in memory of the monitor's own, sent beside the first descriptor. Faults are MISSING.
     Shared,
-    /// A private mapping of a file that somebody else has filled. Faults are MINOR.
+    /// A private mapping of a file that another process fills. Faults are MINOR.
     Clone(PathBuf),
     /// A private mapping of the image that the server hands over when it is asked. Faults are MINOR, or MISSING.
     Offered,

@@ -167,7 +167,7 @@ fn a_cell_is_all_zeros_whatever_was_there() {
     let scribble = drain(&arena, Order::MAX);
     for &(frame, order) in &scribble {
         let bytes = arena.view().bytes(frame).unwrap();
-        // SAFETY: the frames are ours, and nobody reads them.
+        // SAFETY: the frames are ours, and are not read.
         unsafe { bytes.write_bytes(0xa5, order.bytes()) };
     }
     arena.free_all(&scribble);
@@ -375,7 +375,7 @@ fn what_a_late_reader_takes_is_given_back_by_a_sweep() {
     let never = arena.view().layout().frames_max / EXTENT_PAGES;
     assert!(late < never);
     let bytes = arena.view().bytes(Frame(late * EXTENT_PAGES + 7)).unwrap();
-    // SAFETY: all of the file is mapped; nobody writes there.
+    // SAFETY: all of the file is mapped; nothing writes there.
     assert_eq!(unsafe { bytes.read_volatile() }, 0);
     assert!(taken(&arena) > before, "a read in a hole takes a page");
     assert_eq!((arena.sweep(), taken(&arena)), (1, before));
@@ -438,8 +438,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
-    /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and
-    /// nobody else's; and nothing is refused that is free.
+    /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and has one owner;
+    /// and no request is refused that could be met.
     #[test]
     fn nothing_is_handed_out_twice(ops in ops()) {
         let arena = Arc::new(resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64));
@@ -533,7 +533,7 @@ fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, 
     }
 }
 
-/// A run of the guest's pages from about `at` on, as far as nobody has them.
+/// A run of the guest's pages from about `at` on, as far as they are free.
 fn claim(guest: &GuestExtents, at: u32, pages: u32) -> Result<Option<FrameRun>, String> {
     let at = at % guest.pages();
     let (index, pages) = (PageIndex(u64::from(at)), pages.min(guest.pages() - at));
@@ -718,7 +718,7 @@ fn a_viewer_maps_the_arena_for_reading_only() {
     let file = reopened(arena.arena_fd(), OFlags::RDONLY).unwrap();
     assert_eq!(map(&file, bytes, ProtFlags::READ | ProtFlags::WRITE), Err(Errno::ACCESS));
     let base = map(&file, bytes, ProtFlags::READ).unwrap();
-    // SAFETY: the mapping is ours; were it to succeed, nobody would use it.
+    // SAFETY: the mapping is ours; were it to succeed, it would not be used.
     let made_writable = unsafe { mprotect(base.as_ptr().cast(), bytes, MprotectFlags::WRITE) };
     assert_eq!(made_writable, Err(Errno::ACCESS));
     if !rustix::process::geteuid().is_root() {

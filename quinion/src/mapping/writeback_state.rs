@@ -1,5 +1,5 @@
-//! Device: what a mapping knows of its file where that is kept: which pages are on their way to it, which are there but
-//! may not survive a loss of power, and what has failed.
+//! Write-back state: how far the content of one mapping has come on its way to the file: which backend writes it, how
+//! many pages are dirty, which are in flight, which are written but may not survive a loss of power, and what failed.
 //!
 //! ```text
 //!   dirty pages --begin--> under way --end--> written, not durable --take_unsynced, sync, Ok--> durable
@@ -7,15 +7,15 @@
 //!                              +--failed: dirty        +--sync failed: dirty again, and those that end meanwhile, too
 //! ```
 //!
-//! Each flush has a number, and numbers rise. So who waits for what is under way *now* waits for flushes below the
-//! next number, and is not kept by those that begin later. Syncs have numbers as well: one that began after my flushes
-//! had ended, and went well, is as good as my own (group commit).
+//! Each flush has a number, and numbers rise. So a caller that waits for what is under way *now* waits for flushes
+//! below the next number, and flushes that begin later do not hold it up. Syncs have numbers as well: a caller accepts
+//! a sync that began after its own flushes had ended, and succeeded, in place of a sync of its own (group commit).
 //!
-//! The rules are those of the paths above, in `writeback`; here is only the account.
+//! The rules are those of the paths above, in `writeback`; this file only keeps the account.
 //!
 //! Invariants:
-//!  1. A page is in one flush at a time: a thread that begins one asks [`Device::first_clear`] under the same hold of
-//!     the tree lock.
+//!  1. A page is in one flush at a time: a thread that begins one asks [`WritebackState::first_clear`] under the same
+//!     hold of the tree lock.
 //!  2. A page whose flush went well is among the unsynced ones, or a sync has them in hand, until one that went well
 //!     has covered it. (Some others may be, too; see [`PageRanges`].)
 //!  3. One sync at a time is under way for a file. If two were, one could be told of the system's error, which the
@@ -28,15 +28,17 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::backend::SyncKind;
+use crate::backend::{Backend, SyncKind};
 use crate::errseq::ErrorSequence;
 use crate::sync::lock::{Mutex, MutexGuard};
 use crate::units::{Millis, PageIndex};
 
+use super::dirty_counts::{DirtyCounts, DirtyPages, NEVER};
+use super::own_changes::OwnChanges;
 use super::page_ranges::PageRanges;
 
 /// How long the background leaves a file alone after its first failure.
@@ -44,13 +46,21 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// How long at most, after many.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// A file where it is kept, as one mapping knows it.
+/// The way of one mapping's content to its file.
 #[derive(Default, Debug)]
-pub struct Device {
+pub struct WritebackState {
+    /// Where its bytes go; empty until the file is opened for writing.
+    writer: OnceLock<Arc<dyn Backend>>,
+    /// How long the file on the device is, in bytes, as far as our own flushes and cuts go.
+    size_on_device: AtomicU64,
+    /// How much is dirty; changed under the mapping's tree lock.
+    pub(super) dirty: DirtyCounts,
+    /// What our own flushes have made of the file's times.
+    pub(super) own_changes: OwnChanges,
     errors: ErrorSequence,
     /// Whether write-back has it in its list of files; changed with that list's lock held.
     is_listed: AtomicBool,
-    account: Mutex<DirtyAccount>,
+    account: Mutex<FlushAccount>,
 }
 
 /// The number of a flush; later ones have higher numbers.
@@ -66,10 +76,10 @@ pub struct Failures {
     pub errno: i32,
 }
 
-/// Where a tour goes on.
+/// Where a pass goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WritebackCursor {
-    tour: u64,
+    pass: u64,
     /// When it began: what was dirty then is taken when it ends.
     pub began: Millis,
     /// The page.
@@ -79,17 +89,17 @@ pub struct WritebackCursor {
 /// How a wish to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
-    /// A sync of somebody else has done it.
+    /// A sync of another caller has done it.
     Shared,
-    /// Somebody else's is under way: wait for its end, and ask again.
+    /// A sync of another caller is under way: wait for its end, and ask again.
     Wait,
-    /// The caller syncs. These pages are what that makes durable; it ends by [`Device::end_sync`].
+    /// The caller syncs. These pages are what that makes durable; it ends by [`WritebackState::end_sync`].
     Own(PageRanges),
 }
 
 /// Which pages of a file are where between the cache and the disk.
 #[derive(Debug, Default)]
-struct DirtyAccount {
+struct FlushAccount {
     /// The number of the next flush.
     next: u64,
     under_way: FlushesInFlight,
@@ -104,7 +114,7 @@ struct DirtyAccount {
     failures: Failures,
     /// What is to be let alone by the background, and since when it has failed.
     failing: Option<Failing>,
-    tour: WritebackPass,
+    pass: WritebackPass,
     syncs: Syncs,
 }
 
@@ -164,7 +174,7 @@ struct WritebackPass {
     at: u64,
     /// When it began, if it is under way.
     began: Option<Millis>,
-    /// So many tours are asked for, this one among them.
+    /// So many passes are asked for, this one among them.
     asked: u8,
 }
 
@@ -176,8 +186,58 @@ struct Syncs {
     done: Option<(u64, SyncKind, Range<u64>)>,
 }
 
-impl Device {
-    /// The errors of writing that handles are told of.
+impl WritebackState {
+    // ---- the file ------------------------------------------------------------------------------
+
+    /// The backend that writes the file; `None` as long as the file has not been opened for writing.
+    pub fn writer(&self) -> Option<&Arc<dyn Backend>> {
+        self.writer.get()
+    }
+    /// The file is opened for writing, by `backend`. The first caller decides for all; the backend that all use is
+    /// returned.
+    pub fn set_writer(&self, backend: Arc<dyn Backend>) -> &Arc<dyn Backend> {
+        self.writer.get_or_init(|| backend)
+    }
+    /// Whether a write behind the end of the file makes it longer.
+    pub fn can_grow(&self) -> bool {
+        self.writer().is_none_or(|writer| writer.can_grow())
+    }
+    /// How long the file on the device is, in bytes: behind that a fill need not ask it. Without a writer it is the
+    /// file's size.
+    pub fn size_on_device(&self) -> u64 {
+        // Acquire, partner: the Release in the two below: a thread that sees a longer file finds its bytes there.
+        self.size_on_device.load(Ordering::Acquire)
+    }
+    /// A flush that ends at byte `end` of the file has completed.
+    pub fn raise_size_on_device(&self, end: u64) {
+        self.size_on_device.fetch_max(end, Ordering::Release); // partner: `size_on_device`
+    }
+    /// The file on the device was cut at `bytes`, or extended to them, or was found so.
+    pub fn set_size_on_device(&self, bytes: u64) {
+        self.size_on_device.store(bytes, Ordering::Release); // partner: `size_on_device`
+    }
+
+    // ---- what is dirty -------------------------------------------------------------------------
+
+    /// How many pages are dirty, and under write-back, as of a moment ago; exact for the holder of the tree lock.
+    #[inline]
+    pub fn dirty_pages(&self) -> &DirtyPages {
+        &self.dirty.own
+    }
+    /// Pages under write-back of folios that have left the index; as [`WritebackState::dirty_pages`]. While there are
+    /// any, the device may still be writing to places from which the index knows nothing.
+    pub fn detached_pages(&self) -> u64 {
+        self.dirty.detached.load(Ordering::Relaxed)
+    }
+    /// When the oldest dirty page became dirty; `None` if none is. As [`WritebackState::dirty_pages`].
+    pub fn dirty_since(&self) -> Option<Millis> {
+        let since = self.dirty.since.load(Ordering::Relaxed);
+        (since != NEVER).then_some(Millis(since))
+    }
+
+    // ---- write-back's list, and errors ---------------------------------------------------------
+
+    /// The errors of writing that each handle reports once.
     pub fn errors(&self) -> &ErrorSequence {
         &self.errors
     }
@@ -207,7 +267,8 @@ impl Device {
     /// Of a flush that ends with `written` pages in the file, from its first on: how many of these count. None of them,
     /// if a sync failed while it was under way: what the system does with pages that it takes over then is not known.
     ///
-    /// The caller holds the tree lock, has the other pages dirty again there, and then calls [`Device::end_flush`].
+    /// The caller holds the tree lock, has the other pages dirty again there, and then calls
+    /// [`WritebackState::end_flush`].
     pub fn judge_flush(&self, number: FlushNumber, written: u32) -> u32 {
         if number.0 < self.account().tainted { 0 } else { written }
     }
@@ -247,7 +308,8 @@ impl Device {
         FlushNumber(self.account().next)
     }
 
-    /// How many flushes have ended well and do not count, as [`Device::judge_flush`] says: their pages are dirty again.
+    /// How many flushes have ended well and do not count, as [`WritebackState::judge_flush`] says: their pages are
+    /// dirty again.
     pub fn flushes_voided(&self) -> u64 {
         self.account().voided
     }
@@ -305,42 +367,42 @@ impl Device {
         self.account().failing.map(|failing| failing.until)
     }
 
-    // ---- tours: the background's way through the file ------------------------------------------
+    // ---- passes: the background's way through the file ------------------------------------------
 
-    /// A tour begins at `now`, or goes on: where.
+    /// A pass begins at `now`, or goes on: where.
     pub fn begin_pass(&self, now: Millis) -> WritebackCursor {
-        let tour = &mut self.account().tour;
-        let began = *tour.began.get_or_insert(now);
-        WritebackCursor { tour: tour.number, began, at: PageIndex(tour.at) }
+        let pass = &mut self.account().pass;
+        let began = *pass.began.get_or_insert(now);
+        WritebackCursor { pass: pass.number, began, at: PageIndex(pass.at) }
     }
 
-    /// The tour has come to `at`. (Another thread may be further on by now, or the tour over.)
+    /// The pass has come to `at`. (Another thread may be further on by now, or the pass over.)
     pub fn pause_pass(&self, place: WritebackCursor, at: PageIndex) {
-        let tour = &mut self.account().tour;
-        if tour.number == place.tour {
-            tour.at = tour.at.max(at.0);
+        let pass = &mut self.account().pass;
+        if pass.number == place.pass {
+            pass.at = pass.at.max(at.0);
         }
     }
 
-    /// The tour has come to the file's end. The next one begins at its start.
+    /// The pass has come to the file's end. The next one begins at its start.
     pub fn end_pass(&self, place: WritebackCursor) {
-        let tour = &mut self.account().tour;
-        if tour.number == place.tour {
-            let asked = tour.asked.saturating_sub(1);
-            *tour = WritebackPass { number: tour.number + 1, asked, ..WritebackPass::default() };
+        let pass = &mut self.account().pass;
+        if pass.number == place.pass {
+            let asked = pass.asked.saturating_sub(1);
+            *pass = WritebackPass { number: pass.number + 1, asked, ..WritebackPass::default() };
         }
     }
 
-    /// Somebody wants all that is dirty now written soon.
+    /// Asks for a pass that writes all that is dirty now.
     pub fn request_pass(&self) {
-        let tour = &mut self.account().tour;
+        let pass = &mut self.account().pass;
         // One that is under way may have passed what is meant.
-        tour.asked = if tour.began.is_some() { 2 } else { 1 };
+        pass.asked = if pass.began.is_some() { 2 } else { 1 };
     }
 
-    /// Whether somebody does.
+    /// Whether such a pass is asked for.
     pub fn is_pass_requested(&self) -> bool {
-        self.account().tour.asked > 0
+        self.account().pass.asked > 0
     }
 
     // ---- syncs ---------------------------------------------------------------------------------
@@ -355,7 +417,8 @@ impl Device {
         self.account().syncs.is_under_way
     }
 
-    /// The caller wants `pages` durable, of which all flushes had ended when [`Device::syncs_begun`] said `seen`.
+    /// The caller wants `pages` durable, of which all flushes had ended when [`WritebackState::syncs_begun`] said
+    /// `seen`.
     pub fn begin_sync(&self, kind: SyncKind, pages: &Range<PageIndex>, seen: u64) -> Commit {
         let mut account = self.account();
         let covers = |&(number, done, ref range): &(u64, SyncKind, Range<u64>)| {
@@ -373,9 +436,9 @@ impl Device {
         Commit::Own(account.unsynced.take(pages.clone()))
     }
 
-    /// The sync of `kind` of `pages`, begun by [`Device::begin_sync`], has ended, at `now`. If it failed, what comes
-    /// back is to be dirty again: what it was to make durable, and all else that was not; and what is under way will
-    /// be, when it ends.
+    /// The sync of `kind` of `pages`, begun by [`WritebackState::begin_sync`], has ended, at `now`. If it failed, what
+    /// comes back is to be dirty again: what it was to make durable, and all else that was not; and what is under way
+    /// will be, when it ends.
     pub fn end_sync(
         &self,
         (kind, pages): (SyncKind, &Range<PageIndex>),
@@ -398,12 +461,12 @@ impl Device {
         again
     }
 
-    fn account(&self) -> MutexGuard<'_, DirtyAccount> {
+    fn account(&self) -> MutexGuard<'_, FlushAccount> {
         self.account.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl DirtyAccount {
+impl FlushAccount {
     fn first_clear(&self, pages: &Range<PageIndex>) -> Range<PageIndex> {
         let mut start = pages.start.0;
         while let Some((end, _)) = self.under_way.at(start) {
@@ -439,14 +502,14 @@ mod tests {
         PageIndex(start)..PageIndex(end)
     }
 
-    fn written(device: &Device, range: Range<PageIndex>) {
-        let number = device.begin_flush(range);
-        let pages = device.judge_flush(number, pages_in(number, device));
-        device.end_flush(number, pages, None, Millis(0));
+    fn written(state: &WritebackState, range: Range<PageIndex>) {
+        let number = state.begin_flush(range);
+        let pages = state.judge_flush(number, pages_in(number, state));
+        state.end_flush(number, pages, None, Millis(0));
     }
 
-    fn pages_in(number: FlushNumber, device: &Device) -> u32 {
-        let account = device.account();
+    fn pages_in(number: FlushNumber, state: &WritebackState) -> u32 {
+        let account = state.account();
         let range = &account.under_way.by_number[&number.0];
         (range.end - range.start) as u32
     }
@@ -456,30 +519,30 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_what_is_under_way_is_not_kept_by_what_begins_later() {
-        let device = Device::default();
-        let first = device.begin_flush(pages(0, 4));
-        let now = device.next_flush();
-        let second = device.begin_flush(pages(4, 8));
+    fn a_wait_for_flushes_under_way_ignores_later_ones() {
+        let state = WritebackState::default();
+        let first = state.begin_flush(pages(0, 4));
+        let now = state.next_flush();
+        let second = state.begin_flush(pages(4, 8));
         let before = Some(now);
-        assert!(device.is_under_way(&pages(3, 5), before) && !device.is_under_way(&pages(4, 8), before));
-        assert!(device.is_under_way(&pages(4, 8), None) && !device.is_under_way(&pages(8, 9), None));
-        device.end_flush(first, 4, None, Millis(0));
-        assert!(!device.is_under_way(&pages(0, 100), before));
-        device.end_flush(second, 4, None, Millis(0));
-        assert!(!device.is_under_way(&pages(0, 100), None));
-        assert_eq!((device.all_ended(), device.quiet()), (Some(2), None));
-        device.note_look(2);
-        assert_eq!(device.quiet(), Some(2));
-        device.begin_flush(pages(0, 4));
-        assert_eq!((device.all_ended(), device.quiet()), (None, None));
+        assert!(state.is_under_way(&pages(3, 5), before) && !state.is_under_way(&pages(4, 8), before));
+        assert!(state.is_under_way(&pages(4, 8), None) && !state.is_under_way(&pages(8, 9), None));
+        state.end_flush(first, 4, None, Millis(0));
+        assert!(!state.is_under_way(&pages(0, 100), before));
+        state.end_flush(second, 4, None, Millis(0));
+        assert!(!state.is_under_way(&pages(0, 100), None));
+        assert_eq!((state.all_ended(), state.quiet()), (Some(2), None));
+        state.note_look(2);
+        assert_eq!(state.quiet(), Some(2));
+        state.begin_flush(pages(0, 4));
+        assert_eq!((state.all_ended(), state.quiet()), (None, None));
     }
 
     #[test]
-    fn pages_in_no_flush_are_found_around_those_that_are() {
-        let device = Device::default();
+    fn first_clear_finds_pages_that_are_in_no_flush() {
+        let state = WritebackState::default();
         for range in [pages(2, 4), pages(4, 5), pages(10, 12)] {
-            device.begin_flush(range);
+            state.begin_flush(range);
         }
         for (asked, clear) in [
             (pages(0, 20), pages(0, 2)),
@@ -488,106 +551,103 @@ mod tests {
             (pages(11, 20), pages(12, 20)),
             (pages(5, 7), pages(5, 7)),
         ] {
-            assert_eq!(device.first_clear(asked.clone()), clear, "of {asked:?}");
+            assert_eq!(state.first_clear(asked.clone()), clear, "of {asked:?}");
         }
     }
 
     #[test]
-    fn a_sync_that_failed_leaves_nothing_that_counts_as_durable() {
-        let device = Device::default();
-        written(&device, pages(0, 4));
-        let under_way = device.begin_flush(pages(20, 21));
-        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 3), device.syncs_begun()) else {
+    fn a_failed_sync_leaves_no_page_durable() {
+        let state = WritebackState::default();
+        written(&state, pages(0, 4));
+        let under_way = state.begin_flush(pages(20, 21));
+        let Commit::Own(taken) = state.begin_sync(SyncKind::Data, &pages(0, 3), state.syncs_begun()) else {
             panic!("nobody else syncs");
         };
         assert_eq!(all(&taken), [pages(0, 3)]);
-        written(&device, pages(10, 12)); // while it fails
-        let again = device.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
+        written(&state, pages(10, 12)); // while it fails
+        let again = state.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
-        assert_eq!(device.judge_flush(under_way, 1), 0, "who knows what became of it");
-        device.end_flush(under_way, 0, None, Millis(0));
-        let later = device.begin_flush(pages(20, 21));
-        assert_eq!(device.judge_flush(later, 1), 1);
-        assert_eq!(device.failures(), Failures { count: 1, errno: EIO });
+        assert_eq!(state.judge_flush(under_way, 1), 0, "who knows what became of it");
+        state.end_flush(under_way, 0, None, Millis(0));
+        let later = state.begin_flush(pages(20, 21));
+        assert_eq!(state.judge_flush(later, 1), 1);
+        assert_eq!(state.failures(), Failures { count: 1, errno: EIO });
     }
 
     #[test]
-    fn a_sync_that_began_later_is_as_good_as_my_own_and_one_from_before_is_not() {
-        let device = Device::default();
+    fn a_later_sync_of_another_caller_counts_and_an_earlier_one_does_not() {
+        let state = WritebackState::default();
         let range = pages(0, 100);
         let sync = |kind, range: &Range<PageIndex>, seen| {
-            let Commit::Own(taken) = device.begin_sync(kind, range, seen) else { panic!("it is my turn") };
-            assert_eq!(device.begin_sync(kind, range, seen), Commit::Wait);
-            device.end_sync((kind, range), taken, None, Millis(0));
+            let Commit::Own(taken) = state.begin_sync(kind, range, seen) else { panic!("it is my turn") };
+            assert_eq!(state.begin_sync(kind, range, seen), Commit::Wait);
+            state.end_sync((kind, range), taken, None, Millis(0));
         };
-        let early = device.syncs_begun();
+        let early = state.syncs_begun();
         sync(SyncKind::Data, &range, early);
-        assert_eq!(device.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
-        let seen = device.syncs_begun();
+        assert_eq!(state.begin_sync(SyncKind::Data, &pages(5, 6), early), Commit::Shared);
+        let seen = state.syncs_begun();
         sync(SyncKind::Data, &range, seen);
         assert!(
-            matches!(device.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
+            matches!(state.begin_sync(SyncKind::All, &range, seen), Commit::Own(_)),
             "it was not of this kind"
         );
-        device.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
-        assert_eq!(device.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
-        assert!(
-            matches!(device.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)),
-            "nor of all of it"
-        );
+        state.end_sync((SyncKind::All, &pages(0, 50)), PageRanges::new(), None, Millis(0));
+        assert_eq!(state.begin_sync(SyncKind::Data, &pages(0, 50), seen), Commit::Shared);
+        assert!(matches!(state.begin_sync(SyncKind::Data, &range, seen), Commit::Own(_)), "nor of all of it");
     }
 
     #[test]
-    fn of_a_flush_that_failed_what_was_written_counts() {
-        let device = Device::default();
-        let number = device.begin_flush(pages(5, 9));
-        assert_eq!(device.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
-        device.end_flush(number, device.judge_flush(number, 3), Some(EIO), Millis(0));
-        let Commit::Own(taken) = device.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
-        assert_eq!((all(&taken), device.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
+    fn the_written_part_of_a_failed_flush_counts() {
+        let state = WritebackState::default();
+        let number = state.begin_flush(pages(5, 9));
+        assert_eq!(state.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
+        state.end_flush(number, state.judge_flush(number, 3), Some(EIO), Millis(0));
+        let Commit::Own(taken) = state.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
+        assert_eq!((all(&taken), state.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
     }
 
     #[test]
-    fn a_tour_that_is_asked_for_under_way_is_followed_by_another() {
-        let device = Device::default();
-        device.request_pass();
-        let first = device.begin_pass(Millis(7));
+    fn a_pass_requested_during_a_pass_is_followed_by_another() {
+        let state = WritebackState::default();
+        state.request_pass();
+        let first = state.begin_pass(Millis(7));
         assert_eq!((first.began, first.at), (Millis(7), PageIndex(0)));
-        device.pause_pass(first, PageIndex(50));
-        device.pause_pass(first, PageIndex(20)); // who was slower
-        device.request_pass();
-        let second = device.begin_pass(Millis(8));
+        state.pause_pass(first, PageIndex(50));
+        state.pause_pass(first, PageIndex(20)); // who was slower
+        state.request_pass();
+        let second = state.begin_pass(Millis(8));
         assert_eq!((second.began, second.at), (Millis(7), PageIndex(50)));
-        device.end_pass(second);
-        assert!(device.is_pass_requested());
-        device.pause_pass(first, PageIndex(70)); // of a tour that is over
-        device.end_pass(first);
-        let third = device.begin_pass(Millis(9));
+        state.end_pass(second);
+        assert!(state.is_pass_requested());
+        state.pause_pass(first, PageIndex(70)); // of a pass that is over
+        state.end_pass(first);
+        let third = state.begin_pass(Millis(9));
         assert_eq!((third.began, third.at), (Millis(9), PageIndex(0)));
-        device.end_pass(third);
-        assert!(!device.is_pass_requested());
+        state.end_pass(third);
+        assert!(!state.is_pass_requested());
     }
 
     #[test]
     fn pauses_grow_and_end_with_what_goes_well_later() {
-        let device = Device::default();
+        let state = WritebackState::default();
         let fail = |range| {
-            let number = device.begin_flush(range);
-            device.end_flush(number, 0, Some(EIO), Millis(1000));
+            let number = state.begin_flush(range);
+            state.end_flush(number, 0, Some(EIO), Millis(1000));
         };
-        let together = [device.begin_flush(pages(0, 1)), device.begin_flush(pages(1, 2))];
-        let well = device.begin_flush(pages(2, 3));
+        let together = [state.begin_flush(pages(0, 1)), state.begin_flush(pages(1, 2))];
+        let well = state.begin_flush(pages(2, 3));
         for number in together {
-            device.end_flush(number, 0, Some(EIO), Millis(1000));
+            state.end_flush(number, 0, Some(EIO), Millis(1000));
         }
-        assert_eq!(device.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
-        device.end_flush(well, 1, None, Millis(1000));
-        assert_eq!(device.failing(), Some(EIO), "it began before");
+        assert_eq!(state.paused_until(), Some(Millis(2000)), "two that failed together are one failure");
+        state.end_flush(well, 1, None, Millis(1000));
+        assert_eq!(state.failing(), Some(EIO), "it began before");
         fail(pages(0, 1));
-        assert_eq!(device.paused_until(), Some(Millis(3000)));
+        assert_eq!(state.paused_until(), Some(Millis(3000)));
         (0..20).for_each(|_| fail(pages(0, 1)));
-        assert_eq!(device.paused_until(), Some(Millis(61_000)));
-        written(&device, pages(0, 1));
-        assert_eq!((device.failing(), device.failures().count), (None, 23));
+        assert_eq!(state.paused_until(), Some(Millis(61_000)));
+        written(&state, pages(0, 1));
+        assert_eq!((state.failing(), state.failures().count), (None, 23));
     }
 }

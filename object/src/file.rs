@@ -237,6 +237,11 @@ impl ObjectFile {
         self.inner.ahead_max
     }
 
+    /// What an error means that the cache has told of this object's [`file`](ObjectFile::file).
+    pub fn error_of(&self, error: quinion::Error) -> Error {
+        self.failed(error)
+    }
+
     fn failed(&self, error: quinion::Error) -> Error {
         Error::of_read(self.path(), error)
     }
@@ -248,8 +253,9 @@ impl ObjectFile {
         Err(Error::Range { path: self.path().clone(), range: range.clone(), size: self.len() })
     }
 
-    /// Asks for what is about to be read, as far as the cache would not do so at once by itself.
-    fn announce(&self, range: Range<u64>) {
+    /// Asks for what is about to be read, as far as the cache would not do so at once by itself: for a reader that goes
+    /// to the cache's [`file`](ObjectFile::file) itself. Waits for none of it.
+    pub fn announce(&self, range: Range<u64>) {
         let (options, len) = (&self.inner.fetcher.options, self.len());
         if range.end.saturating_sub(range.start) > LONG_MIN {
             self.announce_long(range, u64::MAX);

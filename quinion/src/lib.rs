@@ -181,7 +181,9 @@ pub use internals::lease::NoLease;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use internals::mapping::PageState;
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use internals::owner::{CacheOwner, HotFile, ServeRules, Shortage, WithoutLease};
+pub use internals::owner::{
+    CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
+};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use internals::pressure::Pressure;
 #[cfg(all(feature = "std", not(quinion_model)))]

@@ -31,7 +31,10 @@ use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
 use crate::lease::NoLease;
 use crate::readahead::Hint;
-use crate::serve::{Attached, FileMode, FileName, Owner, ServiceHandle, ViewerTotals};
+use crate::serve::{
+    Attached, FileMode, FileName, NAMED_DEVICE, NameRefusal, NamedAttachment, Owner, ServiceHandle,
+    ViewerTotals,
+};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::viewer::sys::Errno;
@@ -39,6 +42,7 @@ use crate::viewer::sys::Errno;
 mod guarantee;
 mod heat;
 mod background_copy;
+mod named;
 mod thrash;
 
 use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
@@ -46,6 +50,8 @@ use guarantee::Unserved;
 pub use guarantee::{ServeRules, WithoutLease};
 use heat::Heat;
 pub use heat::HotFile;
+use named::no_pins;
+pub use named::{NameOpener, NamedObject};
 use thrash::{Candidate, Detector, WindowSums};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
@@ -64,6 +70,8 @@ pub struct CacheOwner {
     short: RankedMutex<ShortageState>,
     /// Files that programs watch.
     watched: RankedMutex<Watched>,
+    /// Opens what has no descriptor, if somebody does.
+    opener: Option<Arc<dyn NameOpener>>,
     /// How often viewers said that a file is not to be believed any more, whichever.
     revoked: AtomicU64,
     /// What a test does to a file that is about to be noted as attached.
@@ -153,6 +161,10 @@ struct Attachment {
     path: PathBuf,
     /// How often its viewer asked for bytes.
     fills: u64,
+    /// What it is an open of, if it was opened by a name.
+    object: Option<Arc<dyn NamedObject>>,
+    /// What its viewer has pinned of it.
+    pins: named::Pins,
 }
 
 /// How often, and after what time, a file that is to be let go is looked at again.
@@ -184,6 +196,7 @@ impl CacheOwner {
             polite: None,
             short,
             watched,
+            opener: None,
             revoked: AtomicU64::new(0),
             #[cfg(test)]
             before_noted: tests::BeforeNoted::default(),
@@ -445,7 +458,7 @@ impl CacheOwner {
         match trust {
             Validation::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
             Validation::Kernel => Err(Errno::OPNOTSUPP),
-            _ => Ok(Attachment { file, inode, path: name, fills: 0 }),
+            _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
         }
     }
 
@@ -519,7 +532,8 @@ impl Owner for CacheOwner {
         if cuts {
             self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         }
-        let Some(file) = self.of_inode((device, inode)) else { return };
+        let file = self.of_inode((device, inode)).filter(|_| device & NAMED_DEVICE == 0);
+        let Some(file) = file else { return };
         if cuts {
             file.give_way_to_cut();
         } else {
@@ -528,16 +542,23 @@ impl Owner for CacheOwner {
     }
 
     fn let_go(&self, device: u64, inode: u64) {
+        if device & NAMED_DEVICE != 0 {
+            return; // no program has a lease on an object
+        }
         self.let_go_for((device, inode), "a program wants a lease on it");
     }
 
     fn watched(&self, device: u64, inode: u64) {
+        if device & NAMED_DEVICE != 0 {
+            return;
+        }
         // First, so that a viewer that attaches it from here on is refused; see `open`.
         self.watched.lock().add((device, inode));
         if (device, inode) != ALL_FILES {
             return self.let_go_for((device, inode), WATCHED);
         }
-        let files: BTreeSet<_> = self.files.lock().values().map(|known| known.inode).collect();
+        let mut files: BTreeSet<_> = self.files.lock().values().map(|known| known.inode).collect();
+        files.retain(|(device, _)| device & NAMED_DEVICE == 0); // no program watches an object of a store
         files.into_iter().for_each(|inode| self.let_go_for(inode, WATCHED));
         self.release_idle();
     }
@@ -617,6 +638,26 @@ impl Owner for CacheOwner {
         }
     }
 
+    fn device_of_name(&self, name: &[u8]) -> Result<u64, NameRefusal> {
+        self.place_of_name(name)
+    }
+
+    fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
+        self.open_by_name(name)
+    }
+
+    fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
+        self.pin_for(handle, position, len)
+    }
+
+    fn unpin(&self, handle: u64, pin: u64) {
+        self.unpin_for(handle, pin);
+    }
+
+    fn leave_pins(&self, handle: u64) {
+        self.leave_pins_of(handle);
+    }
+
     fn fill(&self, handle: u64, position: u64, len: u64, uncached: bool) -> Result<(), Errno> {
         let len = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         if let Some(known) = self.files.lock().get_mut(&handle) {
@@ -624,6 +665,10 @@ impl Owner for CacheOwner {
         }
         let file = self.trusted(handle)?;
         self.heat.add(file.record().1);
+        if let Some(object) = self.object(handle) {
+            object.announce(position, len as u64);
+            return file.make_ready(position, len).map_err(|error| object.errno(error));
+        }
         let ready = if uncached && file.can_drop_behind() {
             file.make_ready_uncached(position, len)
         } else {
@@ -640,6 +685,10 @@ impl Owner for CacheOwner {
 
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
         let file = self.trusted(handle)?;
+        if let (Advice::WillNeed, Some(object)) = (advice, self.object(handle)) {
+            object.will_need(position, len);
+            return Ok(());
+        }
         let done = match advice {
             Advice::Normal => file.advise(Hint::Normal),
             Advice::Random => file.advise(Hint::Random),

@@ -88,12 +88,16 @@ use crate::viewer::sys::{
 
 mod listener;
 pub mod mounts;
+mod named;
 mod peer_connection;
+mod pins;
 mod workers;
 
 use listener::{HELLO_MAX, Listener};
 use mounts::Mount;
+pub use named::{NameRefusal, NamedAttachment};
 use peer_connection::PeerConnection;
+use pins::PinnedRange;
 use workers::Workers;
 
 /// How many threads answer viewers unless somebody says otherwise.
@@ -120,8 +124,10 @@ const DELAYS_MAX: u32 = 4;
 const JOBS_MAX: u32 = 16;
 /// How long the end of the service waits for files that are being closed.
 const END_MAX: Duration = Duration::from_secs(1);
-/// Descriptors that one viewer has sent and not asked for, at most.
+/// Descriptors and names that one viewer has sent and not asked for, at most.
 const OFFERS_MAX: usize = 16;
+/// In the numbers of what is opened by a name, in place of a device: no device of the system has one so large.
+pub const NAMED_DEVICE: u64 = 1 << 63;
 const _: () = assert!(ENDED == OWNER_ENDED, "what the kernel says of us is what viewers look for");
 
 /// A file as the owner attached it for a viewer.
@@ -249,6 +255,41 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn revalidate(&self, handle: u64) -> Result<u64, Errno>;
     /// The handle is not used any more.
     fn detach(&self, handle: u64);
+    /// The number by which work on what has that name is bounded, in place of a device's: one for each store, with
+    /// [`NAMED_DEVICE`] added.
+    ///
+    /// # Errors
+    /// Nothing of that name can be opened.
+    fn device_of_name(&self, name: &[u8]) -> Result<u64, NameRefusal> {
+        let _ = name;
+        Err(NameRefusal { error: Errno::OPNOTSUPP, text: "this cache opens nothing by a name".into() })
+    }
+    /// Opens what has that name, for a viewer. It never changes: its record says so ([`Validation::Immutable`]) when
+    /// this returns, and another version of the object is another file.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    fn open_named(&self, name: &[u8]) -> Result<NamedAttachment, NameRefusal> {
+        self.device_of_name(name).and(Err(NameRefusal { error: Errno::OPNOTSUPP, text: String::new() }))
+    }
+    /// Keeps up to `len` bytes at `position` where they are in memory, until they are unpinned or the handle is
+    /// detached: the pin's number, different from all others, and how many bytes are pinned.
+    ///
+    /// # Errors
+    /// They cannot be read, or no more can be pinned.
+    fn pin(&self, handle: u64, position: u64, len: u64) -> Result<(u64, u64), Errno> {
+        let _ = (handle, position, len);
+        Err(Errno::OPNOTSUPP)
+    }
+    /// A pin is not needed any more.
+    fn unpin(&self, handle: u64, pin: u64) {
+        let _ = (handle, pin);
+    }
+    /// The service ends, and the viewer that has pinned ranges of this file may go on looking at them: they stay where
+    /// they are as long as this process lives.
+    fn leave_pins(&self, handle: u64) {
+        let _ = handle;
+    }
     /// The folio that starts at `frame` was read. A hint: the frame exists, but may be anything by now. Called with a
     /// lock of the service held: it takes none.
     fn touched(&self, frame: Frame);
@@ -330,8 +371,10 @@ struct ViewerSlot {
     jobs: [Option<RunningJob>; REQUEST_SLOTS],
     /// How often somebody waited in vain for what workers are at for it.
     delays: u32,
-    /// Descriptors that it has sent and not asked for, by ticket; the last ticket.
-    offers: HashMap<u32, PeerConnection>,
+    /// What it has sent and not asked for, by ticket; the last ticket.
+    offers: HashMap<u32, Offer>,
+    /// What it has pinned, by the owner's number.
+    pins: HashMap<u64, PinnedRange>,
     last_ticket: u32,
     /// Whether the process has joined anew since, as another program.
     is_replaced: bool,
@@ -344,6 +387,14 @@ impl ViewerSlot {
     fn is_over(&self) -> bool {
         self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
     }
+}
+
+/// What a viewer has sent.
+#[derive(Debug)]
+struct Offer {
+    /// A descriptor lies in it, unless there is a name.
+    theirs: PeerConnection,
+    name: Option<Box<[u8]>>,
 }
 
 /// What a worker is at.
@@ -656,6 +707,9 @@ impl Shared {
         // What it had before it became another program is nobody's.
         for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
             let mut seat = self.seats[viewer].lock();
+            if seat.has_pins_of(number) {
+                return Err(Errno::BUSY); // it looks at what is pinned, by the view that it has
+            }
             seat.is_replaced = seat.process.as_ref().is_some_and(|known| known.number == number);
             drop(seat);
             self.free_if_over(viewer);
@@ -681,36 +735,31 @@ impl Shared {
         Err(Errno::USERS)
     }
 
-    /// Keeps a connection by which a viewer, the process `number`, has sent a descriptor, and has it `told` the ticket,
-    /// or why not.
-    fn keep_offer(
-        &self,
-        number: u32,
-        theirs: PeerConnection,
-        told: impl FnOnce(Result<u32, Errno>, &PeerConnection),
-    ) {
+    /// Keeps a connection by which a viewer, the process `number`, has sent something, and has it `told` the ticket, or
+    /// why not.
+    fn keep_offer(&self, number: u32, offer: Offer, told: impl FnOnce(Result<u32, Errno>, &PeerConnection)) {
         let mut seats = self.present().map(|viewer| self.seats[viewer].lock());
         let is_its = |seat: &ViewerSlot| {
             seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
         };
         let Some(mut seat) = seats.find(|seat| is_its(seat)) else {
-            return told(Err(Errno::ACCES), &theirs);
+            return told(Err(Errno::ACCES), &offer.theirs);
         };
         if seat.offers.len() >= OFFERS_MAX {
             drop(seat);
-            return told(Err(Errno::AGAIN), &theirs);
+            return told(Err(Errno::AGAIN), &offer.theirs);
         }
         let ticket = seat.last_ticket.wrapping_add(1) & i32::MAX as u32;
         seat.last_ticket = ticket;
-        told(Ok(ticket), &theirs); // it does not wait
-        seat.offers.insert(ticket, theirs);
+        told(Ok(ticket), &offer.theirs); // it does not wait
+        seat.offers.insert(ticket, offer);
     }
 
     /// Gives back what viewers have sent and did not ask for.
     fn drop_offers(&self) {
         for viewer in self.present() {
             let mut seat = self.seats[viewer].lock();
-            let late = seat.offers.extract_if(|_, theirs| theirs.since.elapsed() > HELLO_MAX);
+            let late = seat.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
             let late: Vec<_> = late.collect();
             drop(seat);
             drop(late);
@@ -835,15 +884,25 @@ impl Shared {
         // Before who asked hears of it, and may ask again by the same slot; the seat stays busy.
         self.seats[job.viewer].lock().jobs[job.slot] = None;
         if write_answer(request, job.attended, result) == AnswerDelivery::No
-            && job.operation == Operation::Attach as u32
-            && let Ok([handle, _]) = result
-            && handle != 0
+            && let Ok([number, _]) = result
         {
-            self.detach(job.viewer, handle); // nobody knows of it
+            self.take_back(job, number); // no process knows of it
         }
         self.seats[job.viewer].lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
             let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
+        }
+    }
+
+    /// Takes back what was given by an answer that its viewer does not read: the handle or the pin of that `number`.
+    fn take_back(&self, job: &ViewerJob, number: u64) {
+        const ATTACH: u32 = Operation::Attach as u32;
+        const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
+        const PIN: u32 = Operation::Pin as u32;
+        match job.operation {
+            ATTACH | OPEN_NAMED if number != 0 => self.detach(job.viewer, number),
+            PIN => self.unpin(job.viewer, job.arguments[0], number),
+            _ => {}
         }
     }
 
@@ -859,10 +918,13 @@ impl Shared {
         const RELEASE: u32 = Operation::Release as u32;
         const REMOVES: u32 = Operation::Removes as u32;
         const HINT: u32 = Operation::Hint as u32;
+        const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
+        const PIN: u32 = Operation::Pin as u32;
+        const UNPIN: u32 = Operation::Unpin as u32;
         let [first, second, third] = job.arguments;
         // What a handle is needed for, and which file system may keep us waiting.
         let device = match job.operation {
-            ATTACH | EXAMINE | WRITER_OPENED | LET_GO | RELEASE | REMOVES => None,
+            ATTACH | OPEN_NAMED | EXAMINE | WRITER_OPENED | LET_GO | RELEASE | REMOVES => None,
             _ => match self.seats[job.viewer].lock().handles.get(&first) {
                 Some(handle) => Some(handle.device),
                 None => return Err(Errno::BADF),
@@ -879,6 +941,8 @@ impl Shared {
         };
         match job.operation {
             ATTACH => self.attach(job, first, second, third),
+            OPEN_NAMED => self.open_named(job, first),
+            PIN | UNPIN => self.answer_pin(job),
             EXAMINE => self.examine(job),
             FILL => self.owner.fill(first, second, third & !UNCACHED, third & UNCACHED != 0).map(|()| [0, 0]),
             REVALIDATE => self.owner.revalidate(first).map(|size| [size, 0]),
@@ -906,16 +970,18 @@ impl Shared {
                 self.close_idle(first, second);
                 Ok([0, 0])
             }
-            LET_GO => {
-                if third != 0 {
-                    self.owner.watched(first, second);
-                } else {
-                    self.owner.let_go(first, second);
-                }
-                Ok([0, 0])
-            }
+            LET_GO => self.let_go_for_viewer(job),
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// A viewer wants to be alone with a file, or is about to watch it.
+    fn let_go_for_viewer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
+        match job.arguments {
+            [device, inode, 0] => self.owner.let_go(device, inode),
+            [device, inode, _] => self.owner.watched(device, inode),
+        }
+        Ok([0, 0])
     }
 
     /// A viewer is about to unmount something: what nobody has open is closed.
@@ -1034,11 +1100,7 @@ impl Shared {
             close(file);
             return Ok([0, credit]);
         }
-        // No viewer believes us before it is seen to that it hears of our end.
-        // Acquire, partner: the store in `DeathNotice::new`.
-        while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
-            std::thread::yield_now(); // the keeper, which was started, is about to say so
-        }
+        self.wait_for_death_notice();
         // First, so that a process that opens it for writing from here on tells us before; see `SaturatingCount`.
         let place = self.enter(device, inode);
         let attached = match self.owner.attach(file, name) {
@@ -1049,13 +1111,26 @@ impl Shared {
             }
         };
         self.vouch();
-        let mut seat = self.seats[job.viewer].lock();
+        self.note_handle(job.viewer, attached, Handle { place, device: mount.device })
+    }
+
+    /// No viewer believes us before it is seen to that our end will be noticed.
+    fn wait_for_death_notice(&self) {
+        // Acquire, partner: the store in `DeathNotice::new`.
+        while self.owner.arena().owner_lives().load(Ordering::Acquire) == 0 && !self.is_closed() {
+            std::thread::yield_now(); // the keeper, which was started, is about to say so
+        }
+    }
+
+    /// Notes that the viewer has that handle. The answer that says so.
+    fn note_handle(&self, viewer: usize, attached: Attached, handle: Handle) -> Result<[u64; 2], Errno> {
+        let mut seat = self.seats[viewer].lock();
         if seat.handles.len() >= HANDLES_MAX {
             drop(seat);
-            self.let_go(attached.handle, place);
+            self.let_go(attached.handle, handle.place);
             return Err(Errno(libc::EMFILE));
         }
-        let before = seat.handles.insert(attached.handle, Handle { place, device: mount.device });
+        let before = seat.handles.insert(attached.handle, handle);
         debug_assert!(before.is_none(), "a handle that was given already");
         Ok([attached.handle, u64::from(attached.id.0) << 32 | u64::from(attached.cell.0)])
     }
@@ -1078,7 +1153,7 @@ impl Shared {
     fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where nobody waits for it.
-        self.check_mount(job, offer.descriptor()?, name)
+        self.check_mount(job, offer.theirs.descriptor()?, name)
     }
 
     /// What was taken, if it is of a file system whose files are served. What is not is closed where nobody waits for
@@ -1108,7 +1183,7 @@ impl Shared {
 
     /// Takes a viewer's handle back. Two that ask at once: the map says who was first.
     fn detach(&self, viewer: usize, handle: u64) {
-        let known = self.seats[viewer].lock().handles.remove(&handle);
+        let known = self.seats[viewer].lock().remove_handle(handle);
         if let Some(known) = known {
             self.let_go(handle, known.place);
         }
@@ -1116,7 +1191,7 @@ impl Shared {
 
     /// The same, where nobody waits for the file system.
     fn detach_in_queue(&self, viewer: usize, handle: u64) {
-        let known = self.seats[viewer].lock().handles.remove(&handle);
+        let known = self.seats[viewer].lock().remove_handle(handle);
         self.let_go_in_queues(known.map(|known| (handle, known)));
     }
 
@@ -1276,7 +1351,11 @@ impl Shared {
 
     fn detach_all(&self) {
         for seat in &self.seats {
-            let handles = std::mem::take(&mut seat.lock().handles); // its sums stay
+            let mut seat = seat.lock(); // its sums stay
+            let pinned = seat.take_pinned_handles();
+            let handles = std::mem::take(&mut seat.handles);
+            drop(seat);
+            pinned.into_iter().for_each(|handle| self.owner.leave_pins(handle));
             self.let_go_in_queues(handles);
         }
         self.queues.wait_for_own(END_MAX);

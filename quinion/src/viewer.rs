@@ -41,14 +41,17 @@ use crate::arena::control::{
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, GrownView, LayoutError, Validation, View};
-use crate::filemap::{HitStop, read_hits};
+use crate::filemap::{HitStop, locate, read_hits};
 use crate::units::{Frame, MappingId};
 
 #[cfg(all(feature = "std", not(quinion_model)))]
 mod connect;
+#[cfg(all(feature = "std", not(quinion_model)))]
+pub use connect::SentName;
 pub mod handshake;
 pub mod sys;
 
+use handshake::ANY_CACHE;
 use sys::SignalsHeld;
 
 /// How long a viewer waits for an answer, in milliseconds: some times what a slow disk takes for a read. The kernel
@@ -58,6 +61,8 @@ pub const ANSWER_MILLIS_MAX: u32 = 50;
 pub const LONG_MILLIS_MAX: u32 = 2000;
 /// How long the heart of an owner that is well stands still at most, in milliseconds: some beats.
 const STILL_MILLIS_MAX: u64 = 300;
+/// After so many milliseconds a waiter looks whether the owner is there still.
+const LOOK_MILLIS: u32 = 100;
 /// How often a waiter looks before it sleeps: about the time the two system calls of a sleep take.
 const SPINS: u32 = 400;
 /// Slots that hints may take: a viewer that has to wait for bytes always finds one that no hint is in.
@@ -175,7 +180,8 @@ pub struct Viewer {
 
 impl Viewer {
     /// Attaches the calling process to the cache in these files: the arena, what all viewers see, and the page that
-    /// the owner has made for this process. `token` is what the process was told of the cache it is meant to view.
+    /// the owner has made for this process. `token` is what the process was told of the cache it is meant to view, or
+    /// [`ANY_CACHE`].
     ///
     /// # Safety
     /// All three stay mapped, as [`View::attach`] and [`ViewerControl::attach`] want them, as long as the viewer
@@ -192,6 +198,7 @@ impl Viewer {
         // SAFETY: handed on.
         let control = unsafe { ViewerControl::attach(common, page) }.map_err(AttachError::Layout)?;
         let theirs = [&arena.header().token, &control.control().token];
+        let token = if token == ANY_CACHE { theirs[0].load(Ordering::Relaxed) } else { token };
         if theirs.iter().any(|place| place.load(Ordering::Relaxed) != token) {
             return Err(AttachError::Token);
         }
@@ -212,6 +219,11 @@ impl Viewer {
     /// How long it waits for an answer at most, whatever is asked, in milliseconds.
     pub fn waits_at_most(&self) -> u32 {
         LONG_MILLIS_MAX.max(self.wait_policy)
+    }
+
+    /// What the cache's files say that they belong to.
+    pub fn token(&self) -> u64 {
+        self.arena.header().token.load(Ordering::Relaxed)
     }
 
     /// The arena.
@@ -378,6 +390,30 @@ impl Viewer {
             HitStop::Absent | HitStop::Filling | HitStop::Writing => return None,
         };
         Some(ReadOutcome { bytes, asked: 0, end })
+    }
+
+    /// As [`Viewer::read_ready`], into a slice. (No slice overlaps the arena but those that a pin lends, and these
+    /// cannot be written.)
+    #[inline]
+    pub fn read_ready_into(
+        &self,
+        file: &ViewedFile<'_>,
+        position: u64,
+        to: &mut [u8],
+    ) -> Option<ReadOutcome> {
+        // SAFETY: a unique slice is valid for writes of its length by no other thread.
+        unsafe { self.read_ready(file, position, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Says where `len` bytes at `position` lie that the owner has pinned for this viewer, of a file that never
+    /// changes; see [`locate`].
+    pub fn locate(
+        &self,
+        file: &ViewedFile<'_>,
+        range: (u64, usize),
+        each: impl FnMut(*const u8, usize),
+    ) -> usize {
+        locate(&self.arena, (file.cell, file.id), range, each)
     }
 
     /// As [`Viewer::read`], and what it brings into the cache does not stay there; what was cached before does, and is
@@ -562,6 +598,17 @@ impl Viewer {
         self.ask(operation, arguments, self.waits_at_most())
     }
 
+    /// As [`Viewer::request`], waiting up to `millis` milliseconds as long as the owner's heart beats: for what the
+    /// owner alone can answer, as the bytes of an object.
+    pub fn request_within(
+        &self,
+        operation: Operation,
+        arguments: [u64; 3],
+        millis: u32,
+    ) -> Result<[u64; 2], RequestError> {
+        self.ask(operation, arguments, millis)
+    }
+
     fn ask(&self, operation: Operation, arguments: [u64; 3], millis: u32) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
         let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;
@@ -684,8 +731,8 @@ impl Viewer {
                 return self
                     .give_up(slot, if is_gone { RequestError::OwnerGone } else { RequestError::Late });
             }
-            // An owner that ends wakes all sleepers, unless it was killed; then the time is short anyway.
-            sys::futex_wait(&slot.state, now, left);
+            // An owner that ends wakes all sleepers, unless it was killed: so it is looked for now and then.
+            sys::futex_wait(&slot.state, now, left.min(LOOK_MILLIS));
         }
     }
 

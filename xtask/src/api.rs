@@ -25,10 +25,11 @@ struct Library {
     features: &'static str,
 }
 
-const LIBRARIES: [Library; 4] = [
+const LIBRARIES: [Library; 5] = [
     Library { package: "quinion", name: "quinion", folder: "quinion", features: "--features tokio" },
     Library { package: "quinion-disk", name: "quinion_disk", folder: "disk", features: "" },
     Library { package: "quinion-object", name: "quinion_object", folder: "object", features: "" },
+    Library { package: "quinion-service", name: "quinion_service", folder: "service", features: "" },
     Library { package: "quinion-vm", name: "quinion_vm", folder: "vm", features: "" },
 ];
 

@@ -66,7 +66,8 @@ pub fn test() -> Vec<Step> {
                 "RUSTDOCFLAGS",
                 "-D warnings",
                 cargo(
-                    "doc --no-deps -p quinion -p quinion-object -p quinion-vm --lib --features quinion/tokio",
+                    "doc --no-deps -p quinion -p quinion-object -p quinion-service -p quinion-vm --lib \
+                     --features quinion/tokio",
                 ),
             )),
         ),

@@ -307,17 +307,27 @@ impl Server {
         server
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
     /// A client of it that tries nothing again by itself.
     pub fn store(&self) -> Arc<AmazonS3> {
-        let store = AmazonS3Builder::new()
-            .with_bucket_name("bucket")
-            .with_endpoint(format!("http://{}", self.address))
-            .with_allow_http(true)
-            .with_skip_signature(true)
-            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
-            .with_http_connector(Connector);
-        Arc::new(store.build().expect("a client"))
+        store_at(&self.address())
     }
+}
+
+/// A client of the server that listens there, which may be another process's.
+pub fn store_at(address: &str) -> Arc<AmazonS3> {
+    let store = AmazonS3Builder::new()
+        .with_bucket_name("bucket")
+        .with_endpoint(format!("http://{address}"))
+        .with_allow_http(true)
+        .with_skip_signature(true)
+        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+        .with_http_connector(Connector);
+    Arc::new(store.build().expect("a client"))
 }
 
 /// Speaks HTTP by hyper, without TLS.

@@ -525,6 +525,15 @@ pub enum Operation {
     /// Look at the code that the viewer's process has loaded: does it enter the kernel by itself?
     /// Answers: a [`SyscallAudit`].
     Examine = 10,
+    /// Open what has no descriptor: an object of a store, by its name, which was sent before
+    /// ([`NameOffer`](crate::viewer::handshake::NameOffer)). Arguments: the ticket of the name. What the owner says of
+    /// the object, or why it refuses, comes by the connection of the name. Answers: those of [`Operation::Attach`].
+    OpenNamed = 13,
+    /// Keep a range of a file where it is in memory. Arguments: the handle, the position in bytes, the length in bytes.
+    /// Answers: the pin's number; how many bytes are pinned, fewer at the file's end.
+    Pin = 14,
+    /// Give a pin back; there is no answer to wait for. Arguments: the handle, the pin's number.
+    Unpin = 15,
 }
 
 /// What the objects that a process has loaded do besides calling the C library. The numbers are part of the layout.

@@ -46,6 +46,7 @@ mod future;
 mod grab;
 mod hit;
 mod hit_batch;
+mod locate;
 #[cfg(feature = "std")]
 mod shrinker;
 #[cfg(feature = "std")]
@@ -91,6 +92,7 @@ pub(crate) use future::PendingRead;
 pub use hint::Prefetch;
 pub use hit::{HitStop, Hits, read_hits, read_hits_into};
 pub use hit_batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
+pub use locate::locate;
 #[cfg(feature = "std")]
 pub use pin::PinRequest;
 #[cfg(feature = "std")]

@@ -15,7 +15,8 @@
 //!
 //! A viewer of ours may also **send** a descriptor ([`DescriptorOffer`]), because this process may not duplicate it.
 //! The connection is kept for the worker that attaches the file, which takes the descriptor out of it; the keeper
-//! touches no descriptor that comes ([`peer_connection`](super::peer_connection)).
+//! touches no descriptor that comes ([`peer_connection`](super::peer_connection)). In the same way it sends a name
+//! ([`NameOffer`]), which is kept with its connection.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,12 +30,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFl
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::peer_connection::PeerConnection;
-use super::{Shared, has_ended};
+use super::{Offer, Shared, has_ended};
 use crate::arena::{ArenaShare, LAYOUT_VERSION};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::peer::{self, ProcessName};
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
-use crate::viewer::handshake::{DescriptorOffer, JoinReply, JoinRequest, NO_PLAN};
+use crate::viewer::handshake::{ANY_CACHE, DescriptorOffer, JoinReply, JoinRequest, NO_PLAN, NameOffer};
 use crate::viewer::sys::Errno;
 
 /// How long a process may take to say what it wants.
@@ -211,15 +212,20 @@ impl Listener {
             let (shared, key) = (Arc::clone(shared), theirs.process_key());
             self.queues.spawn(key, move || shared.door.welcome(&theirs, hello, &shared));
         } else if let Some(offer) = DescriptorOffer::of(message.bytes()).filter(|_| message.has_descriptors) {
-            self.accept_offer(theirs, offer, shared);
+            self.accept_offer((offer.version, offer.token), Offer { theirs, name: None }, shared);
+        } else if let Some((offer, name)) =
+            NameOffer::of(message.bytes()).filter(|_| !message.has_descriptors)
+        {
+            let kept = Offer { theirs, name: Some(name.into()) };
+            self.accept_offer((offer.version, offer.token), kept, shared);
         }
         None
     }
 
-    /// A viewer sends a descriptor: it is kept for the worker that attaches the file. It gets a ticket for it.
-    fn accept_offer(&self, theirs: PeerConnection, offer: DescriptorOffer, shared: &Shared) {
-        let is_ours = offer.version == LAYOUT_VERSION && offer.token == self.token;
-        let sender = if is_ours { caller(&theirs) } else { Err(Errno::PROTO) };
+    /// A viewer sends a descriptor, or a name: it is kept for the worker that opens the file. It gets a ticket for it.
+    fn accept_offer(&self, (version, token): (u32, u64), offer: Offer, shared: &Shared) {
+        let is_ours = version == LAYOUT_VERSION && token == self.token;
+        let sender = if is_ours { caller(&offer.theirs) } else { Err(Errno::PROTO) };
         // The number is that process's while it is there.
         let number =
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
@@ -229,14 +235,14 @@ impl Listener {
             let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {
-            Ok(number) => shared.keep_offer(number, theirs, answer),
-            Err(error) => answer(Err(error), &theirs),
+            Ok(number) => shared.keep_offer(number, offer, answer),
+            Err(error) => answer(Err(error), &offer.theirs),
         }
     }
 
     fn welcome(&self, socket: &PeerConnection, hello: JoinRequest, shared: &Shared) {
         let plan = self.plans.lock().get(hello.plan as usize).cloned();
-        let admitted = if hello.version != LAYOUT_VERSION || hello.token != self.token {
+        let admitted = if hello.version != LAYOUT_VERSION || ![self.token, ANY_CACHE].contains(&hello.token) {
             Err(Errno::PROTO)
         } else if plan.is_none() && hello.plan != NO_PLAN {
             Err(Errno::INVAL)

@@ -24,7 +24,7 @@ use rustix::net::{
 
 use crate::sys::peer::ProcessName;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
-use crate::viewer::handshake::HELLO_BYTES;
+use crate::viewer::handshake::{HELLO_BYTES, MESSAGE_MAX};
 use crate::viewer::sys::Errno;
 
 /// How often a connection is looked at before something is taken to lie in it.
@@ -42,7 +42,7 @@ pub(super) struct PeerConnection {
 
 /// A message that was not taken.
 pub(super) struct RefusedMessage {
-    bytes: [u8; HELLO_BYTES + 1],
+    bytes: [u8; MESSAGE_MAX + 1],
     count: usize,
     /// Whether a descriptor comes with it.
     pub(super) has_descriptors: bool,
@@ -71,7 +71,7 @@ impl PeerConnection {
 
     /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
     pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
-        let mut bytes = [0; HELLO_BYTES + 1];
+        let mut bytes = [0; MESSAGE_MAX + 1];
         match peek(self.as_fd(), &mut bytes) {
             Ok((count, flags)) => Ok(Some(RefusedMessage {
                 bytes,

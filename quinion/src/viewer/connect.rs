@@ -17,7 +17,10 @@ use rustix::net::{
     sendmsg, socket_with,
 };
 
-use super::handshake::{DESCRIPTORS_MAX, DescriptorOffer, JoinReply, JoinRequest, WELCOME_BYTES};
+use super::handshake::{
+    DESCRIPTORS_MAX, DescriptorOffer, JoinReply, JoinRequest, NAME_TEXT_MAX, NameOffer, NameReply,
+    WELCOME_BYTES,
+};
 use super::{Mapped, Viewer};
 use crate::sys::peer;
 use crate::units::EXTENT_SIZE;
@@ -66,6 +69,17 @@ impl Viewer {
         Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default())?.viewer)
     }
 
+    /// Sends a name to the owner that listens at `socket`, for an open by that name; waits ten seconds at most.
+    ///
+    /// # Errors
+    /// Those of [`Viewer::send`].
+    pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<SentName> {
+        let end = reach(socket)?;
+        send(&end, &[&offer.bytes()[..], name].concat(), SendFlags::NOSIGNAL)?;
+        let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default())?.viewer;
+        Ok(SentName { ticket, end })
+    }
+
     /// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
     ///
     /// # Errors
@@ -76,6 +90,42 @@ impl Viewer {
         // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
         unsafe { Self::attach(maps.0, maps.1, page, token) }
             .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
+    }
+}
+
+/// A name that the owner has: for one question.
+#[derive(Debug)]
+pub struct SentName {
+    ticket: u32,
+    end: OwnedFd,
+}
+
+impl SentName {
+    /// What the question names it by.
+    pub fn ticket(&self) -> u32 {
+        self.ticket
+    }
+
+    /// What the owner says of the name, once the question was answered: an error number, or 0, and a text. Waits ten
+    /// seconds at most.
+    ///
+    /// # Errors
+    /// Nothing came, or no such message.
+    pub fn reply(self) -> io::Result<(u32, String)> {
+        wait_readable(&self.end)?;
+        let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
+        let received = rustix::net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
+        let (reply, text) = NameReply::of(&bytes[..received])
+            .ok_or_else(|| io::Error::other("the owner of the cache says nothing of the name"))?;
+        Ok((reply.error, String::from_utf8_lossy(text).into_owned()))
+    }
+}
+
+fn wait_readable(end: &OwnedFd) -> io::Result<()> {
+    let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
+    match poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time))? {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
     }
 }
 
@@ -91,10 +141,7 @@ fn reach(socket: &Path) -> io::Result<OwnedFd> {
 
 /// The owner's answer, and the descriptors that come with it; waits ten seconds at most.
 fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>) -> io::Result<JoinReply> {
-    let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
-    if poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time))? == 0 {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
+    wait_readable(end)?;
     let mut bytes = [0; WELCOME_BYTES + 1];
     let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
     let welcome = JoinReply::of(&bytes[..received.bytes])

@@ -17,6 +17,11 @@
 //! answer is a [`JoinReply`] without descriptors, whose number is the ticket by which the viewer asks for the file to
 //! be attached ([`SENT`](crate::arena::control::SENT)).
 //!
+//! In the same way a viewer sends a **name** that the owner is to open: `Name { version, token }`, followed by the
+//! name's bytes, and no descriptor. It gets a ticket, asks by its page
+//! ([`OpenNamed`](crate::arena::control::Operation::OpenNamed)), and finds in the connection what the owner says of the
+//! object: a [`NameReply`], with text behind it.
+//!
 //! Numbers are little-endian, and the message is as long as it is: a shorter or longer one is none.
 
 /// The first eight bytes of a [`JoinRequest`].
@@ -25,6 +30,20 @@ const HELLO: u64 = u64::from_le_bytes(*b"QUINHELO");
 const OFFER: u64 = u64::from_le_bytes(*b"QUINOFFR");
 /// The first eight bytes of a [`JoinReply`].
 const WELCOME: u64 = u64::from_le_bytes(*b"QUINWELC");
+
+/// The first eight bytes of a [`NameOffer`].
+const NAME: u64 = u64::from_le_bytes(*b"QUINNAME");
+/// The first eight bytes of a [`NameReply`].
+const NAMED: u64 = u64::from_le_bytes(*b"QUINNMED");
+
+/// In [`JoinRequest::token`]: the cache that is there, whichever it is.
+pub const ANY_CACHE: u64 = 0;
+/// Bytes of a name at most.
+pub const NAME_MAX: usize = 4096;
+/// Bytes of the longest message that a process sends.
+pub const MESSAGE_MAX: usize = HELLO_BYTES + NAME_MAX;
+/// Bytes of the text behind a [`NameReply`] at most.
+pub const NAME_TEXT_MAX: usize = 16 << 10;
 
 /// Bytes of a [`JoinRequest`].
 pub const HELLO_BYTES: usize = 32;
@@ -97,6 +116,62 @@ impl DescriptorOffer {
     }
 }
 
+/// What stands before a name that a viewer sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NameOffer {
+    /// [`LAYOUT_VERSION`](crate::arena::LAYOUT_VERSION).
+    pub version: u32,
+    /// That of the cache.
+    pub token: u64,
+}
+
+impl NameOffer {
+    /// As it is sent, before the name; as long as a [`JoinRequest`].
+    pub fn bytes(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        let numbers = [NAME, u64::from(self.version), self.token];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// As it arrived, and the name; `None` if that is none. A name has a byte at least, and [`NAME_MAX`] at most.
+    pub fn of(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (head, name) = bytes.split_first_chunk::<HELLO_BYTES>()?;
+        let [magic, version, token, zero] = words(head);
+        let version = u32::try_from(version).ok()?;
+        let is_one = magic == NAME && zero == 0 && !name.is_empty() && name.len() <= NAME_MAX;
+        is_one.then_some((Self { version, token }, name))
+    }
+}
+
+/// What the owner says of a name, before some text: of the object, or why it is not opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NameReply {
+    /// 0, or why not: an error number.
+    pub error: u32,
+}
+
+impl NameReply {
+    /// As it is sent, before the text.
+    pub fn bytes(&self) -> [u8; WELCOME_BYTES] {
+        let mut bytes = [0; WELCOME_BYTES];
+        for (place, number) in bytes.chunks_exact_mut(8).zip([NAMED, u64::from(self.error)]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// As it arrived, and the text; `None` if that is none.
+    pub fn of(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (head, text) = bytes.split_first_chunk::<WELCOME_BYTES>()?;
+        let [magic, error] = words(head);
+        let error = u32::try_from(error).ok()?;
+        (magic == NAMED && text.len() <= NAME_TEXT_MAX).then_some((Self { error }, text))
+    }
+}
+
 /// What the owner answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JoinReply {
@@ -152,6 +227,15 @@ mod tests {
         assert_eq!((JoinRequest::of(&welcome.bytes()), JoinReply::of(&hello.bytes())), (None, None));
         assert_eq!(JoinRequest::of(&hello.bytes()[..31]), None);
         assert_eq!(JoinRequest::of(&[hello.bytes().as_slice(), &[0]].concat()), None);
+        let name = NameOffer { version: 7, token: 9 };
+        let sent = [&name.bytes()[..], b"s3://bucket/key"].concat();
+        assert_eq!(NameOffer::of(&sent), Some((name, &b"s3://bucket/key"[..])));
+        assert_eq!((NameOffer::of(&name.bytes()), NameOffer::of(&offer.bytes())), (None, None), "no name");
+        assert_eq!(NameOffer::of(&[&name.bytes()[..], &[7; NAME_MAX + 1]].concat()), None);
+        assert_eq!((JoinRequest::of(&sent), DescriptorOffer::of(&sent)), (None, None));
+        let reply = NameReply { error: 2 };
+        assert_eq!(NameReply::of(&[&reply.bytes()[..], b"why"].concat()), Some((reply, &b"why"[..])));
+        assert_eq!((NameReply::of(&welcome.bytes()), NameReply::of(b"")), (None, None));
         let mut other = hello.bytes();
         other[0] ^= 1;
         assert_eq!((JoinRequest::of(&other), JoinRequest::of(&[])), (None, None));

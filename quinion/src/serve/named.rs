@@ -1,0 +1,102 @@
+//! Named: what a viewer opens by a name, as an object of a store.
+//!
+//! ```text
+//!   viewer                               keeper                       worker                      Owner
+//!     Name { .. } "s3://bucket/key" -->  keeps it: a ticket
+//!     OpenNamed(ticket), by its page ------------------------------>  of our domain still? ---->  which store?
+//!                                                                     room for work on it? ---->  open_named
+//!     NameReply, text  <------------  by the connection of the name,  <------------------------   record, text
+//!     answer: handle, record  <-----  by the page
+//! ```
+//!
+//! A file is attached by a descriptor, which shows that the viewer may read it. For an object there is no such proof:
+//! the owner opens it with credentials of its own. So an owner opens by name only what all of its domain may read, and
+//! only for a process that is of the domain when it asks.
+//!
+//! A store can take its time, as a file system can. What is under way for each is bounded in the same way
+//! (`workers.rs`), under a number that the owner gives it.
+//!
+//! Invariants:
+//!  1. The text is sent before the answer: a viewer that has the answer finds it.
+//!  2. A name is opened once for each ticket, and a ticket is of use to its viewer alone.
+
+use std::io::IoSlice;
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::peer_connection::PeerConnection;
+use super::{Attached, FileName, Handle, NAMED_DEVICE, Shared, ViewerJob};
+use crate::viewer::handshake::{NAME_TEXT_MAX, NameReply};
+use crate::viewer::sys::Errno;
+
+/// What was opened by a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NamedAttachment {
+    /// As a file that was attached.
+    pub attached: Attached,
+    /// What it counts as among all that are attached; its device is what [`super::Owner::device_of_name`] said.
+    pub name: FileName,
+    /// What the viewer is told of it, of [`NAME_TEXT_MAX`] bytes at most.
+    pub text: String,
+}
+
+/// Why nothing is opened by a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NameRefusal {
+    /// For the program.
+    pub error: Errno,
+    /// For people.
+    pub text: String,
+}
+
+impl Shared {
+    /// Opens what the viewer has sent the name of.
+    pub(super) fn open_named(&self, job: &ViewerJob, ticket: u64) -> Result<[u64; 2], Errno> {
+        let ticket = u32::try_from(ticket).map_err(|_| Errno::BADF)?;
+        let offer = self.seats[job.viewer].lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
+        let name = offer.name.ok_or(Errno::BADF)?;
+        let opened = self.open_for(job, &name);
+        let (error, text) = match &opened {
+            Ok((_, text)) => (0, text.as_str()),
+            Err(refusal) => (refusal.error.0 as u32, refusal.text.as_str()),
+        };
+        let told = tell(&offer.theirs, NameReply { error }, text);
+        match (opened, told) {
+            (Ok((answer, _)), Ok(())) => Ok(answer),
+            (Ok(([handle, _], _)), Err(error)) => {
+                self.detach(job.viewer, handle); // its viewer gets no answer
+                Err(error)
+            }
+            (Err(refusal), _) => Err(refusal.error),
+        }
+    }
+
+    fn open_for(&self, job: &ViewerJob, name: &[u8]) -> Result<([u64; 2], String), NameRefusal> {
+        let refusal = |error: Errno, text: &str| NameRefusal { error, text: text.into() };
+        {
+            let busy = || refusal(Errno::AGAIN, "the owner waits for this process; try again");
+            let _probe = self.workers.probe(job.process.name).ok_or_else(busy)?;
+            if !self.domain.has(&job.process.member) {
+                return Err(refusal(Errno::ACCES, "this process has other credentials than the owner"));
+            }
+        }
+        let device = self.owner.device_of_name(name)? | NAMED_DEVICE;
+        let stuck = || refusal(Errno::AGAIN, "the store does not answer those who asked before");
+        let _at_work = self.workers.enter(device).ok_or_else(stuck)?;
+        self.wait_for_death_notice();
+        let NamedAttachment { attached, name, text } = self.owner.open_named(name)?;
+        let place = self.enter(name.device, name.inode);
+        let noted = self.note_handle(job.viewer, attached, Handle { place, device });
+        let answer = noted.map_err(|error| refusal(error, "this process has too many files open here"))?;
+        Ok((answer, text))
+    }
+}
+
+/// Sends what is said of a name. Waits for nobody.
+fn tell(theirs: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
+    let (head, text) = (reply.bytes(), &text.as_bytes()[..text.len().min(NAME_TEXT_MAX)]);
+    let parts = [IoSlice::new(&head), IoSlice::new(text)];
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(theirs, &parts, &mut SendAncillaryBuffer::default(), flags);
+    sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
+}

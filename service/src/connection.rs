@@ -1,0 +1,212 @@
+//! Connection: one process's view of one server's cache.
+//!
+//! A process joins a server once, however often it connects: a second view of the same process would take the place of
+//! the first (`quinion::internals::serve`). So connections are kept, by the socket's inode, and what the process maps
+//! stays mapped until it ends.
+//!
+//! A question is asked until it is answered, or the deadline has passed. A server that is busy (all slots in use, a
+//! store that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
+//!
+//! Invariants:
+//!  1. Nothing here is touched in a forked child: its memory is not there.
+//!  2. Every wait ends: by the deadline, or some tenths of a second after the server has ended.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use quinion::internals::arena::LAYOUT_VERSION;
+use quinion::internals::arena::control::Operation;
+use quinion::internals::sys::fork::ForkGuard;
+use quinion::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
+use quinion::internals::viewer::sys::Errno;
+use quinion::internals::viewer::{RequestError, Viewer};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::stores::About;
+
+/// How long the heart of a server may stand still, in milliseconds: a machine that is busy must not look like an end.
+const STILL_MILLIS_MAX: u32 = 5000;
+/// How long bytes and opens are waited for, as long as the server is well: longer than a fetch with all its retries.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+/// How long what a client gives back waits for room among its questions.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
+/// How long another thread may take to connect.
+const CONNECT_MAX: Duration = Duration::from_secs(20);
+/// The first pause before a question is asked again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
+
+/// A socket's device and inode.
+type SocketName = (u64, u64);
+
+/// The connections of this process.
+static CONNECTIONS: Mutex<Vec<(SocketName, Arc<Connection>)>> = Mutex::new(Vec::new());
+
+/// A view of a server's cache.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    viewer: Viewer,
+    socket: PathBuf,
+    process: ForkGuard,
+}
+
+impl Connection {
+    /// The connection to the server that listens there, made now if there is none.
+    pub(crate) fn to(socket: &Path) -> Result<Arc<Self>> {
+        let failed = |error| {
+            let text = format!("cannot connect to the cache at {}; is its server running?", socket.display());
+            Error::of_io(ErrorKind::Connect, text, error)
+        };
+        let data = std::fs::metadata(socket).map_err(failed)?;
+        let key = (data.dev(), data.ino());
+        let begun = Instant::now();
+        let mut known = loop {
+            match CONNECTIONS.try_lock() {
+                Ok(known) => break known,
+                Err(TryLockError::Poisoned(error)) => break error.into_inner(),
+                // In a forked child the thread that has it may not exist.
+                Err(TryLockError::WouldBlock) if begun.elapsed() < CONNECT_MAX => sleep(PAUSES.1),
+                Err(TryLockError::WouldBlock) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
+            }
+        };
+        known.retain(|(_, connection)| !connection.process.is_forked() && !connection.viewer.owner_is_gone());
+        if let Some((_, connection)) = known.iter().find(|(other, _)| *other == key) {
+            return Ok(Arc::clone(connection));
+        }
+        let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
+        let viewer = Viewer::connect(socket, &hello).map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX);
+        let new = Arc::new(Self { viewer, socket: socket.into(), process: ForkGuard::new() });
+        known.push((key, Arc::clone(&new)));
+        Ok(new)
+    }
+
+    /// The view. Not in a forked child.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    #[inline]
+    pub(crate) fn viewer(&self) -> Result<&Viewer> {
+        if self.process.is_forked() { Err(Error::forked()) } else { Ok(&self.viewer) }
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Asks until there is an answer, for `time` at most.
+    pub(crate) fn ask(
+        &self,
+        operation: Operation,
+        arguments: [u64; 3],
+        time: Duration,
+    ) -> std::result::Result<[u64; 2], RequestError> {
+        let mut retry = RetryDeadline::new(time);
+        loop {
+            let left = retry.left().as_millis().clamp(1, u32::MAX.into()) as u32;
+            match self.viewer.request_within(operation, arguments, left) {
+                Err(error) if is_busy(error) && retry.pause() => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Opens what has that name: its handle and record, and what the server says of it.
+    pub(crate) fn open(&self, name: &str) -> Result<([u64; 2], About)> {
+        let viewer = self.viewer()?;
+        let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
+        let mut retry = RetryDeadline::new(DEADLINE);
+        loop {
+            let sent = match Viewer::send_name(&self.socket, &offer, name.as_bytes()) {
+                Ok(sent) => sent,
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
+                Err(_) if viewer.owner_is_gone() => return Err(Error::owner_gone(name)),
+                Err(error) => {
+                    let text = format!("cannot ask the server to open {name}");
+                    return Err(Error::of_io(ErrorKind::Open, text, error));
+                }
+            };
+            let ticket = [u64::from(sent.ticket()), 0, 0];
+            match self.ask(Operation::OpenNamed, ticket, retry.left()) {
+                Ok(answer) => return self.opened(name, answer, sent.reply()),
+                // The ticket has expired before a worker came to it.
+                Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
+                Err(RequestError::Errno(_)) => return Err(refused(name, sent.reply())),
+                Err(error) => return Err(Error::of_request(name, error)),
+            }
+        }
+    }
+
+    fn opened(
+        &self,
+        name: &str,
+        answer: [u64; 2],
+        reply: std::io::Result<(u32, String)>,
+    ) -> Result<([u64; 2], About)> {
+        match reply.as_ref().ok().and_then(|(_, text)| About::of(text)) {
+            Some(about) => Ok((answer, about)),
+            None => {
+                self.give_back(Operation::Detach, [answer[0], 0, 0]);
+                Err(Error::new(
+                    ErrorKind::Other,
+                    format!("cannot open {name}: the server says nothing of it"),
+                ))
+            }
+        }
+    }
+
+    /// Tells the server that something is not needed any more.
+    pub(crate) fn give_back(&self, operation: Operation, arguments: [u64; 3]) {
+        if self.process.is_forked() {
+            return; // it is the parent's
+        }
+        let mut retry = RetryDeadline::new(GIVE_BACK_MAX);
+        // Where there is no room for that long, the server has it until this process ends.
+        while self.viewer.tell(operation, arguments) == Err(RequestError::NoSlot) && retry.pause() {}
+    }
+}
+
+fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
+    match reply {
+        Ok((error, text)) => {
+            let source = std::io::Error::from_raw_os_error(error as i32);
+            Error::of_io(ErrorKind::Open, format!("cannot open {text}"), source)
+        }
+        Err(error) => {
+            Error::of_io(ErrorKind::Open, format!("cannot open {name}: the server does not say why"), error)
+        }
+    }
+}
+
+/// Whether the same question may be answered a moment later.
+pub(crate) fn is_busy(error: RequestError) -> bool {
+    error == RequestError::NoSlot || error == RequestError::Errno(Errno::AGAIN.0)
+}
+
+/// How long, and in which pauses, something is tried again.
+#[derive(Debug)]
+pub(crate) struct RetryDeadline {
+    until: Instant,
+    pause: Duration,
+}
+
+impl RetryDeadline {
+    pub(crate) fn new(time: Duration) -> Self {
+        Self { until: Instant::now() + time, pause: PAUSES.0 }
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Waits a moment, longer each time; `false` if there is no time left.
+    pub(crate) fn pause(&mut self) -> bool {
+        if self.left().is_zero() {
+            return false;
+        }
+        sleep(self.pause);
+        self.pause = (2 * self.pause).min(PAUSES.1);
+        true
+    }
+}

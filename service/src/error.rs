@@ -1,0 +1,139 @@
+//! Errors: what was asked, what is wrong, what to do.
+//!
+//! The server tells a client of a failure by an error number, and of an open that failed also by words. Here numbers
+//! become kinds again, by which a program decides.
+
+use std::fmt;
+use std::io;
+
+use quinion::internals::viewer::RequestError;
+use quinion::internals::viewer::sys::Errno;
+
+/// What this crate's calls return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What kind of failure it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no server of that name, or it does not admit this process.
+    Connect,
+    /// The server could not be started.
+    Start,
+    /// There is no such object or file, or it cannot be opened.
+    Open,
+    /// The object was replaced or deleted since it was opened: open it again.
+    Changed,
+    /// Bytes could not be fetched from the store.
+    Fetch,
+    /// The server has ended: connect again when there is one.
+    OwnerGone,
+    /// There was no answer in time.
+    TimedOut,
+    /// Memory, pins or handles have reached their bound.
+    Full,
+    /// This process is a fork of the one that connected: connect again.
+    Forked,
+    /// The object or file has fewer bytes than were asked for.
+    EndOfFile,
+    /// The server, or the kernel, says something else.
+    Other,
+}
+
+/// What went wrong: of which name, and what to do.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    text: String,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), source: None }
+    }
+
+    pub(crate) fn of_io(kind: ErrorKind, text: impl Into<String>, source: io::Error) -> Self {
+        Self { kind, text: text.into(), source: Some(source) }
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn forked() -> Self {
+        let text =
+            "this process is a fork of the one that connected, and has nothing of it; connect in the child";
+        Self::new(ErrorKind::Forked, text)
+    }
+
+    pub(crate) fn owner_gone(name: &str) -> Self {
+        let text =
+            format!("cannot read {name}: the server of the cache has ended; start one and connect again");
+        Self::new(ErrorKind::OwnerGone, text)
+    }
+
+    /// Of a question about what `name` is open of.
+    pub(crate) fn of_request(name: &str, error: RequestError) -> Self {
+        let kind = match error {
+            RequestError::OwnerGone => return Self::owner_gone(name),
+            RequestError::Late | RequestError::NoSlot => ErrorKind::TimedOut,
+            RequestError::Fruitless => ErrorKind::Full,
+            RequestError::Errno(number) => kind_of(number),
+        };
+        let why = match kind {
+            ErrorKind::Changed => "it was replaced or deleted since it was opened; open it again".into(),
+            ErrorKind::Fetch => "its store did not give the bytes, after retries; see the server".into(),
+            ErrorKind::TimedOut => "there was no answer in time; the store or the server is too slow".into(),
+            ErrorKind::Full => {
+                "the cache has no room for it; give the server more memory, or hold fewer pins".into()
+            }
+            _ => match error {
+                RequestError::Errno(number) => io::Error::from_raw_os_error(number).to_string(),
+                error => format!("{error:?}"),
+            },
+        };
+        Self::new(kind, format!("cannot read {name}: {why}"))
+    }
+}
+
+/// The object is another one by now.
+pub(crate) const CHANGED: Errno = Errno(libc::ESTALE);
+/// The store did not give the bytes.
+pub(crate) const FETCH: Errno = Errno(libc::EREMOTEIO);
+
+fn kind_of(number: i32) -> ErrorKind {
+    match number {
+        libc::ESTALE => ErrorKind::Changed,
+        libc::EREMOTEIO => ErrorKind::Fetch,
+        libc::EAGAIN => ErrorKind::TimedOut,
+        libc::ENOMEM | libc::ENOBUFS | libc::EMFILE => ErrorKind::Full,
+        _ => ErrorKind::Other,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        self.source.iter().try_for_each(|source| write!(f, ": {source}"))
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind {
+            ErrorKind::EndOfFile => io::ErrorKind::UnexpectedEof,
+            ErrorKind::TimedOut => io::ErrorKind::TimedOut,
+            ErrorKind::Open => io::ErrorKind::NotFound,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}

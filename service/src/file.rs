@@ -1,0 +1,349 @@
+//! File: an object, or a local file, that a client has open.
+//!
+//! ```text
+//!   read_at   object   may we believe the record?  no: the server has ended ------------------------> error
+//!                      what is cached is copied; the rest is asked for, and copied when it is there
+//!             file     may we believe the record?  no, or something goes wrong on the way ----------> pread
+//! ```
+//!
+//! The walk and its looks are those of every viewer (`quinion::internals::viewer`). An object's record says that it
+//! never changes; it says nothing any more when the server has ended, and then nothing of it is read.
+//!
+//! A local file was opened by this process, and its descriptor stays: so whatever happens to the server, the kernel
+//! reads it. It is served while the server has a lease on it.
+//!
+//! Invariant: a read of an object returns all that was asked for and that the object has, or an error.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
+use quinion::internals::arena::{LAYOUT_VERSION, Validation};
+use quinion::internals::viewer::handshake::DescriptorOffer;
+use quinion::internals::viewer::{ReadEnd, RequestError, Viewer};
+
+use crate::connection::{Connection, DEADLINE, RetryDeadline};
+use crate::error::{Error, ErrorKind, Result};
+use crate::open_file::{OpenFile, Source, Viewed};
+use crate::pin::PinnedBytes;
+use crate::stores::About;
+
+/// How long the server is waited for on the way to a local file: the kernel reads what takes longer.
+const FILE_MAX: Duration = Duration::from_millis(50);
+/// How often what was made ready may be gone again before it is copied.
+const FRUITLESS_MAX: u32 = 16;
+
+/// One range of a [`ClientFile::read_ranges`].
+#[derive(Debug)]
+pub struct RangeRead<'b> {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Where the bytes go.
+    pub buffer: &'b mut [u8],
+}
+
+/// An object or a local file, open for reading through a server's cache. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ClientFile {
+    pub(crate) inner: Arc<OpenFile>,
+}
+
+impl ClientFile {
+    pub(crate) fn open_object(connection: &Arc<Connection>, url: &str) -> Result<Self> {
+        let (answer, about) = connection.open(url)?;
+        Ok(Self::new(connection, url, Some(Viewed::of(answer)), Source::Object(about)))
+    }
+
+    pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {
+        let viewer = connection.viewer()?;
+        let failed = |error| Error::of_io(ErrorKind::Open, format!("cannot open {path}"), error);
+        let file = File::open(path).map_err(failed)?;
+        let data = file.metadata().map_err(failed)?;
+        let answer = if data.is_file() { attach(connection, viewer, &file, &data) } else { None };
+        Ok(Self::new(connection, path, answer.map(Viewed::of), Source::Local(file)))
+    }
+
+    fn new(connection: &Arc<Connection>, name: &str, viewed: Option<Viewed>, source: Source) -> Self {
+        let connection = Arc::clone(connection);
+        Self { inner: Arc::new(OpenFile { connection, name: name.into(), viewed, source }) }
+    }
+
+    /// The URL or path that it was opened by.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Its size in bytes: an object's when it was opened, a file's now, 0 if the kernel does not say.
+    pub fn len(&self) -> u64 {
+        match &self.inner.source {
+            Source::Object(about) => about.size,
+            Source::Local(file) => file.metadata().map_or(0, |data| data.len()),
+        }
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The object's ETag, if its store told one.
+    pub fn e_tag(&self) -> Option<&str> {
+        self.about().and_then(|about| about.e_tag.as_deref())
+    }
+
+    /// The object's version id, if its store told one.
+    pub fn version(&self) -> Option<&str> {
+        self.about().and_then(|about| about.version.as_deref())
+    }
+
+    /// When the object was put, or the file written last.
+    pub fn modified(&self) -> Option<SystemTime> {
+        match &self.inner.source {
+            Source::Object(about) => SystemTime::UNIX_EPOCH.checked_add(about.modified),
+            Source::Local(file) => file.metadata().and_then(|data| data.modified()).ok(),
+        }
+    }
+
+    /// Whether the server serves it: a local file without a lease is read by the kernel, and so is one whose server has
+    /// ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn is_served(&self) -> Result<bool> {
+        let viewer = self.inner.connection.viewer()?;
+        Ok(self.inner.viewed.as_ref().is_some_and(|viewed| is_believed(viewer, viewed)))
+    }
+
+    fn about(&self) -> Option<&About> {
+        match &self.inner.source {
+            Source::Object(about) => Some(about),
+            Source::Local(_) => None,
+        }
+    }
+
+    /// Reads up to `buffer.len()` bytes at byte `offset`, and returns how many: fewer only at the end. What is cached
+    /// is copied without a system call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Changed`], [`ErrorKind::Fetch`], [`ErrorKind::OwnerGone`], [`ErrorKind::TimedOut`],
+    /// [`ErrorKind::Full`], [`ErrorKind::Forked`]. The buffer may have been written to.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let viewer = self.inner.connection.viewer()?;
+        match (&self.inner.source, &self.inner.viewed) {
+            (Source::Object(about), Some(viewed)) => {
+                let len = about.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
+                self.read_object(viewer, viewed, &mut buffer[..len], offset)
+            }
+            (Source::Local(file), viewed) => {
+                let viewed = viewed.as_ref().filter(|viewed| is_believed(viewer, viewed));
+                let done = viewed.map_or(0, |viewed| self.read_served(viewer, viewed, buffer, offset));
+                self.read_by_kernel(file, buffer, offset, done)
+            }
+            (Source::Object(_), None) => unreachable!("an object that is open has a handle"),
+        }
+    }
+
+    /// Fills the buffer from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::EndOfFile`]; and those of [`ClientFile::read_at`].
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let read = self.read_at(buffer, offset)?;
+        if read == buffer.len() {
+            return Ok(());
+        }
+        let text = format!(
+            "cannot read {} bytes at {offset} of {}: it ends after {read} of them",
+            buffer.len(),
+            self.name()
+        );
+        Err(Error::new(ErrorKind::EndOfFile, text))
+    }
+
+    /// Fills all buffers. What is missing is asked for together, so that its fetches are under way side by side.
+    ///
+    /// # Errors
+    /// As [`ClientFile::read_exact_at`], of the first range that failed; buffers may have been written to.
+    pub fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        let viewer = self.inner.connection.viewer()?;
+        let viewed = self.inner.viewed.as_ref().filter(|viewed| is_believed(viewer, viewed));
+        let mut missing = Vec::new();
+        for (place, range) in ranges.iter_mut().enumerate() {
+            let read = viewed.and_then(|v| viewer.read_ready_into(&v.file(), range.offset, range.buffer));
+            if read.is_none_or(|read| read.bytes < range.buffer.len()) {
+                missing.push(place);
+            }
+        }
+        if let (Some(viewed), [_, _, ..]) = (viewed, &missing[..]) {
+            for range in missing.iter().map(|&place| &ranges[place]) {
+                viewer.suggest(&viewed.file(), Advice::WillNeed, range.offset, range.buffer.len() as u64);
+            }
+        }
+        missing.into_iter().try_for_each(|place| {
+            let RangeRead { offset, buffer } = &mut ranges[place];
+            self.read_exact_at(buffer, *offset)
+        })
+    }
+
+    /// The bytes of `range`, or as many as there are. Of an object they are not copied: the server keeps them where
+    /// they are as long as this value lives, or this process does. Of a local file, which may change, they are copied.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Full`]: this process has pinned as much as it may; and those of [`ClientFile::read_at`].
+    pub fn pin(&self, range: Range<u64>) -> Result<PinnedBytes> {
+        let viewer = self.inner.connection.viewer()?;
+        let len = range.end.min(self.len()).saturating_sub(range.start);
+        let viewed = match (&self.inner.source, &self.inner.viewed) {
+            (Source::Object(_), Some(viewed)) if len > 0 => viewed,
+            _ => return self.copied(range.start, len),
+        };
+        if !is_believed(viewer, viewed) {
+            return Err(Error::owner_gone(self.name()));
+        }
+        let question = [viewed.handle, range.start, len];
+        let answer = self.inner.connection.ask(Operation::Pin, question, DEADLINE);
+        let [pin, bytes] = answer.map_err(|error| Error::of_request(self.name(), error))?;
+        let pinned = PinnedBytes::new(&self.inner, [viewed.handle, pin, 0]);
+        let is_whole = bytes == len;
+        pinned.locate(viewer, &viewed.file(), (range.start, len as usize)).filter(|_| is_whole).ok_or_else(
+            || {
+                let text = format!("cannot pin bytes of {}: they are not where the server says", self.name());
+                Error::new(ErrorKind::Other, text)
+            },
+        )
+    }
+
+    fn copied(&self, offset: u64, len: u64) -> Result<PinnedBytes> {
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX).min(isize::MAX as usize)];
+        let read = self.read_at(&mut bytes, offset)?;
+        bytes.truncate(read);
+        Ok(PinnedBytes::copied(&self.inner, bytes))
+    }
+
+    /// Fills `buffer`, which lies within the object.
+    #[inline]
+    fn read_object(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        if !is_believed(viewer, viewed) {
+            return Err(Error::owner_gone(self.name()));
+        }
+        let found = viewer.read_ready_into(&viewed.file(), offset, buffer);
+        if found.is_some_and(|found| found.bytes == buffer.len()) {
+            note(viewer, buffer.len(), 0);
+            return Ok(buffer.len());
+        }
+        self.read_asking(viewer, viewed, buffer, offset)
+    }
+
+    /// The same, where a part is missing.
+    #[cold]
+    fn read_asking(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let (file, mut done, mut asked, mut fruitless) = (viewed.file(), 0, 0, 0);
+        let mut retry = RetryDeadline::new(DEADLINE);
+        while done < buffer.len() {
+            let question = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+            let answer = self.inner.connection.ask(Operation::Fill, question, DEADLINE);
+            answer.map_err(|error| Error::of_request(self.name(), error))?;
+            asked += 1;
+            if !is_believed(viewer, viewed) {
+                return Err(Error::owner_gone(self.name()));
+            }
+            let found = viewer.read_ready_into(&file, offset + done as u64, &mut buffer[done..]);
+            match found.map(|found| (found.bytes, found.end)) {
+                Some((bytes, ReadEnd::Full)) => (done, fruitless) = (done + bytes, 0),
+                Some(_) => {
+                    let text =
+                        format!("cannot read {}: the server has another file in its place", self.name());
+                    return Err(Error::new(ErrorKind::Other, text));
+                }
+                None if fruitless == FRUITLESS_MAX && !retry.pause() => {
+                    return Err(Error::of_request(self.name(), RequestError::Fruitless));
+                }
+                None => fruitless = (fruitless + 1).min(FRUITLESS_MAX),
+            }
+        }
+        note(viewer, done, asked);
+        Ok(done)
+    }
+
+    /// Copies what the server has of a local file, and asks for what it has not; how much that was.
+    fn read_served(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> usize {
+        let (file, mut done, mut asked) = (viewed.file(), 0, 0);
+        while done < buffer.len() && asked <= FRUITLESS_MAX {
+            let at = offset + done as u64;
+            match viewer.read_ready_into(&file, at, &mut buffer[done..]) {
+                Some(found) if found.end == ReadEnd::Full => done += found.bytes,
+                Some(found) => {
+                    done += if matches!(found.end, ReadEnd::EndOfFile(_)) { found.bytes } else { 0 };
+                    break;
+                }
+                None => {}
+            }
+            if done < buffer.len() {
+                asked += 1;
+                let question = [viewed.handle, offset + done as u64, (buffer.len() - done) as u64];
+                if self.inner.connection.ask(Operation::Fill, question, FILE_MAX).is_err() {
+                    break;
+                }
+            }
+        }
+        note(viewer, done, asked);
+        done
+    }
+
+    /// The rest of a read whose first `done` bytes are there.
+    fn read_by_kernel(&self, file: &File, buffer: &mut [u8], offset: u64, mut done: usize) -> Result<usize> {
+        while done < buffer.len() {
+            match file.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(bytes) => done += bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let text = format!("cannot read {} at {}", self.name(), offset + done as u64);
+                    return Err(Error::of_io(ErrorKind::Other, text, error));
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Whether what is cached is the file's.
+#[inline]
+fn is_believed(viewer: &Viewer, viewed: &Viewed) -> bool {
+    matches!(viewer.validation(&viewed.file()), Validation::Sure | Validation::Immutable)
+}
+
+/// For the server's report.
+fn note(viewer: &Viewer, bytes: usize, asked: u32) {
+    viewer.count(Counter::Reads, 1);
+    viewer.count(Counter::Bytes, bytes as u64);
+    if asked > 0 {
+        viewer.count(Counter::Asked, 1);
+        viewer.count(Counter::Misses, asked.into());
+    }
+}
+
+/// Has the server attach a local file; `None` if the kernel reads it.
+fn attach(
+    connection: &Connection,
+    viewer: &Viewer,
+    file: &File,
+    data: &std::fs::Metadata,
+) -> Option<[u64; 2]> {
+    let (device, inode) = (data.dev(), data.ino());
+    let question = [file.as_raw_fd() as u64, device, inode];
+    let answer = match viewer.request_long(Operation::Attach, question) {
+        Err(RequestError::Errno(TO_BE_SENT)) => {
+            let offer = DescriptorOffer { version: LAYOUT_VERSION, token: viewer.token() };
+            let ticket = Viewer::send(connection.socket(), &offer, file.as_fd()).ok()?;
+            viewer.request_long(Operation::Attach, [u64::from(ticket) | SENT, device, inode])
+        }
+        answer => answer,
+    };
+    viewer.count(Counter::Files, 1);
+    answer.ok().filter(|[handle, _]| *handle != 0)
+}

@@ -1,0 +1,66 @@
+//! Quinion for several processes: one cache, owned by a server, read by clients in shared memory.
+//!
+//! Engines, data loaders and tools that read the same objects each keep a cache of their own, or none. Here one process
+//! has the cache, the stores and their credentials. Others open an object by its URL and read it: what is cached is
+//! copied out of memory that the server shares with them, by the same walk as in the server, without a system call.
+//! What is missing is a question to the server, and fetched once for all processes that want it.
+//!
+//! ```text
+//!   server                                              client
+//!     Cache, stores by URL prefix                         Client::connect(name)
+//!     a socket in a folder of the user   <--- join ---    maps the cache read-only
+//!     opens "s3://bucket/key"            <--- name ---    open(..): a handle of one version
+//!                                                         read_at: a hit is a walk and a copy
+//!     fetches, fills                     <-- question --  read_at: a miss waits
+//!     holds                              <-- question --  pin: bytes without a copy
+//! ```
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use std::sync::Arc;
+//! # let bucket = Arc::new(object_store::memory::InMemory::new());
+//! use quinion_service::{Client, Server};
+//! let cache = quinion::Cache::builder().memory(1 << 30).build()?;
+//! let server = Server::builder(cache).store("s3://bucket", bucket, Default::default()).start("tables")?;
+//! // In other processes of the same user:
+//! let client = Client::connect("tables")?;
+//! let object = client.open("s3://bucket/part-0.parquet")?;
+//! let mut footer = [0; 8];
+//! object.read_exact_at(&mut footer, object.len() - 8)?;
+//! # drop(server);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What holds:
+//!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of what is
+//!     not cached fails ([`ErrorKind::Changed`]); no read is of two versions.
+//!  2. *Clients have no credentials.* The server opens what its stores can read, for processes with the very
+//!     credentials of its own process, which the kernel tells it of (the same users, groups, capabilities and name
+//!     spaces). They can read all that is cached.
+//!  3. *A client that ends gives back what it had*, handles and pins, however it ends: the server watches the process.
+//!  4. *A server that ends is noticed* within a bounded time. Reads of objects fail then
+//!     ([`ErrorKind::OwnerGone`]); local files are read by the kernel.
+//!  5. *A forked child has nothing of it* ([`ErrorKind::Forked`]): it connects anew.
+//!
+//! Local files are opened by the client itself, which hands the server its descriptor: so the server reads nothing that
+//! the client could not. A file is served while a read lease of the kernel stands; else the kernel reads it.
+//!
+//! Not promised: that the mapping of a server that has ended is given back before the client ends, and service to more
+//! than 63 processes at a time.
+
+mod error;
+mod socket;
+mod stores;
+mod server;
+mod connection;
+mod open_file;
+mod pin;
+mod file;
+mod client;
+
+pub use client::Client;
+pub use error::{Error, ErrorKind, Result};
+pub use file::{ClientFile, RangeRead};
+pub use pin::PinnedBytes;
+pub use server::{Builder, Server, ServerStats};

@@ -1,0 +1,153 @@
+//! Pin: bytes of an object without a copy.
+//!
+//! ```text
+//!   Pin(handle, range) --> the server holds the folios --> the client finds them by the index, and lends slices
+//!   dropped            --> Unpin                           the process ends: the server gives all back
+//! ```
+//!
+//! The slices point into memory that the server writes. They are constant all the same: the server has pinned the
+//! folios for this process, and an object that is open never changes. It gives a pin back when this value says so or
+//! when the process has ended, and leaves it where it is if it ends first (`quinion::internals::serve`, `pins.rs`).
+//!
+//! Invariants:
+//!  1. A slice is lent only of pages that were found while the pin stood, and only as long as it stands.
+//!  2. In a forked child nothing is lent: the memory is not there.
+#![allow(unsafe_code, reason = "pages that the server has pinned become slices")]
+
+use std::fmt;
+use std::sync::Arc;
+
+use quinion::internals::arena::control::Operation;
+use quinion::internals::viewer::{ViewedFile, Viewer};
+
+use crate::open_file::OpenFile;
+
+/// How often pinned pages are looked for.
+const LOOKS_MAX: u32 = 100;
+
+/// Bytes of a file, of an object without a copy: see [`ClientFile::pin`](crate::ClientFile::pin). Cheap to clone.
+#[derive(Clone)]
+pub struct PinnedBytes(Arc<Pin>);
+
+struct Pin {
+    /// Keeps the handle, and what is mapped.
+    file: Arc<OpenFile>,
+    lent: Lent,
+}
+
+enum Lent {
+    Copied(Box<[u8]>),
+    Pinned {
+        /// The handle and the pin, as a question.
+        name: [u64; 3],
+        pieces: Vec<Piece>,
+    },
+}
+
+/// Bytes that lie together.
+#[derive(Clone, Copy)]
+struct Piece {
+    first: *const u8,
+    len: usize,
+}
+
+// SAFETY: no thread writes the pieces' bytes while the pin stands; the rest is Send and Sync.
+unsafe impl Send for Pin {}
+// SAFETY: as above.
+unsafe impl Sync for Pin {}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Lent::Pinned { name, .. } = self.lent {
+            self.file.connection.give_back(Operation::Unpin, name);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBytes").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl PinnedBytes {
+    /// The server has pinned a range: `name` is what it is given back by.
+    pub(crate) fn new(file: &Arc<OpenFile>, name: [u64; 3]) -> Self {
+        let lent = Lent::Pinned { name, pieces: Vec::new() };
+        Self(Arc::new(Pin { file: Arc::clone(file), lent }))
+    }
+
+    pub(crate) fn copied(file: &Arc<OpenFile>, bytes: Vec<u8>) -> Self {
+        Self(Arc::new(Pin { file: Arc::clone(file), lent: Lent::Copied(bytes.into()) }))
+    }
+
+    /// The same with the places of its bytes; `None` if not all of them are found.
+    pub(crate) fn locate(
+        mut self,
+        viewer: &Viewer,
+        viewed: &ViewedFile<'_>,
+        range: (u64, usize),
+    ) -> Option<Self> {
+        let pin = Arc::get_mut(&mut self.0).expect("it was made just now");
+        let Lent::Pinned { pieces, .. } = &mut pin.lent else { return None };
+        // Other parts of the index may be changed beside it: then a look finds nothing, and the next one does.
+        for _ in 0..LOOKS_MAX {
+            pieces.clear();
+            let found = viewer.locate(viewed, range, |first, len| match pieces.last_mut() {
+                Some(last) if std::ptr::eq(last.first.wrapping_add(last.len), first) => last.len += len,
+                _ => pieces.push(Piece { first, len }),
+            });
+            if found == range.1 {
+                return Some(self);
+            }
+            std::thread::yield_now();
+        }
+        None
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        match &self.0.lent {
+            Lent::Copied(bytes) => bytes.len(),
+            Lent::Pinned { pieces, .. } => pieces.iter().map(|piece| piece.len).sum(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the bytes were copied: they are of a local file.
+    pub fn is_copied(&self) -> bool {
+        matches!(self.0.lent, Lent::Copied(_))
+    }
+
+    /// The bytes in order, in pieces as they lie in memory. None in a forked child, which does not have that memory.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
+        let (copied, pieces) = match &self.0.lent {
+            Lent::Copied(bytes) => (Some(&bytes[..]), &[][..]),
+            Lent::Pinned { pieces, .. } if self.0.file.connection.viewer().is_ok() => (None, &pieces[..]),
+            Lent::Pinned { .. } => (None, &[][..]),
+        };
+        let pinned = pieces.iter().map(|piece| {
+            // SAFETY: the pages were found under the pin, which stands as long as `self` is borrowed; they are read
+            // in whole, and no thread writes them: see the head of this file. They stay mapped until the process ends.
+            unsafe { std::slice::from_raw_parts(piece.first, piece.len) }
+        });
+        copied.into_iter().chain(pinned)
+    }
+
+    /// The bytes as one slice, if they lie so.
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        let mut chunks = self.chunks();
+        let first = chunks.next();
+        let is_one = chunks.next().is_none();
+        first.filter(|_| is_one).or(if self.is_empty() { Some(&[]) } else { None })
+    }
+
+    /// A copy of them.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.chunks().flatten().copied().collect()
+    }
+}

@@ -1,0 +1,134 @@
+//! Server: a cache with stores, and a socket at which clients join.
+//!
+//! The server is `quinion::internals::serve` with an owner that opens names (`stores.rs`). It answers in threads of its
+//! own; the program that has it may read through the same cache beside it.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use quinion::internals::serve::{Owner, Service, ServiceOptions};
+use quinion::{Cache, CacheOwner};
+use quinion_object::{FetchStats, Options};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::socket::{Listening, path_of};
+use crate::stores::{StoreRequest, Stores};
+
+/// Threads that answer at first; more come when all of them wait for stores.
+const WORKERS: usize = 8;
+
+/// How a [`Server`] is made.
+pub struct Builder {
+    cache: Cache,
+    stores: Vec<StoreRequest>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("stores", &self.stores.len()).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// Adds a store: objects whose URL begins with `prefix` and a slash are what comes after it there. All clients may
+    /// read whatever the store can.
+    #[must_use]
+    pub fn store(mut self, prefix: impl Into<String>, store: Arc<dyn ObjectStore>, options: Options) -> Self {
+        self.stores.push(StoreRequest { prefix: prefix.into(), store, options });
+        self
+    }
+
+    /// Starts to serve under a name, or at a path, if it has a slash: see [`Client::connect`](crate::Client::connect).
+    /// The socket's folder is made, if there is none, and must be this user's alone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`].
+    pub fn start(self, name: &str) -> Result<Server> {
+        let failed = |error| Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
+        let path = path_of(name).map_err(failed)?;
+        let stores = Stores::new(&self.cache, self.stores)
+            .map_err(|why| Error::new(ErrorKind::Start, format!("cannot serve as {name:?}: {why}")))?;
+        let stores = Arc::new(stores);
+        let owner = CacheOwner::new(self.cache).with_opener(Arc::clone(&stores) as _);
+        let owner = Arc::new(owner);
+        let (listening, socket) = Listening::at(&path).map_err(failed)?;
+        let options =
+            ServiceOptions { workers: WORKERS, listener: Some(socket), ..ServiceOptions::default() };
+        let service = Service::start_with(Arc::clone(&owner) as Arc<dyn Owner>, options).map_err(failed)?;
+        Ok(Server { service, owner, stores, listening })
+    }
+}
+
+/// Serves a cache to other processes of this user until it is dropped.
+pub struct Server {
+    // Dropped first, before its socket is removed.
+    service: Service,
+    owner: Arc<CacheOwner>,
+    stores: Arc<Stores>,
+    listening: Listening,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("socket", &self.listening.path()).finish_non_exhaustive()
+    }
+}
+
+/// What a server has done, and has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// Processes that are connected now.
+    pub clients: usize,
+    /// Files and objects that they have open.
+    pub open_files: usize,
+    /// Ranges that they have pinned.
+    pub pins: usize,
+    /// Reads of all clients, by their own word.
+    pub reads: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Of the reads, those that had to ask.
+    pub asked: u64,
+    /// What was fetched, by the stores' prefixes.
+    pub fetches: Vec<(String, FetchStats)>,
+}
+
+impl Server {
+    /// A server of that cache, to which stores are added.
+    pub fn builder(cache: Cache) -> Builder {
+        Builder { cache, stores: Vec::new() }
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        self.listening.path()
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &Cache {
+        self.owner.cache()
+    }
+
+    /// What it has done, and has.
+    pub fn stats(&self) -> ServerStats {
+        let (totals, (open_files, pins)) = (self.service.totals(), self.owner.attachments());
+        ServerStats {
+            clients: self.service.viewers(),
+            open_files,
+            pins,
+            reads: totals.reads,
+            bytes: totals.bytes,
+            asked: totals.asked,
+            fetches: self.stores.stats(),
+        }
+    }
+
+    /// Stops serving: clients' reads of objects fail from now on, and those of local files go to the kernel. What they
+    /// have pinned stays in the memory of this process.
+    pub fn stop(self) {
+        drop(self);
+    }
+}

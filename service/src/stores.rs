@@ -1,0 +1,250 @@
+//! Stores: which store a URL leads to, and the objects that were opened for clients.
+//!
+//! ```text
+//!   "s3://bucket/table/part-0"   longest prefix that ends at a slash: "s3://bucket"   key: "table/part-0"
+//! ```
+//!
+//! A client gives a name and nothing else, and gets what the server's own store can read. So a prefix says what all
+//! clients of this server may read; what no prefix begins is refused.
+//!
+//! A prefix does not name its store beyond this server, since another server may have another endpoint for it: a disk
+//! tier that is to be warm after a restart wants a name in the store's options.
+//!
+//! What a client is told of an object are lines, each a word and a value.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use object_store::{ObjectStore, path::Path};
+use quinion::internals::serve::NameRefusal;
+use quinion::internals::viewer::sys::Errno;
+use quinion::{Cache, File, NameOpener, NamedObject};
+use quinion_object::{FetchStats, ObjectCache, ObjectFile, Options};
+
+use crate::error::{CHANGED, FETCH};
+
+/// A store as it was given to the server.
+pub(crate) struct StoreRequest {
+    pub(crate) prefix: String,
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) options: Options,
+}
+
+/// The stores of a server.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    /// The longest prefixes first.
+    stores: Vec<(String, ObjectCache)>,
+}
+
+impl Stores {
+    /// # Errors
+    /// A prefix is no URL, or is there twice; what [`ObjectCache::new`] says.
+    pub(crate) fn new(cache: &Cache, requests: Vec<StoreRequest>) -> Result<Self, String> {
+        let mut stores: Vec<(String, ObjectCache)> = Vec::new();
+        for StoreRequest { prefix, store, options } in requests {
+            let prefix = prefix.trim_end_matches('/').to_owned();
+            if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
+                return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
+            }
+            if stores.iter().any(|(other, _)| *other == prefix) {
+                return Err(format!("there are two stores for {prefix}; give each a prefix of its own"));
+            }
+            let objects =
+                ObjectCache::new(cache.clone(), store, options).map_err(|error| error.to_string())?;
+            stores.push((prefix, objects));
+        }
+        stores.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+        Ok(Self { stores })
+    }
+
+    /// What was fetched, by prefix.
+    pub(crate) fn stats(&self) -> Vec<(String, FetchStats)> {
+        self.stores.iter().map(|(prefix, objects)| (prefix.clone(), objects.stats())).collect()
+    }
+
+    /// The store's number, the store, and the key there.
+    fn find<'n>(&self, name: &'n [u8]) -> Result<(usize, &ObjectCache, &'n str), NameRefusal> {
+        let url = std::str::from_utf8(name).map_err(|_| refusal(Errno::INVAL, "a URL is UTF-8".into()))?;
+        let key_of = |prefix: &str| url.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
+        let mut found = self.stores.iter().enumerate();
+        let found = found.find_map(|(at, (prefix, store))| key_of(prefix).map(|key| (at, store, key)));
+        found.ok_or_else(|| {
+            let prefixes: Vec<_> = self.stores.iter().map(|(prefix, _)| prefix.as_str()).collect();
+            let text = format!("{url}: the server has no store for it; it has [{}]", prefixes.join(", "));
+            refusal(Errno(libc::ENOENT), text)
+        })
+    }
+}
+
+fn refusal(error: Errno, text: String) -> NameRefusal {
+    NameRefusal { error, text }
+}
+
+impl NameOpener for Stores {
+    fn place(&self, name: &[u8]) -> Result<u64, NameRefusal> {
+        self.find(name).map(|(number, ..)| number as u64)
+    }
+
+    fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
+        let (_, objects, key) = self.find(name)?;
+        let failed = |error: Errno, text: &dyn fmt::Display| {
+            refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
+        };
+        let path = Path::from_url_path(key).map_err(|error| failed(Errno::INVAL, &error))?;
+        let file = objects.open(&path).map_err(|error| failed(errno_of_open(&error), &error))?;
+        Ok(Arc::new(OpenedObject(file)))
+    }
+}
+
+fn errno_of_open(error: &quinion_object::Error) -> Errno {
+    use object_store::Error as StoreError;
+    match error {
+        quinion_object::Error::Open { source, .. } => match source {
+            StoreError::NotFound { .. } => Errno(libc::ENOENT),
+            StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => Errno::ACCES,
+            _ => FETCH,
+        },
+        quinion_object::Error::Cache { .. } => Errno(libc::ENOMEM),
+        _ => Errno::IO,
+    }
+}
+
+/// An object that was opened for a client.
+#[derive(Debug)]
+struct OpenedObject(ObjectFile);
+
+impl NamedObject for OpenedObject {
+    fn file(&self) -> &File {
+        self.0.file()
+    }
+
+    fn text(&self) -> String {
+        let meta = self.0.meta();
+        let time = SystemTime::from(meta.last_modified);
+        let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let e_tag = meta.e_tag.clone();
+        let about = About { size: meta.size, modified: time, e_tag, version: meta.version.clone() };
+        about.text()
+    }
+
+    fn announce(&self, position: u64, len: u64) {
+        self.0.announce(position..position.saturating_add(len));
+    }
+
+    fn will_need(&self, position: u64, len: u64) {
+        let _ = self.0.prefetch(position..position.saturating_add(len)); // what cannot be is read later
+    }
+
+    fn errno(&self, error: quinion::Error) -> Errno {
+        match self.0.error_of(error) {
+            quinion_object::Error::Changed(_) => CHANGED,
+            quinion_object::Error::Fetch(_) => FETCH,
+            quinion_object::Error::Cache { source, .. } if source.kind() == quinion::ErrorKind::NoMemory => {
+                Errno(libc::ENOMEM)
+            }
+            _ => Errno::IO,
+        }
+    }
+}
+
+/// What a client is told of an object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct About {
+    pub(crate) size: u64,
+    /// Since 1970.
+    pub(crate) modified: Duration,
+    pub(crate) e_tag: Option<String>,
+    pub(crate) version: Option<String>,
+}
+
+impl About {
+    /// As it is sent.
+    fn text(&self) -> String {
+        let one_line = |value: &&String| !value.contains('\n');
+        let mut lines = vec![
+            format!("size {}", self.size),
+            format!("modified {} {}", self.modified.as_secs(), self.modified.subsec_nanos()),
+        ];
+        lines.extend(self.e_tag.iter().filter(one_line).map(|tag| format!("etag {tag}")));
+        lines.extend(self.version.iter().filter(one_line).map(|version| format!("version {version}")));
+        lines.join("\n")
+    }
+
+    /// As it arrived; `None` if it is none.
+    pub(crate) fn of(text: &str) -> Option<Self> {
+        let value = |word: &str| {
+            text.split('\n').find_map(|line| line.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')))
+        };
+        let (seconds, nanos) = value("modified")?.split_once(' ')?;
+        let modified =
+            Duration::new(seconds.parse().ok()?, nanos.parse().ok().filter(|&n| n < 1_000_000_000)?);
+        let own = |word| value(word).map(str::to_owned);
+        Some(Self {
+            size: value("size")?.parse().ok()?,
+            modified,
+            e_tag: own("etag"),
+            version: own("version"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::memory::InMemory;
+
+    fn stores(prefixes: &[&str]) -> Result<Stores, String> {
+        let cache = Cache::builder().memory(16 << 20).build().unwrap();
+        let request = |prefix: &&str| StoreRequest {
+            prefix: prefix.to_string(),
+            store: Arc::new(InMemory::new()),
+            options: Options::new(),
+        };
+        Stores::new(&cache, prefixes.iter().map(request).collect())
+    }
+
+    #[test]
+    fn the_longest_prefix_up_to_a_slash_has_a_url() {
+        let stores = stores(&["s3://b", "s3://b/deep/", "s3://bb"]).unwrap();
+        let found = |url: &str| {
+            stores.find(url.as_bytes()).map(|(at, _, key)| (stores.stores[at].0.clone(), key.to_owned())).ok()
+        };
+        let is = |prefix: &str, key: &str| Some((prefix.to_owned(), key.to_owned()));
+        assert_eq!(found("s3://b/x/y"), is("s3://b", "x/y"));
+        assert_eq!(found("s3://b/deep/y"), is("s3://b/deep", "y"));
+        assert_eq!(found("s3://b/deeper/y"), is("s3://b", "deeper/y"));
+        assert_eq!(found("s3://bb/y"), is("s3://bb", "y"));
+        for url in ["s3://bbb/y", "s3://b", "gs://b/x", "", "/etc/passwd"] {
+            assert_eq!(found(url), None, "{url}");
+        }
+        assert!(stores.find(b"s3://b/\xff").is_err());
+    }
+
+    #[test]
+    fn prefixes_that_are_none_or_there_twice_are_refused() {
+        assert!(stores(&["bucket"]).is_err() && stores(&["://x"]).is_err());
+        assert!(stores(&["s3://b", "s3://b/"]).unwrap_err().contains("two stores"));
+    }
+
+    #[test]
+    fn what_is_said_of_an_object_arrives() {
+        let some = About {
+            size: 7,
+            modified: Duration::new(5, 999_999_999),
+            e_tag: Some("\"a b\"".into()),
+            version: Some("v 1".into()),
+        };
+        let none = About { e_tag: None, version: None, ..some.clone() };
+        for about in [some, none] {
+            assert_eq!(About::of(&about.text()), Some(about));
+        }
+        for text in ["", "size 1", "size x\nmodified 1 1", "size 1\nmodified 1 1000000000", "modified 1 1"] {
+            assert_eq!(About::of(text), None, "{text:?}");
+        }
+        let forged =
+            About { size: 1, modified: Duration::ZERO, e_tag: Some("x\nsize 9".into()), version: None };
+        assert_eq!(About::of(&forged.text()).unwrap().size, 1);
+    }
+}

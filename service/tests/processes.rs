@@ -1,0 +1,692 @@
+//! Several processes, one server: what they read, what it costs, and what is left when one of them is killed.
+//!
+//! A client, or a server, in another process is this test program started again (`the_child`). The store is the server
+//! on loopback of `quinion-object`'s tests, whose bytes follow from a version and a position: each byte that is read is
+//! checked.
+#![allow(unsafe_code, reason = "a child forks, and forbids itself system calls")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use quinion::Cache;
+use quinion::internals::arena::LAYOUT_VERSION;
+use quinion::internals::arena::control::Operation;
+use quinion::internals::viewer::handshake::{
+    ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
+};
+use quinion::internals::viewer::{RequestError, SentName, Viewer};
+use quinion_object::Options;
+use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
+
+#[path = "../../object/tests/common/mod.rs"]
+mod common;
+
+const URL: &str = "s3://bucket/object";
+/// Longer than anything here takes on a machine that is busy with other tests.
+const LONG: Duration = Duration::from_secs(60);
+
+fn cache(bytes: u64) -> Cache {
+    Cache::builder().memory(bytes).build().unwrap()
+}
+
+/// A server on loopback, a server of ours, and the folder of its socket.
+struct Stage {
+    store: common::Server,
+    server: Option<Server>,
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(object: usize, memory: u64) -> Self {
+        Self::with(object, memory, Options::new())
+    }
+
+    fn with(object: usize, memory: u64, options: Options) -> Self {
+        let store = common::Server::with_object(object);
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::builder(cache(memory)).store("s3://bucket", store.store(), options);
+        let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+        Self { store, server: Some(server), folder }
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("q/s.sock")
+    }
+    fn client(&self) -> Client {
+        Client::connect(self.socket().to_str().unwrap()).unwrap()
+    }
+    fn child(&self, role: &str) -> Process {
+        Process::start(role, &self.socket(), &[])
+    }
+}
+
+/// This test program, started again.
+struct Process {
+    child: Child,
+    output: mpsc::Receiver<String>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    fn start(role: &str, socket: &Path, environment: &[(&str, String)]) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_child", "--nocapture", "--test-threads=1"]);
+        command.env("QUINION_CHILD", role).env("QUINION_SOCKET", socket);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let (sender, output) = mpsc::channel();
+        std::thread::spawn(move || send_lines(lines, &sender));
+        Self { child, output }
+    }
+
+    /// Waits until it says so; what comes after the words.
+    #[track_caller]
+    fn says(&self, words: &str) -> String {
+        let until = Instant::now() + LONG;
+        loop {
+            let line = self.output.recv_timeout(until.saturating_duration_since(Instant::now()));
+            let line = line.unwrap_or_else(|_| panic!("the child does not say {words:?}"));
+            if let Some((_, rest)) = line.split_once(words) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap(); // SIGKILL
+        self.child.wait().unwrap();
+    }
+}
+
+fn send_lines(lines: BufReader<ChildStdout>, to: &mpsc::Sender<String>) {
+    for line in lines.lines().map_while(Result::ok) {
+        if to.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits until it holds.
+#[track_caller]
+fn becomes(what: &str, holds: impl Fn() -> bool) {
+    let until = Instant::now() + LONG;
+    while !holds() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Numbers as if by chance.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end.max(1)
+    }
+}
+
+/// Reads all of an object in one way or another, and checks each byte.
+fn read_all(file: &ClientFile, version: u32, seed: u64) {
+    let mut random = Random(seed | 1);
+    let mut buffer = vec![0; 300_000];
+    for _ in 0..60 {
+        let (at, len) = (random.below(file.len() + 1000), random.below(300_000) as usize);
+        let read = file.read_at(&mut buffer[..len], at).unwrap();
+        assert_eq!(read as u64, file.len().saturating_sub(at).min(len as u64), "{len} bytes at {at}");
+        common::check(version, at, &buffer[..read]);
+    }
+    let mut at = 0;
+    while at < file.len() {
+        let read = file.read_at(&mut buffer, at).unwrap();
+        common::check(version, at, &buffer[..read]);
+        at += read as u64;
+    }
+}
+
+// ---- the other process ------------------------------------------------------------------------------------------
+
+/// Not a test: what a child does that another test has started.
+#[test]
+fn the_child() {
+    let Ok(role) = std::env::var("QUINION_CHILD") else { return };
+    let socket = std::env::var("QUINION_SOCKET").unwrap();
+    let connect = || Client::connect(&socket).unwrap();
+    match role.as_str() {
+        "server" => be_server(&socket),
+        "read" => {
+            let file = connect().open(URL).unwrap();
+            say("open");
+            wait();
+            read_all(&file, 1, u64::from(std::process::id()) << 20);
+            say("read");
+        }
+        "hit" => read_without_system_calls(&connect(), FirstLook::Hit),
+        "miss" => read_without_system_calls(&connect(), FirstLook::Miss),
+        "hold" => {
+            let client = connect();
+            let files: Vec<_> = (0..10).map(|_| client.open(URL).unwrap()).collect();
+            let pins: Vec<_> = files.iter().map(|file| file.pin(5000..200_000).unwrap()).collect();
+            say("holds");
+            wait();
+            drop((pins, files));
+        }
+        "fork" => fork_and_read(&connect(), &socket),
+        "stranger" => {
+            let error = Client::connect(&socket).map(drop).unwrap_err();
+            say(&format!("refused {:?} {error}", error.kind()));
+        }
+        role => panic!("nobody is {role}"),
+    }
+    std::process::exit(0);
+}
+
+fn say(words: &str) {
+    println!("{words}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn wait() {
+    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+}
+
+fn be_server(socket: &str) -> ! {
+    let store = common::store_at(&std::env::var("QUINION_STORE").unwrap());
+    let server = Server::builder(cache(64 << 20)).store("s3://bucket", store, Options::new().whole_max(0));
+    let _server = server.start(socket).unwrap();
+    say("serves");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FirstLook {
+    Hit,
+    Miss,
+}
+
+/// From a moment on, this thread is ended by the kernel if it makes any system call but `read`, `write` and `exit`.
+fn read_without_system_calls(client: &Client, look: FirstLook) -> ! {
+    let file = client.open(URL).unwrap();
+    let (mut buffer, end) = (vec![0; 20_000], file.len() - 20_000);
+    if look == FirstLook::Hit {
+        for _ in 0..2 {
+            read_all(&file, 1, 7);
+        }
+    }
+    say("begins");
+    // SAFETY: it concerns this thread alone, which knows.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) }, 0);
+    let mut random = Random(99);
+    let mut right = true;
+    for _ in 0..2000 {
+        let at = random.below(end);
+        let read = file.read_at(&mut buffer, at);
+        right &= matches!(read, Ok(20_000));
+        let is_right = |(place, &byte): (usize, &u8)| byte == common::byte(1, at + place as u64);
+        right &= buffer.iter().enumerate().all(is_right);
+    }
+    let words: &[u8] = if right { b"hits are right\n" } else { b"hits are wrong\n" };
+    // SAFETY: the bytes are there, and the thread ends.
+    unsafe {
+        libc::write(1, words.as_ptr().cast(), words.len());
+        libc::syscall(libc::SYS_exit, 0);
+    }
+    unreachable!()
+}
+
+fn fork_and_read(client: &Client, socket: &str) {
+    let file = client.open(URL).unwrap();
+    let pin = file.pin(0..10_000).unwrap();
+    read_all(&file, 1, 1);
+    // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            let old = file.read_at(&mut [0; 10], 0).unwrap_err().kind();
+            let open = client.open(URL).unwrap_err().kind();
+            let lent = pin.chunks().count();
+            let anew = Client::connect(socket).unwrap().open(URL).unwrap();
+            read_all(&anew, 1, 2);
+            say(&format!("fork says {old:?} {open:?} {lent}"));
+            drop((file, pin)); // they are the parent's still
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the number is there.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            common::check(1, 0, pin.as_slice().unwrap_or(&pin.to_vec()));
+            read_all(&file, 1, 3);
+            say(&format!("origin says {status}"));
+        }
+    }
+}
+
+// ---- tests ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn eight_processes_cost_the_bytes_of_one_and_a_late_one_costs_none() {
+    const BYTES: usize = 5_000_003;
+    let stage = Stage::new(BYTES, 64 << 20);
+    let mut children: Vec<_> = (0..8).map(|_| stage.child("read")).collect();
+    children.iter().for_each(|child| drop(child.says("open")));
+    assert_eq!(stage.server().stats().clients, 8);
+    children.iter_mut().for_each(Process::go_on);
+    children.iter().for_each(|child| drop(child.says("read")));
+    // A GET may bring what lies between two ranges as well, which is thrown away.
+    let fetched = stage.server().stats().fetches[0].1;
+    assert_eq!(fetched.bytes - fetched.gap_bytes, BYTES as u64, "each byte is fetched once: {fetched:?}");
+    drop(children);
+    becomes("all handles are given back", || stage.server().stats().open_files == 0);
+    // The object has no handle any more, and its bytes are there.
+    let gets = stage.store.control.gets();
+    let mut late = stage.child("read");
+    late.says("open");
+    late.go_on();
+    late.says("read");
+    assert_eq!(stage.store.control.gets(), gets, "a late reader's bytes were fetched again");
+}
+
+#[test]
+fn a_small_object_costs_eight_processes_one_get() {
+    let stage = Stage::new(200_000, 64 << 20);
+    stage.store.control.set_latency(Duration::from_millis(20));
+    let mut children: Vec<_> = (0..8).map(|_| stage.child("read")).collect();
+    children.iter().for_each(|child| drop(child.says("open")));
+    children.iter_mut().for_each(Process::go_on);
+    children.iter().for_each(|child| drop(child.says("read")));
+    assert_eq!((stage.store.control.gets(), stage.store.control.heads()), (1, 8));
+}
+
+#[test]
+fn a_hit_in_a_client_makes_no_system_call() {
+    let stage = Stage::new(3_000_000, 64 << 20);
+    let child = stage.child("hit");
+    child.says("hits are right");
+    // That a call is noticed: a read that has to ask ends its thread.
+    let stage = Stage::with(3_000_000, 64 << 20, Options::new().whole_max(0));
+    let child = stage.child("miss");
+    child.says("begins");
+    let task = format!("/proc/{}/task", child.child.id());
+    becomes("the thread that asks is ended", || std::fs::read_dir(&task).unwrap().count() == 1);
+    assert!(child.output.try_iter().all(|line| !line.contains("hits are")));
+}
+
+#[test]
+fn a_client_that_is_killed_gives_back_handles_and_pins() {
+    let stage = Stage::new(1_000_000, 64 << 20);
+    let mut child = stage.child("hold");
+    child.says("holds");
+    let stats = stage.server().stats();
+    assert_eq!((stats.clients, stats.open_files, stats.pins), (1, 10, 10));
+    assert!(stage.server().cache().stats().pinned_bytes > 0);
+    child.kill();
+    becomes("nothing is left of it", || {
+        let stats = stage.server().stats();
+        (stats.clients, stats.open_files, stats.pins) == (0, 0, 0)
+    });
+    becomes("nothing is pinned", || stage.server().cache().stats().pinned_bytes == 0);
+    // And one that ends by itself.
+    let mut child = stage.child("hold");
+    child.says("holds");
+    child.go_on();
+    child.child.wait().unwrap();
+    becomes("nothing is left of it", || stage.server().stats().open_files == 0);
+}
+
+#[test]
+fn when_the_server_is_killed_objects_fail_soon_and_files_are_read_by_the_kernel() {
+    let store = common::Server::with_object(8_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("q/s.sock");
+    let environment = [("QUINION_STORE", store.address())];
+    let mut server = Process::start("server", &socket, &environment);
+    server.says("serves");
+    let client = Client::connect(socket.to_str().unwrap()).unwrap();
+    let object = client.open(URL).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, common::content(3, 500_000)).unwrap();
+    let file = client.open(path.to_str().unwrap()).unwrap();
+    let mut buffer = vec![0; 100_000];
+    assert_eq!(object.read_at(&mut buffer, 0).unwrap(), 100_000);
+    let pin = object.pin(0..100_000).unwrap();
+    // A reader that waits for the store.
+    store.control.set_latency(Duration::from_secs(30));
+    let (waiting, gets) = (object.clone(), store.control.gets());
+    let (sender, answer) = mpsc::channel();
+    std::thread::spawn(move || {
+        let result = waiting.read_at(&mut [0; 100_000], 5_000_000);
+        sender.send(result.map_err(|error| error.kind())).unwrap();
+    });
+    becomes("it is asked for", || store.control.gets() > gets);
+    server.kill();
+    let killed = Instant::now();
+    let answer = answer.recv_timeout(Duration::from_secs(20)).expect("it waits for a server that is no more");
+    assert_eq!(answer, Err(ErrorKind::OwnerGone), "after {:?}", killed.elapsed());
+    let error = object.read_at(&mut buffer, 0).unwrap_err();
+    assert!(error.kind() == ErrorKind::OwnerGone && error.to_string().contains("connect again"), "{error}");
+    assert!(client.owner_is_gone().unwrap());
+    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerGone);
+    common::check(1, 0, &pin.to_vec());
+    assert_eq!(file.read_at(&mut buffer, 1000).unwrap(), 100_000);
+    common::check(3, 1000, &buffer);
+    assert!(!file.is_served().unwrap());
+    // Another server takes its place, and its socket's.
+    store.control.set_latency(Duration::ZERO);
+    let server = Process::start("server", &socket, &environment);
+    server.says("serves");
+    let object = Client::connect(socket.to_str().unwrap()).unwrap().open(URL).unwrap();
+    read_all(&object, 1, 5);
+}
+
+#[test]
+fn a_forked_child_has_nothing_of_its_parent_and_can_connect_anew() {
+    let stage = Stage::new(1_000_000, 64 << 20);
+    let child = stage.child("fork");
+    assert_eq!(child.says("fork says"), "Forked Forked 0");
+    assert_eq!(child.says("origin says"), "0");
+}
+
+#[test]
+fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
+    let stage = Stage::with(8_000_000, 64 << 20, Options::new().whole_max(0));
+    let client = stage.client();
+    let old = client.open(URL).unwrap();
+    let mut buffer = vec![0; 100_000];
+    old.read_exact_at(&mut buffer, 0).unwrap();
+    let version = stage.store.control.change("object");
+    let error = old.read_at(&mut buffer, 6_000_000).unwrap_err();
+    assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("open it again"), "{error}");
+    old.read_exact_at(&mut buffer, 0).unwrap();
+    common::check(1, 0, &buffer); // what is cached of the old version
+    let new = client.open(URL).unwrap();
+    assert_ne!((old.e_tag(), old.e_tag().is_some()), (new.e_tag(), false));
+    read_all(&new, version, 3);
+    // While others read: each read is of one version or an error.
+    for round in 0..10 {
+        let version = stage.store.control.change("object");
+        let file = client.open(URL).unwrap();
+        let mut random = Random(round + 17);
+        for step in 0..30 {
+            if step == 15 {
+                stage.store.control.change("object");
+            }
+            let at = random.below(7_900_000);
+            match file.read_at(&mut buffer, at) {
+                Ok(read) => common::check(version, at, &buffer[..read]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Changed, "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_told_with_the_servers_words() {
+    let stage = Stage::new(10, 16 << 20);
+    let client = stage.client();
+    for (url, words) in
+        [("s3://bucket/none", "none"), ("gs://other/x", "no store for it; it has [s3://bucket]")]
+    {
+        let error = client.open(url).unwrap_err();
+        assert!(error.kind() == ErrorKind::Open && error.to_string().contains(words), "{error}");
+    }
+    let long = format!("s3://bucket/{}", "x".repeat(5000));
+    assert!(client.open(&long).is_err());
+    assert_eq!(client.open("/nowhere").unwrap_err().kind(), ErrorKind::Open);
+    assert_eq!(Client::connect("nobody-has-this-name").unwrap_err().kind(), ErrorKind::Connect);
+    let object = client.open(URL).unwrap();
+    assert_eq!((object.len(), object.e_tag()), (10, Some("\"v1\"")));
+    assert_eq!(object.read_exact_at(&mut [0; 11], 0).unwrap_err().kind(), ErrorKind::EndOfFile);
+    assert_eq!(object.read_at(&mut [0; 5], 10).unwrap(), 0);
+    assert_eq!(object.read_at(&mut [], 0).unwrap(), 0);
+}
+
+#[test]
+fn ranges_are_fetched_side_by_side() {
+    let stage = Stage::with(16_000_000, 64 << 20, Options::new().whole_max(0));
+    stage.store.control.set_latency(Duration::from_millis(50));
+    let object = stage.client().open(URL).unwrap();
+    let mut buffers = vec![vec![0; 10_000]; 12];
+    let mut ranges: Vec<_> = buffers
+        .iter_mut()
+        .enumerate()
+        .map(|(place, buffer)| RangeRead { offset: place as u64 * 1_300_000 + 77, buffer })
+        .collect();
+    object.read_ranges(&mut ranges).unwrap();
+    for range in &ranges {
+        common::check(1, range.offset, range.buffer);
+    }
+    assert!(stage.store.control.most_at_a_time() >= 3, "one after the other");
+}
+
+#[test]
+fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
+    let mut stage = Stage::with(30_000_000, 16 << 20, Options::new().whole_max(0));
+    let client = stage.client();
+    let object = client.open(URL).unwrap();
+    let pins: Vec<_> = (0..3).map(|n| object.pin(n * 900_000 + 5..n * 900_000 + 700_005).unwrap()).collect();
+    assert_eq!((stage.server().stats().pins, pins[0].len(), pins[0].is_copied()), (3, 700_000, false));
+    let check = || {
+        for (n, pin) in pins.iter().enumerate() {
+            common::check(1, n as u64 * 900_000 + 5, &pin.to_vec());
+        }
+    };
+    check();
+    read_all(&object, 1, 11); // twice the memory
+    check();
+    let full = object.pin(20_000_000..28_000_000).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::Full, "{full}");
+    let over = object.pin(29_999_000..40_000_000).unwrap();
+    common::check(1, 29_999_000, &over.to_vec());
+    assert_eq!(over.len(), 1000);
+    drop(over);
+    becomes("one is given back", || stage.server().stats().pins == 3);
+    // The cache goes on in this process, without clients.
+    let server = stage.server.take().unwrap();
+    let kept = server.cache().clone();
+    server.stop();
+    assert_eq!(object.read_at(&mut [0; 10], 0).unwrap_err().kind(), ErrorKind::OwnerGone);
+    let objects = quinion_object::ObjectCache::new(kept, stage.store.store(), Options::new()).unwrap();
+    let other = objects.open(&object_store::path::Path::from("object")).unwrap();
+    for at in (0..30_000_000).step_by(500_000) {
+        common::check(1, at, &other.bytes(at..at + 500_000).unwrap());
+    }
+    check();
+}
+
+#[test]
+fn a_process_is_one_client_and_cannot_join_twice_while_it_has_pins() {
+    let stage = Stage::new(100_000, 16 << 20);
+    let (first, second) = (stage.client(), stage.client());
+    let pin = first.open(URL).unwrap().pin(0..50_000).unwrap();
+    read_all(&second.open(URL).unwrap(), 1, 1);
+    assert_eq!(stage.server().stats().clients, 1);
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
+    let refused = Viewer::connect(&stage.socket(), &hello).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+    common::check(1, 0, &pin.to_vec());
+}
+
+#[test]
+fn a_local_file_is_served_until_somebody_writes_it() {
+    let stage = Stage::new(10, 32 << 20);
+    let path = stage.folder.path().join("file");
+    std::fs::write(&path, common::content(4, 1_000_000)).unwrap();
+    let file = stage.client().open(path.to_str().unwrap()).unwrap();
+    let mut buffer = vec![0; 300_000];
+    for at in [0, 5, 800_000, 999_999, 1_000_000, 2_000_000] {
+        let read = file.read_at(&mut buffer, at).unwrap();
+        assert_eq!(read as u64, 1_000_000_u64.saturating_sub(at).min(300_000));
+        common::check(4, at, &buffer[..read]);
+    }
+    if file.is_served().unwrap() {
+        assert!(stage.server().cache().stats().device_bytes >= 300_000, "the kernel has read it");
+    } else {
+        println!("SKIPPED: no read lease can be had here");
+    }
+    let pin = file.pin(10..2000).unwrap();
+    assert!(pin.is_copied());
+    common::check(4, 10, pin.as_slice().unwrap());
+    std::fs::write(&path, common::content(5, 700_000)).unwrap();
+    assert_eq!(file.read_at(&mut buffer, 600_000).unwrap(), 100_000);
+    common::check(5, 600_000, &buffer[..100_000]);
+}
+
+#[test]
+fn another_user_is_not_let_in() {
+    // SAFETY: it asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED: only root can start a process of another user");
+        return;
+    }
+    let stage = Stage::new(10, 16 << 20);
+    // The very user, in another group: it finds the socket, and the server turns it away.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_child", "--nocapture"]).env("QUINION_CHILD", "stranger");
+    command.env("QUINION_SOCKET", stage.socket());
+    use std::os::unix::process::CommandExt;
+    let output = command.gid(12_345).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("refused Connect") && said.contains("Permission denied"), "{said}");
+    assert_eq!(stage.server().stats().clients, 0);
+}
+
+/// A viewer that asks what it should not, of a server that an honest client uses.
+struct Liar {
+    stage: Stage,
+    _honest: Process,
+    viewer: Viewer,
+    offer: NameOffer,
+}
+
+impl Liar {
+    /// The honest client has ten handles, and ten pins.
+    fn new() -> Self {
+        let stage = Stage::new(2_000_000, 32 << 20);
+        let honest = stage.child("hold");
+        honest.says("holds");
+        let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
+        let viewer = Viewer::connect(&stage.socket(), &hello).unwrap();
+        let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
+        Self { stage, _honest: honest, viewer, offer }
+    }
+
+    fn ask(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        self.viewer.request_within(operation, arguments, 60_000)
+    }
+
+    fn send_name(&self, name: &[u8]) -> std::io::Result<SentName> {
+        Viewer::send_name(&self.stage.socket(), &self.offer, name)
+    }
+
+    fn pins(&self) -> usize {
+        self.stage.server().stats().pins
+    }
+}
+
+const BAD: Result<[u64; 2], RequestError> = Err(RequestError::Errno(libc::EBADF));
+
+#[test]
+fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
+    let liar = Liar::new();
+    let socket = liar.stage.socket();
+    // 1 names of another cache or version, and none
+    let offer = liar.offer;
+    for offer in [NameOffer { version: 1, ..offer }, NameOffer { token: offer.token ^ 1, ..offer }] {
+        assert!(Viewer::send_name(&socket, &offer, b"s3://bucket/object").is_err());
+    }
+    for name in [&b""[..], &[b'x'; NAME_MAX + 1]] {
+        assert!(liar.send_name(name).is_err());
+    }
+    // 2 names that mean nothing, and tickets of no name, of a used one, and of a descriptor
+    let mut random = Random(5);
+    for len in [1, 7, 300, NAME_MAX] {
+        let name: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+        let sent = liar.send_name(&name).unwrap();
+        let ticket = u64::from(sent.ticket());
+        assert!(liar.ask(Operation::OpenNamed, [ticket, 0, 0]).is_err());
+        assert_eq!(liar.ask(Operation::OpenNamed, [ticket, 0, 0]), BAD);
+        assert!(sent.reply().unwrap().0 != 0);
+    }
+    for ticket in [0, 1 << 40, u64::MAX] {
+        assert_eq!(liar.ask(Operation::OpenNamed, [ticket, 0, 0]), BAD);
+    }
+    let descriptor = DescriptorOffer { version: LAYOUT_VERSION, token: offer.token };
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let ticket = Viewer::send(&socket, &descriptor, &file).unwrap();
+    assert_eq!(liar.ask(Operation::OpenNamed, [ticket.into(), 0, 0]), BAD);
+    // 3 raw bytes, and silence
+    for len in [0, 1, 31, 33, 4127, 4128, 4129, 60_000] {
+        let raw = silent_connection(&socket);
+        let bytes: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
+        // SAFETY: the bytes are there.
+        unsafe { libc::send(raw.as_raw_fd(), bytes.as_ptr().cast(), len, libc::MSG_NOSIGNAL) };
+    }
+    read_all(&liar.stage.client().open(URL).unwrap(), 1, 9);
+    assert_eq!(liar.pins(), 10);
+}
+
+#[test]
+fn hostile_questions_harm_no_other_client() {
+    let liar = Liar::new();
+    // 1 handles and pins of others: the honest client's are small numbers
+    for handle in 0..40 {
+        assert_eq!(liar.ask(Operation::Pin, [handle, 0, 100]), BAD);
+        assert_eq!(liar.ask(Operation::Fill, [handle, 0, 100]), BAD);
+        for pin in 0..40 {
+            let _ = liar.ask(Operation::Unpin, [handle, pin, 0]);
+        }
+    }
+    assert_eq!(liar.pins(), 10, "a pin of another process was given back");
+    // 2 ranges that cannot be, with a handle of its own; and pins of others by that
+    let sent = liar.send_name(URL.as_bytes()).unwrap();
+    let [handle, _] = liar.ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
+    let all = u64::MAX;
+    for (position, len) in [(0, all), (all, 1), (all, all), (1 << 62, 1 << 62), (3_000_000, 5)] {
+        let _ = liar.ask(Operation::Pin, [handle, position, len]);
+        let _ = liar.ask(Operation::Fill, [handle, position, len]);
+    }
+    let before = liar.pins();
+    for pin in 0..40 {
+        let _ = liar.ask(Operation::Unpin, [handle, pin, 0]);
+    }
+    assert!((10..=before).contains(&liar.pins()), "a pin of another process was given back");
+    // 3 more pins than there may be; then the handle goes, and they with it
+    let refused = (0..1100).filter(|_| liar.ask(Operation::Pin, [handle, 0, 10]).is_err()).count();
+    assert!(refused >= 76, "{refused} refused");
+    liar.ask(Operation::Detach, [handle, 0, 0]).unwrap();
+    becomes("they are gone", || liar.pins() == 10);
+    assert_eq!(liar.ask(Operation::Pin, [handle, 0, 10]), BAD);
+    read_all(&liar.stage.client().open(URL).unwrap(), 1, 9);
+}
+
+/// A connection to that socket that has said nothing.
+fn silent_connection(path: &Path) -> std::os::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+    let end = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    connect(&end, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    end
+}

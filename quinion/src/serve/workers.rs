@@ -3,11 +3,11 @@
 //! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
 //! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at
 //! work on the files of one file system are counted, and if [`AT_WORK_MAX`] are and none of them has come back for
-//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself. What
-//! the owner must be told of a file (it is cut; a program watches it) is not refused: it waits in the queue of that file
-//! system (`Shared::do_job_or_defer`), as a handle does that is taken back. The questions of one viewer are bounded in
-//! the same way (`Shared::take`). And while all workers are busy, another is started with each heartbeat, up to
-//! [`WORKERS_MAX`]; so some file systems that hang leave enough for the others.
+//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself.
+//! What the owner must be told of a file (it is cut; a program watches it) is not refused: it waits in the queue of
+//! that file system (`Shared::do_job_or_defer`), as a handle does that is taken back. The questions of one viewer are
+//! bounded in the same way (`Shared::take`). And while all workers are busy, another is started with each heartbeat,
+//! up to [`WORKERS_MAX`]; so some file systems that hang leave enough for the others.
 //!
 //! What a worker asks of a process itself before the file system is known (its descriptor, its memory map) can hang,
 //! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such questions are

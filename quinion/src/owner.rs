@@ -319,6 +319,12 @@ impl CacheOwner {
 
     /// Closes a file, as far as it depends on this, and leaves it to the kernel for now.
     fn let_go_for(&self, inode: (u64, u64), why: &str) {
+        let gone = self.take_from_viewers(inode, why);
+        self.close_for_good(inode, gone);
+    }
+
+    /// No viewer is served this file any more when this returns. What is to be closed of it.
+    fn take_from_viewers(&self, inode: (u64, u64), why: &str) -> Vec<Attachment> {
         let mut gone = Vec::new();
         self.revoked.fetch_add(1, Ordering::Relaxed); // before it is looked for: see `open_and_note`
         self.files.lock().retain(|_, known| {
@@ -332,6 +338,11 @@ impl CacheOwner {
             known.file.give_way_to_cut(); // a viewer that looks from here on finds that it may believe nothing
             self.note_mode(&known.path, known.inode, Validation::Kernel, why.into());
         }
+        gone
+    }
+
+    /// Closes what was taken from viewers, which may wait for the file system.
+    fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
         drop(gone);
         let (device, inode) = inode;
         if let Some(polite) = &self.polite {
@@ -559,7 +570,10 @@ impl Owner for CacheOwner {
         }
         let mut files: BTreeSet<_> = self.files.lock().values().map(|known| known.inode).collect();
         files.retain(|(device, _)| device & NAMED_DEVICE == 0); // no program watches an object of a store
-        files.into_iter().for_each(|inode| self.let_go_for(inode, WATCHED));
+        // No viewer is served any of them when the first is closed, which may hang.
+        let gone: Vec<_> =
+            files.into_iter().map(|inode| (inode, self.take_from_viewers(inode, WATCHED))).collect();
+        gone.into_iter().for_each(|(inode, gone)| self.close_for_good(inode, gone));
         self.release_idle();
     }
 

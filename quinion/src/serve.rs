@@ -98,7 +98,7 @@ use mounts::Mount;
 pub use named::{NameRefusal, NamedAttachment};
 use peer_connection::PeerConnection;
 use pins::PinnedRange;
-use workers::Workers;
+use workers::{WorkKey, Workers};
 
 /// How many threads answer viewers unless somebody says otherwise.
 pub const WORKERS: usize = 4;
@@ -433,6 +433,21 @@ struct ViewerJob {
     operation: u32,
     arguments: [u64; 3],
     attended: bool,
+}
+
+impl ViewerJob {
+    /// The device of which something is said here that the owner must hear of, however late; `None` if the question may
+    /// be refused: the kernel has a writer wait for a lease, and a file that stays open a while longer is no harm.
+    fn device_to_be_told(&self) -> Option<u64> {
+        const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
+        const LET_GO: u32 = Operation::LetGo as u32;
+        let [device, _, third] = self.arguments;
+        match self.operation {
+            WRITER_OPENED if third != 0 => Some(device),
+            LET_GO => Some(device),
+            _ => None,
+        }
+    }
 }
 
 struct Shared {
@@ -793,11 +808,11 @@ impl Shared {
 
     /// Starts one more.
     fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        self.workers.add(spawn(self, "quinion-worker", |shared| shared.answer_viewers())?);
+        self.workers.add(spawn(self, "quinion-worker", Self::answer_viewers)?);
         Ok(())
     }
 
-    fn answer_viewers(&self) {
+    fn answer_viewers(self: &Arc<Self>) {
         let mut idle_since = Instant::now();
         while !self.is_closed() {
             let (control, mut bells) = (self.control(), BellList::new());
@@ -813,7 +828,7 @@ impl Shared {
             }
             if let Some(job) = self.take_job() {
                 self.hand_on();
-                self.do_job(&job);
+                self.do_job_or_defer(job);
                 idle_since = Instant::now();
                 continue;
             }
@@ -841,7 +856,9 @@ impl Shared {
                 return None;
             }
             let job = self.page(viewer).requests.iter().enumerate().find_map(|(slot, request)| {
-                is_pending(request.state.load(Ordering::Relaxed)).then(|| self.take(viewer, slot)).flatten()
+                is_pending(request.state.load(Ordering::Relaxed))
+                    .then(|| self.take(viewer, slot, |_| true))
+                    .flatten()
             });
             if job.is_some() {
                 self.cursor.store(viewer as u32 + 1, Ordering::Relaxed);
@@ -850,9 +867,9 @@ impl Shared {
         })
     }
 
-    /// Takes one question, if it still stands and its viewer does not occupy too many workers; its seat is busy from
-    /// here on.
-    fn take(&self, viewer: usize, slot: usize) -> Option<ViewerJob> {
+    /// Takes one question, if it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat
+    /// is busy from here on.
+    fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
         let mut seat = self.seats[viewer].lock();
         let request = &self.page(viewer).requests[slot];
         let pending = request.state.load(Ordering::Relaxed);
@@ -862,8 +879,14 @@ impl Shared {
         }
         // Acquire, partner: the viewer's Release of PENDING: we see the question.
         request.state.compare_exchange(pending, state::TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        seat.busy += 1;
+        // Read once: in a moment the page may say something else.
         let operation = request.operation.load(Ordering::Relaxed);
+        if !wanted(operation) {
+            drop(seat);
+            self.put_back(request, pending);
+            return None;
+        }
+        seat.busy += 1;
         let number = self.taken.fetch_add(1, Ordering::Relaxed) + 1; // under the seat's lock, as it is looked at
         seat.jobs[slot] = Some(RunningJob { operation, number });
         Some(ViewerJob {
@@ -874,6 +897,29 @@ impl Shared {
             arguments: [0, 1, 2].map(|i| request.arguments[i].load(Ordering::Relaxed)),
             attended: pending == state::PENDING,
         })
+    }
+
+    /// Leaves a question that was taken to another worker.
+    fn put_back(&self, request: &Request, pending: u32) {
+        // Release, partner: the Acquire in `take`.
+        let is_back =
+            request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
+        if is_back.is_err() {
+            // Given up meanwhile. Release, partner: the Acquire by which a viewer claims the slot.
+            request.state.store(state::FREE, Ordering::Release);
+        }
+        self.ring_bell(); // the worker that was woken for it may sleep again
+    }
+
+    /// Does a job; or, if it must not be refused and its file system hangs, has it done in the queue of that.
+    fn do_job_or_defer(self: &Arc<Self>, job: ViewerJob) {
+        match job.device_to_be_told().filter(|&device| self.workers.is_stuck(WorkKey::Notices(device))) {
+            Some(device) => {
+                let shared = Arc::clone(self);
+                self.queues.spawn(QueueKey::Device(device), move || shared.do_job(&job));
+            }
+            None => self.do_job(&job),
+        }
     }
 
     fn do_job(&self, job: &ViewerJob) {
@@ -906,6 +952,27 @@ impl Shared {
         }
     }
 
+    /// Which file system may keep us waiting, where that is known before; and that the viewer has the handle it names.
+    fn work_key(&self, job: &ViewerJob) -> Result<Option<WorkKey>, Errno> {
+        const ATTACH: u32 = Operation::Attach as u32;
+        const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
+        const EXAMINE: u32 = Operation::Examine as u32;
+        const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
+        const LET_GO: u32 = Operation::LetGo as u32;
+        const RELEASE: u32 = Operation::Release as u32;
+        const REMOVES: u32 = Operation::Removes as u32;
+        let [first, ..] = job.arguments;
+        match job.operation {
+            ATTACH | OPEN_NAMED | EXAMINE => Ok(None), // they count by themselves
+            RELEASE => Ok(Some(WorkKey::Closes)),
+            WRITER_OPENED | LET_GO | REMOVES => Ok(Some(WorkKey::Notices(first))),
+            _ => match self.seats[job.viewer].lock().handles.get(&first) {
+                Some(handle) => Ok(Some(WorkKey::Files(handle.device))),
+                None => Err(Errno::BADF),
+            },
+        }
+    }
+
     fn answer(&self, job: &ViewerJob) -> Result<[u64; 2], Errno> {
         const ATTACH: u32 = Operation::Attach as u32;
         const FILL: u32 = Operation::Fill as u32;
@@ -922,21 +989,15 @@ impl Shared {
         const PIN: u32 = Operation::Pin as u32;
         const UNPIN: u32 = Operation::Unpin as u32;
         let [first, second, third] = job.arguments;
-        // What a handle is needed for, and which file system may keep us waiting.
-        let device = match job.operation {
-            ATTACH | OPEN_NAMED | EXAMINE | WRITER_OPENED | LET_GO | RELEASE | REMOVES => None,
-            _ => match self.seats[job.viewer].lock().handles.get(&first) {
-                Some(handle) => Some(handle.device),
-                None => return Err(Errno::BADF),
-            },
-        };
-        let at_work = device.map(|device| self.workers.enter(device).ok_or(Errno::AGAIN));
+        let key = self.work_key(job)?;
+        let at_work = key.map(|key| self.workers.enter(key).ok_or(Errno::AGAIN));
         let _at_work = match at_work {
             // It is not refused, and waits in the queue of its file system.
             Some(Err(_)) if job.operation == DETACH => {
                 self.detach_in_queue(job.viewer, first);
                 return Ok([0, 0]);
             }
+            Some(Err(_)) if job.device_to_be_told().is_some() => None, // see `do_job_or_defer`
             at_work => at_work.transpose()?,
         };
         match job.operation {
@@ -1037,7 +1098,7 @@ impl Shared {
                 let is_one = request.operation.load(Ordering::Relaxed) == Operation::Detach as u32;
                 if is_one
                     && is_pending(request.state.load(Ordering::Relaxed))
-                    && let Some(said) = self.take(viewer, slot)
+                    && let Some(said) = self.take(viewer, slot, |now| now == Operation::Detach as u32)
                 {
                     self.do_job(&said);
                 }
@@ -1088,7 +1149,7 @@ impl Shared {
             true => drop(file),
             false => self.queues.close(QueueKey::Device(mount.device), file),
         };
-        let Some(_at_work) = self.workers.enter(mount.device) else {
+        let Some(_at_work) = self.workers.enter(WorkKey::Files(mount.device)) else {
             self.queues.close(QueueKey::Device(mount.device), file);
             return Err(Errno::AGAIN);
         };

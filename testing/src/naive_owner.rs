@@ -60,7 +60,7 @@ pub struct NaiveOwner {
     /// How long a fill takes, in milliseconds.
     pub fill_millis: AtomicU64,
     pub attach_millis: AtomicU64,
-    /// Reads of files on this device hang; 0 for none.
+    /// What is done with files on this device hangs; 0 for none.
     pub hung_device: AtomicU64,
     pub panics: AtomicU64,
     /// Whether it refuses files that are open for writing.
@@ -97,6 +97,12 @@ impl NaiveOwner {
         let owner = Self::new(pages_max);
         owner.minds_writers.store(true, Ordering::Relaxed);
         owner
+    }
+
+    fn wait_while_hung(&self, device: u64) {
+        while device != 0 && self.hung_device.load(Ordering::Relaxed) == device {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     fn cell(&self) -> CellNumber {
@@ -194,10 +200,16 @@ impl Owner for NaiveOwner {
     }
 
     fn close_idle(&self, device: u64, inode: u64) {
+        self.wait_while_hung(device);
         self.removed.lock().unwrap().push((device, inode));
     }
 
+    fn let_go(&self, device: u64, _: u64) {
+        self.wait_while_hung(device);
+    }
+
     fn writer_opened(&self, device: u64, inode: u64, _: bool) {
+        self.wait_while_hung(device);
         let state = self.state.lock().unwrap();
         for mapping in state.mappings.values() {
             let data = mapping.file.metadata().unwrap();

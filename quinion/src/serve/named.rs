@@ -25,6 +25,7 @@ use std::io::IoSlice;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::peer_connection::PeerConnection;
+use super::workers::WorkKey;
 use super::{Attached, FileName, Handle, NAMED_DEVICE, Shared, ViewerJob};
 use crate::viewer::handshake::{NAME_TEXT_MAX, NameReply};
 use crate::viewer::sys::Errno;
@@ -82,7 +83,7 @@ impl Shared {
         }
         let device = self.owner.device_of_name(name)? | NAMED_DEVICE;
         let stuck = || refusal(Errno::AGAIN, "the store does not answer those who asked before");
-        let _at_work = self.workers.enter(device).ok_or_else(stuck)?;
+        let _at_work = self.workers.enter(WorkKey::Files(device)).ok_or_else(stuck)?;
         self.wait_for_death_notice();
         let NamedAttachment { attached, name, text } = self.owner.open_named(name)?;
         let place = self.enter(name.device, name.inode);

@@ -3,10 +3,11 @@
 //! A question can take as long as a file system takes. One that hangs (a network that is gone, a FUSE daemon that
 //! sleeps) would take one worker after the other, until no question is answered any more. So the workers that are at
 //! work on the files of one file system are counted, and if [`AT_WORK_MAX`] are and none of them has come back for
-//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself. The
-//! questions of one viewer are bounded in the same way
-//! (`Shared::take`). And while all workers are busy, another is started with each heartbeat, up to [`WORKERS_MAX`]; so
-//! some file systems that hang leave enough for the others.
+//! [`STUCK_MIN`], another question is refused at once: its viewer reads by the kernel, and waits there by itself.
+//! What the owner must be told of a file (it is cut; a program watches it) is not refused: it waits in the queue of
+//! that file system (`Shared::do_job_or_defer`), as a handle does that is taken back. The questions of one viewer are
+//! bounded in the same way (`Shared::take`). And while all workers are busy, another is started with each heartbeat,
+//! up to [`WORKERS_MAX`]; so some file systems that hang leave enough for the others.
 //!
 //! What a worker asks of a process itself before the file system is known (its descriptor, its memory map) can hang,
 //! too: the kernel takes locks of that process, which it can hold in an `exec` or a page fault. Such questions are
@@ -37,12 +38,35 @@ const WORKERS_MAX: usize = 64;
 const AT_WORK_MAX: usize = 8;
 /// How long that takes on no file system that is well.
 const STUCK_MIN: Duration = Duration::from_millis(500);
+/// The same of what viewers say of the files of one file system, or of all.
+const NOTICES_MAX: usize = 4;
 /// Questions about one process that may wait for longer than that.
 const PROBES_STUCK_MAX: usize = 2;
 /// How long a worker that is one too many waits for something to do.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(5);
 /// How long the end of the service waits for workers that are at work.
 pub(super) const END_MAX: Duration = Duration::from_secs(1);
+
+/// What a worker is at, as far as that may keep it waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum WorkKey {
+    /// Files of the file system on this device: they are read, say.
+    Files(u64),
+    /// What a viewer says of a file on this device, which may be closed for it. Apart from the files: the number is
+    /// what the viewer says.
+    Notices(u64),
+    /// Files of any file system are closed.
+    Closes,
+}
+
+impl WorkKey {
+    fn at_work_max(self) -> usize {
+        match self {
+            Self::Files(_) => AT_WORK_MAX,
+            Self::Notices(_) | Self::Closes => NOTICES_MAX,
+        }
+    }
+}
 
 /// The threads that answer.
 #[derive(Debug)]
@@ -54,8 +78,8 @@ pub(super) struct Workers {
     resting: AtomicUsize,
     /// What the bell was when there was another doorbell last, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
-    /// By device: how many are at work, and when one began alone or came back last.
-    at_work: RankedMutex<HashMap<u64, (usize, Instant)>>,
+    /// How many are at work at each, and when one began alone or came back last.
+    at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
     /// Questions about processes that are under way: which process, and since when.
     probes: RankedMutex<Vec<(ProcessName, Instant)>>,
 }
@@ -78,7 +102,7 @@ impl Default for Workers {
 #[derive(Debug)]
 pub(super) struct BusyWorker<'a> {
     workers: &'a Workers,
-    device: u64,
+    key: WorkKey,
 }
 
 impl Workers {
@@ -139,19 +163,24 @@ impl Workers {
         self.resting.load(Ordering::Relaxed) == 0 && self.count.load(Ordering::Relaxed) < WORKERS_MAX
     }
 
-    /// Begins to work on a file of that device; `None` if too many do so already.
-    pub(super) fn enter(&self, device: u64) -> Option<BusyWorker<'_>> {
-        self.enter_at(device, Instant::now())
+    /// Begins to work at that; `None` if too many do so already.
+    pub(super) fn enter(&self, key: WorkKey) -> Option<BusyWorker<'_>> {
+        self.enter_at(key, Instant::now())
     }
 
-    fn enter_at(&self, device: u64, now: Instant) -> Option<BusyWorker<'_>> {
+    fn enter_at(&self, key: WorkKey, now: Instant) -> Option<BusyWorker<'_>> {
         let mut at_work = self.at_work.lock();
-        let (count, progress) = at_work.entry(device).or_insert((0, now));
-        if *count >= AT_WORK_MAX && now.saturating_duration_since(*progress) >= STUCK_MIN {
+        let known = at_work.entry(key).or_insert((0, now));
+        if are_stuck(key, *known, now) {
             return None;
         }
-        *count += 1;
-        Some(BusyWorker { workers: self, device })
+        known.0 += 1;
+        Some(BusyWorker { workers: self, key })
+    }
+
+    /// Whether as many are at work at that as may, and none of them comes back.
+    pub(super) fn is_stuck(&self, key: WorkKey) -> bool {
+        self.at_work.lock().get(&key).is_some_and(|&known| are_stuck(key, known, Instant::now()))
     }
 
     /// Begins to ask something about that process; `None` if it, or all together, keep too many waiting.
@@ -177,6 +206,10 @@ impl Workers {
     }
 }
 
+fn are_stuck(key: WorkKey, (count, progress): (usize, Instant), now: Instant) -> bool {
+    count >= key.at_work_max() && now.saturating_duration_since(progress) >= STUCK_MIN
+}
+
 /// Waits for threads that have been told to end, for so long at most: one that hangs in the kernel is left behind.
 pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
     let until = Instant::now() + time;
@@ -198,9 +231,9 @@ pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = Join
 impl Drop for BusyWorker<'_> {
     fn drop(&mut self) {
         let mut at_work = self.workers.at_work.lock();
-        match at_work.get_mut(&self.device) {
+        match at_work.get_mut(&self.key) {
             Some((count, progress)) if *count > 1 => (*count, *progress) = (*count - 1, Instant::now()),
-            _ => drop(at_work.remove(&self.device)),
+            _ => drop(at_work.remove(&self.key)),
         }
     }
 }
@@ -245,15 +278,17 @@ mod tests {
     fn a_file_system_has_some_workers_at_most_and_gives_them_back() {
         let workers = Workers::default();
         let begun = Instant::now();
-        let all: Vec<_> = (0..AT_WORK_MAX).map(|_| workers.enter_at(1, begun).unwrap()).collect();
-        assert!(workers.enter_at(1, begun).is_some(), "one that is well comes back soon");
+        let all: Vec<_> =
+            (0..AT_WORK_MAX).map(|_| workers.enter_at(WorkKey::Files(1), begun).unwrap()).collect();
+        assert!(workers.enter_at(WorkKey::Files(1), begun).is_some(), "one that is well comes back soon");
         let later = begun + 3 * STUCK_MIN;
         let stuck = Workers::default();
-        let _all: Vec<_> = (0..AT_WORK_MAX).map(|_| stuck.enter_at(1, begun).unwrap()).collect();
-        assert!(stuck.enter_at(1, later).is_none());
-        assert!(stuck.enter_at(2, later).is_some(), "another file system is not concerned");
+        let _all: Vec<_> =
+            (0..AT_WORK_MAX).map(|_| stuck.enter_at(WorkKey::Files(1), begun).unwrap()).collect();
+        assert!(stuck.enter_at(WorkKey::Files(1), later).is_none());
+        assert!(stuck.enter_at(WorkKey::Files(2), later).is_some(), "another file system is not concerned");
         drop(all);
-        assert!(workers.enter_at(1, later).is_some());
+        assert!(workers.enter_at(WorkKey::Files(1), later).is_some());
         assert!(workers.at_work.lock().is_empty());
     }
 

@@ -957,6 +957,7 @@ impl Shared {
         const ATTACH: u32 = Operation::Attach as u32;
         const OPEN_NAMED: u32 = Operation::OpenNamed as u32;
         const EXAMINE: u32 = Operation::Examine as u32;
+        const UNPIN: u32 = Operation::Unpin as u32;
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const LET_GO: u32 = Operation::LetGo as u32;
         const RELEASE: u32 = Operation::Release as u32;
@@ -964,6 +965,7 @@ impl Shared {
         let [first, ..] = job.arguments;
         match job.operation {
             ATTACH | OPEN_NAMED | EXAMINE => Ok(None), // they count by themselves
+            UNPIN => Ok(None), // it asks no store, and one that was refused would leave a pin
             RELEASE => Ok(Some(WorkKey::Closes)),
             WRITER_OPENED | LET_GO | REMOVES => Ok(Some(WorkKey::Notices(first))),
             _ => match self.seats[job.viewer].lock().handles.get(&first) {

@@ -6,12 +6,12 @@
 //!         +------ a second GET -----> headers     the first answer of the two is used, the other is dropped
 //! ```
 //!
-//! Stores answer some requests ten or a hundred times slower than most, and a second request is then nearly always faster
-//! (J. Dean and L. A. Barroso, *The Tail at Scale*, 2013). The limit is a quantile of what was measured, so the requests
-//! that are added are a known share of all.
+//! Stores answer some requests ten or a hundred times slower than most, and a second request is then nearly always
+//! faster (J. Dean and L. A. Barroso, *The Tail at Scale*, 2013). The limit is a quantile of what was measured, so the
+//! requests that are added are a known share of all.
 //!
-//! Buckets are powers of two cut in four: a time is known to within 25 %. Times are counted since the beginning and halved
-//! now and then, so that the histogram follows a store that changes.
+//! Buckets are powers of two cut in four: a time is known to within 25 %. Times are counted since the beginning and
+//! halved now and then, so that the histogram follows a store that changes.
 //!
 //! Invariant: both requests carry the same condition, so whichever answers is of the version that was opened.
 

@@ -150,9 +150,10 @@ impl Options {
         self.failure_pause = time;
         self
     }
-    /// Sends a second GET beside one whose answer has not begun in the time within which `percent` of 100 answers did, and
-    /// uses the answer that begins first: with 95, some 5 % more requests, and none of the slowest is waited for. From 50 to
-    /// 99; the default is not to. A second GET takes one of [`Options::requests_max`], and is not sent if none is free.
+    /// Sends a second GET beside one whose answer has not begun in the time within which `percent` of 100 answers did,
+    /// and uses the answer that begins first: with 95, some 5 % more requests, and none of the slowest is waited for.
+    /// From 50 to 99; the default is not to. A second GET takes one of [`Options::requests_max`], and is not sent if
+    /// none is free.
     #[must_use]
     pub fn hedge_slower_than(mut self, percent: u8) -> Self {
         self.hedge_percent = Some(percent.clamp(50, 99));

@@ -652,7 +652,8 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     let service = Service::start(owner.clone(), 4).unwrap();
     let mut liar = asleep();
     let honest = viewer(&service, us());
-    // Questions that no worker has taken. A viewer that was waited for in vain some times is waited for no more; so it joins anew.
+    // Questions that no worker has taken. A viewer that was waited for in vain some times is waited for no more, so
+    // the liar joins anew.
     let begun = Instant::now();
     for _ in 0..RELEASES / 4 {
         let lying = viewer(&service, liar.id());

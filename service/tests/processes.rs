@@ -13,12 +13,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use quinion::Cache;
-use quinion::internals::arena::LAYOUT_VERSION;
-use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::control::{Advice, Operation};
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
-use quinion::internals::viewer::{RequestError, SentName, Viewer};
+use quinion::internals::viewer::{RequestError, SentName, ViewedFile, Viewer};
 use quinion_object::Options;
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 
@@ -26,6 +27,8 @@ use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 mod common;
 
 const URL: &str = "s3://bucket/object";
+use common::Fault;
+
 /// Longer than anything here takes on a machine that is busy with other tests.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -66,6 +69,13 @@ impl Stage {
         Process::start(role, &self.socket(), &[])
     }
 }
+    /// Another process reads the object from end to end.
+    fn reads(&self) {
+        let mut reader = self.child("read");
+        reader.says("open");
+        reader.go_on();
+        reader.says("read");
+    }
 
 /// This test program, started again.
 struct Process {
@@ -600,6 +610,51 @@ impl Liar {
 
     fn send_name(&self, name: &[u8]) -> std::io::Result<SentName> {
         Viewer::send_name(&self.stage.socket(), &self.offer, name)
+/// 1. A viewer pins a range of a folio, the rest of which has not come; its fill fails, and the folio leaves the index.
+/// 2. Another client reads: another folio is in its place, which is not pinned.
+/// 3. The viewer looks for what it has pinned, finds that one, and it is used again for other bytes.
+#[test]
+fn what_was_pinned_of_a_folio_whose_fill_fails_is_not_sought_in_the_next_one() {
+    const STALL: Duration = Duration::from_secs(2);
+    let options = Options::new().whole_max(0).attempts_max(1).failure_pause(Duration::from_millis(1));
+    let stage = Stage::with(30_000_000, 16 << 20, options.stall_max(STALL));
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
+    let viewer = Viewer::connect(&stage.socket(), &hello).unwrap();
+    let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
+    let sent = Viewer::send_name(&stage.socket(), &offer, URL.as_bytes()).unwrap();
+    let ask = |operation, arguments| viewer.request_within(operation, arguments, 60_000);
+    let [handle, place] = ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
+    // Large folios come of a range that will be needed; the first GET of it ends in the first of them.
+    const AT: u64 = 8 << 20;
+    const LEN: usize = 10_000;
+    stage.store.control.trouble([Fault::Stall(20_000)]);
+    let needed = Advice::WillNeed.with_length(4 << 20);
+    ask(Operation::Hint, [handle, AT, needed]).unwrap();
+    let begun = Instant::now();
+    let pin = || ask(Operation::Pin, [handle, AT, LEN as u64]);
+    let mut answer = pin();
+    while answer == Err(RequestError::Errno(libc::EAGAIN)) && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(20));
+        answer = pin();
+    }
+    assert_eq!(answer.map(|[_, bytes]| bytes), Ok(LEN as u64));
+    std::thread::sleep((begun + 3 * STALL / 2).saturating_duration_since(Instant::now()));
+    stage.reads();
+    let (told, touched) = Default::default();
+    let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
+    let file = ViewedFile { handle, cell, id, marker_told: &told, touched: &touched };
+    let mut pieces = Vec::new();
+    let found = viewer.locate(&file, (AT, LEN), |first, len| pieces.push((first, len)));
+    assert_eq!(found, LEN, "what was pinned is not found");
+    stage.reads();
+    let mut at = AT;
+    for (first, len) in pieces {
+        // SAFETY: the viewer's mapping stays as long as the process.
+        common::check(1, at, unsafe { std::slice::from_raw_parts(first, len) });
+        at += len as u64;
+    }
+}
+
     }
 
     fn pins(&self) -> usize {

@@ -205,6 +205,7 @@ fn the_child() {
         }
         "fork" => fork_and_read(&connect(), &socket),
         "be-interrupted" => be_interrupted(&connect()),
+        "serve-and-fork" => serve_and_fork(&socket),
         "stranger" => {
             let error = Client::connect(&socket).map(drop).unwrap_err();
             say(&format!("refused {:?} {error}", error.kind()));
@@ -323,6 +324,25 @@ fn be_interrupted(client: &Client) {
     let read = file.read_at(&mut buffer, 0).unwrap();
     common::check(1, 0, &buffer[..read]);
     say(&format!("interrupted {} {read}", interrupter.join().unwrap()));
+}
+
+/// A server forks, and the child drops what it has of it.
+fn serve_and_fork(socket: &str) {
+    let server = Server::builder(cache(16 << 20)).start(socket).unwrap();
+    // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            drop(server);
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the number is there.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            say(&format!("forked {status} {:?}", Client::connect(socket).map(drop).is_ok()));
+        }
+    }
 }
 
 // ---- tests ------------------------------------------------------------------------------------------------------
@@ -458,6 +478,13 @@ fn a_thread_that_waits_for_a_slow_store_handles_its_signals() {
     stage.store.control.set_latency(Duration::from_secs(6));
     child.go_on();
     assert_eq!(child.says("interrupted"), "true 10000");
+}
+
+#[test]
+fn a_server_that_forks_is_found_still() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = Process::start("serve-and-fork", &folder.path().join("q/s.sock"), &[]);
+    assert_eq!(child.says("forked"), "0 true");
 }
 
 /// As many wait to be accepted as may, by a server that is stopped: the kernel lets a connecting thread wait for ever.

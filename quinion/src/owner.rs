@@ -356,6 +356,7 @@ impl CacheOwner {
         let room = thrash::room_of(self.cache.arena().bound());
         let mut files: Vec<_> = self.candidates().into_values().collect();
         files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
+        files.retain(|file| file.inode.0 & NAMED_DEVICE == 0); // the kernel cannot read an object
         for chosen in thrash::choose(files, room) {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
             self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });

@@ -17,7 +17,8 @@
 //! signal handler may read while the code it interrupted was reading, and the
 //! code runs inside any program. A request is a slot claimed by one atomic
 //! step; thirty-two may be open at a time. While one is, its thread has its
-//! signals held back: a handler may end the thread, or jump.
+//! signals held back: a handler may end the thread, or jump. Questions that may
+//! take minutes are the exception ([`Viewer::request_within`]).
 //!
 //! Invariants:
 //!  1. A viewer stores to its own page and nowhere else; it could not store to another's, nor to what all viewers see.
@@ -589,17 +590,22 @@ impl Viewer {
     /// meanwhile is handled afterwards, as during a read of the kernel's own: a handler that does not come back would
     /// take the slot with it.
     pub fn request(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        let _held = SignalsHeld::new();
         self.ask(operation, arguments, self.wait_policy)
     }
 
     /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
     /// long as the owner's heart beats.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
+        let _held = SignalsHeld::new();
         self.ask(operation, arguments, self.waits_at_most())
     }
 
     /// As [`Viewer::request`], waiting up to `millis` milliseconds as long as the owner's heart beats: for what the
     /// owner alone can answer, as the bytes of an object.
+    ///
+    /// Signals that arrive meanwhile are handled at once: a thread that waits for a slow store can be interrupted. A
+    /// handler that does not come back takes the slot with it.
     pub fn request_within(
         &self,
         operation: Operation,
@@ -610,7 +616,6 @@ impl Viewer {
     }
 
     fn ask(&self, operation: Operation, arguments: [u64; 3], millis: u32) -> Result<[u64; 2], RequestError> {
-        let _held = SignalsHeld::new();
         let slot = self.submit(operation, arguments, state::PENDING, REQUEST_SLOTS)?;
         self.wait(slot, millis)?;
         let error = slot.error.load(Ordering::Relaxed);

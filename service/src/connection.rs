@@ -96,17 +96,24 @@ impl Connection {
     }
 
     /// Asks until there is an answer, for `time` at most.
+    ///
+    /// A question that another thread waited for in vain has all questions refused until the server's heart beats
+    /// again, also when its thread waited for a moment alone. So one that may take longer than a heart stands still is
+    /// asked again for as long as that.
     pub(crate) fn ask(
         &self,
         operation: Operation,
         arguments: [u64; 3],
         time: Duration,
     ) -> std::result::Result<[u64; 2], RequestError> {
-        let mut retry = RetryDeadline::new(time);
+        let (mut retry, begun) = (RetryDeadline::new(time), Instant::now());
+        let still_max = Duration::from_millis(STILL_MILLIS_MAX.into());
         loop {
             let left = retry.left().as_millis().clamp(1, u32::MAX.into()) as u32;
             match self.viewer.request_within(operation, arguments, left) {
                 Err(error) if is_busy(error) && retry.pause() => {}
+                Err(RequestError::Late)
+                    if time > still_max && begun.elapsed() < still_max && retry.pause() => {}
                 answer => return answer,
             }
         }
@@ -162,8 +169,9 @@ impl Connection {
             return; // it is the parent's
         }
         let mut retry = RetryDeadline::new(GIVE_BACK_MAX);
-        // Where there is no room for that long, the server has it until this process ends.
-        while self.viewer.tell(operation, arguments) == Err(RequestError::NoSlot) && retry.pause() {}
+        // Where there is no room for that long, or the server stands still, it has it until this process ends.
+        let not_yet = [Err(RequestError::NoSlot), Err(RequestError::Late)];
+        while not_yet.contains(&self.viewer.tell(operation, arguments)) && retry.pause() {}
     }
 }
 
@@ -208,5 +216,37 @@ impl RetryDeadline {
         sleep(self.pause);
         self.pause = (2 * self.pause).min(PAUSES.1);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::server::Server;
+
+    /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all questions are refused
+    ///    until the heart of the server beats.
+    /// 2. Another thread's read of an object fails, of a server that is well.
+    #[test]
+    fn a_question_that_came_too_late_fails_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
+        let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+        let connection = Connection::to(server.socket()).unwrap();
+        let no_handle = [1 << 40, 0, 1];
+        let is_late = || {
+            let late = || connection.viewer.request_within(Operation::Fill, no_handle, 0);
+            assert!((0..10_000).any(|_| late() == Err(RequestError::Late)), "no answer came too late");
+        };
+        for _ in 0..5 {
+            is_late();
+            let answer = connection.ask(Operation::Fill, no_handle, DEADLINE);
+            assert_eq!(answer, Err(RequestError::Errno(Errno::BADF.0)));
+        }
     }
 }

@@ -174,8 +174,9 @@ impl ClientFile {
         let mut missing = Vec::new();
         for (place, range) in ranges.iter_mut().enumerate() {
             let read = viewed.and_then(|v| viewer.read_ready_into(&v.file(), range.offset, range.buffer));
-            if read.is_none_or(|read| read.bytes < range.buffer.len()) {
-                missing.push(place);
+            match read {
+                Some(read) if read.bytes == range.buffer.len() => note(viewer, read.bytes, 0),
+                _ => missing.push(place),
             }
         }
         if let (Some(viewed), [_, _, ..]) = (viewed, &missing[..]) {

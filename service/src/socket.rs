@@ -8,7 +8,7 @@
 //! The folder is the user's alone (mode 0700), as the server makes sure. The server is told by the kernel
 //! who connects, and the client whose process listens; so a wrong folder costs service and shows nothing.
 //!
-//! Invariant: a socket is removed by the process alone that holds its lock.
+//! Invariant: a socket is removed by the process alone that took its lock, and by no fork of it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -17,6 +17,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use quinion::internals::serve::listen;
+use quinion::internals::sys::fork::ForkGuard;
 use rustix::fs::{FlockOperation, flock};
 
 /// Longer names make paths that no socket can have.
@@ -52,6 +53,7 @@ pub(crate) struct Listening {
     path: PathBuf,
     /// Held as long as the socket is there.
     _lock: File,
+    process: ForkGuard,
 }
 
 impl Listening {
@@ -72,7 +74,7 @@ impl Listening {
             _ => {}
         }
         let socket = listen(path)?;
-        Ok((Self { path: path.into(), _lock: lock }, socket))
+        Ok((Self { path: path.into(), _lock: lock, process: ForkGuard::new() }, socket))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -82,6 +84,9 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
+        if self.process.is_forked() {
+            return; // the server that listens there is the parent
+        }
         let _ = std::fs::remove_file(&self.path); // gone already: as well
     }
 }

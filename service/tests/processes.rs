@@ -9,21 +9,25 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use quinion::Cache;
-use quinion::internals::arena::LAYOUT_VERSION;
-use quinion::internals::arena::control::Operation;
+use quinion::internals::arena::control::{Advice, Operation};
+use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
+use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
-use quinion::internals::viewer::{RequestError, SentName, Viewer};
+use quinion::internals::viewer::{RequestError, SentName, ViewedFile, Viewer};
 use quinion_object::Options;
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 
 #[path = "../../object/tests/common/mod.rs"]
 mod common;
+
+use common::Fault;
 
 const URL: &str = "s3://bucket/object";
 /// Longer than anything here takes on a machine that is busy with other tests.
@@ -64,6 +68,13 @@ impl Stage {
     }
     fn child(&self, role: &str) -> Process {
         Process::start(role, &self.socket(), &[])
+    }
+    /// Another process reads the object from end to end.
+    fn reads(&self) {
+        let mut reader = self.child("read");
+        reader.says("open");
+        reader.go_on();
+        reader.says("read");
     }
 }
 
@@ -193,6 +204,8 @@ fn the_child() {
             drop((pins, files));
         }
         "fork" => fork_and_read(&connect(), &socket),
+        "be-interrupted" => be_interrupted(&connect()),
+        "serve-and-fork" => serve_and_fork(&socket),
         "stranger" => {
             let error = Client::connect(&socket).map(drop).unwrap_err();
             say(&format!("refused {:?} {error}", error.kind()));
@@ -281,6 +294,53 @@ fn fork_and_read(client: &Client, socket: &str) {
             common::check(1, 0, pin.as_slice().unwrap_or(&pin.to_vec()));
             read_all(&file, 1, 3);
             say(&format!("origin says {status}"));
+        }
+    }
+}
+
+/// A thread waits for an object's bytes, and another sends it a signal.
+fn be_interrupted(client: &Client) {
+    static HANDLED: AtomicBool = AtomicBool::new(false);
+    extern "C" fn handle(_: libc::c_int) {
+        HANDLED.store(true, Ordering::Relaxed);
+    }
+    let file = client.open(URL).unwrap();
+    say("open");
+    wait();
+    // SAFETY: the handler stores a word, and nothing else.
+    unsafe { libc::signal(libc::SIGUSR1, handle as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    // SAFETY: it asks for a number.
+    let reader = unsafe { libc::pthread_self() };
+    let interrupter = std::thread::spawn(move || {
+        let begun = Instant::now();
+        while !HANDLED.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(3) {
+            std::thread::sleep(Duration::from_millis(200));
+            // SAFETY: that thread waits for this one.
+            unsafe { libc::pthread_kill(reader, libc::SIGUSR1) };
+        }
+        HANDLED.load(Ordering::Relaxed)
+    });
+    let mut buffer = vec![0; 10_000];
+    let read = file.read_at(&mut buffer, 0).unwrap();
+    common::check(1, 0, &buffer[..read]);
+    say(&format!("interrupted {} {read}", interrupter.join().unwrap()));
+}
+
+/// A server forks, and the child drops what it has of it.
+fn serve_and_fork(socket: &str) {
+    let server = Server::builder(cache(16 << 20)).start(socket).unwrap();
+    // SAFETY: the child goes on with this thread alone, and ends by `_exit`.
+    match unsafe { libc::fork() } {
+        0 => {
+            drop(server);
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the number is there.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            say(&format!("forked {status} {:?}", Client::connect(socket).map(drop).is_ok()));
         }
     }
 }
@@ -411,6 +471,39 @@ fn a_forked_child_has_nothing_of_its_parent_and_can_connect_anew() {
 }
 
 #[test]
+fn a_thread_that_waits_for_a_slow_store_handles_its_signals() {
+    let stage = Stage::with(1_000_000, 16 << 20, Options::new().whole_max(0));
+    let mut child = stage.child("be-interrupted");
+    child.says("open");
+    stage.store.control.set_latency(Duration::from_secs(6));
+    child.go_on();
+    assert_eq!(child.says("interrupted"), "true 10000");
+}
+
+#[test]
+fn a_server_that_forks_is_found_still() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = Process::start("serve-and-fork", &folder.path().join("q/s.sock"), &[]);
+    assert_eq!(child.says("forked"), "0 true");
+}
+
+/// As many wait to be accepted as may, by a server that is stopped: the kernel lets a connecting thread wait for ever.
+#[test]
+fn a_server_that_accepts_no_process_is_waited_for_for_a_bounded_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s.sock");
+    let _listener = quinion::internals::serve::listen(&path).unwrap();
+    let mut waiting = Vec::new();
+    while let Some(end) = connect_at_once(&path) {
+        waiting.push(end);
+    }
+    let (sender, answer) = mpsc::channel();
+    std::thread::spawn(move || sender.send(Client::connect(path.to_str().unwrap()).map(drop)));
+    let error = answer.recv_timeout(LONG).expect("it waits for ever").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect, "{error}");
+}
+
+#[test]
 fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
     let stage = Stage::with(8_000_000, 64 << 20, Options::new().whole_max(0));
     let client = stage.client();
@@ -515,6 +608,51 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
         common::check(1, at, &other.bytes(at..at + 500_000).unwrap());
     }
     check();
+}
+
+/// 1. A viewer pins a range of a folio, the rest of which has not come; its fill fails, and the folio leaves the index.
+/// 2. Another client reads: another folio is in its place, which is not pinned.
+/// 3. The viewer looks for what it has pinned, finds that one, and it is used again for other bytes.
+#[test]
+fn what_was_pinned_of_a_folio_whose_fill_fails_is_not_sought_in_the_next_one() {
+    const STALL: Duration = Duration::from_secs(2);
+    let options = Options::new().whole_max(0).attempts_max(1).failure_pause(Duration::from_millis(1));
+    let stage = Stage::with(30_000_000, 16 << 20, options.stall_max(STALL));
+    let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
+    let viewer = Viewer::connect(&stage.socket(), &hello).unwrap();
+    let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
+    let sent = Viewer::send_name(&stage.socket(), &offer, URL.as_bytes()).unwrap();
+    let ask = |operation, arguments| viewer.request_within(operation, arguments, 60_000);
+    let [handle, place] = ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
+    // Large folios come of a range that will be needed; the first GET of it ends in the first of them.
+    const AT: u64 = 8 << 20;
+    const LEN: usize = 10_000;
+    stage.store.control.trouble([Fault::Stall(20_000)]);
+    let needed = Advice::WillNeed.with_length(4 << 20);
+    ask(Operation::Hint, [handle, AT, needed]).unwrap();
+    let begun = Instant::now();
+    let pin = || ask(Operation::Pin, [handle, AT, LEN as u64]);
+    let mut answer = pin();
+    while answer == Err(RequestError::Errno(libc::EAGAIN)) && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(20));
+        answer = pin();
+    }
+    assert_eq!(answer.map(|[_, bytes]| bytes), Ok(LEN as u64));
+    std::thread::sleep((begun + 3 * STALL / 2).saturating_duration_since(Instant::now()));
+    stage.reads();
+    let (told, touched) = Default::default();
+    let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
+    let file = ViewedFile { handle, cell, id, marker_told: &told, touched: &touched };
+    let mut pieces = Vec::new();
+    let found = viewer.locate(&file, (AT, LEN), |first, len| pieces.push((first, len)));
+    assert_eq!(found, LEN, "what was pinned is not found");
+    stage.reads();
+    let mut at = AT;
+    for (first, len) in pieces {
+        // SAFETY: the viewer's mapping stays as long as the process.
+        common::check(1, at, unsafe { std::slice::from_raw_parts(first, len) });
+        at += len as u64;
+    }
 }
 
 #[test]
@@ -689,4 +827,18 @@ fn silent_connection(path: &Path) -> std::os::fd::OwnedFd {
     let end = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     connect(&end, &SocketAddrUnix::new(path).unwrap()).unwrap();
     end
+}
+
+/// A connection to that socket, if there is room for one that waits to be accepted.
+fn connect_at_once(path: &Path) -> Option<std::os::fd::OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    match connect(&end, &SocketAddrUnix::new(path).unwrap()) {
+        Ok(()) => Some(end),
+        Err(error) => {
+            assert_eq!(error, rustix::io::Errno::AGAIN);
+            None
+        }
+    }
 }

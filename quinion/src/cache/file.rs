@@ -583,6 +583,12 @@ impl File {
         if self.handle.watch.is_sure() { Ok(false) } else { shared.filemap.revalidate(mapping) }
     }
 
+    /// Whether a viewer that looks for what is pinned of this file finds it in the index, now and as long as it is
+    /// pinned; of a file that never changes.
+    pub(crate) fn stands_in_index(&self, pinned: &Pinned) -> bool {
+        let Handle { shared, mapping, .. } = &*self.handle;
+        shared.filemap.stands_in_index(mapping, pinned)
+    }
     /// Where viewers find the file's record, and the number it has there.
     pub(crate) fn record(&self) -> (CellNumber, MappingId) {
         (self.handle.mapping.index().cell(), self.id)

@@ -5,16 +5,19 @@
 //!
 //! The looks before and after are those of a read, and say that a folio was this file's while it was looked up. That
 //! it stays so, and that its bytes do, is the pin's work: the caller has the range pinned, of a file that never
-//! changes. Then no other folio takes the place of a pinned one.
+//! changes, and the owner gives a pin only of folios that are in the index and filled. Then no other folio takes the
+//! place of a pinned one.
+//!
+//! A folio without any pin is not what the owner has pinned, and is not lent, whatever the owner said.
 
-use super::hit::{is_still, look_partial, page_of};
-use crate::arena::{CellNumber, NotReady, View};
+use super::hit::{is_still, page_of};
+use crate::arena::{CellNumber, View};
 use crate::mapping::find;
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
 
 /// Says of `len` bytes at `position` of a file, from the first on, where they lie: pieces of a page at most, in order.
-/// Ends at the first page that is not there, or not read yet. How many bytes were found.
+/// Ends at the first page that is not there, or whose folio is not filled or not pinned. How many bytes were found.
 pub fn locate(
     view: &View,
     (cell, id): (CellNumber, MappingId),
@@ -32,17 +35,9 @@ pub fn locate(
         let Kind::Folio(number) = find(&grown, record, index).kind() else { break };
         let frame = Frame(number);
         let Some(descriptor) = grown.descriptor(frame) else { break };
-        let ticket = match descriptor.begin_read(id, index) {
-            Ok(ticket) => ticket,
-            // Of a folio that is being filled, pages that have been read are pinned by themselves.
-            Err(NotReady::Filling) => match look_partial(grown, descriptor, frame, id, index) {
-                Ok((ticket, _)) => ticket,
-                Err(_) => break,
-            },
-            Err(_) => break,
-        };
+        let Ok(ticket) = descriptor.begin_read(id, index) else { break };
         let Some(page) = page_of(grown, frame, ticket, index) else { break };
-        if !is_still(descriptor, ticket, record, id, at + bytes as u64) {
+        if !descriptor.is_pinned() || !is_still(descriptor, ticket, record, id, at + bytes as u64) {
             break;
         }
         each(page.wrapping_add(inside), bytes);

@@ -33,12 +33,15 @@ use crate::error::Error;
 use crate::folio::Pinned;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
-use crate::units::{PAGE_SIZE, PageIndex};
+use crate::units::{Frame, PAGE_SIZE, PageIndex};
 
 use super::read::ReadProgress;
 use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
+
+/// Folios that are looked at under one hold of the tree lock.
+const LOOKED_AT_MAX: usize = 512;
 
 /// What is to be pinned.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +129,24 @@ impl Filemap {
         }
         reader.end_drop_behind(position, pinned.len(), wait_policy.locks());
         Ok(pinned)
+    }
+
+    /// Whether each folio that is pinned stands in the index with all of its pages read. If so, and if the file never
+    /// changes, it stays there as long as it is pinned, and a reader that has the index alone finds it.
+    ///
+    /// A folio that is still being filled leaves the index when its fill fails, and one that was dropped behind its
+    /// reader before it was pinned has left: then another folio takes its place, which is not pinned.
+    pub fn stands_in_index(&self, mapping: &Mapping, pinned: &Pinned) -> bool {
+        pinned.frames().chunks(LOOKED_AT_MAX).all(|frames| {
+            // A folio is retired under this lock when it leaves the index, and a thread that drops folios looks for
+            // their pins under it.
+            let _tree = mapping.lock();
+            let stands = |frame: &Frame| {
+                let descriptor = self.arena.view().own(*frame);
+                descriptor.is_filled() && descriptor.word().is_live()
+            };
+            frames.iter().all(stands)
+        })
     }
 
     /// Pins what held folios have of the rest of `asked`, bytes that the file had before they were held, as far as it

@@ -208,6 +208,11 @@ impl Pinned {
     pub(crate) fn count_pages(&mut self) -> u64 {
         self.pins().count_pages()
     }
+
+    /// The first frames of the folios that are pinned.
+    pub(crate) fn frames(&self) -> &[Frame] {
+        &self.0.frames
+    }
 }
 
 impl Pins {

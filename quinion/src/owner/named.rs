@@ -10,7 +10,8 @@
 //! another file. So its record says so from its first open on, and a viewer asks nothing before it reads.
 //!
 //! Only what never changes can be pinned for a viewer: it finds the pinned pages by the index, and where a file
-//! changes, the index may show others by then.
+//! changes, the index may show others by then. For the same reason nothing is pinned for it of a folio that is still
+//! being filled: the folio leaves the index if the fill fails, and a reader after that has another fetched.
 //!
 //! Invariant: an opener opens what all processes of the owner's domain may read, and nothing else.
 
@@ -119,6 +120,10 @@ impl CacheOwner {
         let object = known.object.ok_or(Errno::OPNOTSUPP)?;
         object.announce(position, len as u64);
         let pinned = known.file.pin(position, len).map_err(|error| object.errno(error))?;
+        // Else its viewer would find another folio in its place: it asks again when all has come.
+        if !known.file.stands_in_index(&pinned) {
+            return Err(Errno::AGAIN);
+        }
         let bytes = pinned.len() as u64;
         let pin = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         known.pins.lock().insert(pin, pinned);

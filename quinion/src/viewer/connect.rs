@@ -8,13 +8,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send,
-    sendmsg, socket_with,
+    sendmsg, socket_with, sockopt,
 };
 
 use super::handshake::{
@@ -25,8 +26,8 @@ use super::{Mapped, Viewer};
 use crate::sys::peer;
 use crate::units::EXTENT_SIZE;
 
-/// How long the owner may take to answer, in seconds.
-const WELCOME_SECONDS: i64 = 10;
+/// How long the owner may take to let a process connect and to answer, both together.
+const WELCOME_MAX: Duration = Duration::from_secs(10);
 
 impl Viewer {
     /// Joins the cache whose owner listens at `socket`, as `hello` says. What it maps stays mapped until the process
@@ -35,11 +36,12 @@ impl Viewer {
     /// # Errors
     /// Nobody of our user listens there, or it refuses; the message says why.
     pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
-        let end = reach(socket)?;
+        let until = Instant::now() + WELCOME_MAX;
+        let end = reach(socket, until)?;
         send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        receive_reply(&end, &mut with)?;
+        receive_reply(&end, &mut with, until)?;
         let files: Vec<OwnedFd> = with
             .drain()
             .filter_map(|message| match message {
@@ -60,13 +62,14 @@ impl Viewer {
     /// # Errors
     /// Those of [`Viewer::connect`]; this process views no cache there, or has sent too much that it did not ask for.
     pub fn send(socket: &Path, offer: &DescriptorOffer, descriptor: impl AsFd) -> io::Result<u32> {
-        let end = reach(socket)?;
+        let until = Instant::now() + WELCOME_MAX;
+        let end = reach(socket, until)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = SendAncillaryBuffer::new(&mut space);
         let descriptors = [descriptor.as_fd()];
         with.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
-        Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default())?.viewer)
+        Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
     }
 
     /// Sends a name to the owner that listens at `socket`, for an open by that name; waits ten seconds at most.
@@ -74,9 +77,10 @@ impl Viewer {
     /// # Errors
     /// Those of [`Viewer::send`].
     pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<SentName> {
-        let end = reach(socket)?;
+        let until = Instant::now() + WELCOME_MAX;
+        let end = reach(socket, until)?;
         send(&end, &[&offer.bytes()[..], name].concat(), SendFlags::NOSIGNAL)?;
-        let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default())?.viewer;
+        let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer;
         Ok(SentName { ticket, end })
     }
 
@@ -112,7 +116,7 @@ impl SentName {
     /// # Errors
     /// Nothing came, or no such message.
     pub fn reply(self) -> io::Result<(u32, String)> {
-        wait_readable(&self.end)?;
+        wait_readable(&self.end, Instant::now() + WELCOME_MAX)?;
         let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
         let received = rustix::net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
         let (reply, text) = NameReply::of(&bytes[..received])
@@ -121,27 +125,46 @@ impl SentName {
     }
 }
 
-fn wait_readable(end: &OwnedFd) -> io::Result<()> {
-    let time = Timespec { tv_sec: WELCOME_SECONDS, tv_nsec: 0 };
-    match poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time))? {
-        0 => Err(io::ErrorKind::TimedOut.into()),
-        _ => Ok(()),
+fn wait_readable(end: &OwnedFd, until: Instant) -> io::Result<()> {
+    loop {
+        let left = left_until(until)?;
+        let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {} // a signal ends a `poll`, whatever its handler says
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
-/// A connection to the owner that listens there, if that is our own user.
-fn reach(socket: &Path) -> io::Result<OwnedFd> {
+/// The time until then, if there is some.
+fn left_until(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// A connection to the owner that listens there, if that is our own user. Where as many processes wait to be accepted
+/// as may, the kernel waits for room, and an owner that is stopped makes none: so that is bounded, too.
+fn reach(socket: &Path, until: Instant) -> io::Result<OwnedFd> {
     let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    connect(&end, &SocketAddrUnix::new(socket)?)?;
+    let address = SocketAddrUnix::new(socket)?;
+    loop {
+        sockopt::set_socket_timeout(&end, sockopt::Timeout::Send, Some(left_until(until)?))?;
+        match connect(&end, &address) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {} // no room yet, or a signal
+            Err(error) => return Err(error.into()),
+        }
+    }
     if peer::user(end.as_fd()) != Some(rustix::process::geteuid().as_raw()) {
         return Err(io::Error::other("the owner of the cache is another user"));
     }
     Ok(end)
 }
 
-/// The owner's answer, and the descriptors that come with it; waits ten seconds at most.
-fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>) -> io::Result<JoinReply> {
-    wait_readable(end)?;
+/// The owner's answer, and the descriptors that come with it.
+fn receive_reply(end: &OwnedFd, with: &mut RecvAncillaryBuffer<'_>, until: Instant) -> io::Result<JoinReply> {
+    wait_readable(end, until)?;
     let mut bytes = [0; WELCOME_BYTES + 1];
     let received = recvmsg(end, &mut [IoSliceMut::new(&mut bytes)], with, RecvFlags::CMSG_CLOEXEC)?;
     let welcome = JoinReply::of(&bytes[..received.bytes])

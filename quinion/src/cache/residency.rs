@@ -6,10 +6,12 @@
 //! ```
 //!
 //! The walk is the mapping's, in `mapping/residency.rs`; here pages become bytes and a range ends with the file. It
-//! reads nothing, sets no referenced byte, and keeps no page.
+//! reads nothing, sets no referenced byte, and keeps no page. Reads of the device that have ended are completed first,
+//! without waiting: after a hint no reader may have done so.
 
 use std::ops::Range;
 
+use crate::backend::ReapMode;
 use crate::error::{Repr, Result};
 use crate::mapping::{PageState, StateRanges};
 use crate::sys::fork::ForkGuard;
@@ -77,6 +79,8 @@ impl File {
         if shared.process.is_forked() {
             return Err(Repr::Forked.into());
         }
+        // Pages that a hint has fetched have no reader who would take them off the device's queue.
+        mapping.backend().reap(ReapMode::Ready, &mut || false);
         let size = mapping.size();
         let end = PageIndex(pages_of_bytes(position.saturating_add(len).min(size)));
         let from = if len == 0 { end } else { PageIndex::of_byte(position) };

@@ -141,7 +141,7 @@ fn leaves_cached_both_ways(case: &str, expected: &[Range<u64>]) -> [Outcome; 2] 
 #[track_caller]
 fn is_fetched(case: &str, expected: Range<u64>) {
     let pages = expected.end - expected.start;
-    for outcome in leaves_cached_both_ways(case, &[expected.clone()]) {
+    for outcome in leaves_cached_both_ways(case, std::slice::from_ref(&expected)) {
         assert_eq!(outcome.totals.bytes, 0, "the program read nothing: {outcome:?}");
         assert_eq!(outcome.stats.will_need_pages, pages, "{outcome:?}");
         assert_eq!(outcome.stats.device_bytes.div_ceil(PAGE), pages, "{outcome:?}");
@@ -162,7 +162,7 @@ fn what_a_program_will_need_is_cached() {
 /// What the next tests compare with: without a hint all of it stays.
 #[test]
 fn what_is_read_without_a_hint_stays_cached() {
-    for outcome in leaves_cached_both_ways("read", &[0..PAGES]) {
+    for outcome in leaves_cached_both_ways("read", std::slice::from_ref(&(0..PAGES))) {
         assert_eq!(outcome.totals.bytes, FILE_BYTES, "{outcome:?}");
     }
 }
@@ -179,7 +179,7 @@ fn is_served_and_goes(case: &str) {
 /// As the kernel's, this hint takes no page away while there is room.
 #[test]
 fn what_is_read_and_not_used_again_stays_while_there_is_room() {
-    for outcome in leaves_cached_both_ways("noreuse", &[0..PAGES]) {
+    for outcome in leaves_cached_both_ways("noreuse", std::slice::from_ref(&(0..PAGES))) {
         assert_eq!(outcome.totals.bytes, FILE_BYTES, "{outcome:?}");
         assert_eq!(outcome.stats.device_bytes, FILE_BYTES, "each byte is read once: {outcome:?}");
     }

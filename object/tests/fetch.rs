@@ -300,7 +300,7 @@ fn gets_under_way_are_bounded() {
 #[test]
 fn async_reads_wait_side_by_side_and_block_nobody() {
     let server = Server::with_object(64 << 20);
-    server.control.set_latency(Duration::from_millis(1500));
+    server.control.set_latency(Duration::from_millis(400));
     let objects = objects(&server, quick());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {

@@ -413,6 +413,28 @@ static void drop_map(struct actor *actor) {
     munmap(actor->map, actor->map_len), close(actor->map_fd), actor->map = NULL;
 }
 
+/*
+ * lseek by SEEK_DATA or SEEK_HOLE: its error, or whether it kept to its contract. The place itself is not compared: a store
+ * through a mapping gives blocks to a whole folio of the kernel's page cache, and how large that is follows from what was read
+ * before, so two runs of the same program without a cache differ as well. What holds always: the answer is not before `off`
+ * nor after the end, the offset is there afterwards, and what SEEK_DATA went over is zeros.
+ */
+static ssize_t sought(int fd, off_t off, int what, char *buf) {
+    struct stat about;
+    off_t at = lseek(fd, off, what), over = off;
+    if (at < 0) return -errno;
+    int kept = !fstat(fd, &about) && at >= off && at <= about.st_size && lseek(fd, 0, SEEK_CUR) == at;
+    while (what == SEEK_DATA && kept && over < at) {
+        ssize_t n = pread(fd, buf, at - over < CHUNK ? at - over : CHUNK, over);
+        if (n < 0) break; /* it may be open for writing alone */
+        for (ssize_t i = 0; i < n; i++) kept &= !buf[i];
+        kept &= n > 0;
+        over += n;
+    }
+    lseek(fd, off, SEEK_SET);
+    return kept;
+}
+
 static void one_operation(struct actor *actor, int op, int writes_percent) {
     struct hand *hand = &actor->hand;
     uint64_t *random = &hand->random;
@@ -449,7 +471,7 @@ static void one_operation(struct actor *actor, int op, int writes_percent) {
         case 15: n = result(lseek(fd, -(off_t)below(random, 100000), SEEK_END)); note(actor, "%d end %d = %zd\n", op, slot, n); return;
         case 16: {
             int what = below(random, 2) ? SEEK_DATA : SEEK_HOLE;
-            n = result(lseek(fd, off, what));
+            n = sought(fd, off, what, buf);
             note(actor, "%d %s %d %ld = %zd\n", op, what == SEEK_DATA ? "data" : "hole", slot, (long)off, n);
             return;
         }

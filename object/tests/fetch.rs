@@ -471,12 +471,12 @@ fn a_late_get_is_hedged_once_its_quantile_is_known() {
     let now = objects.stats();
     assert_eq!((now.hedges - before.hedges, now.hedges_won - before.hedges_won), (1, 1));
     assert_eq!((now.gets - before.gets, now.retries - before.retries), (2, 0));
-    // The first fails while the second is under way: the second's answer is used.
+    // One of the two fails while the other is under way, which one is the network's choice: the other's answer is used.
     server.control.trouble([Fault::Status(503)]);
     server.control.set_latency(Duration::from_millis(1500));
     read_cold(&file, 35);
-    assert_eq!(objects.stats().hedges_won - now.hedges_won, 1, "{:?}", objects.stats());
-    assert_eq!(objects.stats().failures, 0);
+    let last = objects.stats();
+    assert_eq!((last.hedges - now.hedges, last.retries - now.retries, last.failures), (1, 0, 0), "{last:?}");
 }
 
 #[test]

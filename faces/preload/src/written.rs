@@ -7,8 +7,7 @@
 //! | before | the owner |
 //! |---|---|
 //! | an open for writing, `truncate` | gives its lease up, so that nobody waits, and nobody is told `EAGAIN` |
-//! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: the kernel tells no lease of
-//! it |
+//! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: no lease is told of it |
 //! | `F_SETLEASE` | closes the file: a process that wants a write lease has to be alone with it |
 //! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |
 //!

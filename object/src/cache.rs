@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use object_store::{GetOptions, ObjectMeta, ObjectStore, path::Path};
+use object_store::{Attributes, GetOptions, ObjectMeta, ObjectStore, path::Path};
 use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
@@ -115,11 +115,19 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::Open`]: there is no such object, or the store could not be asked; [`Error::Cache`].
     pub fn open(&self, path: &Path) -> Result<ObjectFile> {
+        self.open_with_attributes(path).map(|(file, _)| file)
+    }
+
+    /// As [`ObjectCache::open`], with the attributes that the store has told in the same answer.
+    ///
+    /// # Errors
+    /// As [`ObjectCache::open`].
+    pub fn open_with_attributes(&self, path: &Path) -> Result<(ObjectFile, Attributes)> {
         let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
         let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
         let result = wait_for(&self.shared.fetcher, head).ok_or_else(|| Error::Ended(path.clone()))?;
         let result = result.map_err(|source| Error::Open { path: path.clone(), source })?;
-        self.open_known(result.meta)
+        Ok((self.open_known(result.meta)?, result.attributes))
     }
 
     /// As [`ObjectCache::open`], without blocking. Needs no particular runtime.

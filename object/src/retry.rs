@@ -4,6 +4,9 @@
 //! for what is wrong, and one variant, `Generic`, for the rest: 429, 5xx, resets, time-outs, and also 400. So `Generic`
 //! is tried again, a bounded number of times.
 //!
+//! A `Retry-After` is not honoured, since it is not to be seen: an error of that crate (0.14) has the status and the
+//! body of the answer, but none of its headers, and its own retries do not look at them either.
+//!
 //! Half of each pause is random: clients that a store turned away together do not come back together.
 
 use std::hash::{BuildHasher, RandomState};

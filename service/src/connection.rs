@@ -177,10 +177,7 @@ impl Connection {
 
 fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
     match reply {
-        Ok((error, text)) => {
-            let source = std::io::Error::from_raw_os_error(error as i32);
-            Error::of_io(ErrorKind::Open, format!("cannot open {text}"), source)
-        }
+        Ok((error, text)) => Error::of_refusal(&text, error as i32),
         Err(error) => {
             Error::of_io(ErrorKind::Open, format!("cannot open {name}: the server does not say why"), error)
         }

@@ -46,15 +46,29 @@ pub struct Error {
     kind: ErrorKind,
     text: String,
     source: Option<io::Error>,
+    /// The error number that the server told with its words.
+    told: Option<i32>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), source: None }
+        Self { kind, text: text.into(), source: None, told: None }
     }
 
     pub(crate) fn of_io(kind: ErrorKind, text: impl Into<String>, source: io::Error) -> Self {
-        Self { kind, text: text.into(), source: Some(source) }
+        Self { kind, text: text.into(), source: Some(source), told: None }
+    }
+
+    /// The server has refused to open something: in its words, with that error number.
+    pub(crate) fn of_refusal(text: &str, number: i32) -> Self {
+        let source = io::Error::from_raw_os_error(number);
+        let error = Self::of_io(ErrorKind::Open, format!("cannot open {text}"), source);
+        Self { told: Some(number), ..error }
+    }
+
+    /// The error number that the server told. `None`: the server was not asked, or it was no refusal.
+    pub(crate) fn told(&self) -> Option<i32> {
+        self.told
     }
 
     /// What kind of failure it is.

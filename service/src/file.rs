@@ -21,6 +21,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use object_store::Attributes;
 use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
 use quinion::internals::arena::{LAYOUT_VERSION, Validation};
 use quinion::internals::viewer::handshake::DescriptorOffer;
@@ -116,6 +117,11 @@ impl ClientFile {
     pub fn is_served(&self) -> Result<bool> {
         let viewer = self.inner.connection.viewer()?;
         Ok(self.inner.viewed.as_ref().is_some_and(|viewed| is_believed(viewer, viewed)))
+    }
+
+    /// What the store told of it besides.
+    pub(crate) fn attributes(&self) -> Attributes {
+        self.about().map(|about| about.attributes.clone()).unwrap_or_default()
     }
 
     fn about(&self) -> Option<&About> {
@@ -216,6 +222,35 @@ impl ClientFile {
                 Error::new(ErrorKind::Other, text)
             },
         )
+    }
+
+    /// Fills the buffer from byte `offset` on, if all of that is cached; no system call is made.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OwnerGone`], [`ErrorKind::Forked`].
+    pub(crate) fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
+        let viewer = self.inner.connection.viewer()?;
+        let Some(viewed) = &self.inner.viewed else { return Ok(false) };
+        if !is_believed(viewer, viewed) {
+            return Err(Error::owner_gone(self.name()));
+        }
+        let read = viewer.read_ready_into(&viewed.file(), offset, buffer);
+        let is_whole = read.is_some_and(|read| read.bytes == buffer.len());
+        if is_whole {
+            note(viewer, buffer.len(), 0);
+        }
+        Ok(is_whole)
+    }
+
+    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started is fetched when it is
+    /// read.
+    pub(crate) fn will_need(&self, range: &Range<u64>) -> Result<()> {
+        let viewer = self.inner.connection.viewer()?;
+        if let Some(viewed) = self.inner.viewed.as_ref().filter(|viewed| is_believed(viewer, viewed)) {
+            let len = range.end - range.start;
+            viewer.suggest(&viewed.file(), Advice::WillNeed, range.start, len);
+        }
+        Ok(())
     }
 
     fn copied(&self, offset: u64, len: u64) -> Result<PinnedBytes> {

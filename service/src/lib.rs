@@ -32,6 +32,9 @@
 //! # }
 //! ```
 //!
+//! An engine that speaks `ObjectStore` takes one line:
+//! `let store = quinion_service::cached(store, client, "s3://bucket")?;`
+//!
 //! What holds:
 //!  1. *A handle is of one version.* Its bytes never change. When the store has replaced the object, a read of what is
 //!     not cached fails ([`ErrorKind::Changed`]); no read is of two versions.
@@ -58,8 +61,10 @@ mod open_file;
 mod pin;
 mod file;
 mod client;
+mod client_store;
 
 pub use client::Client;
+pub use client_store::{ClientStore, ClientStoreBuilder, Failover, cached};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
 pub use pin::PinnedBytes;

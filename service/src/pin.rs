@@ -17,6 +17,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::viewer::{ViewedFile, Viewer};
 
@@ -67,6 +68,18 @@ impl Drop for Pin {
 impl fmt::Debug for PinnedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedBytes").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// One chunk, for as long as it is needed.
+struct PinnedPiece {
+    pin: PinnedBytes,
+    place: usize,
+}
+
+impl AsRef<[u8]> for PinnedPiece {
+    fn as_ref(&self) -> &[u8] {
+        self.pin.chunks().nth(self.place).unwrap_or_default()
     }
 }
 
@@ -136,6 +149,12 @@ impl PinnedBytes {
             unsafe { std::slice::from_raw_parts(piece.first, piece.len) }
         });
         copied.into_iter().chain(pinned)
+    }
+
+    /// The chunks, each with a share of the pin.
+    pub(crate) fn pieces(&self) -> Vec<Bytes> {
+        let places = 0..self.chunks().count();
+        places.map(|place| Bytes::from_owner(PinnedPiece { pin: self.clone(), place })).collect()
     }
 
     /// The bytes as one slice, if they lie so.

@@ -16,8 +16,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use object_store::{ObjectStore, path::Path};
+use object_store::{Attribute, Attributes, ObjectStore, path::Path};
 use quinion::internals::serve::NameRefusal;
+use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion::internals::viewer::sys::Errno;
 use quinion::{Cache, File, NameOpener, NamedObject};
 use quinion_object::{FetchStats, ObjectCache, ObjectFile, Options};
@@ -73,7 +74,8 @@ impl Stores {
         found.ok_or_else(|| {
             let prefixes: Vec<_> = self.stores.iter().map(|(prefix, _)| prefix.as_str()).collect();
             let text = format!("{url}: the server has no store for it; it has [{}]", prefixes.join(", "));
-            refusal(Errno(libc::ENOENT), text)
+            // Not as of an object that is not there: there may be one.
+            refusal(Errno(libc::ENODEV), text)
         })
     }
 }
@@ -93,8 +95,9 @@ impl NameOpener for Stores {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
         let path = Path::from_url_path(key).map_err(|error| failed(Errno::INVAL, &error))?;
-        let file = objects.open(&path).map_err(|error| failed(errno_of_open(&error), &error))?;
-        Ok(Arc::new(OpenedObject(file)))
+        let opened = objects.open_with_attributes(&path);
+        let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
+        Ok(Arc::new(OpenedObject { file, attributes }))
     }
 }
 
@@ -113,32 +116,36 @@ fn errno_of_open(error: &quinion_object::Error) -> Errno {
 
 /// An object that was opened for a client.
 #[derive(Debug)]
-struct OpenedObject(ObjectFile);
+struct OpenedObject {
+    file: ObjectFile,
+    attributes: Attributes,
+}
 
 impl NamedObject for OpenedObject {
     fn file(&self) -> &File {
-        self.0.file()
+        self.file.file()
     }
 
     fn text(&self) -> String {
-        let meta = self.0.meta();
+        let meta = self.file.meta();
         let time = SystemTime::from(meta.last_modified);
         let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let e_tag = meta.e_tag.clone();
-        let about = About { size: meta.size, modified: time, e_tag, version: meta.version.clone() };
+        let (version, attributes) = (meta.version.clone(), self.attributes.clone());
+        let about = About { size: meta.size, modified: time, e_tag, version, attributes };
         about.text()
     }
 
     fn announce(&self, position: u64, len: u64) {
-        self.0.announce(position..position.saturating_add(len));
+        self.file.announce(position..position.saturating_add(len));
     }
 
     fn will_need(&self, position: u64, len: u64) {
-        let _ = self.0.prefetch(position..position.saturating_add(len)); // what cannot be is read later
+        let _ = self.file.prefetch(position..position.saturating_add(len)); // what cannot be is read later
     }
 
     fn errno(&self, error: quinion::Error) -> Errno {
-        match self.0.error_of(error) {
+        match self.file.error_of(error) {
             quinion_object::Error::Changed(_) => CHANGED,
             quinion_object::Error::Fetch(_) => FETCH,
             quinion_object::Error::Cache { source, .. } if source.kind() == quinion::ErrorKind::NoMemory => {
@@ -157,6 +164,7 @@ pub(crate) struct About {
     pub(crate) modified: Duration,
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
+    pub(crate) attributes: Attributes,
 }
 
 impl About {
@@ -169,6 +177,13 @@ impl About {
         ];
         lines.extend(self.e_tag.iter().filter(one_line).map(|tag| format!("etag {tag}")));
         lines.extend(self.version.iter().filter(one_line).map(|version| format!("version {version}")));
+        let attributes = self.attributes.iter().filter_map(|(kind, value)| attribute_line(kind, value));
+        let attributes: Vec<_> = attributes.collect();
+        // All of them, or none: what is cut off would make of one value another.
+        let len = |lines: &[String]| lines.iter().map(|line| line.len() + 1).sum::<usize>();
+        if len(&lines) + len(&attributes) <= NAME_TEXT_MAX {
+            lines.extend(attributes);
+        }
         lines.join("\n")
     }
 
@@ -180,14 +195,48 @@ impl About {
         let (seconds, nanos) = value("modified")?.split_once(' ')?;
         let modified =
             Duration::new(seconds.parse().ok()?, nanos.parse().ok().filter(|&n| n < 1_000_000_000)?);
+        let attributes = text.split('\n').filter_map(|line| line.strip_prefix("attribute "));
         let own = |word| value(word).map(str::to_owned);
         Some(Self {
             size: value("size")?.parse().ok()?,
             modified,
             e_tag: own("etag"),
             version: own("version"),
+            attributes: attributes.filter_map(attribute_of).collect(),
         })
     }
+}
+
+/// Attributes without names of their own, and the words for them.
+static ATTRIBUTES: [(Attribute, &str); 6] = [
+    (Attribute::ContentDisposition, "disposition"),
+    (Attribute::ContentEncoding, "encoding"),
+    (Attribute::ContentLanguage, "language"),
+    (Attribute::ContentType, "type"),
+    (Attribute::CacheControl, "cache-control"),
+    (Attribute::StorageClass, "class"),
+];
+
+/// An attribute as it is sent; `None` of one that is no line, or of a kind that we do not know.
+fn attribute_line(kind: &Attribute, value: &str) -> Option<String> {
+    let word = ATTRIBUTES.iter().find(|(other, _)| other == kind).map(|(_, word)| (*word).to_owned());
+    let word = word.or_else(|| match kind {
+        // With the length of the name, which may have spaces.
+        Attribute::Metadata(name) => Some(format!("metadata {} {name}", name.len())),
+        _ => None,
+    })?;
+    Some(format!("attribute {word} {value}")).filter(|line| !line.contains('\n'))
+}
+
+/// An attribute as it arrived, without its first word.
+fn attribute_of(line: &str) -> Option<(Attribute, String)> {
+    let (word, rest) = line.split_once(' ')?;
+    if let Some((kind, _)) = ATTRIBUTES.iter().find(|(_, other)| *other == word) {
+        return Some((kind.clone(), rest.to_owned()));
+    }
+    let (len, rest) = rest.split_once(' ').filter(|_| word == "metadata")?;
+    let (name, value) = rest.split_at_checked(len.parse().ok()?)?;
+    Some((Attribute::Metadata(name.to_owned().into()), value.strip_prefix(' ')?.to_owned()))
 }
 
 #[cfg(test)]
@@ -235,16 +284,26 @@ mod tests {
             modified: Duration::new(5, 999_999_999),
             e_tag: Some("\"a b\"".into()),
             version: Some("v 1".into()),
+            attributes: Attributes::from_iter([
+                (Attribute::ContentType, "text/plain; charset=utf-8"),
+                (Attribute::StorageClass, ""),
+                (Attribute::Metadata("a name ".into()), " 1 2 "),
+            ]),
         };
-        let none = About { e_tag: None, version: None, ..some.clone() };
+        let none = About { e_tag: None, version: None, attributes: Attributes::new(), ..some.clone() };
         for about in [some, none] {
             assert_eq!(About::of(&about.text()), Some(about));
         }
         for text in ["", "size 1", "size x\nmodified 1 1", "size 1\nmodified 1 1000000000", "modified 1 1"] {
             assert_eq!(About::of(text), None, "{text:?}");
         }
-        let forged =
-            About { size: 1, modified: Duration::ZERO, e_tag: Some("x\nsize 9".into()), version: None };
-        assert_eq!(About::of(&forged.text()).unwrap().size, 1);
+        let attributes = Attributes::from_iter([(Attribute::ContentType, "x\nsize 9")]);
+        let (e_tag, modified) = (Some("x\nsize 9".into()), Duration::ZERO);
+        let forged = About { size: 1, modified, e_tag, version: None, attributes };
+        let arrived = About::of(&forged.text()).unwrap();
+        assert_eq!((arrived.size, arrived.attributes.len()), (1, 0));
+        let long = Attributes::from_iter([(Attribute::ContentType, "x".repeat(NAME_TEXT_MAX))]);
+        let long = About { attributes: long, ..forged }.text();
+        assert!(long.len() < 100, "what would be cut off is not sent");
     }
 }

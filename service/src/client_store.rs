@@ -1,0 +1,659 @@
+//! Client store: the trait `ObjectStore` over a client, for engines that know nothing of it.
+//!
+//! ```text
+//!   get, get_ranges, head   the server opens the object (its HEAD) --> conditions, range --> bytes of its cache
+//!                           up to 16 KiB: copied, at once if cached    longer: pinned, or copied where pins are full
+//!   put, copy, rename, delete, the end of an upload    the store given; then what is known is forgotten
+//!   list, uploads, get of a version by its id          the store given
+//! ```
+//!
+//! A client's questions block. They are asked on threads of our own, so that no thread of the caller's runtime waits;
+//! which runtime that is does not matter. What is cached and short is copied without them.
+//!
+//! What is **known** of an object is its open handle. How long that is believed is [`Freshness`]; by default not at
+//! all. A write that is under way while an open is answered may be before or after it: so the handle is kept only if
+//! no write through this store has ended since it was asked for.
+//!
+//! When the server has ended, or cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], a GET
+//! of the store given. A stream that has begun goes on there under the condition of its strong ETag, and is an error
+//! without one.
+//!
+//! Invariants:
+//!  1. A read, and a stream, is of one version, also if it ends at the store given.
+//!  2. Only the server's own answer says that there is no object: a server that is gone never does.
+//!
+//! Not promised: that `Bytes` can be read in a forked child. They may lie in memory that only this process has.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    RenameOptions, Result as StoreResult, UploadPart,
+};
+use quinion::internals::sys::fork::ForkGuard;
+use quinion_object::Freshness;
+use tokio::runtime::Runtime;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{ClientFile, RangeRead};
+
+/// Shorter ranges are copied: a pin would keep a folio of up to 2 MiB for them.
+const COPIED_MAX: u64 = 16 << 10;
+/// A long stream gives its bytes in parts of this many at most.
+const PART_BYTES: u64 = 1 << 20;
+/// What is no longer than this comes as one part.
+const WHOLE_PART_MAX: u64 = 8 << 20;
+/// A stream asks for so many bytes ahead of its reader.
+const AHEAD_BYTES: u64 = 16 << 20;
+/// Of how many objects something is known at a time.
+const KNOWN_MAX: usize = 4096;
+/// How often a get is tried whose object is replaced each time. After that the store given answers.
+const CHANGES_MAX: u32 = 3;
+/// How many questions may wait at a time.
+const THREADS_MAX: usize = 64;
+
+/// `store`, read through the cache of the server that `client` is connected to, which has the same objects under
+/// `prefix`, as `s3://bucket`.
+///
+/// # Errors
+/// [`ErrorKind::Start`].
+pub fn cached(store: Arc<dyn ObjectStore>, client: Client, prefix: &str) -> Result<ClientStore> {
+    ClientStore::builder(store, client, prefix).build()
+}
+
+/// What reads do when the server has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Failover {
+    /// They are errors that say so.
+    #[default]
+    Error,
+    /// They are GETs of the store that was given.
+    Direct,
+}
+
+/// How a [`ClientStore`] is made.
+#[derive(Debug)]
+pub struct ClientStoreBuilder {
+    store: Arc<dyn ObjectStore>,
+    client: Client,
+    prefix: String,
+    freshness: Freshness,
+    failover: Failover,
+}
+
+impl ClientStoreBuilder {
+    /// How old what is known of an object may be. By default each call asks.
+    #[must_use]
+    pub fn freshness(mut self, freshness: Freshness) -> Self {
+        self.freshness = freshness;
+        self
+    }
+
+    /// What reads do when the server has ended. By default they are errors.
+    #[must_use]
+    pub fn failover(mut self, failover: Failover) -> Self {
+        self.failover = failover;
+        self
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`]: the system gives no threads.
+    pub fn build(self) -> Result<ClientStore> {
+        let Self { store, client, prefix, freshness, failover } = self;
+        let threads = Threads::new()?;
+        let prefix = prefix.trim_end_matches('/').to_owned();
+        let known = Mutex::default();
+        Ok(ClientStore {
+            shared: Arc::new(Shared { store, client, prefix, freshness, failover, threads, known }),
+        })
+    }
+}
+
+/// An `ObjectStore` whose reads come from a server's cache. Cheap to clone; clones share what is known.
+#[derive(Clone)]
+pub struct ClientStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Arc<dyn ObjectStore>,
+    client: Client,
+    prefix: String,
+    freshness: Freshness,
+    failover: Failover,
+    threads: Threads,
+    known: Mutex<Known>,
+}
+
+/// What opens have told.
+#[derive(Default)]
+struct Known {
+    objects: HashMap<Path, KnownObject>,
+    /// How many writes have ended.
+    writes: u64,
+}
+
+#[derive(Clone)]
+struct KnownObject {
+    file: ClientFile,
+    meta: ObjectMeta,
+    asked: Instant,
+}
+
+/// Where questions wait.
+struct Threads {
+    /// Taken when it is dropped, and at no other time.
+    runtime: Option<Runtime>,
+    process: ForkGuard,
+}
+
+impl Threads {
+    fn new() -> Result<Self> {
+        let failed =
+            |error| Error::of_io(ErrorKind::Start, "cannot start threads for a client's store", error);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(THREADS_MAX)
+            .thread_name("quinion-client")
+            .build()
+            .map_err(failed)?;
+        Ok(Self { runtime: Some(runtime), process: ForkGuard::new() })
+    }
+
+    /// Does `task` there. In a forked child, which has none of these threads, it is an error.
+    async fn run<T: Send + 'static>(&self, task: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let runtime =
+            self.runtime.as_ref().filter(|_| !self.process.is_forked()).ok_or_else(Error::forked)?;
+        let done = runtime.spawn_blocking(task).await;
+        done.unwrap_or_else(|error| Err(Error::new(ErrorKind::Other, format!("a read has ended: {error}"))))
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        if self.process.is_forked() {
+            std::mem::forget(runtime); // its threads, and perhaps its locks, are the parent's
+        } else {
+            runtime.shutdown_background(); // the last to let go may be a task of a runtime, which must not block
+        }
+    }
+}
+
+impl fmt::Debug for ClientStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { store, prefix, freshness, failover, .. } = &*self.shared;
+        let mut text = f.debug_struct("ClientStore");
+        text.field("store", store).field("prefix", prefix).field("freshness", freshness);
+        text.field("failover", failover).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for ClientStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QuinionClient({})", self.shared.store)
+    }
+}
+
+/// What came of asking the server.
+enum Asked<T> {
+    Answer(T),
+    /// The object was replaced meanwhile.
+    Replaced,
+    /// The server has ended, and the store given is to be asked.
+    Direct,
+}
+
+impl Shared {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The name by which the server opens it: a URL is percent-decoded there.
+    fn url(&self, path: &Path) -> String {
+        format!("{}/{}", self.prefix, path.as_ref().replace('%', "%25"))
+    }
+
+    /// What is known of the object and may be believed.
+    fn believed(&self, path: &Path) -> Option<KnownObject> {
+        let known = self.known();
+        let object = known.objects.get(path)?;
+        let is_believed = match self.freshness {
+            Freshness::For(time) => object.asked.elapsed() < time,
+            Freshness::Immutable => true,
+            _ => false,
+        };
+        is_believed.then(|| object.clone())
+    }
+
+    /// The object as it is: as far as is believed, or as the server tells.
+    async fn look(&self, path: &Path) -> Result<KnownObject> {
+        if let Some(object) = self.believed(path) {
+            return Ok(object);
+        }
+        let (asked, writes) = (Instant::now(), self.known().writes);
+        let (client, url) = (self.client.clone(), self.url(path));
+        let opened = self.threads.run(move || client.open(&url)).await;
+        if matches!(&opened, Err(error) if error.told() == Some(libc::ENOENT)) {
+            self.forget(path);
+        }
+        let file = opened?;
+        let meta = meta_of(path, &file);
+        let object = KnownObject { file, meta, asked };
+        if self.freshness != Freshness::Always {
+            self.keep(path, &object, writes);
+        }
+        Ok(object)
+    }
+
+    fn keep(&self, path: &Path, object: &KnownObject, writes: u64) {
+        let mut known = self.known();
+        let is_newest = known.objects.get(path).is_none_or(|other| other.asked <= object.asked);
+        if known.writes != writes || !is_newest {
+            return;
+        }
+        let mut gone = Vec::new(); // given back not under the lock
+        if known.objects.len() >= KNOWN_MAX && !known.objects.contains_key(path) {
+            gone.extend(std::mem::take(&mut known.objects));
+        }
+        let before = known.objects.insert(path.clone(), object.clone());
+        drop(known);
+        drop((gone, before));
+    }
+
+    /// A write of the object has ended, well or not: nothing is known of it.
+    fn note_write(&self, path: &Path) {
+        self.known().writes += 1;
+        self.forget(path);
+    }
+
+    /// As [`Shared::note_write`], of objects whose names are not known.
+    fn note_writes(&self) {
+        let mut known = self.known();
+        known.writes += 1;
+        let gone = std::mem::take(&mut known.objects);
+        drop(known);
+        drop(gone);
+    }
+
+    fn forget(&self, path: &Path) {
+        let gone = self.known().objects.remove(path);
+        drop(gone); // not under the lock: it is given back to the server
+    }
+
+    /// The bytes of `range`, which lies inside the object, in pieces as they lie in memory.
+    async fn read(&self, file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
+        let len = range.end - range.start;
+        if len <= COPIED_MAX {
+            let mut buffer = vec![0; len as usize];
+            if file.read_ready(&mut buffer, range.start)? {
+                return Ok(vec![buffer.into()]);
+            }
+        }
+        let file = file.clone();
+        self.threads.run(move || pieces(&file, range)).await
+    }
+
+    /// What an error of a read of `path` leads to.
+    fn after<T>(&self, path: &Path, error: Error) -> StoreResult<Asked<T>> {
+        match error.kind() {
+            ErrorKind::Changed => {
+                self.forget(path);
+                Ok(Asked::Replaced)
+            }
+            _ if self.is_direct(&error) => {
+                self.forget(path);
+                Ok(Asked::Direct)
+            }
+            _ => Err(store_error(path, error)),
+        }
+    }
+
+    /// Whether the store given is to be asked instead.
+    fn is_direct(&self, error: &Error) -> bool {
+        let is_unasked = error.kind() == ErrorKind::Open && error.told().is_none();
+        self.failover == Failover::Direct && (error.kind() == ErrorKind::OwnerGone || is_unasked)
+    }
+
+    /// A get, from the server's cache.
+    async fn get(self: &Arc<Self>, path: &Path, options: &GetOptions) -> StoreResult<Asked<GetResult>> {
+        let KnownObject { file, meta, .. } = match self.look(path).await {
+            Ok(object) => object,
+            Err(error) => return self.after(path, error),
+        };
+        options.check_preconditions(&meta)?;
+        let range = resolve(options.range.as_ref(), meta.size)?;
+        let attributes = file.attributes();
+        let payload = if options.head || range.is_empty() {
+            stream::empty().boxed()
+        } else {
+            let mut reading = Reading::new(self, (file, meta.clone()), range.clone());
+            match reading.part().await {
+                Ok(first) => reading.into_stream(first),
+                Err(error) => return self.after(path, error),
+            }
+        };
+        let payload = GetResultPayload::Stream(payload);
+        Ok(Asked::Answer(GetResult { payload, meta, range, attributes, extensions: Default::default() }))
+    }
+
+    /// Ranges, from the server's cache.
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Asked<Vec<Bytes>>> {
+        let KnownObject { file, meta, .. } = match self.look(path).await {
+            Ok(object) => object,
+            Err(error) => return self.after(path, error),
+        };
+        let resolved = ranges.iter().map(|range| resolve(Some(&range.clone().into()), meta.size));
+        let resolved = resolved.collect::<StoreResult<Vec<_>>>()?;
+        match self.threads.run(move || whole_ranges(&file, &resolved)).await {
+            Ok(bytes) => Ok(Asked::Answer(bytes)),
+            Err(error) => self.after(path, error),
+        }
+    }
+}
+
+/// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.
+fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
+    let Some(range) = range else { return Ok(0..size) };
+    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
+    range.as_range(size).map_err(refused)
+}
+
+fn meta_of(path: &Path, file: &ClientFile) -> ObjectMeta {
+    ObjectMeta {
+        location: path.clone(),
+        last_modified: file.modified().unwrap_or(std::time::SystemTime::UNIX_EPOCH).into(),
+        size: file.len(),
+        e_tag: file.e_tag().map(str::to_owned),
+        version: file.version().map(str::to_owned),
+    }
+}
+
+/// What a caller of the trait is told.
+fn store_error(path: &Path, error: Error) -> StoreError {
+    let (path, told) = (path.to_string(), error.told());
+    match error.kind() {
+        ErrorKind::Open if told == Some(libc::ENOENT) => StoreError::NotFound { path, source: error.into() },
+        ErrorKind::Open if told == Some(libc::EACCES) => {
+            StoreError::PermissionDenied { path, source: error.into() }
+        }
+        ErrorKind::Changed => StoreError::Precondition { path, source: error.into() },
+        _ => StoreError::Generic { store: "Quinion", source: error.into() },
+    }
+}
+
+/// The bytes of a range, pinned, if it is long and pins have room for it, else copied. Waits.
+fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
+    let len = range.end - range.start;
+    if len > COPIED_MAX {
+        match file.pin(range.clone()) {
+            Ok(pinned) if pinned.len() as u64 == len => return Ok(pinned.pieces()),
+            Err(error) if !matches!(error.kind(), ErrorKind::Full | ErrorKind::Other) => return Err(error),
+            _ => {}
+        }
+    }
+    let mut buffer = vec![0; len as usize];
+    file.read_exact_at(&mut buffer, range.start)?;
+    Ok(vec![buffer.into()])
+}
+
+/// The bytes of ranges, each in one piece. Waits.
+fn whole_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+    let len = |range: &Range<u64>| range.end - range.start;
+    if ranges.len() > 1 {
+        ranges.iter().filter(|range| len(range) > COPIED_MAX).try_for_each(|range| file.will_need(range))?;
+    }
+    let mut short: Vec<_> = ranges
+        .iter()
+        .map(|range| vec![0; if len(range) > COPIED_MAX { 0 } else { len(range) as usize }])
+        .collect();
+    let mut reads: Vec<_> = ranges
+        .iter()
+        .zip(&mut short)
+        .filter(|(_, buffer)| !buffer.is_empty())
+        .map(|(range, buffer)| RangeRead { offset: range.start, buffer })
+        .collect();
+    file.read_ranges(&mut reads)?;
+    let all = ranges.iter().zip(short).map(|(range, short)| {
+        if len(range) <= COPIED_MAX {
+            return Ok(short.into());
+        }
+        let mut pieces = pieces(file, range.clone())?;
+        Ok(if pieces.len() == 1 { pieces.remove(0) } else { pieces.concat().into() })
+    });
+    all.collect()
+}
+
+/// A stream that is under way.
+struct Reading {
+    shared: Arc<Shared>,
+    file: ClientFile,
+    meta: ObjectMeta,
+    at: u64,
+    end: u64,
+    /// Up to where it was asked for.
+    asked: u64,
+    /// How long a part may be.
+    part_max: u64,
+}
+
+impl Reading {
+    fn new(shared: &Arc<Shared>, (file, meta): (ClientFile, ObjectMeta), range: Range<u64>) -> Self {
+        let part_max = if range.end - range.start <= WHOLE_PART_MAX { WHOLE_PART_MAX } else { PART_BYTES };
+        let (at, end) = (range.start, range.end);
+        Self { shared: Arc::clone(shared), file, meta, at, end, asked: at, part_max }
+    }
+
+    /// The next part, in pieces.
+    async fn part(&mut self) -> Result<Vec<Bytes>> {
+        let end = self.end.min(self.at + self.part_max);
+        let ahead = self.end.min(end + AHEAD_BYTES);
+        // Half of it at a time, so that it becomes few GETs.
+        if end < self.end && ahead >= self.end.min(self.asked + AHEAD_BYTES / 2) && self.asked < ahead {
+            self.file.will_need(&(self.asked.max(self.at)..ahead))?;
+            self.asked = ahead;
+        }
+        let part = self.shared.read(&self.file, self.at..end).await?;
+        self.at = end;
+        Ok(part)
+    }
+
+    /// What follows an error: the rest by the store given, if that is wanted and sure to be of this version.
+    async fn rest_after(self, error: Error) -> BoxStream<'static, StoreResult<Bytes>> {
+        let path = &self.meta.location;
+        self.shared.forget(path);
+        let tag = self.meta.e_tag.clone().filter(|tag| !tag.is_empty() && !tag.starts_with("W/"));
+        let (true, Some(tag)) = (self.shared.is_direct(&error), tag) else {
+            return stream::iter([Err(store_error(path, error))]).boxed();
+        };
+        let rest = self.at..self.end;
+        let options = GetOptions::new().with_range(Some(rest.clone())).with_if_match(Some(tag));
+        match self.shared.store.get_opts(path, options).await {
+            // Not every store looks at conditions.
+            Ok(result) if result.meta.e_tag == self.meta.e_tag && result.range == rest => {
+                result.into_stream()
+            }
+            Ok(_) => {
+                let text = format!("cannot read {path}: it was replaced since it was opened; open it again");
+                let error = Error::new(ErrorKind::Changed, text);
+                stream::iter([Err(store_error(path, error))]).boxed()
+            }
+            Err(error) => stream::iter([Err(error)]).boxed(),
+        }
+    }
+
+    /// `first`, and all that follows.
+    fn into_stream(self, first: Vec<Bytes>) -> BoxStream<'static, StoreResult<Bytes>> {
+        let rest = stream::unfold(Some(self), |reading| async move {
+            let mut reading = reading.filter(|reading| reading.at < reading.end)?;
+            match reading.part().await {
+                Ok(part) => Some((stream::iter(part.into_iter().map(Ok)).boxed(), Some(reading))),
+                Err(error) => Some((reading.rest_after(error).await, None)),
+            }
+        });
+        stream::iter(first.into_iter().map(Ok)).chain(rest.flatten()).boxed()
+    }
+}
+
+impl ClientStore {
+    /// How one is made that is not as [`cached`] makes it.
+    pub fn builder(
+        store: Arc<dyn ObjectStore>,
+        client: Client,
+        prefix: impl Into<String>,
+    ) -> ClientStoreBuilder {
+        let (freshness, failover) = Default::default();
+        ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for ClientStore {
+    async fn put_opts(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> StoreResult<PutResult> {
+        let _written = Written(Arc::clone(&self.shared), vec![path.clone()]);
+        self.shared.store.put_opts(path, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        let upload = self.shared.store.put_multipart_opts(path, options).await?;
+        Ok(Box::new(Upload { upload, path: path.clone(), shared: Arc::clone(&self.shared) }))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> StoreResult<GetResult> {
+        for _ in 0..CHANGES_MAX {
+            if options.version.is_some() {
+                break;
+            }
+            match self.shared.get(path, &options).await? {
+                Asked::Answer(result) => return Ok(result),
+                Asked::Replaced => {}
+                Asked::Direct => break,
+            }
+        }
+        self.shared.store.get_opts(path, options).await
+    }
+
+    async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
+        for _ in 0..CHANGES_MAX {
+            match self.shared.get_ranges(path, ranges).await? {
+                Asked::Answer(bytes) => return Ok(bytes),
+                Asked::Replaced => {}
+                Asked::Direct => break,
+            }
+        }
+        self.shared.store.get_ranges(path, ranges).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, StoreResult<Path>>,
+    ) -> BoxStream<'static, StoreResult<Path>> {
+        let deletion = Deletion(Arc::clone(&self.shared));
+        let deleted = self.shared.store.delete_stream(locations);
+        let noted = deleted.map(move |deleted| {
+            match &deleted {
+                Ok(path) => deletion.0.note_write(path),
+                // Which object it was is not told, and it may be gone all the same.
+                Err(_) => deletion.0.note_writes(),
+            }
+            deleted
+        });
+        noted.boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        self.shared.store.list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        self.shared.store.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
+        self.shared.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
+        let _written = Written(Arc::clone(&self.shared), vec![to.clone()]);
+        self.shared.store.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> StoreResult<()> {
+        let _written = Written(Arc::clone(&self.shared), vec![from.clone(), to.clone()]);
+        self.shared.store.rename_opts(from, to, options).await
+    }
+}
+
+/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
+/// the future, and then the write may have been done.
+struct Written(Arc<Shared>, Vec<Path>);
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.1.iter().for_each(|path| self.0.note_write(path));
+    }
+}
+
+/// Objects that are being deleted. When the stream is dropped before its end, it is not known which are gone; so
+/// afterwards nothing is known of any.
+struct Deletion(Arc<Shared>);
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        self.0.note_writes();
+    }
+}
+
+/// An upload whose end is a write.
+struct Upload {
+    upload: Box<dyn MultipartUpload>,
+    path: Path,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Upload");
+        text.field("path", &self.path).field("upload", &self.upload).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl MultipartUpload for Upload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.upload.put_part(data)
+    }
+    async fn complete(&mut self) -> StoreResult<PutResult> {
+        let _written = Written(Arc::clone(&self.shared), vec![self.path.clone()]);
+        self.upload.complete().await
+    }
+    async fn abort(&mut self) -> StoreResult<()> {
+        self.upload.abort().await
+    }
+}

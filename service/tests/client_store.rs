@@ -1,0 +1,271 @@
+//! The trait over a client against stores without: object_store's own tests, a differential run, and ends of servers.
+//!
+//! What needs another process (a server that is killed, workers) is this test program started again (`the_child`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, integration};
+use proptest::prelude::*;
+use quinion::Cache;
+use quinion_object::{Freshness, Options};
+use quinion_service::{Client, ClientStore, Failover, Server, cached};
+
+#[path = "../../object/tests/common/mod.rs"]
+mod common;
+#[path = "../../object/tests/differential/mod.rs"]
+mod differential;
+
+use differential::{calls, kind, made};
+
+const ALL: [Freshness; 3] =
+    [Freshness::Always, Freshness::For(Duration::from_secs(3600)), Freshness::Immutable];
+
+/// A server of `store`, its folder, and a client of it.
+struct Stage {
+    server: Option<Server>,
+    client: Client,
+    _folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(store: Arc<dyn ObjectStore>, memory: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::builder().memory(memory).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", store, Options::new());
+        let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+        let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
+        Self { server: Some(server), client, _folder: folder }
+    }
+
+    fn over(&self, store: Arc<dyn ObjectStore>, freshness: Freshness) -> ClientStore {
+        ClientStore::builder(store, self.client.clone(), "s3://bucket").freshness(freshness).build().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_crates_own_tests_pass_over_a_client() {
+    for freshness in ALL {
+        let bare = Arc::new(InMemory::new());
+        let stage = Stage::new(bare.clone(), 32 << 20);
+        let store = &stage.over(bare, freshness);
+        integration::put_get_delete_list(store).await;
+        integration::get_opts(store).await;
+        integration::list_uses_directories_correctly(store).await;
+        integration::list_with_delimiter(store).await;
+        integration::rename_and_copy(store).await;
+        integration::copy_if_not_exists(store).await;
+        integration::copy_rename_nonexistent_object(store).await;
+        integration::stream_get(store).await;
+        integration::list_with_offset_exclusivity(store).await;
+        integration::put_get_attributes(store).await;
+        integration::put_opts(store, true).await;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #[test]
+    fn a_client_store_answers_as_the_bare_one(
+        calls in prop::collection::vec(calls(), 1..60),
+        freshness in prop::sample::select(&ALL[..]),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (bare, below) = (InMemory::new(), Arc::new(InMemory::new()));
+            let stage = Stage::new(below.clone(), 16 << 20);
+            let cached = stage.over(below.clone(), freshness);
+            // What others write is seen at once only if it is always asked for.
+            let is_outside = freshness == Freshness::Always;
+            for (at, call) in calls.iter().enumerate() {
+                let one = made(call, at, &bare, is_outside.then_some(&bare as _)).await;
+                let other = made(call, at, &cached, is_outside.then_some(&*below as _)).await;
+                assert_eq!(one, other, "call {at}: {call:?}");
+            }
+            stage.server.as_ref().unwrap().cache().check().unwrap();
+        });
+    }
+}
+
+#[tokio::test]
+async fn an_object_larger_than_what_may_be_pinned_is_copied_beyond_that() {
+    let bare = Arc::new(InMemory::new());
+    let stage = Stage::new(bare.clone(), 32 << 20);
+    let store = cached(bare, stage.client.clone(), "s3://bucket/").unwrap();
+    let (path, content) = (Path::from("large"), common::content(1, 50 << 20));
+    store.put(&path, content.clone().into()).await.unwrap();
+    let stream = store.get(&path).await.unwrap().into_stream();
+    // All of it is kept by the caller.
+    let parts: Vec<Bytes> = stream.map(|part| part.unwrap()).collect().await;
+    let pins = stage.server.as_ref().unwrap().stats().pins;
+    assert!((1..=8).contains(&pins), "{pins} MiB of 50 are pinned, and a quarter of the memory may be");
+    assert_eq!(parts.concat(), content);
+    drop(parts);
+    let pins = || stage.server.as_ref().unwrap().stats().pins;
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while pins() > 0 {
+        assert!(std::time::Instant::now() < until, "pins are never given back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[tokio::test]
+async fn a_prefix_that_the_server_has_not_is_no_missing_object() {
+    let bare = Arc::new(InMemory::new());
+    let stage = Stage::new(bare.clone(), 16 << 20);
+    bare.put(&Path::from("a"), "1".into()).await.unwrap();
+    let store = cached(bare.clone(), stage.client.clone(), "s3://other").unwrap();
+    let error = store.get(&Path::from("a")).await.unwrap_err();
+    assert!(kind(&error) == "generic" && error.to_string().contains("has no store for it"), "{error}");
+    let store = cached(bare, stage.client.clone(), "s3://bucket").unwrap();
+    assert_eq!(kind(&store.get(&Path::from("b")).await.unwrap_err()), "not found");
+}
+
+#[tokio::test]
+async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
+    let server = common::Server::with_object(24 << 20);
+    let stage = Stage::new(server.store(), 64 << 20);
+    let store = stage.over(server.store(), Freshness::Immutable);
+    let path = Path::from("object");
+    store.head(&path).await.unwrap();
+    server.control.change("object");
+    // Nothing was given out yet: it begins again with what the object is now.
+    let result = store.get(&path).await.unwrap();
+    assert_eq!(result.meta.e_tag.as_deref(), Some("\"v2\""));
+    let (mut stream, mut at, mut error) = (result.into_stream(), 0, None);
+    while let Some(part) = stream.next().await {
+        match part {
+            Ok(part) => {
+                common::check(2, at, &part);
+                if at == 0 {
+                    server.control.change("object");
+                }
+                at += part.len() as u64;
+            }
+            Err(failed) => error = Some(failed),
+        }
+    }
+    let is_told = matches!(error, Some(Error::Precondition { .. }));
+    assert!(is_told || at == 24 << 20, "{at} bytes, then {error:?}");
+    let all = store.get(&path).await.unwrap().bytes().await.unwrap();
+    common::check(3, 0, &all);
+}
+
+// ---- other processes --------------------------------------------------------------------------------------------
+
+/// Not a test: what a child does that another test has started.
+#[tokio::test]
+async fn the_child() {
+    let Ok(role) = std::env::var("QUINION_CHILD") else { return };
+    let (socket, address) =
+        (std::env::var("QUINION_SOCKET").unwrap(), std::env::var("QUINION_STORE").unwrap());
+    let bare = common::store_at(&address);
+    if role == "server" {
+        let cache = Cache::builder().memory(64 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", bare.clone(), Options::new());
+        let _server = server.start(&socket).unwrap();
+        println!("\nchild: serves");
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let store = cached(bare, Client::connect(&socket).unwrap(), "s3://bucket").unwrap();
+    let all = store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
+    common::check(1, 0, &all);
+    let ranges = [5..100, 1_000_000..3_000_000, 4_999_000..5_000_003];
+    for (range, bytes) in ranges.iter().zip(store.get_ranges(&Path::from("object"), &ranges).await.unwrap()) {
+        assert_eq!(bytes.len() as u64, range.end - range.start);
+        common::check(1, range.start, &bytes);
+    }
+    println!("\nchild: has read {}", all.len());
+    std::io::stdout().flush().unwrap();
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn start(role: &str, socket: &str, store: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_child", "--nocapture", "--test-threads=1"]);
+        command.env("QUINION_CHILD", role).env("QUINION_SOCKET", socket).env("QUINION_STORE", store);
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    #[track_caller]
+    fn says(&mut self, words: &str) {
+        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        let is_said = lines.map_while(Result::ok).any(|line| line == format!("child: {words}"));
+        assert!(is_said, "the child has ended without saying {words:?}");
+    }
+}
+
+#[test]
+fn eight_processes_cost_the_bytes_of_one() {
+    let server = common::Server::with_object(5_000_003);
+    server.control.set_latency(Duration::from_millis(20));
+    let stage = Stage::new(server.store(), 64 << 20);
+    let socket = stage.server.as_ref().unwrap().socket().to_str().unwrap().to_owned();
+    let mut children: Vec<_> = (0..8).map(|_| Process::start("read", &socket, &server.address())).collect();
+    children.iter_mut().for_each(|child| child.says("has read 5000003"));
+    let fetched = stage.server.as_ref().unwrap().stats().fetches[0].1;
+    assert_eq!(fetched.bytes - fetched.gap_bytes, 5_000_003, "each byte is fetched once: {fetched:?}");
+    assert_eq!(server.control.gets(), fetched.gets, "and nobody but the server has asked");
+}
+
+/// A killed server: what is read afterwards, and of a stream that has begun, with each [`Failover`].
+async fn read_after_a_kill(failover: Failover) -> (Result<Bytes, Error>, Result<u64, (u64, Error)>) {
+    let store_server = common::Server::with_object(30 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("q/s.sock").to_str().unwrap().to_owned();
+    let mut server = Process::start("server", &socket, &store_server.address());
+    server.says("serves");
+    let client = Client::connect(&socket).unwrap();
+    let bare = store_server.store();
+    let store = ClientStore::builder(bare, client, "s3://bucket").failover(failover).build().unwrap();
+    let path = Path::from("object");
+    let mut stream = store.get(&path).await.unwrap().into_stream();
+    let (mut at, mut failed) = (0, None);
+    while let Some(part) = stream.next().await {
+        match part {
+            Err(error) => failed = Some(error),
+            Ok(part) => {
+                common::check(1, at, &part);
+                at += part.len() as u64;
+                // With the first part; afterwards there is nothing to kill.
+                let _ = server.0.kill();
+                server.0.wait().unwrap();
+            }
+        }
+    }
+    let read = store.get_range(&path, 100..5_000_000).await;
+    (read, failed.map_or(Ok(at), |error| Err((at, error))))
+}
+
+#[tokio::test]
+async fn a_killed_server_is_an_error_that_says_so() {
+    let (read, streamed) = read_after_a_kill(Failover::Error).await;
+    let error = read.unwrap_err();
+    assert!(kind(&error) == "generic" && error.to_string().contains("has ended"), "{error}");
+    let (at, error) = streamed.unwrap_err();
+    assert!(at < 30 << 20 && error.to_string().contains("has ended"), "{at} {error}");
+}
+
+#[tokio::test]
+async fn a_killed_server_is_failed_over_if_that_was_asked_for() {
+    let (read, streamed) = read_after_a_kill(Failover::Direct).await;
+    let bytes = read.unwrap();
+    assert_eq!(bytes.len(), 4_999_900);
+    common::check(1, 100, &bytes);
+    assert_eq!(streamed.unwrap(), 30 << 20);
+}

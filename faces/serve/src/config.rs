@@ -1,0 +1,162 @@
+//! Config: what the server is told, by a file and by the command line.
+//!
+//! ```toml
+//! name = "node"
+//! memory = "8G"
+//!
+//! [disk]
+//! folder = "/var/cache/quinion"
+//! size = "200G"
+//!
+//! [[store]]
+//! prefix = "s3://bucket"
+//! endpoint = "http://127.0.0.1:9000"
+//! region = "us-east-1"
+//! ```
+//!
+//! The command line wins over the file. A key that is not known is an error, which names file, line and key.
+//! Credentials are in neither: they come from the environment (`stores.rs`).
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// What a configuration file may say.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The server's name, or the path of its socket.
+    pub name: Option<String>,
+    /// Memory of the cache.
+    pub memory: Option<Bytes>,
+    /// The disk tier.
+    pub disk: Option<Disk>,
+    /// The stores.
+    #[serde(default, rename = "store")]
+    pub stores: Vec<StoreConfig>,
+}
+
+/// The disk tier.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its size.
+    pub size: Bytes,
+}
+
+/// One store.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreConfig {
+    /// What its URLs begin with, such as `s3://bucket`.
+    pub prefix: String,
+    /// Where it answers, if that is not the provider's own place.
+    pub endpoint: Option<String>,
+    /// Its region.
+    pub region: Option<String>,
+}
+
+/// An amount of bytes, written as `8G`: powers of 1024.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Bytes(pub u64);
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unit_begins = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_begins);
+        let power = match unit {
+            "" => Some(0),
+            "K" => Some(10),
+            "M" => Some(20),
+            "G" => Some(30),
+            "T" => Some(40),
+            _ => None,
+        };
+        let bytes = number.parse::<u64>().ok().zip(power);
+        let bytes = bytes.and_then(|(number, power)| number.checked_mul(1 << power));
+        bytes.map(Self).ok_or_else(|| {
+            format!("{text:?} is not a size; write a whole number and K, M, G or T, such as 8G")
+        })
+    }
+}
+
+impl std::str::FromStr for Disk {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty());
+        let (folder, size) =
+            parts.ok_or_else(|| format!("{text:?} is no disk tier; write it as FOLDER:SIZE"))?;
+        Ok(Self { folder: folder.into(), size: size.parse()? })
+    }
+}
+
+impl Config {
+    /// What that file says.
+    ///
+    /// # Errors
+    /// It cannot be read, or has something that is not understood.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("{}: {error}; name a file that can be read", path.display()))?;
+        toml::from_str(&text).map_err(|error| {
+            format!("{}: {}; correct that line or remove it", path.display(), error.to_string().trim_end())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, text).unwrap();
+        Config::read(file.path()).map_err(|error| error.replace(file.path().to_str().unwrap(), "FILE"))
+    }
+
+    #[test]
+    fn a_file_says_all_that_there_is() {
+        let text =
+            "name='n'\nmemory='2G'\n[disk]\nfolder='/d'\nsize='1T'\n[[store]]\nprefix='s3://b'\nregion='r'";
+        let config = read(text).unwrap();
+        assert_eq!(config.memory, Some(Bytes(2 << 30)));
+        assert_eq!(config.disk, "/d:1T".parse().ok());
+        let store = StoreConfig { prefix: "s3://b".into(), region: Some("r".into()), ..Default::default() };
+        assert_eq!(config.stores, [store]);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told_with_file_line_and_key() {
+        for (text, line, key) in [
+            ("name='n'\nmemry='2G'", "line 2", "memry"),
+            ("memory='lots'", "line 1", "such as 8G"),
+            ("\n\n[[store]]\nprefix='s3://b'\nregoin='r'", "line 5", "regoin"),
+            ("[disk]\nfolder='/d'", "line 1", "size"),
+        ] {
+            let error = read(text).unwrap_err();
+            for part in ["FILE", line, key, "correct that line"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_are_none_or_too_large_are_refused() {
+        for text in ["", "G", "-1", "1.5G", "8g", "99999999T", "1 G"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text:?}");
+        }
+        assert_eq!("16M".parse(), Ok(Bytes(16 << 20)));
+        assert!(":1G".parse::<Disk>().is_err() && "/d".parse::<Disk>().is_err());
+    }
+}

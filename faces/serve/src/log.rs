@@ -1,0 +1,71 @@
+//! Log: a line on standard error for each event, for people or as JSON.
+//!
+//! A log without a reader does not end the server: what cannot be written is dropped.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+/// In which form events are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// `quinion-serve: listening at="/run/..."`
+    Text,
+    /// One object of JSON.
+    Json,
+}
+
+/// Where events go.
+#[derive(Clone, Copy, Debug)]
+pub struct Log(pub Form);
+
+impl Log {
+    /// Writes one event with its values.
+    pub fn event(self, event: &str, values: &[(&str, &str)]) {
+        let line = line(self.0, event, values);
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+fn line(form: Form, event: &str, values: &[(&str, &str)]) -> String {
+    let pairs = [("event", event)].into_iter().chain(values.iter().copied());
+    match form {
+        Form::Text => {
+            let values: String =
+                values.iter().map(|(key, value)| format!(" {key}={}", quoted(value))).collect();
+            format!("quinion-serve: {event}{values}\n")
+        }
+        Form::Json => {
+            let pairs: Vec<_> =
+                pairs.map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
+            format!("{{{}}}\n", pairs.join(","))
+        }
+    }
+}
+
+/// A string of JSON.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            '\n' => quoted.push_str("\\n"),
+            c if c.is_control() => write!(quoted, "\\u{:04x}", u32::from(c)).expect("a string takes it"),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_its_values_have() {
+        let values = [("why", "a\n\"b\"\\\u{1}")];
+        let json = line(Form::Json, "failed", &values);
+        assert_eq!(json, "{\"event\":\"failed\",\"why\":\"a\\n\\\"b\\\"\\\\\\u0001\"}\n");
+        let text = line(Form::Text, "failed", &values);
+        assert_eq!(text, "quinion-serve: failed why=\"a\\n\\\"b\\\"\\\\\\u0001\"\n");
+    }
+}

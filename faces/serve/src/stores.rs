@@ -1,0 +1,139 @@
+//! Stores: from a URL prefix to a store that can be read.
+//!
+//! | prefix | store | credentials, from the environment |
+//! |---|---|---|
+//! | `s3://bucket` | S3, or what speaks its protocol at an endpoint | `AWS_*` |
+//! | `gs://bucket` | Google Cloud Storage | `GOOGLE_*` |
+//! | `az://container` | Azure Blob Storage | `AZURE_*` |
+//! | `http://host/..`, `https://host/..` | a web server | none |
+//!
+//! A local file needs no store: clients open it themselves, with their own rights.
+//!
+//! What comes after the bucket in a prefix is a folder there, beyond which clients cannot read.
+
+use std::sync::Arc;
+
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ObjectStore, ObjectStoreScheme, parse_url_opts};
+use quinion_object::Options;
+use reqwest::Url;
+
+use crate::config::StoreConfig;
+
+/// The store, and how it is read.
+///
+/// # Errors
+/// The prefix is no URL of a store, or what is told of the store is not enough.
+pub fn open(
+    config: &StoreConfig,
+    environment: &[(String, String)],
+) -> Result<(Arc<dyn ObjectStore>, Options), String> {
+    let prefix = &config.prefix;
+    let failed = |error: &dyn std::fmt::Display| format!("the store {prefix}: {error}; see docs/serve.md");
+    let url = Url::parse(prefix).map_err(|error| failed(&error))?;
+    let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(|error| failed(&error))?;
+    if matches!(scheme, ObjectStoreScheme::Local | ObjectStoreScheme::Memory) {
+        return Err(failed(&"local files need no store, clients open them themselves; remove it"));
+    }
+    let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
+    let endpoint = options.iter().rev().find(|(key, _)| is_endpoint(key)).map_or("", |(_, value)| value);
+    let user = options.iter().find(|(key, _)| key == "aws_access_key_id").map_or("", |(_, value)| value);
+    let name = format!("{prefix} at [{endpoint}] as [{user}]");
+    let (store, folder) = parse_url_opts(&url, options.clone()).map_err(|error| failed(&error))?;
+    let store: Arc<dyn ObjectStore> =
+        if folder == Path::default() { Arc::from(store) } else { Arc::new(PrefixStore::new(store, folder)) };
+    Ok((store, Options::new().store_name(name)))
+}
+
+/// What the builder of such a store is told.
+fn options_of(
+    scheme: &ObjectStoreScheme,
+    config: &StoreConfig,
+    environment: &[(String, String)],
+) -> Result<Vec<(String, String)>, &'static str> {
+    let (family, own_keys) = match scheme {
+        ObjectStoreScheme::AmazonS3 => ("aws_", Some(("aws_endpoint", "aws_region"))),
+        ObjectStoreScheme::GoogleCloudStorage => ("google_", None),
+        ObjectStoreScheme::MicrosoftAzure => ("azure_", None),
+        _ => ("http_", None),
+    };
+    let lower = environment.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.clone()));
+    let mut options: Vec<_> = lower.filter(|(key, _)| key.starts_with(family) && family != "http_").collect();
+    // The AWS tools' name of the endpoint of S3 alone, which wins over that of all services.
+    let of_s3 = options.iter().find(|(key, _)| key == "aws_endpoint_url_s3").cloned();
+    if let Some((_, endpoint)) = of_s3 {
+        options.retain(|(key, _)| !key.starts_with("aws_endpoint"));
+        options.push(("aws_endpoint".into(), endpoint));
+    }
+    match (own_keys, &config.endpoint, &config.region) {
+        (Some((endpoint_key, region_key)), endpoint, region) => {
+            if let Some(endpoint) = endpoint {
+                options.retain(|(key, _)| !key.starts_with("aws_endpoint"));
+                options.push((endpoint_key.into(), endpoint.clone()));
+            }
+            options.extend(region.iter().map(|region| (region_key.into(), region.clone())));
+        }
+        (None, None, None) => {}
+        (None, ..) => return Err("`endpoint` and `region` are for s3:// alone; remove them"),
+    }
+    let is_http = |(key, value): &(String, String)| is_endpoint(key) && value.starts_with("http://");
+    let is_plain = options.iter().any(is_http)
+        || *scheme == ObjectStoreScheme::Http && config.prefix.starts_with("http://");
+    if is_plain {
+        options.push(("allow_http".into(), "true".into()));
+    }
+    Ok(options)
+}
+
+/// Whether an option says where the store answers; other services' endpoints are in the environment as well.
+fn is_endpoint(key: &str) -> bool {
+    ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint"].contains(&key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(config: &StoreConfig, environment: &[(&str, &str)]) -> Vec<(String, String)> {
+        let environment: Vec<_> = environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
+        let (scheme, _) = ObjectStoreScheme::parse(&Url::parse(&config.prefix).unwrap()).unwrap();
+        options_of(&scheme, config, &environment).unwrap()
+    }
+
+    fn pair(key: &str, value: &str) -> (String, String) {
+        (key.into(), value.into())
+    }
+
+    #[test]
+    fn the_nearest_endpoint_wins_and_a_plain_one_is_allowed() {
+        let mut config = StoreConfig { prefix: "s3://b".into(), ..Default::default() };
+        let environment =
+            [("AWS_ENDPOINT_URL", "https://all"), ("AWS_ENDPOINT_URL_S3", "http://s3"), ("AZURE_X", "1")];
+        let of_others = [("AWS_ENDPOINT_URL_SQS", "http://sqs")];
+        assert_eq!(options(&config, &of_others), [pair("aws_endpoint_url_sqs", "http://sqs")]);
+        let found = options(&config, &environment);
+        assert_eq!(found, [pair("aws_endpoint", "http://s3"), pair("allow_http", "true")]);
+        config.endpoint = Some("https://own".into());
+        assert_eq!(options(&config, &environment), [pair("aws_endpoint", "https://own")]);
+    }
+
+    #[test]
+    fn a_store_of_one_provider_is_not_shown_the_credentials_of_another() {
+        let environment = [("AWS_SECRET_ACCESS_KEY", "s"), ("GOOGLE_X", "g")];
+        for (prefix, keys) in [("gs://b", vec!["google_x"]), ("https://h/x", vec![])] {
+            let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
+            let found = options(&config, &environment);
+            assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), keys, "{prefix}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_store_is_an_error_with_its_prefix() {
+        for prefix in ["bucket", "ftp://h/x", "file:///x", "memory:///x"] {
+            let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
+            let error = open(&config, &[]).map(drop).unwrap_err();
+            assert!(error.contains(prefix), "{error}");
+        }
+    }
+}

@@ -10,7 +10,7 @@ import pytest
 from conftest import DATA, SIZE, ServerProcess
 from fsspec.implementations.memory import MemoryFileSystem
 
-OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 100_000
+OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 20_000
 
 
 class Fixtures(abstract.AbstractFixtures):

@@ -9,9 +9,9 @@
 //! A handle is an open [`File`]: it keeps its mapping, so the record that a
 //! viewer looks at stays what it is until the viewer has let go.
 //!
-//! A file is served while somebody says that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease; or
-//! the one that declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at their
-//! times.
+//! A file is served while there is a guarantee that it stays as it is (`owner/guarantee.rs`): the kernel, by a lease;
+//! or the one that declared it. Others are left to the kernel, unless the owner was asked to serve them by a look at
+//! their times.
 //!
 //! Where the memory is too small for what is read (`owner/thrash.rs`), files are left to the kernel until the others
 //! fit, and are refused from then on.
@@ -70,7 +70,7 @@ pub struct CacheOwner {
     short: RankedMutex<ShortageState>,
     /// Files that programs watch.
     watched: RankedMutex<Watched>,
-    /// Opens what has no descriptor, if somebody does.
+    /// Opens what has no descriptor, if the owner was given an opener.
     opener: Option<Arc<dyn NameOpener>>,
     /// How often viewers said that a file is not to be believed any more, whichever.
     revoked: AtomicU64,
@@ -79,7 +79,7 @@ pub struct CacheOwner {
     before_noted: tests::BeforeNoted,
 }
 
-/// Files that programs watch, or have watched: they are left to the kernel for good, as nobody says when a watch ends.
+/// Files that programs watch, or have watched: they are left to the kernel for good, as nothing says when a watch ends.
 #[derive(Debug, Default)]
 struct Watched {
     files: BTreeSet<(u64, u64)>,
@@ -204,7 +204,7 @@ impl CacheOwner {
     }
 
     /// The same, which leaves files to the kernel until they have been read some times. Then they are copied out of its
-    /// page cache while nobody waits, and taken over. So no read is slower than without us, and those of what is read
+    /// page cache while no read waits, and taken over. So no read is slower than without us, and those of what is read
     /// once are not faster.
     #[must_use]
     pub fn polite(mut self) -> Self {
@@ -366,8 +366,8 @@ impl CacheOwner {
         }
     }
 
-    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, by nobody: what is
-    /// copied is believed by nobody when the lease has ended. Whether all of it was.
+    /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, without a viewer: what
+    /// is copied is not believed when the lease has ended. Whether all of it was.
     fn copy(&self, wish: &CopyRequest, house: &dyn ServiceHandle) -> bool {
         let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
@@ -435,7 +435,7 @@ impl CacheOwner {
             is_watched
         };
         if is_watched() {
-            return Err(Errno::BUSY); // who watches hears of opens, too
+            return Err(Errno::BUSY); // a program that watches is told of opens, too
         }
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
         // What never changes is looked at once, here: it may be another file of the same number.
@@ -482,7 +482,7 @@ impl CacheOwner {
     }
 }
 
-/// Why viewers went to the kernel where somebody came to write.
+/// Why viewers went to the kernel where a program came to write.
 const WRITTEN: &str = "somebody writes the file, or has it open for writing";
 /// Why they are left to it where the cache thrashes.
 const TOO_SMALL: &str = "the memory is too small for all files that are read";

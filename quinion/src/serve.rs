@@ -16,8 +16,8 @@
 //!
 //! **Who may view** (`sys/domain.rs`): processes with the very credentials of the owner, in its user and process name
 //! spaces. The kernel says who is at the other end of the socket (`listener.rs`); and before each file is attached the
-//! process is looked at again, since it may have become somebody else. A file is attached by a descriptor that is
-//! duplicated from the process (`pidfd_getfd`) and can read: so nobody learns by way of us what it could not read.
+//! process is looked at again, since its credentials may have changed. A file is attached by a descriptor that is
+//! duplicated from the process (`pidfd_getfd`) and can read: so no process learns by way of us what it could not read.
 //! Where the system forbids that to us (Yama, for processes that are not our children) the process sends it, by a
 //! connection of its own (`DescriptorOffer`), and asks with the ticket it gets for it.
 //!
@@ -50,7 +50,8 @@
 //!  2. No lock of this room is held while the [`Owner`] is called.
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
-//!  5. Nobody has a handle before it is seen to that viewers hear of our end, however it comes (`sys/death_notice.rs`).
+//!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
+//!  (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -100,7 +101,7 @@ use peer_connection::PeerConnection;
 use pins::PinnedRange;
 use workers::{WorkKey, Workers};
 
-/// How many threads answer viewers unless somebody says otherwise.
+/// How many threads answer viewers unless the options say otherwise.
 pub const WORKERS: usize = 4;
 /// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
@@ -108,7 +109,7 @@ const BEAT: Duration = Duration::from_millis(100);
 const WINDOW_BEATS: u32 = 5;
 /// The run of viewers that said none.
 const NO_RUN: u64 = 0;
-/// How long a worker sleeps at most, in milliseconds, if nobody rings.
+/// How long a worker sleeps at most, in milliseconds, if no viewer rings.
 const NAP_MILLIS: u32 = 1000;
 /// The same where it cannot sleep at all doorbells at once.
 const GLANCE_MILLIS: u32 = 2;
@@ -180,7 +181,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// the file: proof that it may, and not to be read by, moved or kept, as the viewer has it too. Size and times are
     /// looked at now, and the file's record
     /// says how far viewers may believe what is cached of it ([`Validation`]) when this returns. `ETXTBSY`: they may
-    /// not, somebody has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
+    /// not, another process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn attach_policy(&self) -> AttachPolicy {
@@ -194,23 +195,23 @@ pub trait Owner: Send + Sync + fmt::Debug {
         None
     }
     /// Called by the thread that has just answered an [`Owner::attach`], or what stands in its place: for what is
-    /// better done when nobody waits for it. It ends soon after `house` says that it is not to go on.
+    /// better done when no viewer waits for it. It ends soon after `house` says that it is not to go on.
     fn prepare(&self, house: &dyn ServiceHandle) {
         let _ = house;
     }
     /// How long from now on viewers may be sure of files of which their records say so ([`Validation::Sure`]), if
-    /// nothing else is heard of this owner, as when it is stopped. Asked ten times a second, and when a file was
+    /// nothing else comes from this owner, as when it is stopped. Asked ten times a second, and when a file was
     /// admitted.
     fn sure_for(&self) -> Duration {
         Duration::ZERO
     }
-    /// A viewer asked for a file of a file system whose files are served only if somebody says so
+    /// A viewer asked for a file of a file system whose files are served only if the options say so
     /// ([`AttachPolicy::any_file_system`]). It was not looked at: `name` is what the viewer says.
     fn unserved_file_system(&self, path: &Path, name: FileName) {
         let _ = (path, name);
     }
     /// A viewer is about to open that file so that it can write it. `cuts`: it cuts it, or has, in a way that the
-    /// kernel tells no holder of a lease of; when this returns nobody is shown what was cached of it.
+    /// kernel tells no holder of a lease of; when this returns no viewer is shown what was cached of it.
     fn writer_opened(&self, device: u64, inode: u64, cuts: bool) {
         let _ = (device, inode, cuts);
     }
@@ -229,7 +230,7 @@ pub trait Owner: Send + Sync + fmt::Debug {
     fn close_idle(&self, device: u64, inode: u64) {
         let _ = (device, inode);
     }
-    /// This process is about to be stopped: nobody is to wait for it.
+    /// This process is about to be stopped: no viewer is to wait for it.
     fn about_to_stop(&self) {}
     /// Told twice a second what all viewers have done since the start, in a thread that nothing else waits for. If that
     /// takes longer, less often.
@@ -359,7 +360,7 @@ impl ViewerTotals {
 /// What the owner knows of the viewer that has one page.
 #[derive(Debug, Default)]
 struct ViewerSlot {
-    /// The process; `None` for nobody.
+    /// The process; `None` if the seat is free.
     process: Option<Process>,
     /// What it has attached.
     handles: HashMap<u64, Handle>,
@@ -369,7 +370,7 @@ struct ViewerSlot {
     busy: u32,
     /// For each of its slots what the worker is at that took it: not what the page says.
     jobs: [Option<RunningJob>; REQUEST_SLOTS],
-    /// How often somebody waited in vain for what workers are at for it.
+    /// How often a thread waited in vain for what workers are at for it.
     delays: u32,
     /// What it has sent and not asked for, by ticket; the last ticket.
     offers: HashMap<u32, Offer>,
@@ -456,7 +457,7 @@ struct Shared {
     /// Whose processes may view the cache.
     domain: Domain,
     seats: Vec<RankedMutex<ViewerSlot>>,
-    /// The process that has which seat, 0 for nobody: for a look at all of them.
+    /// The process that has which seat, 0 for a free seat: for a look at all of them.
     processes: Vec<AtomicU32>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
@@ -467,7 +468,7 @@ struct Shared {
     taken: AtomicU64,
     workers: Workers,
     door: Listener,
-    /// For what may wait as long as somebody else likes.
+    /// For what may wait as long as another process likes.
     queues: SerialQueues,
 }
 
@@ -476,7 +477,7 @@ struct Shared {
 pub struct ServiceOptions {
     /// How many threads answer; at least one does.
     pub workers: usize,
-    /// Answers [`Operation::Examine`]. If nobody does, processes that ask are to be careful.
+    /// Answers [`Operation::Examine`]. If none is set, processes that ask are to be careful.
     pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
     /// [`Service::admit`] alone.
@@ -514,7 +515,7 @@ impl Admission {
     }
 }
 
-/// A socket at `path`, for [`ServiceOptions::listener`]. Nobody but this user may connect.
+/// A socket at `path`, for [`ServiceOptions::listener`]. Only this user may connect.
 ///
 /// # Errors
 /// The path is taken, too long (some hundred bytes), or the folder cannot be written.
@@ -542,8 +543,8 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Nobody examines processes,
-    /// and nobody joins by a socket.
+    /// Starts `workers` threads (at least one) that answer, and one that keeps the house. Processes are not examined,
+    /// and none joins by a socket.
     pub fn start(owner: Arc<dyn Owner>, workers: usize) -> std::io::Result<Self> {
         Self::start_with(owner, ServiceOptions { workers, ..ServiceOptions::default() })
     }
@@ -626,7 +627,7 @@ impl Service {
         self.shared.totals(|counted_for| counted_for == run)
     }
 
-    /// Nobody asks for that run any more: its numbers are nobody's from now on, and those of its viewers that go on.
+    /// No viewer asks for that run any more: its numbers are free from now on, and those of its viewers that go on.
     pub fn end_run(&self, run: u64) {
         self.shared.runs.lock().remove(&run);
         for seat in &self.shared.seats {
@@ -719,7 +720,7 @@ impl Shared {
         if has_ended(&alive) {
             return Err(Errno::SRCH);
         }
-        // What it had before it became another program is nobody's.
+        // What it had before it became another program is given back.
         for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
             let mut seat = self.seats[viewer].lock();
             if seat.has_pins_of(number) {
@@ -735,7 +736,7 @@ impl Shared {
         for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) == 0) {
             let mut seat = self.seats[viewer].lock();
             if seat.process.is_some() {
-                continue; // somebody was faster
+                continue; // another thread was faster
             }
             let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
             seat.process = Some(process);
@@ -927,7 +928,7 @@ impl Shared {
         self.drain_ring(job.viewer);
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         let request = &self.page(job.viewer).requests[job.slot];
-        // Before who asked hears of it, and may ask again by the same slot; the seat stays busy.
+        // Before the viewer that asked is told, and may ask again by the same slot; the seat stays busy.
         self.seats[job.viewer].lock().jobs[job.slot] = None;
         if write_answer(request, job.attended, result) == AnswerDelivery::No
             && let Ok([number, _]) = result
@@ -1047,13 +1048,13 @@ impl Shared {
         Ok([0, 0])
     }
 
-    /// A viewer is about to unmount something: what nobody has open is closed.
+    /// A viewer is about to unmount something: what no viewer has open is closed.
     fn release_idle(&self) {
         self.drain_closed_handles(|| true);
         self.owner.release_idle();
     }
 
-    /// A viewer is about to remove that file: it is closed, unless somebody has it open.
+    /// A viewer is about to remove that file: it is closed, unless a viewer has it open.
     fn close_idle(&self, device: u64, inode: u64) {
         let attached = &self.control().attached[place_of(device, inode, ATTACHED_PLACES)];
         self.drain_closed_handles(|| !attached.is_zero());
@@ -1093,7 +1094,7 @@ impl Shared {
         }
     }
 
-    /// Takes back all handles that viewers do not want any more and nobody is at.
+    /// Takes back all handles that viewers do not want any more and no worker is at.
     fn take_detaches(&self) {
         for viewer in self.present() {
             for (slot, request) in self.page(viewer).requests.iter().enumerate() {
@@ -1110,8 +1111,8 @@ impl Shared {
         }
     }
 
-    /// Whether workers are at something, since before question `last` was taken, for which a file is open that nobody
-    /// who waits has; or the viewer is no more and its seat is not free yet.
+    /// Whether workers are at something, since before question `last` was taken, for which a file is open that no
+    /// viewer who waits has; or the viewer is no more and its seat is not free yet.
     fn holds_files(&self, viewer: usize, last: u64) -> bool {
         // Of the others their viewers wait for the answer, unless they have given up.
         const HAVE_OPEN: [u32; 4] = [
@@ -1136,7 +1137,7 @@ impl Shared {
         let descriptor = i32::try_from(descriptor & !(CREDIT_SPENT | SENT)).map_err(|_| Errno::BADF)?;
         let name = FileName { device, inode };
         let probe = self.workers.probe(job.process.name).ok_or(Errno::AGAIN)?;
-        // A process that has become somebody else has no part in what is ours.
+        // A process whose credentials have changed has no part in what is ours.
         if !self.domain.has(&job.process.member) {
             return Err(Errno::ACCES);
         }
@@ -1146,7 +1147,7 @@ impl Shared {
             self.take_from(job, descriptor, name)?
         };
         drop(probe);
-        // A file system that may hang in `close` is closed where nobody waits; else here, counted as work for it.
+        // A file system that may hang in `close` is closed where no viewer waits; else here, counted as work for it.
         let close = |file: OwnedFd| match mount.answers() {
             true => drop(file),
             false => self.queues.close(QueueKey::Device(mount.device), file),
@@ -1201,7 +1202,8 @@ impl Shared {
     /// Takes a descriptor out of the viewer's process, if it is of a file system whose files are served.
     ///
     /// Nothing of that process is read before: `/proc/PID/fdinfo/N` takes locks of what the number is of, and a process
-    /// can hold those of an epoll descriptor for ever. What was taken has a number of ours, which nobody exchanges.
+    /// can hold those of an epoll descriptor for ever. What was taken has a number of ours, which no other process
+    /// exchanges.
     fn take_from(&self, job: &ViewerJob, descriptor: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let file = pidfd_getfd(&job.process.alive, descriptor, PidfdGetfdFlags::empty());
         let file = file.map_err(|error| match error {
@@ -1215,12 +1217,12 @@ impl Shared {
     /// Takes a descriptor that the viewer has sent.
     fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
-        // The message stays in the connection, which is closed where nobody waits for it.
+        // The message stays in the connection, which is closed where no viewer waits for it.
         self.check_mount(job, offer.theirs.descriptor()?, name)
     }
 
-    /// What was taken, if it is of a file system whose files are served. What is not is closed where nobody waits for
-    /// it.
+    /// What was taken, if it is of a file system whose files are served. What is not is closed where no viewer waits
+    /// for it.
     fn check_mount(&self, job: &ViewerJob, file: OwnedFd, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
         let known = mounts::path_of_own(file.as_fd())
             .and_then(|path| Ok((path, mounts::of_own(file.as_fd(), job.process.number)?)));
@@ -1252,7 +1254,7 @@ impl Shared {
         }
     }
 
-    /// The same, where nobody waits for the file system.
+    /// The same, where no viewer waits for the file system.
     fn detach_in_queue(&self, viewer: usize, handle: u64) {
         let known = self.seats[viewer].lock().remove_handle(handle);
         self.let_go_in_queues(known.map(|known| (handle, known)));
@@ -1269,7 +1271,7 @@ impl Shared {
         self.control().leave(place);
     }
 
-    /// The handle is nobody's any more.
+    /// The handle has no viewer any more.
     fn let_go(&self, handle: u64, place: usize) {
         let_go(&*self.owner, handle, place);
     }
@@ -1325,7 +1327,7 @@ impl Shared {
             let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));
             self.queues.spawn(QueueKey::Background, move || owner.window_ended(&totals));
         }
-        // All of them wait for somebody: perhaps for one who never answers.
+        // All of them wait for another process: perhaps for one that never answers.
         if self.workers.are_all_busy() {
             let _ = self.start_worker();
         }
@@ -1382,9 +1384,9 @@ impl Shared {
         }
     }
 
-    /// Frees the seat of a viewer that is no more, if nobody is at work for it.
+    /// Frees the seat of a viewer that is no more, if no worker is at work for it.
     fn free_if_over(&self, viewer: usize) {
-        // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that nobody asks for.
+        // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that no viewer asks for.
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
         let mut seat = self.seats[viewer].lock();
@@ -1395,7 +1397,7 @@ impl Shared {
         self.drain_opened_of(viewer);
         seat.past.entry(run).or_default().add(self.page(viewer));
         let past = std::mem::take(&mut seat.past);
-        // The next in this seat gets another page: what this one still writes into its own is nobody's.
+        // The next in this seat gets another page: what this one still writes into its own is not read.
         let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
@@ -1471,7 +1473,7 @@ impl ViewerTotals {
     }
 }
 
-/// A handle is nobody's any more, and its file counts as attached once less.
+/// A handle has no viewer any more, and its file counts as attached once less.
 fn let_go(owner: &dyn Owner, handle: u64, place: usize) {
     let _ = catch_unwind(AssertUnwindSafe(|| owner.detach(handle)));
     owner.arena().control().control().leave(place);
@@ -1488,7 +1490,7 @@ enum AnswerDelivery {
     No,
 }
 
-/// Writes the answer and wakes who waits for it. Of a question nobody waits for, only the slot is freed.
+/// Writes the answer and wakes who waits for it. Of a question that no thread waits for, only the slot is freed.
 fn write_answer(request: &Request, attended: bool, result: Result<[u64; 2], Errno>) -> AnswerDelivery {
     if attended {
         match result {

@@ -280,7 +280,7 @@ impl Viewer {
     #[inline]
     pub fn validation(&self, file: &ViewedFile<'_>) -> Validation {
         if self.arena.owner_has_ended() {
-            return Validation::Kernel; // nobody sees to it any more that records say what is so
+            return Validation::Kernel; // records are no longer kept true
         }
         // Before what is said: a viewer that sees a time sees what was said of files before that was promised. Acquire,
         // partner:
@@ -321,7 +321,7 @@ impl Viewer {
     /// May wait for the owner; see [`Viewer::request`].
     ///
     /// # Safety
-    /// `to` is valid for `len` bytes of writes, by nobody else, and does not overlap the arena.
+    /// `to` is valid for `len` bytes of writes, by no other thread, and does not overlap the arena.
     #[inline]
     pub unsafe fn read(&self, file: &ViewedFile<'_>, position: u64, to: *mut u8, len: usize) -> ReadOutcome {
         // SAFETY: the caller's promise.
@@ -369,7 +369,7 @@ impl Viewer {
         }
     }
 
-    /// The same, taking only what is in the cache and waiting for nobody: `None` if its first byte is not. What is
+    /// The same, taking only what is in the cache and without waiting: `None` if its first byte is not. What is
     /// copied may end before `len` with [`ReadEnd::Full`], where the next byte is not in the cache.
     ///
     /// # Safety
@@ -638,7 +638,7 @@ impl Viewer {
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
             while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_gone() {
-                // Nobody wakes who waits for what it does not ask.
+                // A thread that waits without a question is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
         }
@@ -721,7 +721,7 @@ impl Viewer {
                 return Ok(());
             }
             // Only we free it: so zeros are in the place of the page, which this process has given back meanwhile. Its
-            // answer was written elsewhere, and nobody would wake us.
+            // answer was written elsewhere, and no thread would wake us.
             if now == state::FREE {
                 return Err(RequestError::OwnerGone);
             }
@@ -741,7 +741,7 @@ impl Viewer {
         }
     }
 
-    /// Nobody waits for that answer any more, unless it stands by now.
+    /// No thread waits for that answer any more, unless it stands by now.
     fn give_up(&self, slot: &Request, error: RequestError) -> Result<(), RequestError> {
         let to = |from, to| {
             // Release, partner: the Acquire of a viewer that claims the slot next, or of the owner that takes its

@@ -1,7 +1,7 @@
 //! Careful: processes with code that enters the kernel by itself.
 //!
 //! Such code may close a descriptor and open another file under its number,
-//! move its offset, or write, and no wrapper of ours hears of it. The owner can see
+//! move its offset, or write, and no wrapper of ours is called for it. The owner can see
 //! whether there is such code ([`Operation::Examine`]); it is asked before the
 //! first file is attached, and again after an object was loaded.
 //!

@@ -277,7 +277,7 @@ impl Action {
     fn heard(&self) -> Self {
         let Some(entry) = entry_at(self.handler) else { return *self };
         let flags = entry.flags.load(Ordering::Relaxed);
-        // What nobody set has no way back either.
+        // What was never set has no way back either.
         let restorer = if flags & SA_RESTORER != 0 { self.restorer } else { 0 };
         let handler = entry.handler.load(Ordering::Relaxed);
         Self { handler, flags: self.flags & !OURS | flags, restorer, ..*self }

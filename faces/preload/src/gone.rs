@@ -207,7 +207,7 @@ fn is_reachable(name: &[u8]) -> bool {
     if kernel::effective_user() != USER.load(Ordering::Relaxed) {
         return false;
     }
-    // If it is something else by now that is opened for nothing, that is not to wait, and gives nobody a terminal.
+    // If it is something else by now that is opened for nothing, that is not to wait, and gives no process a terminal.
     match kernel::open(name, kernel::O_NONBLOCK | kernel::O_NOCTTY) {
         Ok(fd) => {
             let known = [0, 1].map(|part: usize| FILE[part].load(Ordering::Relaxed)); // ordered by the length's Acquire

@@ -409,9 +409,12 @@ pub fn map_private(bytes: usize) -> Option<core::ptr::NonNull<u8>> {
     map_at(None, bytes, READ_WRITE, PRIVATE | ANONYMOUS, None)
 }
 
-/// Maps all `bytes` bytes of `fd`, shared, at a multiple of 2 MiB: only there can the kernel use the large pages
-/// that the file's memory is in.
+/// Maps all `bytes` bytes of `fd`, shared; if it has so many, at a multiple of 2 MiB: only there can the kernel use the
+/// large pages that the file's memory is in.
 pub fn map_file(fd: i32, bytes: usize, access: Access) -> Option<core::ptr::NonNull<u8>> {
+    if bytes < EXTENT_SIZE {
+        return map_at(None, bytes, access as usize, SHARED, Some(fd));
+    }
     let reserved = map_at(None, bytes + EXTENT_SIZE, 0, PRIVATE | ANONYMOUS | NORESERVE, None)?;
     let (start, end) = (reserved.as_ptr() as usize, reserved.as_ptr() as usize + bytes + EXTENT_SIZE);
     let base = start.next_multiple_of(EXTENT_SIZE);

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! The rule above all others is **never wrong**. Descriptors are the kernel's
-//! own. Reads at a descriptor's offset are served only while nobody but this
-//! process can have that offset, and reads that say where only while nobody
+//! own. Reads at a descriptor's offset are served only while no process but this
+//! one can have that offset, and reads that say where only while no process
 //! can put another file behind the number unseen; neither while the file is
 //! open for writing here. Whatever leaves that narrow path goes back to the
 //! kernel for good, with the kernel's offset put right before anybody can look
@@ -58,7 +58,7 @@ mod table;
 mod turn;
 mod written;
 
-/// There is nobody to tell; the program must not go on with half a step done.
+/// No caller could be told; the program must not go on with half a step done.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: an instruction that ends the process.
@@ -70,7 +70,7 @@ core::arch::global_asm!(".symver memcpy, memcpy@GLIBC_2.2.5");
 
 // The core library was built to unwind and names this function, which only the standard library has. Nothing
 // here unwinds by itself; a cancelled thread's unwinding is told to go on to the next frame. Hidden, so that
-// nobody else's is replaced.
+// no other program's is replaced.
 core::arch::global_asm!(
     ".hidden rust_eh_personality",
     ".globl rust_eh_personality",

@@ -66,11 +66,11 @@ unsafe extern "C" {
 /// Calls `found` with each object, in the order in which they were loaded, until it says so.
 pub fn each(mut found: Found<'_>) {
     extern "C" fn tell(object: *const Object, _: usize, with: *mut c_void) -> c_int {
-        // SAFETY: the C library hands over a loaded object, and back what `each` gave it, which nobody else has.
+        // SAFETY: the C library hands over a loaded object, and back what `each` gave it, which no other code has.
         let (object, found) = unsafe { (&*object, &mut *with.cast::<Found<'_>>()) };
         c_int::from(found(object))
     }
-    // SAFETY: the call hands `found` to `tell` and to nobody else, before it returns.
+    // SAFETY: the call hands `found` to `tell` and to no other code, before it returns.
     unsafe { dl_iterate_phdr(tell, (&raw mut found).cast()) };
 }
 
@@ -285,7 +285,7 @@ impl Names {
         match kind {
             UNTYPED | FUNCTION => Some(address),
             // SAFETY: it is a function that takes nothing and gives the address of the one to be called. The object is
-            // relocated: it was loaded with the program, or somebody in it or above it calls us.
+            // relocated: it was loaded with the program, or code in it or above it calls us.
             CHOSEN_BY_CALL => Some(unsafe {
                 core::mem::transmute::<*mut c_void, extern "C" fn() -> *mut c_void>(address)()
             })

@@ -85,7 +85,7 @@ before! {
     truncate = truncate => truncated;
     /// As `truncate`.
     truncate64 = truncate64 => truncated;
-    /// Frees the space of a file that nobody has open. (`remove` calls it, or `rmdir`.)
+    /// Frees the space of a file that no process has open. (`remove` calls it, or `rmdir`.)
     unlink = unlink => removed;
     /// As `unlink`.
     unlinkat = unlinkat => removed_at;
@@ -430,7 +430,7 @@ extern "C" fn unshared(flags: usize) {
 }
 
 /// The process is about to unmount something: the owner, once it has heard which files were closed, closes all that
-/// nobody has open.
+/// no process has open.
 extern "C" fn unmounts() {
     const SETTLED_MILLIS_MAX: u32 = 100;
     if let Some(_inside) = process::enter()
@@ -448,9 +448,9 @@ const ACCESSES: usize = 1 | 0x10 | 0x20;
 /// The process is about to watch a file, or the files of a folder, by inotify. It would hear of what the owner does to
 /// them, and not of the reads that are served, whosever they are.
 ///
-/// A file that is watched is nobody's to serve from here on, whatever is to be heard: that it was deleted is told when
-/// nobody has it open any more. Of a folder only the accesses to what is in it matter; what that is nobody can tell by
-/// device and inode, so then it is all files.
+/// A file that is watched is not served from here on, whatever is to be heard: that it was deleted is told when
+/// no process has it open any more. Of a folder only the accesses to what is in it matter; what that is cannot be told
+/// by device and inode, so then it is all files.
 extern "C" fn watches(_instance: usize, path: usize, mask: usize) {
     let Some(_inside) = process::enter() else { return };
     // What is not there the kernel complains of.

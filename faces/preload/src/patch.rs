@@ -20,7 +20,7 @@
 //!  1. All or nothing of what is essential: if one of those functions is not as the plan says, none is patched.
 //!  2. No page is writable and executable at any moment, and no thread but this one exists when bytes change.
 //!  3. While the library's pages are not executable no function of it is called: no copy, no fill, no `errno`.
-//!  4. A function that somebody else's object already stands in front of is not patched: that object would be
+//!  4. A function that another object already stands in front of is not patched: that object would be
 //!     passed by, or asked in a circle.
 //!
 //! Not an invariant: that any function is patched. Everything works without, for the callers that names lead to us.
@@ -202,7 +202,8 @@ fn build_id(mut notes: &[u8]) -> Option<&[u8]> {
 
 // ---- deciding, filling, diverting -----------------------------------------------------------------------------
 
-/// What is to be done for each entry: its wrapper, if its bytes are as they should be and nobody stands in front.
+/// What is to be done for each entry: its wrapper, if its bytes are as they should be and no other object stands in
+/// front.
 fn steps(plan: &Plan<'_>, library: &Library) -> Result<[Step; ENTRIES_MAX], Patching> {
     let mut steps = [Step { wrapped: None }; ENTRIES_MAX];
     for (step, entry) in steps.iter_mut().zip(plan.entries) {

@@ -38,7 +38,7 @@
 //!
 //! **Before system calls are forbidden** to the process no thread of it may be in the middle of one of ours: a filter
 //! may be set for all threads by one of them. So whoever may make one is counted ([`enter`]), and looks at the switch
-//! after that; a thread that is about to forbid them stops, and then waits until nobody is counted any more
+//! after that; a thread that is about to forbid them stops, and then waits until no call is counted any more
 //! ([`confine`]). The count lies in the page of the switch, so a child begins with none. A hit makes no system call and
 //! is not counted.
 //!
@@ -48,7 +48,7 @@
 //!  2. A child that shares our memory never settles, joins or changes the table.
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
-//!  4. A process whose credentials may have changed has neither, and is nobody's viewer for good.
+//!  4. A process whose credentials may have changed has neither, and is no owner's viewer for good.
 //!  5. Our system calls are made by threads that are counted, in a wrapper, or before the constructor has ended.
 //!  6. What a read brought that was under way when the memory it reads went, by a fork or given back, is thrown away:
 //!     its descriptor is not what it was then.
@@ -111,7 +111,7 @@ unsafe impl<T> Sync for Cell<T> {}
 static VIEWER: Cell<Viewer> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static PLACE: Cell<CacheLocation> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
 static MEMORY: Cell<ViewerMappings> = Cell(UnsafeCell::new(MaybeUninit::uninit()));
-/// The process that has what is written there; 0 if none has, [`TAKEN`] while somebody changes it.
+/// The process that has what is written there; 0 if none has, [`TAKEN`] while a thread changes it.
 static MEMORY_OF: AtomicU32 = AtomicU32::new(0);
 /// No process has this number.
 const TAKEN: u32 = u32::MAX;
@@ -276,7 +276,7 @@ pub fn join() -> Option<&'static Viewer> {
             let place = unsafe { (*PLACE.0.get()).assume_init() };
             let Some(joined) = start::join_as_child(&place) else { return LEFT };
             patch::count(&joined.viewer);
-            // SAFETY: nobody reads the viewer of a process that has none, and nobody else is BUSY.
+            // SAFETY: no thread reads the viewer of a process that has none, and no other thread is BUSY.
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };
             hold(joined.memory, PROCESS.load(Ordering::Relaxed));
             SERVING
@@ -288,7 +288,7 @@ pub fn join() -> Option<&'static Viewer> {
 /// Sends a descriptor to the owner; the ticket for it. While the connection is open the number that it has is ours, so
 /// all that open, duplicate or close descriptors wait. `None`: the owner did not take it in time.
 pub fn send(descriptor: c_int) -> Option<u32> {
-    /// How often somebody who finds another thread sending tries again.
+    /// How often a thread that finds another one sending tries again.
     const TURNS_MAX: u32 = 4;
     let (mut ticket, mut has_tried) = (None, false);
     for _ in 0..TURNS_MAX {
@@ -363,7 +363,7 @@ pub fn start(viewer: Viewer, place: CacheLocation, memory: ViewerMappings, proce
         kernel::unmap(page, 4096);
         return None; // a kernel before 4.14: forked children could not be told
     }
-    // SAFETY: the constructor runs once and nobody reads before the switch is on.
+    // SAFETY: the constructor runs once and no thread reads before the switch is on.
     unsafe { (*VIEWER.0.get()).write(viewer) };
     // SAFETY: as above.
     unsafe { (*PLACE.0.get()).write(place) };
@@ -387,7 +387,7 @@ fn hold(memory: ViewerMappings, process: u32) {
         // Read by the handler of a thread that reads what lies there, after what made it a reader.
         to.iter().zip(from).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
     }
-    // SAFETY: nobody reads what no process has, and there is one who is about to have it: the constructor, or the
+    // SAFETY: no thread reads what no process has, and one thread is about to have it: the constructor, or the
     // thread that is BUSY.
     unsafe { (*MEMORY.0.get()).write(memory) };
     IS_COVERED.store(false, Ordering::Relaxed); // the next orders it
@@ -409,7 +409,7 @@ fn take_memory() -> Option<(Taken, [Mapped; 2])> {
     loop {
         let of = MEMORY_OF.load(Ordering::Acquire); // partner: the Release of who joined, or took it before
         if of == TAKEN {
-            kernel::wait(turn); // who has taken it has its signals held back, and waits for nobody for long
+            kernel::wait(turn); // who has taken it has its signals held back, and waits for no thread for long
             turn += 1;
             continue;
         }
@@ -484,7 +484,7 @@ fn stop_with(reason: Reason, actions: Actions) {
     }
 }
 
-/// This process is about to become somebody else, or to have other name spaces: it gives all descriptors back to the
+/// This process is about to change its credentials, or to have other name spaces: it gives all descriptors back to the
 /// kernel, and what it had of the cache is gone before it goes on. So it is with children that it makes from here on.
 pub fn leave_domain() {
     if is_on() {
@@ -534,7 +534,7 @@ fn counted_inside() -> u32 {
     place.load(Ordering::SeqCst) // partner: `Inside`
 }
 
-/// Waits until nobody is counted, for so long at most.
+/// Waits until no call is counted, for so long at most.
 fn wait_for_others(millis: u32) {
     let (mut until, mut turn) = (None, 0);
     while counted_inside() != 0 {

@@ -1,6 +1,6 @@
 //! Real: the functions that stand behind our wrappers.
 //!
-//! They are looked up once, by the constructor: by `dlsym`, or where nobody has
+//! They are looked up once, by the constructor: by `dlsym`, or where no loaded object has
 //! that in the tables of what is loaded (`loaded.rs`). Until then a wrapper may
 //! be called all the same, by an allocator that another object's constructor
 //! starts; so what is a plain system call begins as one, and needs no lookup.
@@ -69,7 +69,7 @@ pub fn stream_fd(stream: *mut c_void) -> c_int {
     }
 }
 
-/// Ends the thread here if somebody asked for that: a served read is a cancellation point as the real one is.
+/// Ends the thread here if another thread asked for that: a served read is a cancellation point as the real one is.
 #[inline]
 pub fn test_cancel() {
     let test = TEST_CANCEL.load(Ordering::Relaxed); // code that was there before us
@@ -161,7 +161,7 @@ pub fn resolve() {
     IS_RESOLVED.store(true, Ordering::Relaxed); // by the only thread there is, or before any that comes
 }
 
-/// As [`resolve`], where nobody has `dlsym`: in one walk over what is loaded.
+/// As [`resolve`], where no loaded object has `dlsym`: in one walk over what is loaded.
 #[cold]
 fn resolve_by_tables() {
     const TEST_CANCEL_HASH: u32 = loaded::hash(TEST_CANCEL_NAME);
@@ -255,7 +255,7 @@ impl Wrapped {
         self.name.to_bytes().starts_with(b"io_")
     }
 
-    /// What stands for the function where nobody has it.
+    /// What stands for the function where no loaded object has it.
     fn missing(&self) -> *mut c_void {
         match self.name.to_bytes() {
             b"fopen" | b"fopen64" | b"freopen" | b"freopen64" | b"fdopen" | b"popen" | b"dlopen"

@@ -132,8 +132,8 @@ fn one(base: *mut u8, len: usize) -> Option<Target<'static>> {
     fits.then_some(Target::One(Part { base, len: len.min(READ_BYTES_MAX) }))
 }
 
-/// Parts as the kernel would take them, copied to `room` as it does, so that nobody changes them under us; `None` if it
-/// has to complain, or there are too many.
+/// Parts as the kernel would take them, copied to `room` as it does, so that no thread changes them under us; `None`
+/// if it has to complain, or there are too many.
 fn many(room: &mut Parts, parts: *const Part, count: c_int) -> Option<Target<'_>> {
     let count = usize::try_from(count).ok().filter(|count| (1..=PARTS_MAX).contains(count))?;
     if !process::is_on() {
@@ -317,7 +317,7 @@ names! {
         }
     }
 
-    /// A hint to fill the kernel's page cache, from which nobody reads a descriptor that is served: the device
+    /// A hint to fill the kernel's page cache, from which no read of a descriptor that is served comes: the device
     /// would read everything twice. Ours is filled.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
         if position >= 0 && is_served(fd) {
@@ -408,8 +408,8 @@ fn advise(fd: c_int, advice: Advice, position: u64, len: u64) {
     }
 }
 
-/// Passes on that bytes will be wanted, without waiting. If the first is cached somebody is ahead already: programs say
-/// it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
+/// Passes on that bytes will be wanted, without waiting. If the first is cached a readahead is there already: programs
+/// say it before each piece of what they read in turn (RocksDB), and would only disturb whose windows are larger.
 fn will_need(fd: c_int, position: u64, len: u64) {
     let Some(_inside) = process::enter() else { return };
     let attached = table::look(fd).is_some_and(|word| word.state().is_attached());

@@ -117,7 +117,7 @@ pub struct CacheLocation {
     plan: u32,
     /// The run that is counted for.
     run: u64,
-    /// For how long an answer is waited for, in milliseconds, if somebody said that.
+    /// For how long an answer is waited for, in milliseconds, if the user said that.
     wait: Option<u32>,
     /// The path of its owner's socket, and zeros.
     socket: [u8; SOCKET_MAX],
@@ -233,7 +233,7 @@ fn map_sealed(fd: c_int, access: Access) -> Option<Mapped> {
     Some(Mapped { base, bytes: stat.size as u64 })
 }
 
-/// Descriptors the program was born with: somebody else may have them too, and the files of those that may write
+/// Descriptors the program was born with: another process may have them too, and the files of those that may write
 /// are not served.
 fn adopt_inherited() {
     let Ok(directory) = kernel::open(b"/proc/self/fd\0", kernel::O_DIRECTORY) else { return };

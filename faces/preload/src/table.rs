@@ -228,7 +228,7 @@ pub fn opened_for_kernel(fd: i32, state: State) {
     }
 }
 
-/// A descriptor has appeared whose description somebody else may have: positional reads may be served.
+/// A descriptor has appeared whose description another process may have: positional reads may be served.
 /// `told` is whether it has been counted why no others are.
 pub fn adopt(fd: i32, told: bool) {
     see(fd);
@@ -259,7 +259,7 @@ fn was_opened(fd: i32, stale: Option<u64>) {
     }
 }
 
-/// A descriptor was looked at once: what is known of it now, if nobody was faster, who knew better.
+/// A descriptor was looked at once: what is known of it now, if no other thread, which knew better, was faster.
 pub fn settle(fd: i32, from: FdWord, state: State) {
     if let Some(cell) = cell(fd) {
         cell.settle(from, from.settled_as(state));
@@ -348,7 +348,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     {
         count(Reason::Writable);
     }
-    // Somebody may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
+    // A thread may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
     if !process::may_serve_more() {
         detach_inside(fd, Reason::Passed);
     } else if !careful::is_free() {
@@ -410,7 +410,7 @@ fn pause_inside(fd: i32) {
     }
 }
 
-/// The same of all descriptors, because code that nobody has looked at is about to run.
+/// The same of all descriptors, because code that was not examined is about to run.
 pub fn pause_all() {
     // SeqCst, partner: the `fetch_max` in `see`.
     for fd in 0..END.load(Ordering::SeqCst) {

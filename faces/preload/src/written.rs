@@ -7,7 +7,8 @@
 //! | before | the owner |
 //! |---|---|
 //! | an open for writing, `truncate` | gives its lease up, so that nobody waits, and nobody is told `EAGAIN` |
-//! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: the kernel tells no lease of it |
+//! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: the kernel tells no lease of
+//! it |
 //! | `F_SETLEASE` | closes the file: a process that wants a write lease has to be alone with it |
 //! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |
 //!
@@ -17,7 +18,7 @@
 //!
 //! Not an invariant: that all opens are seen. What is not seen here waits for the lease, as any other process does; but
 //! an open with `O_RDONLY | O_TRUNC` does not. So it is of one by a process that is served no more: it makes no call
-//! but the program's, and has nobody to tell.
+//! but the program's, and has no owner to tell.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -31,9 +32,9 @@ use crate::{process, table};
 /// How long what the owner was told before is waited for, in milliseconds.
 const SETTLED_MILLIS_MAX: u32 = 100;
 
-/// Tells the owner of a file and waits until it has heard. If it is gone there is nobody to hear.
+/// Tells the owner of a file and waits until it has answered. An owner that has ended is not waited for.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
-    /// How often somebody who finds no room to ask comes again: some milliseconds.
+    /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
     let question = [stat.device, stat.inode, third];
     // The kernel has an opener wait for the lease by itself; of the rest only we tell.
@@ -98,7 +99,7 @@ pub fn before_truncate(path: usize) {
     }
 }
 
-/// Before a name goes, by being removed or by another taking its place: the space of a file that nobody has open is
+/// Before a name goes, by being removed or by another taking its place: the space of a file that no process has open is
 /// free when the call returns, and so it is to be if the cache has it open.
 pub fn before_removal(at: c_int, path: usize) {
     if process::is_on()
@@ -211,7 +212,7 @@ pub fn attaching<T>(fd: c_int, stat: &Stat, ask: impl FnOnce() -> T) -> Option<T
     // SeqCst, partner: `wants_lease`, which notes the file and then looks at this count. Either it waits for us, or we
     // see the file.
     ATTACHING.fetch_add(1, Ordering::SeqCst);
-    // Somebody else's write lease ended when `fd` was opened; so one that there is is by this very description.
+    // A write lease of another process ended when `fd` was opened; so one that there is is by this very description.
     let is_alone = LEASED.has(stat.device, stat.inode) || kernel::fcntl(fd, F_GETLEASE) == Ok(F_WRLCK);
     let answer = (!is_alone).then(ask);
     ATTACHING.fetch_sub(1, Ordering::SeqCst); // as above

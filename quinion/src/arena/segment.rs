@@ -266,7 +266,7 @@ impl Segment {
     fn advise(&self, offset: usize, bytes: usize, sharing: Sharing) -> rustix::io::Result<()> {
         self.madvise(offset, bytes, Advice::LinuxDontDump)?;
         self.madvise(offset, bytes, Advice::LinuxDontFork)?;
-        if sharing == Sharing::ReadOnly {
+        if sharing == Sharing::ReadOnly && bytes >= EXTENT_SIZE {
             let _hint = self.madvise(offset, bytes, Advice::LinuxHugepage);
         }
         Ok(())

@@ -40,7 +40,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
 use crate::arena::{FillEnd, PutOutcome, View};
-use crate::backend::{DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
+use crate::backend::{Backend, DeferredWakes, Fill, FillRun, FillSink, PageKey, Version};
 use crate::lists::ListReservation;
 use crate::mapping::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, Mapping, MappingGuard,
@@ -467,8 +467,8 @@ impl<'m> SubmitBatch<'m> {
     }
 
     /// Gives them to the device, in one call. Waits for none of them; but a single small one, of which the caller
-    /// waits for a page next, may be filled here.
-    pub fn submit(mut self, next: AfterSubmit) {
+    /// waits for a page next, may be filled here. Returns whom they were given to.
+    pub fn submit(mut self, next: AfterSubmit) -> Arc<dyn Backend> {
         // A backend may complete inside the call, and a waker, a stranger's, may want what we hold.
         let wakes = DeferredWakes::new();
         self.end_behind_device();
@@ -476,7 +476,9 @@ impl<'m> SubmitBatch<'m> {
         let mut alone = None;
         match next {
             _ if self.fills.is_empty() => {}
-            AfterSubmit::Reap(page) if self.brings(page) && self.is_for_reader() => alone = self.fills.pop(),
+            AfterSubmit::Reap(page) if self.brings(page) && self.is_for_reader(&*backend) => {
+                alone = self.fills.pop();
+            }
             AfterSubmit::Reap(page) if self.brings(page) => backend.submit_with_reap(self.fills),
             AfterSubmit::Reap(_) | AfterSubmit::Anything => backend.submit(self.fills),
         }
@@ -486,11 +488,12 @@ impl<'m> SubmitBatch<'m> {
             backend.fill_here(fill);
         }
         drop(wakes);
+        backend
     }
 
     /// Whether they are one, and better made by its reader.
-    fn is_for_reader(&self) -> bool {
-        matches!(&self.fills[..], [fill] if self.mapping.backend().fills_here(fill.len()))
+    fn is_for_reader(&self, backend: &dyn Backend) -> bool {
+        matches!(&self.fills[..], [fill] if backend.fills_here(fill.len()))
     }
 
     /// Ends the fills that begin where the file, as it is kept, has ended: what was written there and is not cached

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::arena::{GrownView, HOLDS_MAX, HoldRefused, NotReady, ReadableState};
-use crate::backend::{Attributes, ReapMode};
+use crate::backend::{Attributes, Backend, ReapMode};
 use crate::error::{Error, Repr};
 use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
@@ -340,7 +340,7 @@ impl Filemap {
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    match self.fill_miss(mapping, reader, wait_policy, miss)? {
+                    match self.fill_miss(MissedRead { mapping, reader, wait_policy, miss })? {
                         MissOutcome::Ready(held) => return Ok(Some(held)),
                         MissOutcome::Again(further) => miss.reach = further,
                     }
@@ -373,13 +373,8 @@ impl Filemap {
 
     /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
     /// after a failed window, the page alone; after the page alone has failed, the error.
-    fn fill_miss<'m>(
-        self: &Arc<Self>,
-        mapping: &'m Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        miss: Miss,
-    ) -> Result<MissOutcome<'m>, Error> {
+    fn fill_miss<'m>(self: &Arc<Self>, missed: MissedRead<'m, '_>) -> Result<MissOutcome<'m>, Error> {
+        let MissedRead { mapping, reader, wait_policy, miss } = missed;
         let Miss { index, position, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if wait_policy == WaitPolicy::CacheOnly {
@@ -387,7 +382,7 @@ impl Filemap {
         }
         // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
         let mut windows = Windows::none();
-        let judge = judge_miss(mapping, reader, wait_policy, miss, &mut windows)?;
+        let judge = judge_miss(missed, &mut windows)?;
         // 2 The first window, with the page that is waited for.
         let Some(&window) = windows.first() else { return Ok(MissOutcome::Again(reach)) };
         let is_all = windows.len() == 1;
@@ -396,7 +391,8 @@ impl Filemap {
         } else {
             AfterSubmit::Anything
         };
-        let filled = self.begin_miss(mapping, reader, wait_policy, (window, windows.wanted(), judge), next);
+        let wanted = MissWindow { window, wanted: windows.wanted(), judge, next };
+        let (filled, backend) = self.begin_miss(missed, wanted);
         if matches!(filled, FillOutcome::Busy | FillOutcome::NoMemory | FillOutcome::PoolFull)
             && let Some(mut state) = reader.readahead().lock_as(wait_policy.locks())
         {
@@ -418,31 +414,30 @@ impl Filemap {
                     together.submit(AfterSubmit::Anything);
                 }
                 // 4 The page.
-                self.await_miss(mapping, reader, wait_policy, miss, &batch, next)
+                self.await_miss(missed, &BegunFill { batch: &batch, backend: &*backend, next })
             }
         }
     }
 
     /// Starts filling the first window. It is inserted with the judge still held, so that a thread that misses the same
-    /// page sees it on its way, and does not judge once more. Memory is waited for without the judge.
+    /// page sees it on its way, and does not judge once more. Memory is waited for without the judge. Returns whom the
+    /// fill was given to as well.
     fn begin_miss(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        (window, wanted, judge): (Window, Range<PageIndex>, Option<RankedGuard<'_, Readahead>>),
-        next: AfterSubmit,
-    ) -> FillOutcome {
+        missed: MissedRead<'_, '_>,
+        first: MissWindow<'_>,
+    ) -> (FillOutcome, Arc<dyn Backend>) {
+        let MissedRead { mapping, reader, wait_policy, .. } = missed;
+        let MissWindow { window, wanted, judge, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
         let begin = |request: &FillRequest, judge: Option<RankedGuard<'_, Readahead>>| {
             let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
             let filled = self.insert_window(&mut together, request);
             drop(judge); // a fill may end inside the call, and whoever it wakes may want it
-            together.submit(next);
-            filled
+            (filled, together.submit(next))
         };
         match begin(&request, judge) {
-            FillOutcome::NoMemory | FillOutcome::PoolFull if wait_policy == WaitPolicy::Wait => {
+            (FillOutcome::NoMemory | FillOutcome::PoolFull, _) if wait_policy == WaitPolicy::Wait => {
                 request.urgency = FillUrgency::Asked;
                 begin(&request, None)
             }
@@ -450,26 +445,24 @@ impl Filemap {
         }
     }
 
-    /// Waits for the page of `miss`, which is in `batch`, if the caller waits at all. If it will not come, says how
-    /// far the next attempt should reach, or why there is none. `next` is what the backend was told that we do.
+    /// Waits for the page that was missed, which is in `begun`, if the caller waits at all. If it will not come, says
+    /// how far the next attempt should reach, or why there is none.
     fn await_miss<'m>(
         &self,
-        mapping: &'m Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        miss: Miss,
-        batch: &WindowFills,
-        next: AfterSubmit,
+        missed: MissedRead<'m, '_>,
+        begun: &BegunFill<'_>,
     ) -> Result<MissOutcome<'m>, Error> {
+        let MissedRead { mapping, reader, wait_policy, miss } = missed;
         let Miss { index, position, reach, .. } = miss;
+        let &BegunFill { batch, backend, next } = begun;
         if let Ok(held) = mapping.index().try_hold_at(batch.likely_frame(index), index) {
             let readable = match held.is_readable_at(index) {
-                ReadableState::NotYet => self.wait_for_fill(mapping, &held, miss, wait_policy, batch),
+                ReadableState::NotYet => self.wait_for_fill(missed, &held, batch),
                 there => {
                     if next != AfterSubmit::Anything {
                         // It arrived inside the call; or our folio was dropped and another thread has fetched the page.
                         // This thread will not wait, and so does not reap.
-                        mapping.backend().reap(ReapMode::Ready, &mut || false);
+                        backend.reap(ReapMode::Ready, &mut || false);
                     }
                     there
                 }
@@ -482,7 +475,7 @@ impl Filemap {
         }
         if next != AfterSubmit::Anything {
             // We may not have waited, and others may wait for what was left to us.
-            mapping.backend().reap(ReapMode::Ready, &mut || false);
+            backend.reap(ReapMode::Ready, &mut || false);
         }
         let failure = batch.take_failure(index);
         if failure.is_some() && reach == ReadExtent::Window {
@@ -495,12 +488,11 @@ impl Filemap {
     /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
-        mapping: &Mapping,
+        missed: MissedRead<'_, '_>,
         held: &HeldFolio<'_>,
-        miss: Miss,
-        wait_policy: WaitPolicy,
         batch: &WindowFills,
     ) -> ReadableState {
+        let MissedRead { mapping, wait_policy, miss, .. } = missed;
         let stalled = (wait_policy == WaitPolicy::Wait && batch.refaulted()).then(Instant::now);
         let readable = self.wait_readable(mapping, held, miss, wait_policy);
         if let Some(since) = stalled {
@@ -705,6 +697,34 @@ struct Miss {
     reach: ReadExtent,
 }
 
+/// A miss of a reader, and how it waits.
+#[derive(Clone, Copy)]
+struct MissedRead<'m, 'r> {
+    mapping: &'m Arc<Mapping>,
+    reader: Reader<'r>,
+    wait_policy: WaitPolicy,
+    miss: Miss,
+}
+
+/// The window that has the page that was missed.
+struct MissWindow<'r> {
+    window: Window,
+    /// What of it the reader asked for.
+    wanted: Range<PageIndex>,
+    /// Who said so, still locked.
+    judge: Option<RankedGuard<'r, Readahead>>,
+    /// What the reader does when it is on its way.
+    next: AfterSubmit,
+}
+
+/// A window that is on its way.
+struct BegunFill<'b> {
+    batch: &'b WindowFills,
+    /// Whom it was given to, and was told that the reader does `next`.
+    backend: &'b dyn Backend,
+    next: AfterSubmit,
+}
+
 /// How much is read on a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReadExtent {
@@ -734,12 +754,10 @@ enum MissOutcome<'m> {
 /// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
 /// to ask. Returns the judge that said so, if one was asked.
 fn judge_miss<'r>(
-    mapping: &Mapping,
-    reader: Reader<'r>,
-    wait_policy: WaitPolicy,
-    miss: Miss,
+    missed: MissedRead<'_, 'r>,
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
+    let MissedRead { mapping, reader, wait_policy, miss } = missed;
     let Miss { index, position, len, reach, .. } = miss;
     if reach == ReadExtent::Page {
         windows.push(Window::exact(index, 1));
@@ -756,7 +774,7 @@ fn judge_miss<'r>(
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));
     let pages = pages.min(u64::from(u32::MAX)) as u32;
-    guard.on_miss_into(ReadRequest { index, pages, file_pages: mapping.size_pages() }, mapping, windows);
+    guard.on_miss_into(ReadRequest { index, pages, file_pages: mapping.size_pages() }, &**mapping, windows);
     Ok(Some(guard))
 }
 

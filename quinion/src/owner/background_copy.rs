@@ -3,7 +3,7 @@
 //! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
 //! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
 //! we are better at is what is read again. So the kernel serves a file until it holds it, and then until it has
-//! served so much that a copy does not matter; and the copy is made, of the whole file, while nobody waits:
+//! served so much that a copy does not matter; and the copy is made, of the whole file, while no read waits:
 //!
 //! ```text
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
@@ -17,16 +17,16 @@
 //! While a program runs, a copy rests between its steps. No file is copied that would not fit beside those that are
 //! attached or taken over: it would only evict them.
 //!
-//! What is read again after that is a hit, and nobody has ever waited for us. A file that is larger than a quarter
+//! What is read again after that is a hit, and no read has ever waited for us. A file that is larger than a quarter
 //! of the bound stays the kernel's.
 //!
 //! This is the rule of the ski hirer: a skier who does not know how long the season is hires until the hire has cost
 //! what the skis cost, and never pays more than twice (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
-//! 1988). Here the skis are bought by a thread that nobody waits for, and viewers come to ask only when
+//! 1988). Here the skis are bought by a thread that no read waits for, and viewers come to ask only when
 //! the kernel has read a large file twice, so that is copied at once, if the kernel holds it.
 //!
 //! A file that waits to be copied, or is being copied, is held open, and a viewer that reads it may have closed it by
-//! then: so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until somebody wants to unmount
+//! then: so it is held for some seconds at most ([`HELD_MAX`]), and for no longer than until a program wants to unmount
 //! something, or to be alone with it. What of it was copied stays cached, and the rest is copied when the file is
 //! asked for again.
 //!
@@ -104,7 +104,7 @@ enum CopyState {
 /// A file that was to be copied, and will be if it is asked for again.
 const PUT_OFF: CopyState = CopyState::Left(OPENINGS_MAX);
 
-/// A file to be copied out of the kernel's cache while nobody waits.
+/// A file to be copied out of the kernel's cache while no read waits.
 #[derive(Debug)]
 pub(super) struct CopyRequest {
     name: Name,
@@ -185,7 +185,7 @@ pub(super) struct BackgroundCopies {
 struct State {
     known: HashMap<Name, CopyState>,
     wishes: VecDeque<CopyRequest>,
-    /// Bytes of the files that are to be copied, or were and nobody has attached since.
+    /// Bytes of the files that are to be copied, or were and have not been attached since.
     taken: HashMap<Name, u64>,
     /// The copy under way. One at a time, so that the other threads answer.
     copying: Option<Copying>,
@@ -308,7 +308,7 @@ impl BackgroundCopies {
         is_ours
     }
 
-    /// Forgets a file, and closes it: somebody wants to be alone with it. One that is being copied just now is closed
+    /// Forgets a file, and closes it: a program wants to be alone with it. One that is being copied just now is closed
     /// soon.
     pub(super) fn forget(&self, name: Name) {
         let mut state = self.state.lock();

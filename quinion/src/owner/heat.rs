@@ -5,7 +5,7 @@
 //!   fill, touched   mapping  --> counts[mapping % 1024] = (mapping, reads)
 //! ```
 //!
-//! A hit stores nothing that is shared, so nobody counts hits by file. What the owner hears of is counted here:
+//! A hit stores nothing that is shared, so hits by file are not counted. What the owner is asked is counted here:
 //! questions for bytes, and folios that viewers say they have read, which they do not say any more of one that is known
 //! to be hot. So a number here ranks files that are read now above those that are not, and is no number of reads.
 //!
@@ -25,7 +25,7 @@ use crate::units::MappingId;
 pub struct HotFile {
     /// Where the viewer had it from when it attached it last.
     pub name: PathBuf,
-    /// How often the owner heard of it being read: enough to rank files by, and less than its reads.
+    /// How often the owner was asked about its reads: enough to rank files by, and less than its reads.
     pub heard: u64,
     /// Bytes of it that are cached, in whole pages; `None` if no viewer has it open any more.
     pub cached_bytes: Option<u64>,

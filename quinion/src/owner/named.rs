@@ -1,4 +1,4 @@
-//! Named: what viewers open by a name, for an owner that has somebody who opens names.
+//! Named: what viewers open by a name, for an owner that was given an opener of names.
 //!
 //! ```text
 //!   serve: a name --> CacheOwner --> NameOpener (quinion-service: URL --> store) --> NamedObject: a File, text, plans
@@ -32,7 +32,7 @@ use crate::viewer::sys::Errno;
 
 /// Opens names for viewers. Called by several threads at a time; each call may wait.
 pub trait NameOpener: Send + Sync + fmt::Debug {
-    /// A number for where that name leads: work on what hangs is bounded for each. Waits for nobody.
+    /// A number for where that name leads: work on what hangs is bounded for each. Does not wait.
     ///
     /// # Errors
     /// The name leads nowhere.

@@ -5,7 +5,7 @@
 //!                              no: closed    no: closed        no: said
 //! ```
 //!
-//! The socket lies where nobody but our user can come; a process that comes all the same is turned away by what the
+//! The socket lies where only our user can come; a process that comes all the same is turned away by what the
 //! kernel says of it. The kernel also gives a descriptor of the process that connected (`SO_PEERPIDFD`, since 6.5),
 //! which is what its end is noticed by; on older kernels one is made of its number while it is connected, and counts
 //! only if it is connected still.
@@ -40,7 +40,7 @@ use crate::viewer::sys::Errno;
 
 /// How long a process may take to say what it wants.
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
-/// How long nobody is let in after somebody could not be: it is ready all the time, and would be looked at without end.
+/// How long no process is let in after one could not be: it is ready all the time, and would be looked at without end.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Connections that have said nothing yet, at a time.
 const GREETINGS_MAX: usize = 64;
@@ -112,7 +112,7 @@ impl Listener {
     /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
     /// what is to be done about them. For the keeper alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
-        // 1 whom to wait for; a viewer that has ended while somebody is at work for it is looked at with each beat
+        // 1 whom to wait for; a viewer that has ended while a worker is at work for it is looked at with each beat
         let viewers: Vec<_> = shared
             .present()
             .filter_map(|viewer| {
@@ -185,7 +185,7 @@ impl Listener {
                 continue;
             }
             // Most have said it by now. Of those that have not, the oldest goes when there are too many: silence keeps
-            // nobody out that speaks.
+            // no process out that speaks.
             let Some(silent) = self.read_message(theirs, shared) else { continue };
             if greetings.len() >= GREETINGS_MAX {
                 greetings.remove(0);

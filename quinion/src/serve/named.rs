@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-/// Sends what is said of a name. Waits for nobody.
+/// Sends what is said of a name. Does not wait.
 fn tell(theirs: &PeerConnection, reply: NameReply, text: &str) -> Result<(), Errno> {
     let (head, text) = (reply.bytes(), &text.as_bytes()[..text.len().min(NAME_TEXT_MAX)]);
     let parts = [IoSlice::new(&head), IoSlice::new(text)];

@@ -7,11 +7,11 @@
 //!   the end   nothing lies unread: closed here           something does: closed in its sender's queue
 //! ```
 //!
-//! A descriptor that somebody sends may be of anything: its close may wait for as long as its maker likes, as of a
+//! A descriptor that a process sends may be of anything: its close may wait for as long as its maker likes, as of a
 //! socket that lingers. So may the receipt of a message (the kernel drops in the calling thread what finds no room),
-//! and so may the close of a connection in which one lies unread. Therefore nobody here does any of these: a message
+//! and so may the close of a connection in which one lies unread. Therefore no thread here does any of these: a message
 //! that has a descriptor is never taken, and what may wait is done in a queue ([`SerialQueues`]) of the process that
-//! connected. While the queues are full, nobody is let in.
+//! connected. While the queues are full, no process is let in.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,7 +30,7 @@ use crate::viewer::sys::Errno;
 /// How often a connection is looked at before something is taken to lie in it.
 const LOOKS: usize = 3;
 
-/// Somebody's connection. Dropping it waits for nobody.
+/// A connection of another process. Dropping it does not wait.
 #[derive(Debug)]
 pub(super) struct PeerConnection {
     socket: Option<OwnedFd>,
@@ -69,7 +69,7 @@ impl PeerConnection {
         }
     }
 
-    /// The message that came first and was not taken; `None` if there is none yet. Waits for nobody.
+    /// The message that came first and was not taken; `None` if there is none yet. Does not wait.
     pub(super) fn peek(&self) -> io::Result<Option<RefusedMessage>> {
         let mut bytes = [0; MESSAGE_MAX + 1];
         match peek(self.as_fd(), &mut bytes) {
@@ -89,7 +89,7 @@ impl PeerConnection {
     }
 
     /// A descriptor of what came with the first message, which stays where it is: so no close of this one is the last.
-    /// Its close may wait all the same ([`PeerConnection::close_in_queue`]). Waits for nobody.
+    /// Its close may wait all the same ([`PeerConnection::close_in_queue`]). Does not wait.
     pub(super) fn descriptor(&self) -> Result<OwnedFd, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
@@ -115,7 +115,7 @@ impl PeerConnection {
         }
     }
 
-    /// Closes what came from this process, where nobody waits for it.
+    /// Closes what came from this process, where no worker waits for it.
     pub(super) fn close_in_queue(&self, descriptor: OwnedFd) {
         self.queues.close(self.key, descriptor);
     }

@@ -6,7 +6,7 @@
 //!
 //! A pin never ends while its viewer may look at the bytes and does not know:
 //!  - A process that joins again, as another program or from another part of the same, would leave what it had
-//!    pinned to nobody. While there is such a pin, it is not let in again.
+//!    pinned for no viewer. While there is such a pin, it is not let in again.
 //!  - When the service ends and the viewer does not, what it has pinned stays in memory as long as this process does.
 //!
 //! Invariant: each pin in a seat's list is the owner's, of a handle in the same list of handles.

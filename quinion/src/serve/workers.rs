@@ -147,7 +147,7 @@ impl Workers {
         self.resting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// There is another doorbell, which `ring` says: the bell is then as it answers. Nobody listens to that yet.
+    /// There is another doorbell, which `ring` says: the bell is then as it answers. No worker listens to that yet.
     pub(super) fn announce(&self, ring: impl FnOnce() -> u32) {
         let mut listeners = self.listeners.lock();
         *listeners = (ring(), 0);

@@ -11,10 +11,15 @@
 //! from a file system that hangs. A thread that others wait for leaves all these to a queue: that of the process that
 //! sent it, or that of the file system. So who keeps one queue waiting keeps no other.
 //!
+//! A thread whose queue is empty waits a moment for the next queue that needs one: processes come one after the other
+//! (a shell script, a build), and to start and end a thread for each costs as much as to admit it.
+//!
 //! Invariants:
 //!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] do not wait.
 //!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep us waiting.
+//!     Besides, [`IDLE_MAX`] wait for [`IDLE_TIME`] at most.
 //!  3. While [`SerialQueues::are_full`], the owner admits no process that might add to them: so they are bounded.
+//!  4. There are at least as many idle threads as queues handed to them; an idle thread ends only if none is handed.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::ManuallyDrop;
@@ -24,10 +29,15 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::peer::ProcessName;
-use crate::sync::lock::{Mutex, MutexGuard};
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 
 /// Tasks that wait at most before the queues are full, if this process may have so many descriptors open twice over.
 const TASKS_MAX: usize = 4096;
+
+/// Threads without a queue that wait for one, at most.
+const IDLE_MAX: usize = 2;
+/// How long each of them waits.
+const IDLE_TIME: Duration = Duration::from_millis(500);
 
 /// Whom a queue waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -59,10 +69,19 @@ impl Queue {
     }
 }
 
+/// The queues that have tasks, and the threads that have none.
+#[derive(Default)]
+struct State {
+    queues: HashMap<QueueKey, Queue>,
+    idle: usize,
+    /// Queues that idle threads are to take.
+    handed: VecDeque<QueueKey>,
+}
+
 /// The queues. A clone is the same ones.
 #[derive(Clone)]
 pub struct SerialQueues {
-    queues: Arc<Mutex<HashMap<QueueKey, Queue>>>,
+    state: Arc<(Mutex<State>, Condvar)>,
     tasks_max: usize,
 }
 
@@ -76,13 +95,13 @@ impl Default for SerialQueues {
     /// Full with half of the descriptors that this process may have open: each task may hold one.
     fn default() -> Self {
         let tasks_max = (super::descriptors_max() / 2).clamp(1, TASKS_MAX);
-        Self { queues: Arc::new(Mutex::new(HashMap::new())), tasks_max }
+        Self { state: Arc::default(), tasks_max }
     }
 }
 
 impl SerialQueues {
-    fn lock(&self) -> MutexGuard<'_, HashMap<QueueKey, Queue>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner) // no task runs under it
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.0.lock().unwrap_or_else(PoisonError::into_inner) // no task runs under it
     }
 
     /// Whether as many tasks wait as may.
@@ -99,18 +118,19 @@ impl SerialQueues {
     /// may be for ever.
     pub fn waiting_for_devices(&self, stuck: Duration) -> usize {
         let is_stuck = |queue: &Queue| queue.running.is_some_and(|since| since.elapsed() >= stuck);
-        let queues = self.lock();
-        let of_devices = queues.iter().filter(|(key, _)| matches!(key, QueueKey::Device(_)));
+        let state = self.lock();
+        let of_devices = state.queues.iter().filter(|(key, _)| matches!(key, QueueKey::Device(_)));
         of_devices.filter(|(_, queue)| !is_stuck(queue)).map(|(_, queue)| queue.waiting()).sum()
     }
 
     fn waiting_where(&self, is_meant: impl Fn(QueueKey) -> bool) -> usize {
-        self.lock().iter().filter(|(key, _)| is_meant(**key)).map(|(_, queue)| queue.waiting()).sum()
+        let state = self.lock();
+        state.queues.iter().filter(|(key, _)| is_meant(**key)).map(|(_, queue)| queue.waiting()).sum()
     }
 
     /// Tasks of one queue that are not done.
     pub fn waiting_in(&self, key: QueueKey) -> usize {
-        self.lock().get(&key).map_or(0, Queue::waiting)
+        self.lock().queues.get(&key).map_or(0, Queue::waiting)
     }
 
     /// Waits until no task is left for file systems and in the background, for so long at most.
@@ -133,21 +153,28 @@ impl SerialQueues {
     /// Does `task` behind all others with this key. One that panics is over. Without a thread (the system has none to
     /// give) it waits, until the next with this key is given one, or [`SerialQueues::retry`] is called.
     pub fn spawn(&self, key: QueueKey, task: impl FnOnce() + Send + 'static) {
-        let mut queues = self.lock();
-        let queue = queues.entry(key).or_default();
+        let mut state = self.lock();
+        let queue = state.queues.entry(key).or_default();
         queue.tasks.push_back(Box::new(task));
-        if queue.has_thread {
+        if std::mem::replace(&mut queue.has_thread, true) {
             return;
         }
-        queue.has_thread = true;
-        drop(queues);
-        self.start(key);
+        let is_handed = state.idle > state.handed.len();
+        if is_handed {
+            state.handed.push_back(key);
+        }
+        drop(state);
+        if is_handed {
+            self.state.1.notify_one();
+        } else {
+            self.start(key);
+        }
     }
 
     /// Starts threads for queues that have tasks and could be given none before. To be called from time to time.
     pub fn retry(&self) {
         let mut left = Vec::new();
-        for (key, queue) in self.lock().iter_mut().filter(|(_, queue)| !queue.has_thread) {
+        for (key, queue) in self.lock().queues.iter_mut().filter(|(_, queue)| !queue.has_thread) {
             queue.has_thread = true;
             left.push(*key);
         }
@@ -159,26 +186,58 @@ impl SerialQueues {
         let own = self.clone();
         let spawned = std::thread::Builder::new().name("quinion-serial".into()).spawn(move || own.run(key));
         if spawned.is_err()
-            && let Some(queue) = self.lock().get_mut(&key)
+            && let Some(queue) = self.lock().queues.get_mut(&key)
         {
             queue.has_thread = false;
         }
     }
 
-    /// The life of a queue's thread.
-    fn run(&self, key: QueueKey) {
+    /// The life of a thread: one queue, and others that it is handed after that.
+    fn run(&self, first: QueueKey) {
+        let mut key = Some(first);
+        while let Some(queue) = key {
+            self.empty(queue);
+            key = self.wait_for_queue();
+        }
+    }
+
+    /// Does the tasks of a queue until it has none, and is gone.
+    fn empty(&self, key: QueueKey) {
         loop {
-            let mut queues = self.lock();
-            let Some(queue) = queues.get_mut(&key) else { return };
+            let mut state = self.lock();
+            let Some(queue) = state.queues.get_mut(&key) else { return };
             queue.running = None;
             let Some(task) = queue.tasks.pop_front() else {
-                queues.remove(&key);
+                state.queues.remove(&key);
                 return;
             };
             queue.running = Some(Instant::now());
-            drop(queues);
+            drop(state);
             let _ = catch_unwind(AssertUnwindSafe(task));
         }
+    }
+
+    /// The next queue for this thread; `None` if it is to end.
+    fn wait_for_queue(&self) -> Option<QueueKey> {
+        let until = Instant::now() + IDLE_TIME;
+        let mut state = self.lock();
+        if state.idle >= IDLE_MAX {
+            return None;
+        }
+        state.idle += 1;
+        let next = loop {
+            if let Some(key) = state.handed.pop_front() {
+                break Some(key);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break None;
+            }
+            let waited = self.state.1.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        state.idle -= 1;
+        next
     }
 }
 
@@ -212,7 +271,51 @@ mod tests {
         while queues.waiting() > 0 {
             std::thread::yield_now();
         }
-        assert!(queues.lock().is_empty(), "a queue without tasks stays");
+        assert!(queues.lock().queues.is_empty(), "a queue without tasks stays");
+    }
+
+    /// 1. Processes join one after the other: each has a task in a queue of its own.
+    /// 2. A thread is started and ended for each.
+    #[test]
+    fn a_thread_that_has_emptied_its_queue_does_the_next() {
+        let queues = SerialQueues::default();
+        let (say, said) = channel();
+        let mut threads = HashMap::new();
+        for number in 0..100 {
+            let say = say.clone();
+            queues.spawn(QueueKey::Sender(ProcessName::numbered(number)), move || {
+                say.send(std::thread::current().id()).unwrap();
+            });
+            *threads.entry(said.recv().unwrap()).or_insert(0) += 1;
+            // The thread says so before it looks for another queue.
+            while queues.lock().idle == 0 {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(threads.len(), 1, "{threads:?}");
+    }
+
+    /// 1. Idle threads are handed queues, all at once, and end when their time is over.
+    /// 2. A queue is handed to a thread that ends: its task is never done.
+    #[test]
+    fn every_queue_that_is_handed_over_is_emptied() {
+        let queues = SerialQueues::default();
+        let (say, said) = channel();
+        for round in 0..20u32 {
+            for number in 0..8 {
+                let say = say.clone();
+                queues.spawn(QueueKey::Device(number), move || say.send(round).unwrap());
+            }
+            for _ in 0..8 {
+                assert_eq!(said.recv_timeout(Duration::from_secs(20)), Ok(round));
+            }
+            let state = queues.lock();
+            assert!(state.idle <= IDLE_MAX && state.handed.len() <= state.idle, "{}", state.idle);
+        }
+        while queues.lock().idle > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(queues.lock().handed.is_empty() && queues.lock().queues.is_empty());
     }
 
     /// 1. The system has no thread for a queue when its task comes.
@@ -223,7 +326,7 @@ mod tests {
         let (say, said) = channel();
         let mut tasks = VecDeque::new();
         tasks.push_back(Box::new(move || say.send(7).unwrap()) as Task);
-        queues.lock().insert(QueueKey::Background, Queue { tasks, ..Queue::default() });
+        queues.lock().queues.insert(QueueKey::Background, Queue { tasks, ..Queue::default() });
         queues.retry();
         assert_eq!(said.recv(), Ok(7));
         queues.retry(); // nothing is left, and no thread is started for that

@@ -34,7 +34,7 @@ impl Viewer {
     /// ends. Waits ten seconds at most.
     ///
     /// # Errors
-    /// Nobody of our user listens there, or it refuses; the message says why.
+    /// No process of our user listens there, or it refuses; the message says why.
     pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
         let until = Instant::now() + WELCOME_MAX;
         let end = reach(socket, until)?;

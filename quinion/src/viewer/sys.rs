@@ -1,6 +1,6 @@
 //! System calls without a C library.
 //!
-//! A viewer lives inside somebody else's program, where the C library's
+//! A viewer lives inside another program, where the C library's
 //! functions may be our own wrappers and `errno` is the program's. So what a
 //! viewer needs of the kernel it asks by the machine's own instruction. No
 //! function here touches `errno`, allocates, or is a cancellation point.
@@ -15,7 +15,7 @@ pub struct Errno(pub i32);
 impl Errno {
     /// "Bad file descriptor": a handle that was not given to the viewer that uses it.
     pub const BADF: Errno = Errno(9);
-    /// Somebody writes the file.
+    /// A process writes the file.
     pub const TXTBSY: Errno = Errno(26);
     /// A program watches the file.
     pub const BUSY: Errno = Errno(16);
@@ -117,7 +117,7 @@ pub fn result(answer: isize) -> Result<usize, Errno> {
 const FUTEX_WAIT: usize = 0;
 const FUTEX_WAKE: usize = 1;
 
-/// Sleeps until somebody wakes `word`, it is not `expected` any more, a signal comes or `millis`
+/// Sleeps until a thread wakes `word`, it is not `expected` any more, a signal comes or `millis`
 /// milliseconds passed. Which of them it was the caller finds out by looking. Works across processes.
 pub fn futex_wait(word: &AtomicU32, expected: u32, millis: u32) {
     let time = [i64::from(millis / 1000), i64::from(millis % 1000) * 1_000_000];
@@ -143,7 +143,7 @@ pub struct FutexWait<'a> {
 }
 
 impl<'a> FutexWait<'a> {
-    /// To wait until somebody wakes `word`, if it is `expected`.
+    /// To wait until a thread wakes `word`, if it is `expected`.
     pub fn new(word: &'a AtomicU32, expected: u32) -> Self {
         const FUTEX2_SIZE_U32: u32 = 2;
         let address = core::ptr::from_ref(word) as usize as u64;
@@ -152,7 +152,7 @@ impl<'a> FutexWait<'a> {
     }
 }
 
-/// Sleeps until somebody wakes one of `words`, at most [`FUTEXES_MAX`], or one is not as expected any more, a signal
+/// Sleeps until a thread wakes one of `words`, at most [`FUTEXES_MAX`], or one is not as expected any more, a signal
 /// comes, or `millis` milliseconds passed. `false`: the kernel cannot do that (before 5.16), or may not.
 #[must_use]
 pub fn futex_wait_any(words: &[FutexWait<'_>], millis: u32) -> bool {

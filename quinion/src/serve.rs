@@ -51,7 +51,7 @@
 //!  3. Every handle the owner gave is detached once: when the viewer says so, dies, or the service stops.
 //!  4. An answer to a question that its viewer has given up is taken back: it leaves no handle behind.
 //!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
-//!  (`sys/death_notice.rs`).
+//!     (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -711,7 +711,7 @@ struct MissWindow<'r> {
     window: Window,
     /// What of it the reader asked for.
     wanted: Range<PageIndex>,
-    /// Who said so, still locked.
+    /// The readahead that said so, still locked.
     judge: Option<RankedGuard<'r, Readahead>>,
     /// What the reader does when it is on its way.
     next: AfterSubmit,

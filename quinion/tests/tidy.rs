@@ -78,6 +78,7 @@ const UNSAFE_FILES: &[&str] = &[
     "quinion/tests/",
     "quinion/benches/",
     "faces/preload/",
+    "faces/python/src/memory.rs",
     "faces/cli/src/sys.rs",
     "faces/cli/src/sys/",
     "bench/src/sys/",

@@ -21,6 +21,7 @@ mod instructions;
 mod package;
 mod page;
 mod plan;
+mod python;
 mod step;
 mod suites;
 mod tools;

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, flagged, is_installed, repository, rustc_line, target_folder, with};
-use crate::{api, instructions, package, page, suites};
+use crate::{api, instructions, package, page, python, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
@@ -60,6 +60,7 @@ pub fn test() -> Vec<Step> {
         apart("preload-fmt", "faces/preload", "fmt --check"),
         apart("preload", "faces/preload", "clippy --release -- -D warnings"),
         apart("fuzz-fmt", "fuzz", "fmt --check"),
+        apart("python-fmt", "faces/python", "fmt --check"),
         Step::new(
             "docs",
             Action::Run(with(
@@ -97,6 +98,7 @@ pub fn test() -> Vec<Step> {
         Step::new("readme", Action::Call(readme_says_what_is_run)),
         hello(),
         grep(),
+        python::step(),
         instructions::step(),
     ]
 }

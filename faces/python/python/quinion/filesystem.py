@@ -1,0 +1,125 @@
+"""Fsspec: a file system whose reads go through a server's cache, and whose other calls go to the one it is chained to.
+
+`quinion::s3://bucket/key` lists, writes and deletes by the file system of `s3`, with that one's credentials, and reads by a
+server that has a store for `s3://bucket`:
+
+    pandas.read_parquet("quinion::s3://bucket/key", storage_options={"quinion": {"server": "tables"}})
+
+Each open asks for the object's version, so a read sees what was put before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from urllib.parse import quote
+
+import fsspec  # type: ignore[import-untyped]
+from fsspec.implementations.chained import ChainedFileSystem  # type: ignore[import-untyped]
+
+from . import File, connect
+
+__all__ = ["QuinionFileSystem"]
+
+
+class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
+    """Reads by the server `server`; the rest by the file system of `target_protocol`."""
+
+    protocol = "quinion"
+
+    def __init__(
+        self,
+        server: str,
+        target_protocol: str,
+        target_options: dict[str, Any] | None = None,
+        fo: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.client = connect(server)
+        self.fs = fsspec.filesystem(target_protocol, **(target_options or {}))
+        own = type(self)._strip_protocol
+        # Of the instance alone: the class knows no other file system.
+        self.__dict__["_strip_protocol"] = lambda path: self.fs._strip_protocol(own(path))
+
+    def _file(self, path: str) -> File:
+        url: str = self.fs.unstrip_protocol(self._strip_protocol(path))
+        scheme, _, rest = url.partition("://")
+        # The server decodes the keys of URLs; paths of local files are taken as they are.
+        return self.client.open(url if scheme == "file" else f"{scheme}://{quote(rest, safe='/')}")
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return self._file(path) if mode == "rb" else self.fs.open(path, mode, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
+        with self._file(path) as file:
+            first, length = _range(file.size, start, end)
+            return file.readall() if (start, end) == (None, None) else file.read_at(first, length)
+
+    def cat_ranges(
+        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
+    ) -> list[Any]:
+        starts = starts if isinstance(starts, list) else [starts] * len(paths)
+        ends = ends if isinstance(ends, list) else [ends] * len(paths)
+        if not len(paths) == len(starts) == len(ends):
+            raise ValueError("there must be as many starts and ends as paths")
+        places, answers = defaultdict(list), [None] * len(paths)
+        for place, path in enumerate(paths):
+            places[path].append(place)
+        for path, of_path in places.items():
+            try:
+                with self._file(path) as file:
+                    ranges = [_range(file.size, starts[place], ends[place]) for place in of_path]
+                    found: list[Any] = file.read_ranges(ranges)
+            except OSError as error:
+                if on_error != "return":
+                    raise
+                found = [error] * len(of_path)
+            for place, answer in zip(of_path, found, strict=True):
+                answers[place] = answer
+        return answers
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return self.fs.ls(path, detail=detail, **options)
+
+    def info(self, path: str, **options: Any) -> Any:
+        return self.fs.info(self._strip_protocol(path), **options)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.fs.invalidate_cache(path)
+
+    def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
+        self.fs.mkdir(path, create_parents=create_parents, **options)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self.fs.makedirs(path, exist_ok=exist_ok)
+
+    def rmdir(self, path: str) -> None:
+        self.fs.rmdir(path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        self.fs.rm(path, recursive=recursive, maxdepth=maxdepth)
+
+    def _rm(self, path: str) -> None:
+        self.fs._rm(path)
+
+    def rm_file(self, path: str) -> None:
+        self.fs.rm_file(path)
+
+    def cp_file(self, path1: str, path2: str, **options: Any) -> None:
+        self.fs.cp_file(path1, path2, **options)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        self.fs.pipe_file(path, value, mode=mode, **options)
+
+    def created(self, path: str) -> Any:
+        return self.fs.created(path)
+
+    def modified(self, path: str) -> Any:
+        return self.fs.modified(path)
+
+
+def _range(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """A slice's bytes within `size`, as offset and length."""
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(last - first, 0)

@@ -1,0 +1,108 @@
+//! Memory: bytes lent to Python, and bytes written into its buffers.
+//!
+//! A [`Pin`] lends its bytes by the buffer protocol. Each view counts as a reference to the `Pin`, so the bytes stay
+//! pinned until the last view, and whatever was made of it, is gone. Pins that do not lie together are copied.
+//!
+//! Invariants:
+//!  1. What is lent does not move or change while a view of it exists, and is read-only.
+//!  2. A forked child is lent nothing anew. A view that it has from its parent must not be read there: the memory is
+//!     not mapped in the child. The guide says so to users.
+#![allow(unsafe_code, reason = "the buffer protocol is pointers")]
+
+use std::ffi::{c_int, c_void};
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::{PyErr, ffi};
+use quinion_service::PinnedBytes;
+
+/// A range of an object or file, as a read-only buffer.
+#[pyclass(frozen, module = "quinion")]
+pub(crate) struct Pin(Held);
+
+enum Held {
+    Lent(PinnedBytes),
+    Copied(Box<[u8]>),
+}
+
+impl Pin {
+    /// Bytes that lie together are lent, others are copied and given back.
+    pub(crate) fn new(bytes: PinnedBytes) -> Self {
+        match bytes.as_slice() {
+            Some(_) => Self(Held::Lent(bytes)),
+            None => Self(Held::Copied(bytes.to_vec().into())),
+        }
+    }
+
+    fn slice(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Held::Lent(bytes) => bytes.as_slice(),
+            Held::Copied(bytes) => Some(bytes),
+        }
+    }
+}
+
+#[pymethods]
+impl Pin {
+    fn __len__(&self) -> usize {
+        match &self.0 {
+            Held::Lent(bytes) => bytes.len(),
+            Held::Copied(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether the bytes were copied: those of local files, and those that do not lie together in the cache.
+    #[getter]
+    fn is_copied(&self) -> bool {
+        match &self.0 {
+            Held::Lent(bytes) => bytes.is_copied(),
+            Held::Copied(_) => true,
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let how = if self.is_copied() { "copied" } else { "pinned" };
+        format!("<quinion.Pin: {} bytes, {how}>", self.__len__())
+    }
+
+    /// # Safety
+    /// Python calls this with a view that it may fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill"));
+        }
+        // SAFETY: Python lends the view for this call. It has no owner if this fails.
+        unsafe { (*view).obj = std::ptr::null_mut() };
+        let Some(bytes) = slf.get().slice() else {
+            let text = "these bytes were pinned by the parent of this process; pin them again here";
+            return Err(PyBufferError::new_err(text));
+        };
+        let first = bytes.as_ptr().cast_mut().cast::<c_void>();
+        // SAFETY: the bytes stay where they are as long as this `Pin` lives (head of this file); the view takes a
+        // reference to it, and is read-only, so nothing is written through the pointer.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first, bytes.len() as ffi::Py_ssize_t, 1, flags)
+        };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// Has `fill` write into a buffer of Python's, which is not moved or freed meanwhile.
+pub(crate) fn with_buffer<R>(
+    buffer: &Bound<'_, PyAny>,
+    fill: impl FnOnce(&mut [u8]) -> PyResult<R>,
+) -> PyResult<R> {
+    let buffer = PyBuffer::<u8>::get(buffer)?;
+    if buffer.readonly() || !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the buffer must be writable and lie together in memory"));
+    }
+    if buffer.len_bytes() == 0 {
+        return fill(&mut []);
+    }
+    // SAFETY: the buffer is writable, contiguous and as long as it says, and Python neither moves nor frees it while
+    // `buffer` lives. A thread of the caller's that writes to it meanwhile has a race of its own, as with every
+    // `readinto`: it changes which bytes the caller sees, and nothing else, as we do not read them.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    fill(bytes)
+}

@@ -1,0 +1,135 @@
+"""Files: they read as Python's own do, and fail as these do."""
+
+import errno
+import io
+import os
+import random
+import signal
+import threading
+
+import pytest
+import quinion
+from conftest import DATA, SIZE
+
+URL = "data://s/a"
+OPERATIONS = 1_000_000 if os.environ.get("QUINION_SOAK") else 100_000
+
+
+def test_operations_at_random_are_those_of_bytesio(client):
+    file, twin, rng = client.open(URL), io.BytesIO(DATA), random.Random(1)
+    for _ in range(OPERATIONS):
+        offset = rng.choice([rng.randrange(SIZE + 9000), SIZE - rng.randrange(9000)])
+        length = rng.choice([0, 1, rng.randrange(100), rng.randrange(9000)])
+        match rng.randrange(6):
+            case 0:
+                assert file.seek(offset) == twin.seek(offset)
+            case 1:
+                back = rng.randrange(4096)
+                assert file.seek(-back, os.SEEK_END) == twin.seek(-back, os.SEEK_END)
+            case 2:
+                assert file.read(length) == twin.read(length)
+            case 3:
+                mine, other = bytearray(length), bytearray(length)
+                assert file.readinto(mine) == twin.readinto(other)
+                assert mine == other
+            case 4:
+                assert file.read_at(offset, length) == DATA[offset : offset + length]
+            case 5:
+                assert bytes(file.pin(offset, length)) == DATA[offset : offset + length]
+        assert file.tell() == twin.tell()
+
+
+def test_whole_files_lines_and_buffered_readers(client):
+    with client.open(URL) as file:
+        assert file.size == SIZE and file.etag
+        assert file.read() == DATA and file.read() == b""
+        file.seek(100)
+        assert file.readall() == DATA[100:]
+        assert io.BufferedReader(client.open(URL)).readlines() == io.BytesIO(DATA).readlines()
+    with pytest.raises(ValueError):
+        file.read(1)
+    assert file.closed
+
+
+def test_ranges(client):
+    ranges = [(random.Random(n).randrange(SIZE - 5000), n) for n in range(0, 5000, 50)]
+    assert client.open(URL).read_ranges(ranges) == [DATA[o : o + n] for o, n in ranges]
+    for beyond in [(SIZE - 1, 2), (SIZE + 1, 0), (0, 1 << 63), ((1 << 64) - 1, 2)]:
+        with pytest.raises(EOFError):
+            client.open(URL).read_ranges([beyond])
+    with pytest.raises(OverflowError):
+        client.open(URL).read_at(-1, 5)
+
+
+def test_errors_are_those_of_python(client, server, tmp_path):
+    with pytest.raises(FileNotFoundError, match="data://s/none"):
+        client.open("data://s/none")
+    with pytest.raises(FileNotFoundError, match="no store"):
+        client.open("s3://elsewhere/x")
+    with pytest.raises(FileNotFoundError):
+        client.open(str(tmp_path / "none"))
+    with pytest.raises(ConnectionRefusedError, match="is its server running"):
+        quinion.connect(str(tmp_path / "none.sock"))
+    with pytest.raises(ValueError):
+        client.open(URL).readinto(b"read only")
+    with pytest.raises(ValueError, match="folder"):
+        quinion.serve(str(tmp_path / "x"), memory=16 << 20, stores={"a://b": "http://c"})
+
+
+def test_an_object_that_was_replaced_is_an_error(client, server):
+    file = client.open(URL)
+    new = server.objects / "new"
+    new.write_bytes(bytes(SIZE))
+    new.replace(server.objects / "a")
+    with pytest.raises(OSError) as failed:
+        file.read()
+    assert failed.value.errno == errno.ESTALE
+    assert client.open(URL).read() == bytes(SIZE)
+
+
+def test_a_killed_server_is_an_error(client, server):
+    file = client.open(URL)
+    pin = file.pin(0, SIZE)
+    server.kill()
+    with pytest.raises(ConnectionResetError, match="the server of the cache has ended"):
+        file.read()
+    assert bytes(pin) == DATA
+    assert client.owner_is_gone
+
+
+def test_local_files(client, tmp_path):
+    path = tmp_path / "local"
+    path.write_bytes(DATA)
+    file = client.open(str(path))
+    assert file.read() == DATA and bytes(file.pin(10, 10)) == DATA[10:20] and file.etag is None
+    assert client.open(path.as_uri()).read_at(SIZE - 3, 10) == DATA[-3:]
+    assert client.open("/proc/self/status").read().startswith(b"Name:")
+
+
+def test_the_gil_is_let_go_and_a_signal_ends_a_long_read(client, server):
+    class Interrupt(Exception):
+        pass
+
+    def handler(*_):
+        raise Interrupt
+
+    with (server.objects / "big").open("wb") as big:
+        big.truncate(1 << 30)
+    file, before = client.open("data://s/big"), signal.signal(signal.SIGUSR1, handler)
+    buffer = bytearray(1 << 30)
+    begun = threading.Event()
+
+    def send():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        with pytest.raises(Interrupt):
+            begun.set()
+            file.readinto(buffer)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert file.tell() == 0

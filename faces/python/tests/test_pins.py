@@ -1,0 +1,59 @@
+"""Pins: their bytes stay as long as a pin, a view or an array is held, and no longer."""
+
+import ctypes
+import gc
+import os
+
+import numpy
+import pytest
+from conftest import DATA, SIZE
+
+URL = "data://s/a"
+PINS = 1_000_000 if os.environ.get("QUINION_SOAK") else 100_000
+
+
+def test_a_pin_is_read_only_and_not_copied(client):
+    file = client.open(URL)
+    pin = file.pin(4096, 4096)
+    view = memoryview(pin)
+    assert not pin.is_copied and len(pin) == 4096 and view.readonly and view == DATA[4096:8192]
+    array = numpy.frombuffer(pin, dtype=numpy.uint8)
+    assert not array.flags.writeable and array.tobytes() == DATA[4096:8192]
+    again = numpy.frombuffer(file.pin(4096, 4096), dtype=numpy.uint8)
+    assert array.ctypes.data == again.ctypes.data
+    with pytest.raises(ValueError):
+        array.flags.writeable = True
+    with pytest.raises((BufferError, TypeError)):
+        (ctypes.c_char * 4096).from_buffer(pin)
+
+
+def test_the_last_holder_gives_a_pin_back(client, server):
+    file = client.open(URL)
+    pin = file.pin(0, 10_000)
+    array = numpy.frombuffer(pin, dtype=numpy.uint8)
+    part = memoryview(array)[100:200]
+    server.wait_for("pins", 1)
+    del pin, array
+    file.close()
+    gc.collect()
+    assert server.stats()["pins"] == 1
+    assert part == DATA[100:200]
+    del part
+    server.wait_for("pins", 0)
+    server.wait_for("open_files", 0)
+
+
+def test_pins_do_not_leak(client, server):
+    file = client.open(URL)
+    for n in range(PINS):
+        offset = n * 4096 % (SIZE - 100)
+        assert memoryview(file.pin(offset, 1))[0] == DATA[offset]
+    server.wait_for("pins", 0)
+    del file
+    server.wait_for("open_files", 0)
+
+
+def test_empty_pins_and_pins_beyond_the_end(client):
+    file = client.open(URL)
+    assert bytes(file.pin(0, 0)) == b"" and bytes(file.pin(SIZE, 5)) == b"" and bytes(file.pin(SIZE + 9, 5)) == b""
+    assert bytes(file.pin(SIZE - 2, 1 << 62)) == DATA[-2:]

@@ -17,7 +17,7 @@
 //! Invariants:
 //!  1. [`SerialQueues::spawn`] and [`SerialQueues::close`] do not wait.
 //!  2. A queue has one thread at most. There are as many threads as processes and file systems that keep us waiting.
-//!     Besides, [`IDLE_MAX`] wait for [`IDLE_TIME`] at most.
+//!     Besides, two threads without a queue wait for one, half a second at most.
 //!  3. While [`SerialQueues::are_full`], the owner admits no process that might add to them: so they are bounded.
 //!  4. There are at least as many idle threads as queues handed to them; an idle thread ends only if none is handed.
 

@@ -47,6 +47,7 @@ mod fetch;
 mod file;
 mod first_byte;
 mod options;
+mod known;
 mod plan;
 mod retry;
 mod stats;
@@ -60,3 +61,11 @@ pub use first_byte::FirstByte;
 pub use options::{Freshness, Options};
 pub use stats::FetchStats;
 pub use store::{CachedStore, cached, cached_with};
+
+/// What Quinion's other packages use of this one. It changes without notice.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::known::{
+        Known, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+    };
+}

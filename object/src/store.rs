@@ -12,10 +12,7 @@
 //! What is **known** of an object is its open handle and its attributes. How long that is believed is
 //! [`Freshness`]; by default not at all: each call asks, and its conditions go to the store with the question.
 //!
-//! A write that is under way while a HEAD is answered may be before or after it. So what a HEAD tells is kept only if
-//! no write through this store has ended since it was sent; the call itself may use it, since it is as old as the call.
-//!
-//! HEADs are answered in any order: what an older one tells does not take the place of what a newer one told.
+//! What a HEAD tells is kept by the rules of `known.rs`; the call itself may use it, since it is as old as the call.
 //!
 //! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
@@ -23,11 +20,9 @@
 //! overtaken by writers again and again is answered by the bare store. Later it is an error: a stream is of one
 //! version.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -36,13 +31,14 @@ use object_store::path::Path;
 use object_store::{
     Attributes, CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload,
     ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, RenameOptions, Result as StoreResult, UploadPart,
+    PutResult, RenameOptions, Result as StoreResult,
 };
 use quinion::Cache;
 
 use crate::cache::ObjectCache;
 use crate::error::{Error, Result};
 use crate::file::ObjectFile;
+use crate::known::{Known, NoteWrites, Upload, Written, is_to_be_asked, noting_deletions, resolve};
 use crate::options::{Freshness, Options};
 
 /// A long stream gives its bytes in parts of this many at most, cut where this is a divisor.
@@ -52,8 +48,6 @@ const WHOLE_PART_MAX: u64 = 8 << 20;
 /// A stream asks for so many bytes ahead of its reader, if the cache is large enough: a second of one connection, or
 /// what a network of 2 GB/s brings in the time to the first byte.
 const AHEAD_BYTES: u64 = 64 << 20;
-/// Of how many objects something is known at a time.
-const KNOWN_MAX: usize = 4096;
 /// How often a get is tried whose object is replaced each time, between the HEAD and the GET. After that the bare store
 /// answers, which needs but one request.
 const CHANGES_MAX: u32 = 3;
@@ -68,7 +62,7 @@ pub fn cached(store: Arc<dyn ObjectStore>, cache: Cache) -> Result<CachedStore> 
 
 /// The store of `objects`, read through its cache, with answers as old as `freshness` allows.
 pub fn cached_with(objects: ObjectCache, freshness: Freshness) -> CachedStore {
-    CachedStore { shared: Arc::new(Shared { objects, freshness, known: Mutex::default() }) }
+    CachedStore { shared: Arc::new(Shared { objects, known: Known::new(freshness) }) }
 }
 
 /// An `ObjectStore` whose reads come from a page cache. Cheap to clone; clones share what is known.
@@ -79,29 +73,22 @@ pub struct CachedStore {
 
 struct Shared {
     objects: ObjectCache,
-    freshness: Freshness,
-    known: Mutex<Known>,
+    known: Known<KnownObject>,
 }
 
-/// What HEADs have told.
-#[derive(Default)]
-struct Known {
-    objects: HashMap<Path, KnownObject>,
-    /// How many writes have ended.
-    writes: u64,
-}
-
+/// What a HEAD has told.
 #[derive(Clone)]
 struct KnownObject {
     file: ObjectFile,
     attributes: Attributes,
-    asked: Instant,
 }
 
 impl fmt::Debug for CachedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("CachedStore");
-        text.field("objects", &self.shared.objects).field("freshness", &self.shared.freshness).finish()
+        text.field("objects", &self.shared.objects)
+            .field("freshness", &self.shared.known.freshness())
+            .finish()
     }
 }
 
@@ -116,32 +103,17 @@ impl Shared {
         &self.objects.fetcher().store
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is known of the object and may be believed.
-    fn believed(&self, path: &Path) -> Option<KnownObject> {
-        let known = self.known();
-        let object = known.objects.get(path)?;
-        let is_believed = match self.freshness {
-            Freshness::Always => false,
-            Freshness::For(time) => object.asked.elapsed() < time,
-            Freshness::Immutable => true,
-        };
-        is_believed.then(|| object.clone())
-    }
-
     /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`. If it was
     /// asked by a GET, also the answer to that.
     async fn look(&self, path: &Path, options: &GetOptions) -> Result<(KnownObject, Option<GetResult>)> {
-        if let Some(object) = self.believed(path) {
+        let believed = self.known.believed(path);
+        if let Some(object) = believed.filter(|object| !is_to_be_asked(options, object.file.meta())) {
             let checked = options.check_preconditions(object.file.meta());
             checked.map_err(|source| Error::Open { path: path.clone(), source })?;
             return Ok((object, None));
         }
-        let (asked, writes) = (Instant::now(), self.known().writes);
-        let is_known = self.known().objects.contains_key(path);
+        let question = self.known.question();
+        let is_known = self.known.handle(path).is_some();
         let mut answered = None;
         // As much as the first fetch will want.
         let most = self.objects.fetcher().options.request_max.min(self.objects.ahead_max().max(PART_BYTES));
@@ -167,7 +139,7 @@ impl Shared {
             self.forget(path);
         }
         let (meta, attributes) = told?;
-        let handle = self.known().objects.get(path).map(|known| known.file.clone());
+        let handle = self.known.handle(path).map(|known| known.file);
         // The handle of the same version goes on: its readahead knows its reader.
         let file = match handle {
             Some(file) if *file.meta() == meta => {
@@ -176,53 +148,30 @@ impl Shared {
             }
             _ => self.objects.open_known(meta)?,
         };
-        let object = KnownObject { file, attributes, asked };
-        let mut known = self.known();
-        let is_newest = known.objects.get(path).is_none_or(|known| known.asked <= asked);
-        if known.writes == writes && is_newest {
-            known.keep(path, object.clone());
-        }
+        let object = KnownObject { file, attributes };
+        self.known.keep(path, object.clone(), question);
         Ok((object, answered))
     }
 
-    /// A write of the object has ended, well or not: nothing is known of it.
-    fn note_write(&self, path: &Path) {
-        self.known().writes += 1;
-        self.forget(path);
-    }
-
-    /// As [`Shared::note_write`], of objects whose names are not known.
-    fn note_writes(&self) {
-        let mut known = self.known();
-        known.writes += 1;
-        known.objects.clear();
-    }
-
     fn forget(&self, path: &Path) {
-        let gone = self.known().objects.remove(path);
-        // Handles that others have of it can go on, but it is not worth its memory.
-        if let Some(object) = gone {
-            object.file.drop_pages();
-        }
+        release(self.known.forget(path));
     }
 }
 
-impl Known {
-    fn keep(&mut self, path: &Path, object: KnownObject) {
-        if self.objects.len() >= KNOWN_MAX && !self.objects.contains_key(path) {
-            let mut times: Vec<_> = self.objects.values().map(|object| object.asked).collect();
-            let (_, &mut median, _) = times.select_nth_unstable(KNOWN_MAX / 2);
-            self.objects.retain(|_, object| object.asked > median);
-        }
-        self.objects.insert(path.clone(), object);
+/// Handles that others have of it can go on, but it is not worth its memory.
+fn release(gone: Option<KnownObject>) {
+    if let Some(object) = gone {
+        object.file.drop_pages();
     }
 }
 
-/// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.
-fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
-    let Some(range) = range else { return Ok(0..size) };
-    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
-    range.as_range(size).map_err(refused)
+impl NoteWrites for Shared {
+    fn note_write(&self, path: &Path) {
+        release(self.known.note_write(path));
+    }
+    fn note_writes(&self) {
+        self.known.note_writes();
+    }
 }
 
 /// The range of a GET that may take the place of a HEAD for a get with `options`: it is long, and begins where the
@@ -397,22 +346,7 @@ impl ObjectStore for CachedStore {
         &self,
         locations: BoxStream<'static, StoreResult<Path>>,
     ) -> BoxStream<'static, StoreResult<Path>> {
-        let shared = Arc::clone(&self.shared);
-        let bare = self.shared.bare().delete_stream(locations);
-        let deletion = Deletion { shared, is_over: false };
-        let noted = stream::unfold((bare, deletion), |(mut bare, deletion)| async move {
-            let Some(deleted) = bare.next().await else {
-                deletion.end();
-                return None;
-            };
-            match &deleted {
-                Ok(path) => deletion.shared.note_write(path),
-                // Which object it was is not told, and it may be gone all the same.
-                Err(_) => deletion.shared.note_writes(),
-            }
-            Some((deleted, (bare, deletion)))
-        });
-        noted.boxed()
+        noting_deletions(Arc::clone(&self.shared), self.shared.bare().delete_stream(locations))
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
@@ -439,66 +373,5 @@ impl ObjectStore for CachedStore {
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> StoreResult<()> {
         let _written = Written(Arc::clone(&self.shared), vec![from.clone(), to.clone()]);
         self.shared.bare().rename_opts(from, to, options).await
-    }
-}
-
-/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
-/// the future, and then the write may have been done.
-struct Written(Arc<Shared>, Vec<Path>);
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        self.1.iter().for_each(|path| self.0.note_write(path));
-    }
-}
-
-/// Objects that are being deleted. If the caller drops the stream before its end, it is not known which are gone.
-struct Deletion {
-    shared: Arc<Shared>,
-    is_over: bool,
-}
-
-impl Deletion {
-    /// All of them were told.
-    fn end(mut self) {
-        self.is_over = true;
-    }
-}
-
-impl Drop for Deletion {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.shared.note_writes();
-        }
-    }
-}
-
-/// An upload whose end is a write.
-struct Upload {
-    upload: Box<dyn MultipartUpload>,
-    path: Path,
-    shared: Arc<Shared>,
-}
-
-impl fmt::Debug for Upload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload")
-            .field("path", &self.path)
-            .field("upload", &self.upload)
-            .finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl MultipartUpload for Upload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        self.upload.put_part(data)
-    }
-    async fn complete(&mut self) -> StoreResult<PutResult> {
-        let _written = Written(Arc::clone(&self.shared), vec![self.path.clone()]);
-        self.upload.complete().await
-    }
-    async fn abort(&mut self) -> StoreResult<()> {
-        self.upload.abort().await
     }
 }

@@ -12,6 +12,9 @@ use crate::file::ClientFile;
 use crate::socket::path_of;
 
 /// A connection to a server's cache. Cheap to clone; all clients of one server in a process are one connection.
+///
+/// When the server has ended and another listens in its place, what is opened next is that one's. What was open before
+/// stays with the old one: its reads fail, or are the kernel's.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<Connection>,
@@ -37,18 +40,26 @@ impl Client {
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerGone`]; [`ErrorKind::TimedOut`];
     /// [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
+        let connection = &self.current()?;
         match name.split_once("://") {
-            Some(("file", path)) => ClientFile::open_local(&self.connection, path),
-            Some(_) => ClientFile::open_object(&self.connection, name),
-            None => ClientFile::open_local(&self.connection, name),
+            Some(("file", path)) => ClientFile::open_local(connection, path),
+            Some(_) => ClientFile::open_object(connection, name),
+            None => ClientFile::open_local(connection, name),
         }
     }
 
-    /// Whether the server has ended, however it ended.
+    /// The connection to the server that is there now; the old one, if there is none.
+    fn current(&self) -> Result<Arc<Connection>> {
+        let old = &self.connection;
+        let new = old.viewer()?.owner_is_gone().then(|| Connection::to(old.socket()).ok()).flatten();
+        Ok(new.unwrap_or_else(|| Arc::clone(old)))
+    }
+
+    /// Whether the server has ended, however it ended, and no other listens in its place.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
     pub fn owner_is_gone(&self) -> Result<bool> {
-        Ok(self.connection.viewer()?.owner_is_gone())
+        Ok(self.current()?.viewer()?.owner_is_gone())
     }
 }

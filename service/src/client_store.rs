@@ -11,8 +11,7 @@
 //! which runtime that is does not matter. What is cached and short is copied without them.
 //!
 //! What is **known** of an object is its open handle. How long that is believed is [`Freshness`]; by default not at
-//! all. A write that is under way while an open is answered may be before or after it: so the handle is kept only if
-//! no write through this store has ended since it was asked for.
+//! all. It is kept and forgotten by the rules of `quinion_object`'s `known.rs`.
 //!
 //! When the server has ended, or cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], a GET
 //! of the store given. A stream that has begun goes on there under the condition of its strong ETag, and is an error
@@ -24,23 +23,24 @@
 //!
 //! Not promised: that `Bytes` can be read in a forked child. They may lie in memory that only this process has.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    RenameOptions, Result as StoreResult, UploadPart,
+    CopyOptions, Error as StoreError, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
+    Result as StoreResult,
 };
 use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
+use quinion_object::internals::{
+    Known, NoteWrites, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+};
 use tokio::runtime::Runtime;
 
 use crate::client::Client;
@@ -55,8 +55,6 @@ const PART_BYTES: u64 = 1 << 20;
 const WHOLE_PART_MAX: u64 = 8 << 20;
 /// A stream asks for so many bytes ahead of its reader.
 const AHEAD_BYTES: u64 = 16 << 20;
-/// Of how many objects something is known at a time.
-const KNOWN_MAX: usize = 4096;
 /// How often a get is tried whose object is replaced each time. After that the store given answers.
 const CHANGES_MAX: u32 = 3;
 /// How many questions may wait at a time.
@@ -115,10 +113,8 @@ impl ClientStoreBuilder {
         let Self { store, client, prefix, freshness, failover } = self;
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
-        let known = Mutex::default();
-        Ok(ClientStore {
-            shared: Arc::new(Shared { store, client, prefix, freshness, failover, threads, known }),
-        })
+        let known = Known::new(freshness);
+        Ok(ClientStore { shared: Arc::new(Shared { store, client, prefix, failover, threads, known }) })
     }
 }
 
@@ -132,25 +128,16 @@ struct Shared {
     store: Arc<dyn ObjectStore>,
     client: Client,
     prefix: String,
-    freshness: Freshness,
     failover: Failover,
     threads: Threads,
-    known: Mutex<Known>,
+    known: Known<KnownObject>,
 }
 
-/// What opens have told.
-#[derive(Default)]
-struct Known {
-    objects: HashMap<Path, KnownObject>,
-    /// How many writes have ended.
-    writes: u64,
-}
-
+/// What an open has told.
 #[derive(Clone)]
 struct KnownObject {
     file: ClientFile,
     meta: ObjectMeta,
-    asked: Instant,
 }
 
 /// Where questions wait.
@@ -195,9 +182,9 @@ impl Drop for Threads {
 
 impl fmt::Debug for ClientStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { store, prefix, freshness, failover, .. } = &*self.shared;
+        let Shared { store, prefix, known, failover, .. } = &*self.shared;
         let mut text = f.debug_struct("ClientStore");
-        text.field("store", store).field("prefix", prefix).field("freshness", freshness);
+        text.field("store", store).field("prefix", prefix).field("freshness", &known.freshness());
         text.field("failover", failover).finish_non_exhaustive()
     }
 }
@@ -218,80 +205,39 @@ enum Asked<T> {
 }
 
 impl Shared {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The name by which the server opens it: a URL is percent-decoded there.
     fn url(&self, path: &Path) -> String {
         format!("{}/{}", self.prefix, path.as_ref().replace('%', "%25"))
     }
 
-    /// What is known of the object and may be believed.
-    fn believed(&self, path: &Path) -> Option<KnownObject> {
-        let known = self.known();
-        let object = known.objects.get(path)?;
-        let is_believed = match self.freshness {
-            Freshness::For(time) => object.asked.elapsed() < time,
-            Freshness::Immutable => true,
-            _ => false,
-        };
-        is_believed.then(|| object.clone())
-    }
-
-    /// The object as it is: as far as is believed, or as the server tells.
-    async fn look(&self, path: &Path) -> Result<KnownObject> {
-        if let Some(object) = self.believed(path) {
+    /// The object as it is: as far as is believed and fulfils the conditions, or as the server tells.
+    async fn look(&self, path: &Path, options: &GetOptions) -> Result<KnownObject> {
+        // First: in a forked child a lock may be one that no thread gives back.
+        if self.threads.process.is_forked() {
+            return Err(Error::forked());
+        }
+        let believed = self.known.believed(path);
+        if let Some(object) = believed.filter(|object| !is_to_be_asked(options, &object.meta)) {
             return Ok(object);
         }
-        let (asked, writes) = (Instant::now(), self.known().writes);
+        let question = self.known.question();
         let (client, url) = (self.client.clone(), self.url(path));
         let opened = self.threads.run(move || client.open(&url)).await;
         if matches!(&opened, Err(error) if error.told() == Some(libc::ENOENT)) {
             self.forget(path);
         }
         let file = opened?;
-        let meta = meta_of(path, &file);
-        let object = KnownObject { file, meta, asked };
-        if self.freshness != Freshness::Always {
-            self.keep(path, &object, writes);
+        let object = KnownObject { meta: meta_of(path, &file), file };
+        if self.known.freshness() != Freshness::Always {
+            self.known.keep(path, object.clone(), question);
         }
         Ok(object)
     }
 
-    fn keep(&self, path: &Path, object: &KnownObject, writes: u64) {
-        let mut known = self.known();
-        let is_newest = known.objects.get(path).is_none_or(|other| other.asked <= object.asked);
-        if known.writes != writes || !is_newest {
-            return;
-        }
-        let mut gone = Vec::new(); // given back not under the lock
-        if known.objects.len() >= KNOWN_MAX && !known.objects.contains_key(path) {
-            gone.extend(std::mem::take(&mut known.objects));
-        }
-        let before = known.objects.insert(path.clone(), object.clone());
-        drop(known);
-        drop((gone, before));
-    }
-
-    /// A write of the object has ended, well or not: nothing is known of it.
-    fn note_write(&self, path: &Path) {
-        self.known().writes += 1;
-        self.forget(path);
-    }
-
-    /// As [`Shared::note_write`], of objects whose names are not known.
-    fn note_writes(&self) {
-        let mut known = self.known();
-        known.writes += 1;
-        let gone = std::mem::take(&mut known.objects);
-        drop(known);
-        drop(gone);
-    }
-
     fn forget(&self, path: &Path) {
-        let gone = self.known().objects.remove(path);
-        drop(gone); // not under the lock: it is given back to the server
+        if !self.threads.process.is_forked() {
+            drop(self.known.forget(path)); // not under the lock: it is given back to the server
+        }
     }
 
     /// The bytes of `range`, which lies inside the object, in pieces as they lie in memory.
@@ -330,7 +276,7 @@ impl Shared {
 
     /// A get, from the server's cache.
     async fn get(self: &Arc<Self>, path: &Path, options: &GetOptions) -> StoreResult<Asked<GetResult>> {
-        let KnownObject { file, meta, .. } = match self.look(path).await {
+        let KnownObject { file, meta } = match self.look(path, options).await {
             Ok(object) => object,
             Err(error) => return self.after(path, error),
         };
@@ -352,7 +298,7 @@ impl Shared {
 
     /// Ranges, from the server's cache.
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Asked<Vec<Bytes>>> {
-        let KnownObject { file, meta, .. } = match self.look(path).await {
+        let KnownObject { file, meta } = match self.look(path, &GetOptions::new()).await {
             Ok(object) => object,
             Err(error) => return self.after(path, error),
         };
@@ -365,11 +311,17 @@ impl Shared {
     }
 }
 
-/// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.
-fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
-    let Some(range) = range else { return Ok(0..size) };
-    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
-    range.as_range(size).map_err(refused)
+impl NoteWrites for Shared {
+    fn note_write(&self, path: &Path) {
+        if !self.threads.process.is_forked() {
+            drop(self.known.note_write(path));
+        }
+    }
+    fn note_writes(&self) {
+        if !self.threads.process.is_forked() {
+            self.known.note_writes();
+        }
+    }
 }
 
 fn meta_of(path: &Path, file: &ClientFile) -> ObjectMeta {
@@ -401,7 +353,7 @@ fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
     if len > COPIED_MAX {
         match file.pin(range.clone()) {
             Ok(pinned) if pinned.len() as u64 == len => return Ok(pinned.pieces()),
-            Err(error) if !matches!(error.kind(), ErrorKind::Full | ErrorKind::Other) => return Err(error),
+            Err(error) if error.kind() != ErrorKind::Full => return Err(error),
             _ => {}
         }
     }
@@ -570,17 +522,7 @@ impl ObjectStore for ClientStore {
         &self,
         locations: BoxStream<'static, StoreResult<Path>>,
     ) -> BoxStream<'static, StoreResult<Path>> {
-        let deletion = Deletion(Arc::clone(&self.shared));
-        let deleted = self.shared.store.delete_stream(locations);
-        let noted = deleted.map(move |deleted| {
-            match &deleted {
-                Ok(path) => deletion.0.note_write(path),
-                // Which object it was is not told, and it may be gone all the same.
-                Err(_) => deletion.0.note_writes(),
-            }
-            deleted
-        });
-        noted.boxed()
+        noting_deletions(Arc::clone(&self.shared), self.shared.store.delete_stream(locations))
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
@@ -607,53 +549,5 @@ impl ObjectStore for ClientStore {
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> StoreResult<()> {
         let _written = Written(Arc::clone(&self.shared), vec![from.clone(), to.clone()]);
         self.shared.store.rename_opts(from, to, options).await
-    }
-}
-
-/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
-/// the future, and then the write may have been done.
-struct Written(Arc<Shared>, Vec<Path>);
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        self.1.iter().for_each(|path| self.0.note_write(path));
-    }
-}
-
-/// Objects that are being deleted. When the stream is dropped before its end, it is not known which are gone; so
-/// afterwards nothing is known of any.
-struct Deletion(Arc<Shared>);
-
-impl Drop for Deletion {
-    fn drop(&mut self) {
-        self.0.note_writes();
-    }
-}
-
-/// An upload whose end is a write.
-struct Upload {
-    upload: Box<dyn MultipartUpload>,
-    path: Path,
-    shared: Arc<Shared>,
-}
-
-impl fmt::Debug for Upload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = f.debug_struct("Upload");
-        text.field("path", &self.path).field("upload", &self.upload).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl MultipartUpload for Upload {
-    fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        self.upload.put_part(data)
-    }
-    async fn complete(&mut self) -> StoreResult<PutResult> {
-        let _written = Written(Arc::clone(&self.shared), vec![self.path.clone()]);
-        self.upload.complete().await
-    }
-    async fn abort(&mut self) -> StoreResult<()> {
-        self.upload.abort().await
     }
 }

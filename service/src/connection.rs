@@ -7,13 +7,19 @@
 //! A question is asked until it is answered, or the deadline has passed. A server that is busy (all slots in use, a
 //! store that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
 //!
+//! What is **given back** (handles, pins) is told in order. It comes from drops, which must not wait for a server that
+//! stands still: so only the first that finds no room waits, for a second. What is owed then is told with what is given
+//! back or asked next.
+//!
 //! Invariants:
 //!  1. Nothing here is touched in a forked child: its memory is not there.
 //!  2. Every wait ends: by the deadline, or some tenths of a second after the server has ended.
 
+use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -31,7 +37,7 @@ use crate::stores::About;
 const STILL_MILLIS_MAX: u32 = 5000;
 /// How long bytes and opens are waited for, as long as the server is well: longer than a fetch with all its retries.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// How long what a client gives back waits for room among its questions.
+/// How long what a client gives back waits for room among its questions, if nothing is owed.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
 /// How long another thread may take to connect.
 const CONNECT_MAX: Duration = Duration::from_secs(20);
@@ -50,7 +56,14 @@ pub(crate) struct Connection {
     viewer: Viewer,
     socket: PathBuf,
     process: ForkGuard,
+    /// What was to be given back and found no room.
+    owed: Mutex<VecDeque<GivenBack>>,
+    /// Whether there is any, for those that only want to know: the lock orders the rest.
+    owes: AtomicBool,
 }
+
+/// A question that has no answer.
+type GivenBack = (Operation, [u64; 3]);
 
 impl Connection {
     /// The connection to the server that listens there, made now if there is none.
@@ -77,7 +90,13 @@ impl Connection {
         }
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
         let viewer = Viewer::connect(socket, &hello).map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX);
-        let new = Arc::new(Self { viewer, socket: socket.into(), process: ForkGuard::new() });
+        let new = Arc::new(Self {
+            viewer,
+            socket: socket.into(),
+            process: ForkGuard::new(),
+            owed: Mutex::default(),
+            owes: AtomicBool::new(false),
+        });
         known.push((key, Arc::clone(&new)));
         Ok(new)
     }
@@ -106,6 +125,11 @@ impl Connection {
         arguments: [u64; 3],
         time: Duration,
     ) -> std::result::Result<[u64; 2], RequestError> {
+        if self.owes.load(Ordering::Relaxed)
+            && let Ok(mut owed) = self.owed.try_lock()
+        {
+            self.pay(&mut owed, Duration::ZERO);
+        }
         let (mut retry, begun) = (RetryDeadline::new(time), Instant::now());
         let still_max = Duration::from_millis(STILL_MILLIS_MAX.into());
         loop {
@@ -168,10 +192,24 @@ impl Connection {
         if self.process.is_forked() {
             return; // it is the parent's
         }
-        let mut retry = RetryDeadline::new(GIVE_BACK_MAX);
-        // Where there is no room for that long, or the server stands still, it has it until this process ends.
-        let not_yet = [Err(RequestError::NoSlot), Err(RequestError::Late)];
-        while not_yet.contains(&self.viewer.tell(operation, arguments)) && retry.pause() {}
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        let wait = if owed.is_empty() { GIVE_BACK_MAX } else { Duration::ZERO };
+        owed.push_back((operation, arguments));
+        self.pay(&mut owed, wait);
+    }
+
+    /// Tells what is owed, as far as there is room within `wait`.
+    fn pay(&self, owed: &mut MutexGuard<'_, VecDeque<GivenBack>>, wait: Duration) {
+        let mut retry = RetryDeadline::new(wait);
+        while let Some(&(operation, arguments)) = owed.front() {
+            match self.viewer.tell(operation, arguments) {
+                Ok(()) => drop(owed.pop_front()),
+                Err(RequestError::NoSlot) if retry.pause() => {}
+                Err(RequestError::NoSlot | RequestError::Late) => break,
+                Err(_) => owed.clear(), // the server has ended, and has all of it back
+            }
+        }
+        self.owes.store(!owed.is_empty(), Ordering::Relaxed);
     }
 }
 
@@ -245,5 +283,32 @@ mod tests {
             let answer = connection.ask(Operation::Fill, no_handle, DEADLINE);
             assert_eq!(answer, Err(RequestError::Errno(Errno::BADF.0)));
         }
+    }
+
+    /// 1. A server stands still while pins are dropped: what is told of them finds no room.
+    /// 2. The server has them until this process ends.
+    #[test]
+    fn what_could_not_be_given_back_is_told_with_the_next_question() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
+        let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
+        let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+        let connection = Connection::to(server.socket()).unwrap();
+        let owed = || connection.owed.lock().unwrap().len();
+        let no_handle = [1 << 40, 0, 1];
+        for _ in 0..100_000 {
+            // A question that is given up has all refused until the server's heart beats.
+            let _ = connection.viewer.request_within(Operation::Fill, no_handle, 0);
+            connection.give_back(Operation::Detach, no_handle);
+            if owed() > 0 {
+                break;
+            }
+        }
+        assert!(owed() > 0, "all could be told");
+        while owed() > 0 {
+            let answer = connection.ask(Operation::Fill, no_handle, DEADLINE);
+            assert_eq!(answer, Err(RequestError::Errno(Errno::BADF.0)));
+        }
+        connection.give_back(Operation::Detach, no_handle);
     }
 }

@@ -197,7 +197,8 @@ impl ClientFile {
     }
 
     /// The bytes of `range`, or as many as there are. Of an object they are not copied: the server keeps them where
-    /// they are as long as this value lives, or this process does. Of a local file, which may change, they are copied.
+    /// they are as long as this value lives, or this process does. Of a local file, which may change, they are copied;
+    /// and so are, rarely, those of an object whose place in the cache could not be found.
     ///
     /// # Errors
     /// [`ErrorKind::Full`]: this process has pinned as much as it may; and those of [`ClientFile::read_at`].
@@ -216,12 +217,11 @@ impl ClientFile {
         let [pin, bytes] = answer.map_err(|error| Error::of_request(self.name(), error))?;
         let pinned = PinnedBytes::new(&self.inner, [viewed.handle, pin, 0]);
         let is_whole = bytes == len;
-        pinned.locate(viewer, &viewed.file(), (range.start, len as usize)).filter(|_| is_whole).ok_or_else(
-            || {
-                let text = format!("cannot pin bytes of {}: they are not where the server says", self.name());
-                Error::new(ErrorKind::Other, text)
-            },
-        )
+        match pinned.locate(viewer, &viewed.file(), (range.start, len as usize)).filter(|_| is_whole) {
+            Some(pinned) => Ok(pinned),
+            // The index changed beside each look.
+            None => self.copied(range.start, len),
+        }
     }
 
     /// Fills the buffer from byte `offset` on, if all of that is cached; no system call is made.
@@ -254,7 +254,13 @@ impl ClientFile {
     }
 
     fn copied(&self, offset: u64, len: u64) -> Result<PinnedBytes> {
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX).min(isize::MAX as usize)];
+        let mut bytes = Vec::new();
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        bytes.try_reserve_exact(len).map_err(|_| {
+            let text = format!("cannot copy {len} bytes of {}", self.name());
+            Error::of_io(ErrorKind::Other, text, std::io::ErrorKind::OutOfMemory.into())
+        })?;
+        bytes.resize(len, 0);
         let read = self.read_at(&mut bytes, offset)?;
         bytes.truncate(read);
         Ok(PinnedBytes::copied(&self.inner, bytes))

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
+use percent_encoding::percent_decode_str;
 use quinion::internals::serve::NameRefusal;
 use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion::internals::viewer::sys::Errno;
@@ -94,7 +95,11 @@ impl NameOpener for Stores {
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
-        let path = Path::from_url_path(key).map_err(|error| failed(Errno::INVAL, &error))?;
+        let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
+        let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
+        if path.as_ref() != key {
+            return Err(failed(Errno::INVAL, &"a key that begins or ends with a slash cannot be opened"));
+        }
         let opened = objects.open_with_attributes(&path);
         let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
         Ok(Arc::new(OpenedObject { file, attributes }))

@@ -11,11 +11,11 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, integration};
+use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, integration};
 use proptest::prelude::*;
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
-use quinion_service::{Client, ClientStore, Failover, Server, cached};
+use quinion_service::{Client, ClientStore, ErrorKind, Failover, Server, cached};
 
 #[path = "../../object/tests/common/mod.rs"]
 mod common;
@@ -27,21 +27,25 @@ use differential::{calls, kind, made};
 const ALL: [Freshness; 3] =
     [Freshness::Always, Freshness::For(Duration::from_secs(3600)), Freshness::Immutable];
 
+fn serve(folder: &std::path::Path, store: Arc<dyn ObjectStore>, memory: u64) -> Server {
+    let cache = Cache::builder().memory(memory).build().unwrap();
+    let server = Server::builder(cache).store("s3://bucket", store, Options::new());
+    server.start(folder.join("q/s.sock").to_str().unwrap()).unwrap()
+}
+
 /// A server of `store`, its folder, and a client of it.
 struct Stage {
     server: Option<Server>,
     client: Client,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Stage {
     fn new(store: Arc<dyn ObjectStore>, memory: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::builder().memory(memory).build().unwrap();
-        let server = Server::builder(cache).store("s3://bucket", store, Options::new());
-        let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
+        let server = serve(folder.path(), store, memory);
         let client = Client::connect(server.socket().to_str().unwrap()).unwrap();
-        Self { server: Some(server), client, _folder: folder }
+        Self { server: Some(server), client, folder }
     }
 
     fn over(&self, store: Arc<dyn ObjectStore>, freshness: Freshness) -> ClientStore {
@@ -155,6 +159,78 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     assert!(is_told || at == 24 << 20, "{at} bytes, then {error:?}");
     let all = store.get(&path).await.unwrap().bytes().await.unwrap();
     common::check(3, 0, &all);
+}
+
+/// 1. An object is believed never to change, and does.
+/// 2. A get on the condition that it is the new one fails by the metadata of the old one.
+#[tokio::test]
+async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
+    let server = common::Server::with_object(100_000);
+    let stage = Stage::new(server.store(), 16 << 20);
+    let store = stage.over(server.store(), Freshness::Immutable);
+    let path = Path::from("object");
+    store.head(&path).await.unwrap();
+    server.control.change("object");
+    let if_match = |tag: &str| GetOptions::new().with_if_match(Some(tag.to_owned()));
+    let result = store.get_opts(&path, if_match("\"v2\"")).await.unwrap();
+    common::check(2, 0, &result.bytes().await.unwrap());
+    let error = store.get_opts(&path, if_match("\"v1\"")).await.unwrap_err();
+    assert!(matches!(error, Error::Precondition { .. }), "{error}");
+}
+
+/// 1. A server ends, and another listens in its place.
+/// 2. Clients of the first fail for as long as they live.
+#[tokio::test]
+async fn after_a_new_server_has_come_what_is_opened_is_of_that_one() {
+    let bare = Arc::new(InMemory::new());
+    let mut stage = Stage::new(bare.clone(), 16 << 20);
+    let path = Path::from("a");
+    bare.put(&path, "one".into()).await.unwrap();
+    let store = stage.over(bare.clone(), Freshness::Immutable);
+    assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), "one");
+    stage.server.take().unwrap().stop();
+    bare.put(&path, "two".into()).await.unwrap();
+    assert!(stage.client.owner_is_gone().unwrap());
+    let error = stage.client.open("s3://bucket/a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OwnerGone, "{error}");
+    stage.server = Some(serve(stage.folder.path(), bare, 16 << 20));
+    assert!(!stage.client.owner_is_gone().unwrap());
+    assert_eq!(stage.client.open("s3://bucket/a").unwrap().len(), 3);
+    let other = stage.over(Arc::new(InMemory::new()), Freshness::Always);
+    assert_eq!(other.get(&path).await.unwrap().bytes().await.unwrap(), "two");
+}
+
+/// 1. A store has the keys `a`, `/a` and `a/`, as S3 may.
+/// 2. The names of the last two open the first.
+#[test]
+fn a_name_whose_slashes_would_be_cut_opens_nothing() {
+    let bare = Arc::new(InMemory::new());
+    let stage = Stage::new(bare.clone(), 16 << 20);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(bare.put(&Path::from("a"), "1".into())).unwrap();
+    assert_eq!(stage.client.open("s3://bucket/%61").unwrap().len(), 1);
+    for name in ["s3://bucket//a", "s3://bucket/a/", "s3://bucket/%2fa", "s3://bucket/a%2F"] {
+        let error = stage.client.open(name).unwrap_err();
+        assert!(error.to_string().contains("slash"), "{name}: {error}");
+    }
+}
+
+/// 1. A local file says that it has more bytes than there is memory.
+/// 2. To pin it ends the process.
+#[test]
+fn a_pin_of_a_local_file_beyond_all_memory_is_an_error() {
+    let policy = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap();
+    if policy.trim() == "1" {
+        println!("SKIPPED: this kernel promises memory that it has not");
+        return;
+    }
+    let stage = Stage::new(Arc::new(InMemory::new()), 16 << 20);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(8 << 40).unwrap();
+    let local = stage.client.open(file.path().to_str().unwrap()).unwrap();
+    let error = local.pin(0..8 << 40).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Other, "{error}");
+    assert_eq!(local.pin(0..4096).unwrap().to_vec(), [0; 4096]);
 }
 
 // ---- other processes --------------------------------------------------------------------------------------------

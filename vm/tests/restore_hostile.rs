@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use quinion::Cache;
@@ -35,15 +36,33 @@ fn be_the_monitor() {
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 const PAGES: u64 = 300;
 
+/// A process that is begun closes its copies of this one's descriptors, and waits if one lingers. So the test whose
+/// sockets linger runs beside no other.
+static APART: RwLock<()> = RwLock::new(());
+
+/// What keeps others away, or is kept away.
+enum Turn {
+    Beside(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>),
+    Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
+}
+
 struct Stage {
     folder: TempDir,
     image: Image,
     cache: Cache,
+    _turn: Turn,
 }
 
 impl Stage {
     fn new() -> Self {
+        Self::with(Turn::Beside(APART.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+    fn alone() -> Self {
+        Self::with(Turn::Alone(APART.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+    fn with(turn: Turn) -> Self {
         let stage = Self {
+            _turn: turn,
             folder: tempfile::tempdir().unwrap(),
             image: Image::new(21, PAGES),
             cache: Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap(),
@@ -442,7 +461,7 @@ fn hostile_descriptor() {
     if !vmm::has("hostile_descriptor", &[REMOVALS]) {
         return;
     }
-    let stage = Stage::new();
+    let stage = Stage::alone();
     // All processes are begun now: a child that is begun later closes its copies of our descriptors, and waits.
     let mut honest = Monitor::idle();
     let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();

@@ -5,6 +5,8 @@
 //!
 //! Nothing here survives a fork; the Python half connects and opens again.
 
+use std::time::UNIX_EPOCH;
+
 use pyo3::exceptions::{PyEOFError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -94,6 +96,12 @@ impl RawFile {
     #[getter]
     fn version(&self) -> Option<&str> {
         self.file.version()
+    }
+    /// When the object was put, in nanoseconds since 1970, if its store told that.
+    #[getter]
+    fn modified_ns(&self) -> Option<u128> {
+        let since = self.file.modified()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
+        (since > 0).then_some(since)
     }
     #[getter]
     fn is_object(&self) -> bool {

@@ -43,9 +43,15 @@ pub(crate) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let Some(running) = self.take() else { return };
         if std::process::id() != self.process {
-            std::mem::forget(self.take());
+            std::mem::forget(running);
+            return;
         }
+        // Its threads are waited for, and not by all of Python's.
+        let mut running = Some(running);
+        Python::try_attach(|py| py.detach(|| drop(running.take())));
+        drop(running);
     }
 }
 
@@ -165,7 +171,10 @@ fn memory(objects: HashMap<String, Vec<u8>>) -> Result<Arc<dyn ObjectStore>, Str
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
     let store = InMemory::new();
     for (key, bytes) in objects {
-        let put = async { store.put(&Path::from(key), PutPayload::from(bytes)).await };
+        // As the keys of URLs are read.
+        let path = Path::parse(&key).ok().filter(|path| path.as_ref() == key);
+        let path = path.ok_or_else(|| format!("{key:?} cannot be a key"))?;
+        let put = async { store.put(&path, PutPayload::from(bytes)).await };
         runtime.block_on(put).map_err(|error| error.to_string())?;
     }
     Ok(Arc::new(store))

@@ -89,6 +89,15 @@ def test_an_object_that_was_replaced_is_an_error(client, server):
     assert client.open(URL).read() == bytes(SIZE)
 
 
+def test_after_a_new_server_has_come_a_client_opens_there(client, server, tmp_path_factory):
+    assert client.open(URL).read_at(0, 4) == DATA[:4]
+    server.kill()
+    with pytest.raises(OSError):
+        client.open(URL)
+    with quinion.serve(server.name, memory=16 << 20, stores={"data://s": {"a": b"new"}}):
+        assert not client.owner_is_gone and client.open(URL).read() == b"new"
+
+
 def test_a_killed_server_is_an_error(client, server):
     file = client.open(URL)
     pin = file.pin(0, SIZE)

@@ -95,4 +95,9 @@ def test_chains_and_pickles(server, memory):
     assert isinstance(failed, FileNotFoundError) and found == DATA[:4]
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(["/t/none"], 0, 4, on_error="raise")
+    # A range that fails is one answer, and the others of its file are theirs.
+    found = fs.cat_ranges(["/t/a", "/t/a", "/t/none"], (0, 5, 0), (4, 9, 4))
+    assert found[:2] == [DATA[:4], DATA[5:9]] and isinstance(found[2], FileNotFoundError)
+    with pytest.raises(TypeError, match="list"):
+        fs.cat_ranges("/t/a", 0, 4)
     assert server.stats()["fetched_bytes"] > 0

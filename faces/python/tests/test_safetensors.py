@@ -62,6 +62,10 @@ def changed(name, **values):
         file_of(TENSORS, changed("bias", shape=[-7])),
         file_of(TENSORS, changed("bias", shape=8)),
         file_of(TENSORS, changed("bias", data_offsets=5)),
+        file_of(TENSORS, changed("bias", shape=[1] * 65)),
+        file_of(TENSORS, changed("bias", shape=[10**4000] * 60)),
+        file_of(TENSORS, changed("flags", data_offsets=[0, 3], shape=[3])).replace(bytes([1, 0, 1]), bytes([1, 7, 1])),
+        struct.pack("<Q", 200_000) + b"[" * 200_000,
     ],
 )
 def test_broken_files_are_refused(client, server, data):

@@ -38,8 +38,7 @@ pub fn open(
     }
     let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
     let endpoint = options.iter().rev().find(|(key, _)| is_endpoint(key)).map_or("", |(_, value)| value);
-    let user = options.iter().find(|(key, _)| key == "aws_access_key_id").map_or("", |(_, value)| value);
-    let name = format!("{prefix} at [{endpoint}] as [{user}]");
+    let name = format!("{prefix} at [{endpoint}] as {:?}", identity(&options));
     let (store, folder) = parse_url_opts(&url, options.clone()).map_err(|error| failed(&error))?;
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { Arc::from(store) } else { Arc::new(PrefixStore::new(store, folder)) };
@@ -91,6 +90,22 @@ fn is_endpoint(key: &str) -> bool {
     ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint"].contains(&key)
 }
 
+/// Who asks the store, in order: what the disk tier keeps for one is not another's. None of it is a secret.
+fn identity(options: &[(String, String)]) -> Vec<&(String, String)> {
+    const ENDS: [&str; 6] = [
+        "access_key_id",
+        "account_name",
+        "client_id",
+        "tenant_id",
+        "service_account",
+        "application_credentials",
+    ];
+    let mut found: Vec<_> =
+        options.iter().filter(|(key, _)| ENDS.iter().any(|end| key.ends_with(end))).collect();
+    found.sort();
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +141,14 @@ mod tests {
             let found = options(&config, &environment);
             assert_eq!(found.iter().map(|(key, _)| key.as_str()).collect::<Vec<_>>(), keys, "{prefix}");
         }
+    }
+
+    #[test]
+    fn the_account_is_part_of_who_asks_and_secrets_are_not() {
+        let environment = [("AZURE_STORAGE_ACCOUNT_NAME", "one"), ("AZURE_STORAGE_ACCOUNT_KEY", "secret")];
+        let config = StoreConfig { prefix: "az://c".into(), ..Default::default() };
+        let options = options(&config, &environment);
+        assert_eq!(identity(&options), [&pair("azure_storage_account_name", "one")]);
     }
 
     #[test]

@@ -213,7 +213,9 @@ impl SerialQueues {
             };
             queue.running = Some(Instant::now());
             drop(state);
-            let _ = catch_unwind(AssertUnwindSafe(task));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(task)) {
+                std::mem::forget(panic); // its drop may panic, too, and this thread must go on
+            }
         }
     }
 

@@ -37,7 +37,7 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-_Identity = tuple[int, str | None, str | None]
+_Identity = tuple[int, str | None, str | None, int | None]
 
 
 def serve(
@@ -109,9 +109,12 @@ class File(io.RawIOBase):
     def _open(self) -> RawFile:
         raw = self._client._raw().open(self.name)
         if raw.is_object:
-            found = (raw.size, raw.etag, raw.version)
+            found = (raw.size, raw.etag, raw.version, raw.modified_ns)
             if self._identity is not None and found != self._identity:
                 text = f"cannot open {self.name} again: it was replaced since it was opened"
+                raise OSError(errno.ESTALE, text)
+            if self._identity is not None and found[1:] == (None, None, None):
+                text = f"cannot open {self.name} again: its store tells no ETag, version or time to know it by"
                 raise OSError(errno.ESTALE, text)
             self._identity = found
         self._state = (_generation, raw)

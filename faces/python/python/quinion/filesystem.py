@@ -11,6 +11,7 @@ Each open asks for the object's version, so a read sees what was put before it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -45,8 +46,9 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _file(self, path: str) -> File:
         url: str = self.fs.unstrip_protocol(self._strip_protocol(path))
         scheme, _, rest = url.partition("://")
-        # The server decodes the keys of URLs; paths of local files are taken as they are.
-        return self.client.open(url if scheme == "file" else f"{scheme}://{quote(rest, safe='/')}")
+        # The server decodes the keys of URLs. Paths of local files are taken as they are, and a web server's are URLs.
+        is_ready = scheme in ("file", "http", "https")
+        return self.client.open(url if is_ready else f"{scheme}://{quote(rest, safe='/')}")
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         return self._file(path) if mode == "rb" else self.fs.open(path, mode, **options)
@@ -59,25 +61,32 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
     ) -> list[Any]:
-        starts = starts if isinstance(starts, list) else [starts] * len(paths)
-        ends = ends if isinstance(ends, list) else [ends] * len(paths)
+        if not isinstance(paths, list):
+            raise TypeError(f"paths must be a list, and are {type(paths).__name__}")
+        starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
             raise ValueError("there must be as many starts and ends as paths")
         places, answers = defaultdict(list), [None] * len(paths)
         for place, path in enumerate(paths):
             places[path].append(place)
         for path, of_path in places.items():
-            try:
-                with self._file(path) as file:
-                    ranges = [_range(file.size, starts[place], ends[place]) for place in of_path]
-                    found: list[Any] = file.read_ranges(ranges)
-            except OSError as error:
-                if on_error != "return":
-                    raise
-                found = [error] * len(of_path)
+            found = self._ranges(path, [(starts[place], ends[place]) for place in of_path], on_error)
             for place, answer in zip(of_path, found, strict=True):
                 answers[place] = answer
         return answers
+
+    def _ranges(self, path: str, wanted: list[tuple[int | None, int | None]], on_error: str) -> list[Any]:
+        """Ranges of one object, side by side; if they fail and errors are answers, each by itself."""
+        try:
+            with self._file(path) as file:
+                return file.read_ranges([_range(file.size, *one) for one in wanted])
+        except Exception as error:
+            if on_error != "return":
+                raise
+            if len(wanted) == 1:
+                return [error]
+        return [self._ranges(path, [one], on_error)[0] for one in wanted]
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
         return self.fs.ls(path, detail=detail, **options)

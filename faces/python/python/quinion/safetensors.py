@@ -20,6 +20,7 @@ from . import Client, File
 __all__ = ["load"]
 
 _HEADER_BYTES_MAX = 100_000_000
+_DIMENSIONS_MAX = 64  # numpy's
 _TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
@@ -46,7 +47,7 @@ def _header(file: File) -> tuple[dict[str, Any], int]:
         raise _wrong(file, f"its header has {length} bytes")
     try:
         header = json.loads(file.read_at(8, length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(file, f"its header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise _wrong(file, "its header is no object")
@@ -64,9 +65,15 @@ def _tensor(file: File, name: str, about: Any, begin: int) -> Array:
     if not isinstance(kind, str) or kind not in _TYPES:
         raise TypeError(f"the tensor {name!r} of {file.name} has the type {kind!r}, which numpy has not")
     dtype = numpy.dtype(_TYPES[kind])
+    # Before they are multiplied: a product of many and large numbers takes for ever.
+    if len(shape) > _DIMENSIONS_MAX or any(n > file.size for n in shape):
+        raise _wrong(file, f"the shape of {name!r} does not fit")
     if end - first != math.prod(shape) * dtype.itemsize or begin + end > file.size:
         raise _wrong(file, f"{name!r} has {end - first} bytes at {first}, which do not fit")
-    return numpy.frombuffer(_bytes(file, begin + first, end - first), dtype=dtype).reshape(shape)
+    data = _bytes(file, begin + first, end - first)
+    if kind == "BOOL" and numpy.frombuffer(data, dtype="u1").max(initial=0) > 1:
+        raise _wrong(file, f"{name!r} has bytes that are neither true nor false")
+    return numpy.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _bytes(file: File, offset: int, length: int) -> Any:

@@ -1,0 +1,243 @@
+//! Known: what a store that is read through a cache knows of objects, and the writes that end it.
+//!
+//! ```text
+//!   believed(path)  ---> a handle, as long as `Freshness` believes it
+//!   question() -> the store is asked -> keep(path, handle, question)
+//!   Written, Upload, deletions: a write has ended ---> note_write, note_writes
+//! ```
+//!
+//! A write that is under way while a question is answered may be before or after it. So an answer is kept only if no
+//! write through this store has ended since the question, and only if no newer question was answered first.
+//!
+//! Handles that are forgotten are given to the caller or dropped when the lock is free: to drop one may take long.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    Error as StoreError, GetOptions, GetRange, MultipartUpload, ObjectMeta, PutPayload, PutResult,
+    Result as StoreResult, UploadPart,
+};
+
+use crate::options::Freshness;
+
+/// Of how many objects something is known at a time.
+const KNOWN_MAX: usize = 4096;
+
+/// Handles of objects, by their paths.
+pub struct Known<H> {
+    freshness: Freshness,
+    state: Mutex<State<H>>,
+}
+
+struct State<H> {
+    objects: HashMap<Path, Entry<H>>,
+    /// How many writes have ended.
+    writes: u64,
+}
+
+struct Entry<H> {
+    handle: H,
+    asked: Instant,
+}
+
+/// When a store was asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    asked: Instant,
+    writes: u64,
+}
+
+impl<H: Clone> Known<H> {
+    /// Nothing is known.
+    pub fn new(freshness: Freshness) -> Self {
+        Self { freshness, state: Mutex::new(State { objects: HashMap::new(), writes: 0 }) }
+    }
+
+    /// How long it is believed.
+    pub fn freshness(&self) -> Freshness {
+        self.freshness
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<H>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handle of an object, if it may be believed without a question.
+    pub fn believed(&self, path: &Path) -> Option<H> {
+        let state = self.lock();
+        let entry = state.objects.get(path)?;
+        let is_believed = match self.freshness {
+            Freshness::Always => false,
+            Freshness::For(time) => entry.asked.elapsed() < time,
+            Freshness::Immutable => true,
+        };
+        is_believed.then(|| entry.handle.clone())
+    }
+
+    /// The handle of an object, believed or not.
+    pub fn handle(&self, path: &Path) -> Option<H> {
+        self.lock().objects.get(path).map(|entry| entry.handle.clone())
+    }
+
+    /// To be taken before the store is asked.
+    pub fn question(&self) -> Question {
+        Question { asked: Instant::now(), writes: self.lock().writes }
+    }
+
+    /// Keeps what an answer has told, unless it is known to be old.
+    pub fn keep(&self, path: &Path, handle: H, Question { asked, writes }: Question) {
+        let mut state = self.lock();
+        let is_newest = state.objects.get(path).is_none_or(|entry| entry.asked <= asked);
+        if state.writes != writes || !is_newest {
+            return;
+        }
+        let is_full = state.objects.len() >= KNOWN_MAX && !state.objects.contains_key(path);
+        let gone = if is_full { state.take_older_half() } else { Vec::new() };
+        let before = state.objects.insert(path.clone(), Entry { handle, asked });
+        drop(state);
+        drop((gone, before));
+    }
+
+    /// A write of the object has ended, well or not: nothing is known of it. Returns what was.
+    pub fn note_write(&self, path: &Path) -> Option<H> {
+        let mut state = self.lock();
+        state.writes += 1;
+        state.objects.remove(path).map(|entry| entry.handle)
+    }
+
+    /// As [`Known::note_write`], of objects whose names are not known.
+    pub fn note_writes(&self) {
+        let mut state = self.lock();
+        state.writes += 1;
+        let gone = std::mem::take(&mut state.objects);
+        drop(state);
+        drop(gone);
+    }
+
+    /// What is known of the object is not so. Returns what it was.
+    pub fn forget(&self, path: &Path) -> Option<H> {
+        self.lock().objects.remove(path).map(|entry| entry.handle)
+    }
+}
+
+impl<H> State<H> {
+    fn take_older_half(&mut self) -> Vec<Entry<H>> {
+        let mut times: Vec<_> = self.objects.values().map(|entry| entry.asked).collect();
+        let (_, &mut median, _) = times.select_nth_unstable(KNOWN_MAX / 2);
+        self.objects.extract_if(|_, entry| entry.asked <= median).map(|(_, entry)| entry).collect()
+    }
+}
+
+/// Whether a condition fails by metadata that is only believed: the object may fulfil it by now, so the store is to be
+/// asked. (That it was *not* modified is an answer as old as what is believed, as all others are.)
+pub fn is_to_be_asked(options: &GetOptions, believed: &ObjectMeta) -> bool {
+    matches!(options.check_preconditions(believed), Err(StoreError::Precondition { .. }))
+}
+
+/// The range of an object of `size` bytes that is asked for, as the crate `object_store` reads it.
+///
+/// # Errors
+/// It does not lie in the object.
+pub fn resolve(range: Option<&GetRange>, size: u64) -> StoreResult<Range<u64>> {
+    let Some(range) = range else { return Ok(0..size) };
+    let refused = |source| StoreError::Generic { store: "Quinion", source: Box::new(source) };
+    range.as_range(size).map_err(refused)
+}
+
+/// A store to which writes are told when they have ended.
+pub trait NoteWrites: Send + Sync + 'static {
+    /// Of that object, well or not.
+    fn note_write(&self, path: &Path);
+    /// Of objects whose names are not known.
+    fn note_writes(&self);
+}
+
+/// Objects that are being written: whatever comes of it, nothing is known of them afterwards. Also if the caller drops
+/// the future, and then the write may have been done.
+pub struct Written<S: NoteWrites>(pub Arc<S>, pub Vec<Path>);
+
+impl<S: NoteWrites> Drop for Written<S> {
+    fn drop(&mut self) {
+        self.1.iter().for_each(|path| self.0.note_write(path));
+    }
+}
+
+/// Objects that are being deleted. If the caller drops the stream before its end, it is not known which are gone.
+struct Deletion<S: NoteWrites> {
+    shared: Arc<S>,
+    is_over: bool,
+}
+
+impl<S: NoteWrites> Deletion<S> {
+    /// All of them were told.
+    fn end(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl<S: NoteWrites> Drop for Deletion<S> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.note_writes();
+        }
+    }
+}
+
+/// The answers of a store that deletes; each is noted.
+pub fn noting_deletions<S: NoteWrites>(
+    shared: Arc<S>,
+    deleted: BoxStream<'static, StoreResult<Path>>,
+) -> BoxStream<'static, StoreResult<Path>> {
+    let deletion = Deletion { shared, is_over: false };
+    let noted = stream::unfold((deleted, deletion), |(mut answers, deletion)| async move {
+        let Some(deleted) = answers.next().await else {
+            deletion.end();
+            return None;
+        };
+        match &deleted {
+            Ok(path) => deletion.shared.note_write(path),
+            // Which object it was is not told, and it may be gone all the same.
+            Err(_) => deletion.shared.note_writes(),
+        }
+        Some((deleted, (answers, deletion)))
+    });
+    noted.boxed()
+}
+
+/// An upload whose end is a write.
+pub struct Upload<S: NoteWrites> {
+    /// The bare store's.
+    pub upload: Box<dyn MultipartUpload>,
+    /// Of which object.
+    pub path: Path,
+    /// Who is told.
+    pub shared: Arc<S>,
+}
+
+impl<S: NoteWrites> fmt::Debug for Upload<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Upload");
+        text.field("path", &self.path).field("upload", &self.upload).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<S: NoteWrites> MultipartUpload for Upload<S> {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.upload.put_part(data)
+    }
+    async fn complete(&mut self) -> StoreResult<PutResult> {
+        let _written = Written(Arc::clone(&self.shared), vec![self.path.clone()]);
+        self.upload.complete().await
+    }
+    async fn abort(&mut self) -> StoreResult<()> {
+        self.upload.abort().await
+    }
+}

@@ -217,7 +217,7 @@ pub struct Upload<S: NoteWrites> {
     pub upload: Box<dyn MultipartUpload>,
     /// Of which object.
     pub path: Path,
-    /// Who is told.
+    /// What is told of it.
     pub shared: Arc<S>,
 }
 

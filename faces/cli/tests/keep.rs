@@ -11,8 +11,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -22,17 +22,37 @@ use disk::{Ended, Report, noise, plain, quinion, scratch};
 
 const FILE_BYTES: usize = 3 << 20;
 
+/// A process that another test forks has this process's descriptors until its `exec`, which closes them: a socket that
+/// lingers would keep it there. So the test with such sockets runs alone.
+static LINGERING: RwLock<()> = RwLock::new(());
+
+/// Beside other tests or alone, for as long as it is held.
+#[allow(dead_code, reason = "what counts is when they are dropped")]
+enum Turn {
+    Beside(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
 /// A user's folder of kept caches, and a folder for files.
 struct Home {
     runtime: TempDir,
     files: TempDir,
+    _turn: Turn,
 }
 
 impl Home {
     fn new() -> Self {
+        Self::with(Turn::Beside(LINGERING.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn alone() -> Self {
+        Self::with(Turn::Alone(LINGERING.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn with(turn: Turn) -> Self {
         let runtime = TempDir::new().expect("a folder");
         fs::set_permissions(runtime.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");
-        Self { runtime, files: scratch() }
+        Self { runtime, files: scratch(), _turn: turn }
     }
 
     /// A file without any pattern.
@@ -560,15 +580,19 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
 /// Says something with a descriptor, which nobody here keeps; its other end.
 fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, AsRawFd};
     let (stream, other) = lingering();
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut with = SendAncillaryBuffer::new(&mut space);
     let descriptors = [stream.as_fd()];
     assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
     sendmsg(to, &[std::io::IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).expect("it is heard");
-    // The owner may have closed it by now, and then this close is the one that waits.
+    // The owner may have closed it by now, and then this close is the one that waits. What is forked from here on does
+    // not have it: a close takes the descriptor away before it waits.
+    let entry = format!("/proc/self/fd/{}", stream.as_raw_fd());
+    let socket = fs::read_link(&entry).expect("it is open");
     std::thread::spawn(move || drop(stream));
+    until(|| fs::read_link(&entry).ok().as_ref() != Some(&socket));
     other
 }
 
@@ -576,7 +600,7 @@ fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
 /// connection that ends at once. The owner answers others meanwhile, and ends when it is told to.
 #[test]
 fn a_strangers_descriptor_costs_its_own_connection() {
-    let home = Home::new();
+    let home = Home::alone();
     home.ran(&[], &["true"]);
     let socket = home.runtime.path().join("quinion/default.socket");
     let status = "{\"ask\":\"status\"}\n";

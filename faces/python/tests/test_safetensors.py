@@ -14,7 +14,7 @@ TENSORS = {
     "flags": numpy.array([[True, False, True]]),
     "one": numpy.array(2.5, dtype="<f8"),
 }
-KINDS = {"<f4": "F32", "<i8": "I64", "<f2": "F16", "|b1": "BOOL", "<f8": "F64"}
+KINDS = {"<f4": "F32", "<i8": "I64", "<f2": "F16", "|b1": "BOOL", "<f8": "F64", "|u1": "U8"}
 
 
 def file_of(tensors, change=lambda header: header):
@@ -64,7 +64,7 @@ def changed(name, **values):
         file_of(TENSORS, changed("bias", data_offsets=5)),
         file_of(TENSORS, changed("bias", shape=[1] * 65)),
         file_of(TENSORS, changed("bias", shape=[10**4000] * 60)),
-        file_of(TENSORS, changed("flags", data_offsets=[0, 3], shape=[3])).replace(bytes([1, 0, 1]), bytes([1, 7, 1])),
+        file_of({"flags": numpy.array([1, 7, 1], dtype="u1")}, changed("flags", dtype="BOOL")),
         struct.pack("<Q", 200_000) + b"[" * 200_000,
     ],
 )

@@ -90,7 +90,7 @@ fn is_endpoint(key: &str) -> bool {
     ["aws_endpoint", "aws_endpoint_url", "azure_storage_endpoint", "azure_endpoint"].contains(&key)
 }
 
-/// The account that asks the store, in order: what the disk tier keeps for one is not another's. None of it is a secret.
+/// The account that asks the store: what the disk tier keeps for one is not another's. None of it is a secret.
 fn identity(options: &[(String, String)]) -> Vec<&(String, String)> {
     const ENDS: [&str; 6] = [
         "access_key_id",

@@ -5,6 +5,7 @@
 //! one, however many clients it has.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,12 +14,16 @@ use crate::socket::path_of;
 
 /// A connection to a server's cache. Cheap to clone; all clients of one server in a process are one connection.
 ///
-/// When the server has ended and another listens in its place, what is opened next is that one's. What was open before
-/// stays with the old one: its reads fail, or are the kernel's.
+/// When the server has ended and another listens in its place, objects are opened and read there: what was open is
+/// opened again, if it is still of the same version. Local files that were open are the kernel's from then on.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<Connection>,
+    reconnect_timeout: Duration,
 }
+
+/// How long a server that has ended is waited for, unless a client says otherwise.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
     /// Connects to the server of that name; a name with a slash is the path of its socket. Waits ten seconds at most.
@@ -30,7 +35,15 @@ impl Client {
     pub fn connect(server: &str) -> Result<Self> {
         let failed = |error| Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error);
         let socket = path_of(server).map_err(failed)?;
-        Ok(Self { connection: Connection::to(&socket)? })
+        Ok(Self { connection: Connection::to(&socket)?, reconnect_timeout: RECONNECT_TIMEOUT })
+    }
+
+    /// How long opens and reads wait for another server in the place of one that has ended, before they are
+    /// [`ErrorKind::OwnerGone`]: from when that was noticed first, 5 seconds if this is not called. With zero they take
+    /// the one that is there, and wait for none.
+    #[must_use]
+    pub fn with_reconnect_timeout(self, timeout: Duration) -> Self {
+        Self { reconnect_timeout: timeout, ..self }
     }
 
     /// Opens an object by its URL, as `s3://bucket/key`, by the stores that the server has; or a local file by its
@@ -40,18 +53,18 @@ impl Client {
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerGone`]; [`ErrorKind::TimedOut`];
     /// [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
-        let connection = &self.current()?;
+        let connection = &self.current(self.reconnect_timeout)?;
         match name.split_once("://") {
             Some(("file", path)) => ClientFile::open_local(connection, path),
-            Some(_) => ClientFile::open_object(connection, name),
+            Some(_) => ClientFile::open_object(connection, name, self.reconnect_timeout),
             None => ClientFile::open_local(connection, name),
         }
     }
 
-    /// The connection to the server that is there now; the old one, if there is none.
-    fn current(&self) -> Result<Arc<Connection>> {
+    /// The connection to the server that is there now, or comes in time; the old one, if there is none.
+    fn current(&self, timeout: Duration) -> Result<Arc<Connection>> {
         let old = &self.connection;
-        let new = old.viewer()?.owner_is_gone().then(|| Connection::to(old.socket()).ok()).flatten();
+        let new = old.viewer()?.owner_is_gone().then(|| old.successor(timeout)).flatten();
         Ok(new.unwrap_or_else(|| Arc::clone(old)))
     }
 
@@ -60,6 +73,6 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Forked`].
     pub fn owner_is_gone(&self) -> Result<bool> {
-        Ok(self.current()?.viewer()?.owner_is_gone())
+        Ok(self.current(Duration::ZERO)?.viewer()?.owner_is_gone())
     }
 }

@@ -26,6 +26,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -111,6 +112,10 @@ impl ClientStoreBuilder {
     /// [`ErrorKind::Start`]: the system gives no threads.
     pub fn build(self) -> Result<ClientStore> {
         let Self { store, client, prefix, freshness, failover } = self;
+        let client = match failover {
+            Failover::Error => client,
+            Failover::Direct => client.with_reconnect_timeout(Duration::ZERO), // the store given is there at once
+        };
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
         let known = Known::new(freshness);

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -60,6 +60,8 @@ pub(crate) struct Connection {
     owed: Mutex<VecDeque<GivenBack>>,
     /// Whether there is any, for those that only want to know: the lock orders the rest.
     owes: AtomicBool,
+    /// When a reader noticed first that the server has ended.
+    gone_since: OnceLock<Instant>,
 }
 
 /// A question that has no answer.
@@ -96,6 +98,7 @@ impl Connection {
             process: ForkGuard::new(),
             owed: Mutex::default(),
             owes: AtomicBool::new(false),
+            gone_since: OnceLock::new(),
         });
         known.push((key, Arc::clone(&new)));
         Ok(new)
@@ -112,6 +115,20 @@ impl Connection {
 
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// The connection to the server that listens in the place of this one, which has ended. It is waited for until
+    /// `timeout` has passed since that was noticed; so when many reads find it gone, they wait for it once in all.
+    pub(crate) fn successor(&self, timeout: Duration) -> Option<Arc<Self>> {
+        let noticed = *self.gone_since.get_or_init(Instant::now);
+        let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
+        loop {
+            match Self::to(&self.socket) {
+                Ok(connection) => return Some(connection),
+                Err(_) if retry.pause() => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Asks until there is an answer, for `time` at most.

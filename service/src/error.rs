@@ -88,16 +88,23 @@ impl Error {
         Self::new(ErrorKind::OwnerGone, text)
     }
 
+    /// The object is another one by now, or there is none.
+    pub(crate) fn changed(name: &str) -> Self {
+        let text =
+            format!("cannot read {name}: it was replaced or deleted since it was opened; open it again");
+        Self::new(ErrorKind::Changed, text)
+    }
+
     /// Of a question about what `name` is open of.
     pub(crate) fn of_request(name: &str, error: RequestError) -> Self {
         let kind = match error {
             RequestError::OwnerGone => return Self::owner_gone(name),
+            RequestError::Errno(libc::ESTALE) => return Self::changed(name),
             RequestError::Late | RequestError::NoSlot => ErrorKind::TimedOut,
             RequestError::Fruitless => ErrorKind::Full,
             RequestError::Errno(number) => kind_of(number),
         };
         let why = match kind {
-            ErrorKind::Changed => "it was replaced or deleted since it was opened; open it again".into(),
             ErrorKind::Fetch => "its store did not give the bytes, after retries; see the server".into(),
             ErrorKind::TimedOut => "there was no answer in time; the store or the server is too slow".into(),
             ErrorKind::Full => {
@@ -119,7 +126,6 @@ pub(crate) const FETCH: Errno = Errno(libc::EREMOTEIO);
 
 fn kind_of(number: i32) -> ErrorKind {
     match number {
-        libc::ESTALE => ErrorKind::Changed,
         libc::EREMOTEIO => ErrorKind::Fetch,
         libc::EAGAIN => ErrorKind::TimedOut,
         libc::ENOMEM | libc::ENOBUFS | libc::EMFILE => ErrorKind::Full,

@@ -1,13 +1,14 @@
 //! File: an object, or a local file, that a client has open.
 //!
 //! ```text
-//!   read_at   object   may we believe the record?  no: the server has ended ------------------------> error
+//!   read_at   object   may we believe the record?  no: the server has ended --> the same at the next server, or error
 //!                      what is cached is copied; the rest is asked for, and copied when it is there
 //!             file     may we believe the record?  no, or something goes wrong on the way ----------> pread
 //! ```
 //!
 //! The walk and its looks are those of every viewer (`quinion::internals::viewer`). An object's record says that it
-//! never changes; it says nothing any more when the server has ended, and then nothing of it is read.
+//! never changes; it says nothing any more when the server has ended, and then nothing of it is read. The object is
+//! opened again where another server listens, if it is of the same version (`open_file.rs`).
 //!
 //! A local file was opened by this process, and its descriptor stays: so whatever happens to the server, the kernel
 //! reads it. It is served while the server has a lease on it.
@@ -29,7 +30,7 @@ use quinion::internals::viewer::{ReadEnd, RequestError, Viewer};
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
-use crate::open_file::{OpenFile, Source, Viewed};
+use crate::open_file::{OpenFile, Reopened, Source, Viewed};
 use crate::pin::PinnedBytes;
 use crate::stores::About;
 
@@ -54,9 +55,8 @@ pub struct ClientFile {
 }
 
 impl ClientFile {
-    pub(crate) fn open_object(connection: &Arc<Connection>, url: &str) -> Result<Self> {
-        let (answer, about) = connection.open(url)?;
-        Ok(Self::new(connection, url, Some(Viewed::of(answer)), Source::Object(about)))
+    pub(crate) fn open_object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Self> {
+        OpenFile::object(connection, url, timeout).map(|inner| Self { inner })
     }
 
     pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {
@@ -65,12 +65,30 @@ impl ClientFile {
         let file = File::open(path).map_err(failed)?;
         let data = file.metadata().map_err(failed)?;
         let answer = if data.is_file() { attach(connection, viewer, &file, &data) } else { None };
-        Ok(Self::new(connection, path, answer.map(Viewed::of), Source::Local(file)))
+        let inner = OpenFile {
+            connection: Arc::clone(connection),
+            name: path.into(),
+            viewed: answer.map(Viewed::of),
+            source: Source::Local(file),
+            reopened: Reopened::not_yet(Duration::ZERO),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
-    fn new(connection: &Arc<Connection>, name: &str, viewed: Option<Viewed>, source: Source) -> Self {
-        let connection = Arc::clone(connection);
-        Self { inner: Arc::new(OpenFile { connection, name: name.into(), viewed, source }) }
+    /// What `read` makes of it: of an object whose server has ended, at the one that is there now.
+    #[inline]
+    fn with_server<T>(&self, mut read: impl FnMut(&Self) -> Result<T>) -> Result<T> {
+        self.inner.connection.viewer()?; // in a forked child no lock is waited for
+        let answer = match self.inner.reopened.newest() {
+            Some(inner) => read(&Self { inner }),
+            None => read(self),
+        };
+        match answer {
+            Err(error) if error.kind() == ErrorKind::OwnerGone => {
+                self.inner.read_elsewhere(error, |inner| read(&Self { inner: Arc::clone(inner) }))
+            }
+            answer => answer,
+        }
     }
 
     /// The URL or path that it was opened by.
@@ -110,13 +128,23 @@ impl ClientFile {
     }
 
     /// Whether the server serves it: a local file without a lease is read by the kernel, and so is one whose server has
-    /// ended.
+    /// ended. Of an object whose server has ended: whether it was opened at another since.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
     pub fn is_served(&self) -> Result<bool> {
+        self.with_server(|file| Ok(file.believed()?.is_some()))
+    }
+
+    /// Where the server has it, if that may be believed.
+    fn believed(&self) -> Result<Option<(&Viewer, &Viewed)>> {
         let viewer = self.inner.connection.viewer()?;
-        Ok(self.inner.viewed.as_ref().is_some_and(|viewed| is_believed(viewer, viewed)))
+        Ok(self
+            .inner
+            .viewed
+            .as_ref()
+            .filter(|viewed| is_believed(viewer, viewed))
+            .map(|viewed| (viewer, viewed)))
     }
 
     /// What the store told of it besides.
@@ -138,6 +166,11 @@ impl ClientFile {
     /// [`ErrorKind::Changed`], [`ErrorKind::Fetch`], [`ErrorKind::OwnerGone`], [`ErrorKind::TimedOut`],
     /// [`ErrorKind::Full`], [`ErrorKind::Forked`]. The buffer may have been written to.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.with_server(|file| file.read_here(buffer, offset))
+    }
+
+    #[inline]
+    fn read_here(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let viewer = self.inner.connection.viewer()?;
         match (&self.inner.source, &self.inner.viewed) {
             (Source::Object(about), Some(viewed)) => {
@@ -158,7 +191,12 @@ impl ClientFile {
     /// # Errors
     /// [`ErrorKind::EndOfFile`]; and those of [`ClientFile::read_at`].
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let read = self.read_at(buffer, offset)?;
+        self.with_server(|file| file.read_exact_here(buffer, offset))
+    }
+
+    #[inline]
+    fn read_exact_here(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let read = self.read_here(buffer, offset)?;
         if read == buffer.len() {
             return Ok(());
         }
@@ -175,6 +213,10 @@ impl ClientFile {
     /// # Errors
     /// As [`ClientFile::read_exact_at`], of the first range that failed; buffers may have been written to.
     pub fn read_ranges(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
+        self.with_server(|file| file.read_ranges_here(ranges))
+    }
+
+    fn read_ranges_here(&self, ranges: &mut [RangeRead<'_>]) -> Result<()> {
         let viewer = self.inner.connection.viewer()?;
         let viewed = self.inner.viewed.as_ref().filter(|viewed| is_believed(viewer, viewed));
         let mut missing = Vec::new();
@@ -192,7 +234,7 @@ impl ClientFile {
         }
         missing.into_iter().try_for_each(|place| {
             let RangeRead { offset, buffer } = &mut ranges[place];
-            self.read_exact_at(buffer, *offset)
+            self.read_exact_here(buffer, *offset)
         })
     }
 
@@ -203,6 +245,10 @@ impl ClientFile {
     /// # Errors
     /// [`ErrorKind::Full`]: this process has pinned as much as it may; and those of [`ClientFile::read_at`].
     pub fn pin(&self, range: Range<u64>) -> Result<PinnedBytes> {
+        self.with_server(|file| file.pin_here(range.clone()))
+    }
+
+    fn pin_here(&self, range: Range<u64>) -> Result<PinnedBytes> {
         let viewer = self.inner.connection.viewer()?;
         let len = range.end.min(self.len()).saturating_sub(range.start);
         let viewed = match (&self.inner.source, &self.inner.viewed) {
@@ -224,16 +270,13 @@ impl ClientFile {
         }
     }
 
-    /// Fills the buffer from byte `offset` on, if all of that is cached; no system call is made.
+    /// Fills the buffer from byte `offset` on, if all of that is cached; no system call is made, and no server asked.
     ///
     /// # Errors
-    /// [`ErrorKind::OwnerGone`], [`ErrorKind::Forked`].
+    /// [`ErrorKind::Forked`].
     pub(crate) fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
-        let viewer = self.inner.connection.viewer()?;
-        let Some(viewed) = &self.inner.viewed else { return Ok(false) };
-        if !is_believed(viewer, viewed) {
-            return Err(Error::owner_gone(self.name()));
-        }
+        let file = self.newest()?;
+        let Some((viewer, viewed)) = file.believed()? else { return Ok(false) };
         let read = viewer.read_ready_into(&viewed.file(), offset, buffer);
         let is_whole = read.is_some_and(|read| read.bytes == buffer.len());
         if is_whole {
@@ -245,12 +288,17 @@ impl ClientFile {
     /// Asks for what of a range is not cached, and waits for nothing. What cannot be started is fetched when it is
     /// read.
     pub(crate) fn will_need(&self, range: &Range<u64>) -> Result<()> {
-        let viewer = self.inner.connection.viewer()?;
-        if let Some(viewed) = self.inner.viewed.as_ref().filter(|viewed| is_believed(viewer, viewed)) {
+        if let Some((viewer, viewed)) = self.newest()?.believed()? {
             let len = range.end - range.start;
             viewer.suggest(&viewed.file(), Advice::WillNeed, range.start, len);
         }
         Ok(())
+    }
+
+    /// It, as the last server has opened it that it was read at. No server is asked.
+    fn newest(&self) -> Result<Self> {
+        self.inner.connection.viewer()?; // in a forked child no lock is waited for
+        Ok(self.inner.reopened.newest().map_or_else(|| self.clone(), |inner| Self { inner }))
     }
 
     fn copied(&self, offset: u64, len: u64) -> Result<PinnedBytes> {
@@ -261,7 +309,7 @@ impl ClientFile {
             Error::of_io(ErrorKind::Other, text, std::io::ErrorKind::OutOfMemory.into())
         })?;
         bytes.resize(len, 0);
-        let read = self.read_at(&mut bytes, offset)?;
+        let read = self.read_here(&mut bytes, offset)?;
         bytes.truncate(read);
         Ok(PinnedBytes::copied(&self.inner, bytes))
     }

@@ -1,18 +1,25 @@
 //! Open file: what a client has open, as handles and pins keep it.
 //!
+//! When the server has ended, an object is **opened again** at the one that listens in its place, if it is still of the
+//! same version by a strong ETag or a version id. The first open file keeps the newest; each was opened by a server that
+//! has ended since. No lock is held while a server is asked: threads that find it gone at the same time may each open
+//! the object, and one of these is kept.
+//!
 //! The server knows an open file by its handle. The last that keeps it, a handle or a pin, gives the handle back, and
 //! the server gives back with it what was pinned. Not in a forked child: there it is the parent's.
 
 use std::fs::File;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::ViewedFile;
 
-use crate::connection::Connection;
+use crate::connection::{Connection, DEADLINE};
+use crate::error::{Error, ErrorKind, Result};
 use crate::stores::About;
 
 /// What the clones of a `ClientFile` share, and what is pinned of it.
@@ -23,6 +30,99 @@ pub(crate) struct OpenFile {
     /// `None` of a file that the kernel reads.
     pub(crate) viewed: Option<Viewed>,
     pub(crate) source: Source,
+    pub(crate) reopened: Reopened,
+}
+
+/// The same object at a server that came later.
+#[derive(Debug)]
+pub(crate) struct Reopened {
+    /// How long such a server is waited for.
+    timeout: Duration,
+    newest: RwLock<Option<Arc<OpenFile>>>,
+    /// Whether there is one, for those that only want to know: the lock orders the rest.
+    is_some: AtomicBool,
+}
+
+impl Reopened {
+    pub(crate) fn not_yet(timeout: Duration) -> Self {
+        Self { timeout, newest: RwLock::default(), is_some: AtomicBool::new(false) }
+    }
+
+    /// The newest, whose server may have ended as well. Not in a forked child.
+    #[inline]
+    pub(crate) fn newest(&self) -> Option<Arc<OpenFile>> {
+        let is_some = self.is_some.load(Ordering::Relaxed);
+        is_some.then(|| self.newest.read().unwrap_or_else(PoisonError::into_inner).clone()).flatten()
+    }
+
+    fn set(&self, new: &Arc<OpenFile>) {
+        let old = self.newest.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(new));
+        self.is_some.store(true, Ordering::Relaxed);
+        drop(old); // without the lock: it tells its server
+    }
+}
+
+impl OpenFile {
+    /// An object, as a server has opened it.
+    pub(crate) fn object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Arc<Self>> {
+        let (answer, about) = connection.open(url)?;
+        Ok(Arc::new(Self {
+            connection: Arc::clone(connection),
+            name: url.into(),
+            viewed: Some(Viewed::of(answer)),
+            source: Source::Object(about),
+            reopened: Reopened::not_yet(timeout),
+        }))
+    }
+
+    /// What `read` makes of the object at the server that is there now, after `gone`: the error of a read that has
+    /// found its server gone. Not of an object without a name for its version, nor in a forked child.
+    ///
+    /// # Errors
+    /// `gone`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of
+    /// `read`.
+    #[cold]
+    pub(crate) fn read_elsewhere<T>(
+        &self,
+        mut gone: Error,
+        mut read: impl FnMut(&Arc<Self>) -> Result<T>,
+    ) -> Result<T> {
+        let Source::Object(about) = &self.source else { return Err(gone) };
+        if !about.names_its_version() {
+            return Err(gone);
+        }
+        let begun = Instant::now();
+        let mut connection = self
+            .reopened
+            .newest()
+            .map_or_else(|| Arc::clone(&self.connection), |newest| Arc::clone(&newest.connection));
+        while begun.elapsed() < DEADLINE {
+            let Some(next) = connection.successor(self.reopened.timeout) else { break };
+            connection = next;
+            let opened = Self::object(&connection, &self.name, self.reopened.timeout);
+            let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
+                if !opened.is_same_version(about) {
+                    return Err(Error::changed(&self.name));
+                }
+                self.reopened.set(&opened);
+                read(&opened)
+            });
+            match answer {
+                Err(error) if error.kind() == ErrorKind::OwnerGone => gone = error,
+                answer => return answer,
+            }
+        }
+        Err(gone)
+    }
+
+    fn is_same_version(&self, about: &About) -> bool {
+        matches!(&self.source, Source::Object(own) if own.is_same_version(about))
+    }
+
+    /// What a read is told of an open that failed.
+    fn not_reopened(&self, error: Error) -> Error {
+        if error.told() == Some(libc::ENOENT) { Error::changed(&self.name) } else { error }
+    }
 }
 
 /// What is open.

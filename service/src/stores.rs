@@ -173,6 +173,19 @@ pub(crate) struct About {
 }
 
 impl About {
+    /// Whether its bytes can be told from those of any other version: by a strong ETag or a version id.
+    pub(crate) fn names_its_version(&self) -> bool {
+        let is_strong = |tag: &String| !tag.is_empty() && !tag.starts_with("W/");
+        self.version.is_some() || self.e_tag.as_ref().is_some_and(is_strong)
+    }
+
+    /// Whether both are of the same bytes. The time counts as well: a store in memory begins its ETags anew.
+    pub(crate) fn is_same_version(&self, other: &Self) -> bool {
+        let same = (self.size, self.modified, &self.e_tag, &self.version)
+            == (other.size, other.modified, &other.e_tag, &other.version);
+        same && self.names_its_version()
+    }
+
     /// As it is sent.
     fn text(&self) -> String {
         let one_line = |value: &&String| !value.contains('\n');
@@ -280,6 +293,35 @@ mod tests {
     fn prefixes_that_are_none_or_there_twice_are_refused() {
         assert!(stores(&["bucket"]).is_err() && stores(&["://x"]).is_err());
         assert!(stores(&["s3://b", "s3://b/"]).unwrap_err().contains("two stores"));
+    }
+
+    #[test]
+    fn versions_are_the_same_only_if_all_says_so() {
+        let about = |size, modified, e_tag: Option<&str>, version: Option<&str>| About {
+            size,
+            modified: Duration::from_nanos(modified),
+            e_tag: e_tag.map(str::to_owned),
+            version: version.map(str::to_owned),
+            attributes: Attributes::new(),
+        };
+        for same in
+            [about(7, 1, Some("a"), None), about(7, 1, None, Some("a")), about(7, 1, Some("W/a"), Some("a"))]
+        {
+            assert!(same.is_same_version(&same.clone()));
+            for other in [
+                About { size: 8, ..same.clone() },
+                About { modified: Duration::from_nanos(2), ..same.clone() },
+                About { e_tag: Some("b".into()), ..same.clone() },
+                About { version: Some("b".into()), ..same.clone() },
+                About { version: None, e_tag: None, ..same.clone() },
+            ] {
+                assert!(!same.is_same_version(&other), "{same:?} {other:?}");
+            }
+        }
+        for unnamed in [about(7, 1, None, None), about(7, 1, Some("W/a"), None), about(7, 1, Some(""), None)]
+        {
+            assert!(!unnamed.is_same_version(&unnamed.clone()), "{unnamed:?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use quinion::Cache;
@@ -138,7 +138,7 @@ fn send_lines(lines: BufReader<ChildStdout>, to: &mpsc::Sender<String>) {
 
 /// Waits until it holds.
 #[track_caller]
-fn becomes(what: &str, holds: impl Fn() -> bool) {
+fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + LONG;
     while !holds() {
         assert!(Instant::now() < until, "never: {what}");
@@ -195,6 +195,7 @@ fn the_child() {
         }
         "hit" => read_without_system_calls(&connect(), FirstLook::Hit),
         "miss" => read_without_system_calls(&connect(), FirstLook::Miss),
+        "go-on" => read_and_go_on(&connect()),
         "hold" => {
             let client = connect();
             let files: Vec<_> = (0..10).map(|_| client.open(URL).unwrap()).collect();
@@ -227,10 +228,60 @@ fn wait() {
 fn be_server(socket: &str) -> ! {
     let store = common::store_at(&std::env::var("QUINION_STORE").unwrap());
     let server = Server::builder(cache(64 << 20)).store("s3://bucket", store, Options::new().whole_max(0));
-    let _server = server.start(socket).unwrap();
+    let server = server.start(socket).unwrap();
     say("serves");
+    wait();
+    drop(server);
+    std::process::exit(0);
+}
+
+/// Reads in all ways, and checks each byte; says at each line how many reads there were, and how long the longest of
+/// them took since the line before, in milliseconds.
+fn read_and_go_on(client: &Client) -> ! {
+    let file = client.open(URL).unwrap();
+    let totals = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
+    let counted = Arc::clone(&totals);
+    std::thread::spawn(move || {
+        let mut random = Random(std::process::id().into());
+        loop {
+            let begun = Instant::now();
+            read_once(&file, &mut random);
+            let mut totals = counted.lock().unwrap();
+            *totals = (totals.0 + 1, totals.1.max(begun.elapsed()));
+        }
+    });
+    say("goes on");
     loop {
-        std::thread::park();
+        wait();
+        let mut totals = totals.lock().unwrap();
+        say(&format!("reads {} {}", totals.0, totals.1.as_millis()));
+        totals.1 = Duration::ZERO;
+    }
+}
+
+fn read_once(file: &ClientFile, random: &mut Random) {
+    let len = 1 + random.below(200_000);
+    let at = random.below(file.len() - 2 * len);
+    let mut buffer = vec![0; len as usize];
+    match random.below(4) {
+        0 => {
+            let pin = file.pin(at..at + len).unwrap();
+            assert_eq!(pin.len() as u64, len);
+            common::check(1, at, &pin.to_vec());
+        }
+        1 => {
+            let mut second = buffer.clone();
+            let mut ranges = [
+                RangeRead { offset: at, buffer: &mut buffer },
+                RangeRead { offset: at + len, buffer: &mut second },
+            ];
+            file.read_ranges(&mut ranges).unwrap();
+            ranges.iter().for_each(|range| common::check(1, range.offset, range.buffer));
+        }
+        _ => {
+            file.read_exact_at(&mut buffer, at).unwrap();
+            common::check(1, at, &buffer);
+        }
     }
 }
 
@@ -460,6 +511,85 @@ fn when_the_server_is_killed_objects_fail_soon_and_files_are_read_by_the_kernel(
     server.says("serves");
     let object = Client::connect(socket.to_str().unwrap()).unwrap().open(URL).unwrap();
     read_all(&object, 1, 5);
+}
+
+/// A server with its store elsewhere, in a process of its own.
+fn serve_elsewhere(socket: &Path, store: &common::Server) -> Process {
+    let server = Process::start("server", socket, &[("QUINION_STORE", store.address())]);
+    server.says("serves");
+    server
+}
+
+#[test]
+fn readers_go_on_at_the_next_server_however_the_one_before_has_ended() {
+    let store = common::Server::with_object(8_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("q/s.sock");
+    let mut server = serve_elsewhere(&socket, &store);
+    let mut readers: Vec<_> = (0..8).map(|_| Process::start("go-on", &socket, &[])).collect();
+    readers.iter().for_each(|reader| drop(reader.says("goes on")));
+    // How many reads each has done, and the longest of them.
+    let mut progress = || -> Vec<(u64, u64)> {
+        let said = readers.iter_mut().map(|reader| {
+            reader.go_on();
+            let said = reader.says("reads ");
+            let (reads, longest) = said.split_once(' ').unwrap();
+            (reads.parse().unwrap(), longest.parse().unwrap())
+        });
+        said.collect()
+    };
+    for round in 0..4 {
+        let begun = progress();
+        becomes("each reads", || progress().iter().zip(&begun).all(|(now, then)| now.0 > then.0 + 20));
+        if round % 2 == 0 {
+            server.kill();
+        } else {
+            server.go_on();
+            server.child.wait().unwrap();
+        }
+        server = serve_elsewhere(&socket, &store);
+        let begun = progress();
+        let longest_of = |progress: &[(u64, u64)]| progress.iter().map(|reader| reader.1).max().unwrap();
+        let mut longest = longest_of(&begun);
+        becomes("each goes on", || {
+            let now = progress();
+            longest = longest_of(&now).max(longest);
+            now.iter().zip(&begun).all(|(now, then)| now.0 > then.0 + 20)
+        });
+        println!("round {round}: the longest read took {longest} ms");
+    }
+}
+
+#[test]
+fn an_object_that_was_replaced_between_two_servers_is_not_read_on() {
+    let store = common::Server::with_object(8_000_000);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("q/s.sock");
+    let mut server = serve_elsewhere(&socket, &store);
+    let client = Client::connect(socket.to_str().unwrap()).unwrap();
+    let (object, mut buffer) = (client.open(URL).unwrap(), [0; 10_000]);
+    object.read_exact_at(&mut buffer, 0).unwrap();
+    let pin = object.pin(0..10_000).unwrap();
+    server.kill();
+    assert_eq!(store.control.change("object"), 2);
+    let mut server = serve_elsewhere(&socket, &store);
+    for _ in 0..2 {
+        assert_eq!(object.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
+        assert_eq!(object.pin(0..10).unwrap_err().kind(), ErrorKind::Changed);
+    }
+    common::check(1, 0, &pin.to_vec());
+    let object = client.open(URL).unwrap();
+    object.read_exact_at(&mut buffer, 0).unwrap();
+    common::check(2, 0, &buffer);
+    server.kill();
+    store.control.delete("object");
+    let mut server = serve_elsewhere(&socket, &store);
+    assert_eq!(object.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
+    // No other comes in its place.
+    server.kill();
+    let (begun, client) = (Instant::now(), client.with_reconnect_timeout(Duration::ZERO));
+    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerGone);
+    assert!(begun.elapsed() < Duration::from_secs(5), "it was waited for");
 }
 
 #[test]

@@ -166,7 +166,8 @@ pub use internals::cache::{
     BatchRead, BatchReadFuture, BatchWrite, BlockingCall, Builder, Cache, Coherence, CoherenceInForce,
     Durability, File, GuestMemory, GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats,
     Metadata, OpenOptions, PinFuture, Pool, PoolOptions, PoolStats, ReadFuture, ReadOptions, ReadaheadUse,
-    Residency, ResidentRange, ResidentRanges, ResizeOutcome, Stats, WriteFuture, WriteOptions,
+    Residency, ResidentRange, ResidentRanges, ResizeOutcome, StatDescription, Stats, WriteFuture,
+    WriteOptions,
 };
 #[cfg(feature = "std")]
 pub use internals::curve::MissRatioCurve;

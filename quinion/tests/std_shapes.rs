@@ -172,6 +172,13 @@ fn stats_show_themselves_and_what_happened_in_an_interval() {
     assert!(shown.contains("reads   4 calls") && shown.contains("75.0 % hits"), "{shown}");
     let names: std::collections::HashSet<_> = cache.stats().numbers().map(|(name, _)| name).into();
     assert_eq!(names.len(), cache.stats().numbers().len(), "each number has a name of its own");
+    let described = quinion::Stats::describe();
+    assert!(described.iter().zip(cache.stats().numbers()).all(|(about, (name, _))| about.name == name));
+    let about = |name| *described.iter().find(|about| about.name == name).unwrap();
+    assert_eq!((about("reads").is_count, about("reads").help), (true, "Read calls."));
+    assert!(
+        !about("memory_bytes").is_count && about("failed_pages").help.contains("failed to read them; each")
+    );
 }
 
 #[test]

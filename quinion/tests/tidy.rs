@@ -88,6 +88,7 @@ const UNSAFE_FILES: &[&str] = &[
     "faces/cli/tests/",
     "fuzz/fuzz_targets/serve.rs",
     "service/src/pin.rs",
+    "faces/serve/src/activation.rs",
     "service/tests/",
     "testing/src/",
     "vm/src/uffd.rs",

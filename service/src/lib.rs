@@ -42,8 +42,8 @@
 //!     credentials of its own process, which the kernel tells it of (the same users, groups, capabilities and name
 //!     spaces). They can read all that is cached.
 //!  3. *A client that ends gives back what it had*, handles and pins, however it ends: the server watches the process.
-//!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in its
-//!     place, and read on if they are of the same version; without one, reads of objects fail
+//!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in
+//!     its place, and read on if they are of the same version; without one, reads of objects fail
 //!     ([`ErrorKind::OwnerGone`]). Local files are read by the kernel.
 //!  5. *A forked child has nothing of it* ([`ErrorKind::Forked`]): it connects anew.
 //!
@@ -70,3 +70,4 @@ pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
 pub use pin::PinnedBytes;
 pub use server::{Builder, Server, ServerStats};
+pub use socket::Socket;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use quinion::internals::serve::{Owner, Service, ServiceOptions};
 use quinion::{Cache, CacheOwner};
-use quinion_object::{FetchStats, Options};
+use quinion_object::{FetchStats, FirstByte, Options};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::socket::{Listening, path_of};
+use crate::socket::{Listening, Socket};
 use crate::stores::{StoreRequest, Stores};
 
 /// Threads that answer at first; more come when all of them wait for stores.
@@ -46,14 +46,22 @@ impl Builder {
     /// # Errors
     /// [`ErrorKind::Start`].
     pub fn start(self, name: &str) -> Result<Server> {
+        self.start_at(Socket::bind(name)?)
+    }
+
+    /// Starts to serve at a socket that was made before the cache.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`].
+    pub fn start_at(self, socket: Socket) -> Result<Server> {
+        let name = socket.path().display().to_string();
         let failed = |error| Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
-        let path = path_of(name).map_err(failed)?;
         let stores = Stores::new(&self.cache, self.stores)
             .map_err(|why| Error::new(ErrorKind::Start, format!("cannot serve as {name:?}: {why}")))?;
         let stores = Arc::new(stores);
         let owner = CacheOwner::new(self.cache).with_opener(Arc::clone(&stores) as _);
         let owner = Arc::new(owner);
-        let (listening, socket) = Listening::at(&path).map_err(failed)?;
+        let (listening, socket) = socket.into_parts();
         let options =
             ServiceOptions { workers: WORKERS, listener: Some(socket), ..ServiceOptions::default() };
         let service = Service::start_with(Arc::clone(&owner) as Arc<dyn Owner>, options).map_err(failed)?;
@@ -94,6 +102,8 @@ pub struct ServerStats {
     pub asked: u64,
     /// What was fetched, by the stores' prefixes.
     pub fetches: Vec<(String, FetchStats)>,
+    /// How soon the stores' answers began, by the prefixes of those that gave enough of them.
+    pub first_bytes: Vec<(String, FirstByte)>,
 }
 
 impl Server {
@@ -123,7 +133,14 @@ impl Server {
             bytes: totals.bytes,
             asked: totals.asked,
             fetches: self.stores.stats(),
+            first_bytes: self.stores.first_bytes(),
         }
+    }
+
+    /// Whether a process that connects to the socket's path comes to this server: the socket may have been removed, or
+    /// its queue be full. Waits for nothing.
+    pub fn is_reachable(&self) -> bool {
+        self.listening.is_reachable()
     }
 
     /// Stops serving: clients' reads of objects fail from now on, and those of local files go to the kernel. What they

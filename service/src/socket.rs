@@ -2,8 +2,15 @@
 //!
 //! ```text
 //!   $XDG_RUNTIME_DIR/quinion/NAME.sock     or /tmp/quinion-UID/NAME.sock, where there is no such folder
-//!   $XDG_RUNTIME_DIR/quinion/NAME.lock     held by the server that listens, which may remove a socket left behind
+//!   $XDG_RUNTIME_DIR/quinion/NAME.lock     held by the server that listens, which may remove a socket left behind;
+//!                                          has its process number and start, if it ends in order at SIGTERM
 //! ```
+//!
+//! A newer server **replaces** the one that listens: it sends SIGTERM to the process whose number is in the lock file
+//! and waits until the lock is free. Clients that connect from then on wait in the new socket's queue.
+//!
+//! A service manager may have made the socket and keep it while servers come and go (socket activation). It removes the
+//! socket then, and no server does.
 //!
 //! The folder is the user's alone (mode 0700), as the server makes sure. The server is told by the kernel
 //! who connects, and the client whose process listens; so a wrong folder costs service and shows nothing.
@@ -11,17 +18,29 @@
 //! Invariant: a socket is removed by the process alone that took its lock, and by no fork of it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use quinion::internals::serve::listen;
 use quinion::internals::sys::fork::ForkGuard;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+use rustix::net::sockopt::{socket_acceptconn, socket_peercred, socket_type};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, getsockname, socket_with,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::error::{Error, ErrorKind, Result};
 
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
+/// Between two looks at a server that is to end.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The socket that `name` means: a path, if it has a slash, else one in the user's folder.
 ///
@@ -47,45 +66,217 @@ fn folder() -> PathBuf {
     }
 }
 
-/// A socket that is listened at, until this is dropped.
+/// A socket at which a server is going to answer, or does ([`Builder::start_at`](crate::Builder::start_at)). Clients
+/// that connect before it does wait for it, for ten seconds. It is removed when this, or the server, is dropped.
+#[derive(Debug)]
+pub struct Socket {
+    listening: Listening,
+    socket: OwnedFd,
+}
+
+impl Socket {
+    /// Listens under a name, or at a path, if it has a slash. The folder is made, if there is none, and must be this
+    /// user's alone. What another server that has ended left there is removed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`]: another server listens there; the folder is not ours alone; the system refuses.
+    pub fn bind(name: &str) -> Result<Self> {
+        Self::take(name, |_| Ok(()))
+    }
+
+    /// The same, after the server that listens there has ended, which is asked to by SIGTERM. It must be one that may
+    /// be replaced ([`Socket::replaceable`]), and end within `timeout`. Without such a server it is [`Socket::bind`].
+    ///
+    /// # Errors
+    /// Those of [`Socket::bind`]; the server does not end in time.
+    pub fn replace(name: &str, timeout: Duration) -> Result<Self> {
+        Self::take(name, |lock| end_the_holder(lock, timeout))
+    }
+
+    fn take(name: &str, before: impl FnOnce(&File) -> io::Result<()>) -> Result<Self> {
+        let at = |path: PathBuf| {
+            let lock = open_lock(&path)?;
+            before(&lock)?;
+            Listening::at(&path, lock)
+        };
+        let taken = path_of(name).and_then(at);
+        let (listening, socket) = taken.map_err(|error| cannot_serve(name, error))?;
+        Ok(Self { listening, socket })
+    }
+
+    /// A socket that a service manager listens at: of type `SOCK_SEQPACKET`, with a path, of this user alone (mode
+    /// 0600). It is not removed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`]: it is no such socket; another server has its name.
+    pub fn adopt(socket: OwnedFd) -> Result<Self> {
+        let adopted = Listening::of(&socket);
+        let listening = adopted.map_err(|error| cannot_serve("the socket that was given", error))?;
+        Ok(Self { listening, socket })
+    }
+
+    /// Says that this process ends in order at SIGTERM, so that a later [`Socket::replace`] may send it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`]: the lock file cannot be written.
+    pub fn replaceable(self) -> Result<Self> {
+        let own = identity_of(rustix::process::getpid());
+        let own =
+            own.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "/proc does not show this process"));
+        let said = own.and_then(|own| (&self.listening.lock).write_all(own.as_bytes()));
+        said.map_err(|error| cannot_serve(&self.path().display().to_string(), error))?;
+        Ok(self)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.listening.path()
+    }
+
+    pub(crate) fn into_parts(self) -> (Listening, OwnedFd) {
+        (self.listening, self.socket)
+    }
+}
+
+fn cannot_serve(name: &str, error: io::Error) -> Error {
+    Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error)
+}
+
+/// The lock file of the socket at `path`, in a folder of this user alone.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_private(parent)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))
+}
+
+/// Whether another process holds the lock; else it is ours from now on.
+fn is_taken(lock: &File) -> bool {
+    flock(lock, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// When a process began, in the kernel's ticks since the machine did: with its number, what no other process has.
+fn start_of(process: Pid) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Its name, which is in parentheses, may have spaces and parentheses.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+/// As it is in the lock file.
+fn identity_of(process: Pid) -> Option<String> {
+    start_of(process).map(|start| format!("{process} {start}\n"))
+}
+
+/// A handle of the process that has said in the lock file that it may be ended.
+fn holder(lock: &File) -> io::Result<Option<(Pid, OwnedFd)>> {
+    let (mut text, mut lock) = (String::new(), lock);
+    lock.seek(io::SeekFrom::Start(0))?;
+    lock.take(64).read_to_string(&mut text)?;
+    let number = text.split(' ').next().and_then(|number| number.parse().ok()).and_then(Pid::from_raw);
+    let opened = number.and_then(|number| Some((number, pidfd_open(number, PidfdFlags::empty()).ok()?)));
+    // After it was opened: a number may have become another process's.
+    Ok(opened.filter(|(number, _)| identity_of(*number).as_ref() == Some(&text)))
+}
+
+/// Has the process that holds the lock end, and waits for that. The lock is ours then.
+fn end_the_holder(lock: &File, timeout: Duration) -> io::Result<()> {
+    let failed = |text: &str| io::Error::new(io::ErrorKind::AddrInUse, text);
+    let (until, mut told) = (Instant::now() + timeout, None);
+    while is_taken(lock) {
+        match holder(lock)? {
+            Some((number, process)) if told != Some(number) => {
+                pidfd_send_signal(process, Signal::TERM)?;
+                told = Some(number);
+            }
+            Some(_) => {}
+            // It has ended just now, or never said that it may be ended.
+            None if told.is_none() && is_taken(lock) => {
+                return Err(failed(
+                    "the server of that name cannot be replaced; end the program that has it",
+                ));
+            }
+            None => {}
+        }
+        if Instant::now() >= until {
+            return Err(failed("the server of that name was told to end, and has not ended in time; end it"));
+        }
+        sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// A name that is held, with the socket that clients find, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listening {
     path: PathBuf,
     /// Held as long as the socket is there.
-    _lock: File,
+    lock: File,
+    /// Whether the socket is removed with this.
+    is_ours: bool,
     process: ForkGuard,
 }
 
 impl Listening {
-    /// Listens at `path`. What another server that has ended left there is removed.
-    ///
-    /// # Errors
-    /// Another server listens there; the folder is not ours alone; the system refuses.
-    pub(crate) fn at(path: &Path) -> io::Result<(Self, OwnedFd)> {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        make_private(parent)?;
-        let lock = path.with_extension("lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            io::Error::new(io::ErrorKind::AddrInUse, "another server has that name; give this one another")
-        })?;
+    fn at(path: &Path, lock: File) -> io::Result<(Self, OwnedFd)> {
+        let listening = Self::holding(path, lock, true)?;
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let socket = listen(path)?;
-        Ok((Self { path: path.into(), _lock: lock, process: ForkGuard::new() }, socket))
+        Ok((listening, socket))
+    }
+
+    fn of(socket: &OwnedFd) -> io::Result<Self> {
+        let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text);
+        if socket_type(socket)? != SocketType::SEQPACKET || !socket_acceptconn(socket)? {
+            return Err(wrong(
+                "it must be a listening socket of type SOCK_SEQPACKET (ListenSequentialPacket=)",
+            ));
+        }
+        let address = SocketAddrUnix::try_from(getsockname(socket)?).ok();
+        let path =
+            address.as_ref().and_then(SocketAddrUnix::path).map(|path| path.to_string_lossy().into_owned());
+        let path = PathBuf::from(path.ok_or_else(|| wrong("it must be a local socket with a path"))?);
+        let data = std::fs::symlink_metadata(&path)?;
+        if data.uid() != rustix::process::geteuid().as_raw() || data.mode() & 0o077 != 0 {
+            return Err(wrong("it must be of this user alone (SocketMode=0600)"));
+        }
+        fcntl_setfd(socket, FdFlags::CLOEXEC)?;
+        ioctl_fionbio(socket, true)?;
+        Self::holding(&path, open_lock(&path)?, false)
+    }
+
+    fn holding(path: &Path, lock: File, is_ours: bool) -> io::Result<Self> {
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            io::Error::new(io::ErrorKind::AddrInUse, "another server has that name; give this one another")
+        })?;
+        // What is in it is of a server before; see `Socket::replaceable`.
+        lock.set_len(0)?;
+        (&lock).seek(io::SeekFrom::Start(0))?;
+        Ok(Self { path: path.into(), lock, is_ours, process: ForkGuard::new() })
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Whether the path leads to this process. What it connects is closed at once.
+    pub(crate) fn is_reachable(&self) -> bool {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(end) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
+            return false;
+        };
+        let connected = SocketAddrUnix::new(&self.path).and_then(|address| connect(&end, &address));
+        let peer = connected.and_then(|()| socket_peercred(&end));
+        peer.is_ok_and(|peer| peer.pid == rustix::process::getpid())
+    }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if self.process.is_forked() {
-            return; // the server that listens there is the parent
+        if self.process.is_forked() || !self.is_ours {
+            return; // the server that listens there is the parent; the manager keeps the socket
         }
         let _ = std::fs::remove_file(&self.path); // gone already: as well
     }
@@ -128,25 +319,63 @@ mod tests {
     fn one_server_has_a_name_at_a_time_and_what_a_dead_one_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("q/s.sock");
-        let (listening, socket) = Listening::at(&path).unwrap();
-        assert_eq!(Listening::at(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let at = |path: &Path| Listening::at(path, open_lock(path)?);
+        let (listening, socket) = at(&path).unwrap();
+        assert_eq!(at(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "a server that was refused has removed the socket of the other");
         // As if it were killed: the lock goes, the socket stays.
         let lock = path.with_extension("lock");
         std::mem::forget(listening);
         std::fs::remove_file(&lock).unwrap();
         drop(socket);
-        let (listening, _socket) = Listening::at(&path).unwrap();
+        let (listening, _socket) = at(&path).unwrap();
         assert_eq!(listening.path(), path);
         drop(listening);
         assert!(!path.exists());
     }
 
     #[test]
+    fn a_server_that_never_said_so_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q/s.sock");
+        let name = path.to_str().unwrap();
+        let first = Socket::bind(name).unwrap();
+        // The number of a process that is there, with the start of another: one that ended long ago had it.
+        for text in ["", "x", "1 1\n", &format!("{} 1\n", std::process::id()), "99999999999 5\n"] {
+            std::fs::write(path.with_extension("lock"), text).unwrap();
+            let error = Socket::replace(name, Duration::from_secs(60)).unwrap_err();
+            assert!(error.to_string().contains("cannot be replaced"), "{text:?}: {error}");
+        }
+        drop(first);
+        drop(Socket::replace(name, Duration::ZERO).unwrap().replaceable().unwrap());
+    }
+
+    #[test]
+    fn a_socket_that_was_given_is_looked_at_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        let path = folder.path().join("s.sock");
+        let stream = std::os::unix::net::UnixListener::bind(folder.path().join("stream")).unwrap();
+        assert!(Socket::adopt(stream.into()).unwrap_err().to_string().contains("SOCK_SEQPACKET"));
+        let socket = listen(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let error = Socket::adopt(socket.try_clone().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("SocketMode=0600"), "{error}");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let adopted = Socket::adopt(socket.try_clone().unwrap()).unwrap();
+        assert_eq!(adopted.path(), path);
+        assert!(adopted.listening.is_reachable());
+        let second = Socket::adopt(socket.try_clone().unwrap()).unwrap_err();
+        assert!(second.to_string().contains("another server"), "{second}");
+        drop(adopted);
+        assert!(path.exists(), "it is the manager's");
+    }
+
+    #[test]
     fn a_folder_that_others_can_enter_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let error = Listening::at(&folder.path().join("s.sock")).unwrap_err();
+        let error = open_lock(&folder.path().join("s.sock")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
     }
 }

@@ -22,7 +22,7 @@ use quinion::internals::serve::NameRefusal;
 use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion::internals::viewer::sys::Errno;
 use quinion::{Cache, File, NameOpener, NamedObject};
-use quinion_object::{FetchStats, ObjectCache, ObjectFile, Options};
+use quinion_object::{FetchStats, FirstByte, ObjectCache, ObjectFile, Options};
 
 use crate::error::{CHANGED, FETCH};
 
@@ -64,6 +64,12 @@ impl Stores {
     /// What was fetched, by prefix.
     pub(crate) fn stats(&self) -> Vec<(String, FetchStats)> {
         self.stores.iter().map(|(prefix, objects)| (prefix.clone(), objects.stats())).collect()
+    }
+
+    /// How soon answers began, by prefix, where enough have come.
+    pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {
+        let times = self.stores.iter().map(|(prefix, objects)| Some((prefix.clone(), objects.first_byte()?)));
+        times.flatten().collect()
     }
 
     /// The store's number, the store, and the key there.

@@ -3,6 +3,7 @@
 //! ```toml
 //! name = "node"
 //! memory = "8G"
+//! metrics = "127.0.0.1:9464"
 //!
 //! [disk]
 //! folder = "/var/cache/quinion"
@@ -17,6 +18,7 @@
 //! The command line wins over the file. A key that is not known is an error, which names file, line and key.
 //! Credentials are in neither: they come from the environment (`stores.rs`).
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -31,6 +33,8 @@ pub struct Config {
     pub memory: Option<Bytes>,
     /// The disk tier.
     pub disk: Option<Disk>,
+    /// Where monitors are answered.
+    pub metrics: Option<SocketAddr>,
     /// The stores.
     #[serde(default, rename = "store")]
     pub stores: Vec<StoreConfig>,
@@ -127,11 +131,12 @@ mod tests {
 
     #[test]
     fn a_file_says_all_that_there_is() {
-        let text =
-            "name='n'\nmemory='2G'\n[disk]\nfolder='/d'\nsize='1T'\n[[store]]\nprefix='s3://b'\nregion='r'";
+        let text = "name='n'\nmemory='2G'\nmetrics='[::1]:80'\n\
+             [disk]\nfolder='/d'\nsize='1T'\n[[store]]\nprefix='s3://b'\nregion='r'";
         let config = read(text).unwrap();
         assert_eq!(config.memory, Some(Bytes(2 << 30)));
         assert_eq!(config.disk, "/d:1T".parse().ok());
+        assert_eq!(config.metrics, "[::1]:80".parse().ok());
         let store = StoreConfig { prefix: "s3://b".into(), region: Some("r".into()), ..Default::default() };
         assert_eq!(config.stores, [store]);
     }

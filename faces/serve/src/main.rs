@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!   quinion-serve [--config FILE] [--name NAME] [--memory SIZE] [--disk FOLDER:SIZE] [--store PREFIX]...
+//!                 [--metrics ADDRESS] [--replace]
 //!
-//!   read the configuration -> open stores -> build the cache -> listen -> READY=1 -> wait for a signal
+//!   read the configuration -> open stores -> take the name -> build the cache -> serve -> READY=1 -> wait for a signal
 //!   SIGTERM, SIGINT: STOPPING=1, the socket is removed, end       SIGHUP: said to change nothing
+//!   --replace: the server that has the name is sent SIGTERM before the name is taken
 //! ```
 //!
 //! It is a package of its own, since HTTP clients and TLS are more code than all of Quinion: neither the library nor
@@ -16,20 +18,30 @@
 //! | 1 | it could not start; standard error says why |
 //! | 2 | the command line was not understood |
 
+mod activation;
 mod config;
+mod http;
 mod log;
+mod metrics;
 mod notify;
 mod stores;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
 
 use clap::Parser;
-use quinion_service::Server;
+use quinion_service::{Server, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use config::{Bytes, Config, Disk, StoreConfig};
+use http::Monitor;
 use log::{Form, Log};
+
+/// How long a server that is to be replaced may take to end.
+const REPLACE_MAX: Duration = Duration::from_secs(60);
 
 /// Serve one cache of objects to the processes of this user.
 #[derive(Parser, Debug)]
@@ -51,6 +63,12 @@ struct Arguments {
     /// Given once or more often. Credentials come from the environment.
     #[arg(long, value_name = "PREFIX")]
     store: Vec<String>,
+    /// Answer monitors at this address and port, such as 127.0.0.1:9464: /metrics for Prometheus, and /healthz.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// Take the place of the server of that name, which is told to end. Clients go on with this one.
+    #[arg(long)]
+    replace: bool,
     /// Write events as JSON, one object a line.
     #[arg(long)]
     json: bool,
@@ -59,7 +77,8 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let log = Log(if arguments.json { Form::Json } else { Form::Text });
-    match settled(arguments).and_then(|config| serve(&config, log)) {
+    let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };
+    match settled(arguments).and_then(|config| serve(&config, takes, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.event("failed", &[("why", &why)]);
@@ -74,6 +93,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     config.name = arguments.name.or(config.name);
     config.memory = arguments.memory.or(config.memory);
     config.disk = arguments.disk.or(config.disk);
+    config.metrics = arguments.metrics.or(config.metrics);
     let more = arguments.store.into_iter().map(|prefix| StoreConfig { prefix, ..Default::default() });
     config.stores.extend(more);
     if config.stores.is_empty() {
@@ -82,34 +102,56 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     Ok(config)
 }
 
+/// How the name is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// It must be free.
+    Free,
+    /// The server that has it ends first.
+    Replacing,
+}
+
 /// Serves until a signal says to end.
-fn serve(config: &Config, log: Log) -> Result<(), String> {
+fn serve(config: &Config, takes: Takes, log: Log) -> Result<(), String> {
     // Before anything else: a signal that comes while the server starts is not lost.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot wait for signals: {error}"))?;
     let mut signals = runtime.block_on(async { Signals::new() }).map_err(|error| error.to_string())?;
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let server = start(config)?;
-    let socket = server.socket().display().to_string();
-    log.event("listening", &[("socket", &socket)]);
+    let server = Rc::new(start(config, takes)?);
+    // After a server that is replaced has let its port go.
+    let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
+    let mut values = vec![("socket", server.socket().display().to_string())];
+    if let Some(Ok(address)) = monitor.as_ref().map(Monitor::address) {
+        values.push(("metrics", format!("http://{address}/metrics")));
+    }
+    let values: Vec<_> = values.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    log.event("listening", &values);
     let told = |state: &str| {
         if let Err(error) = notify::notify(state) {
             log.event("not notified", &[("state", state), ("why", &error.to_string())]);
         }
     };
     told("READY=1");
-    let name = runtime.block_on(signals.wait_for_end(log));
+    let name = runtime.block_on(async {
+        let Some(monitor) = &monitor else { return signals.wait_for_end(log).await };
+        tokio::select! {
+            name = signals.wait_for_end(log) => name,
+            never = monitor.serve(&server) => match never {},
+        }
+    });
     told("STOPPING=1");
+    drop(monitor);
     let stats = server.stats();
-    server.stop();
+    Rc::into_inner(server).expect("the monitor's tasks ended with it").stop();
     let values =
         [("signal", name), ("clients", &stats.clients.to_string()), ("reads", &stats.reads.to_string())];
     log.event("ended", &values);
     Ok(())
 }
 
-fn start(config: &Config) -> Result<Server, String> {
+fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     let environment: Vec<_> = std::env::vars_os()
         .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
         .collect();
@@ -125,11 +167,30 @@ fn start(config: &Config) -> Result<Server, String> {
         .iter()
         .map(|store| stores::open(store, &environment).map(|opened| (store.prefix.clone(), opened)))
         .collect::<Result<_, _>>()?;
+    // Not before the stores are open: what is wrong with this server ends no other. And not after the cache is built:
+    // a server that is replaced has the disk tier until it ends.
+    let socket = socket_of(config, takes)?;
     let cache = builder.build().map_err(|error| error.to_string())?;
     let server = opened.into_iter().fold(Server::builder(cache), |server, (prefix, (store, options))| {
         server.store(prefix, store, options)
     });
-    server.start(config.name.as_deref().unwrap_or("default")).map_err(|error| error.to_string())
+    server.start_at(socket).map_err(|error| error.to_string())
+}
+
+/// Takes the name, or the socket that the service manager has given.
+fn socket_of(config: &Config, takes: Takes) -> Result<Socket, String> {
+    let name = config.name.as_deref().unwrap_or("default");
+    let socket = match (activation::socket()?, takes) {
+        (Some(given), Takes::Free) => Socket::adopt(given),
+        (Some(_), Takes::Replacing) => {
+            return Err(
+                "the service manager gives the socket, and replaces servers; leave out --replace".into()
+            );
+        }
+        (None, Takes::Free) => Socket::bind(name),
+        (None, Takes::Replacing) => Socket::replace(name, REPLACE_MAX),
+    };
+    socket.and_then(Socket::replaceable).map_err(|error| error.to_string())
 }
 
 /// The signals that a service is told things by.

@@ -6,11 +6,14 @@
 //!
 //! versitygw is installed by `scripts/setup`; where it could not be, its tests say SKIPPED.
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs::{DirBuilder, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -18,6 +21,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use quinion_service::{Client, ErrorKind};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -226,20 +230,202 @@ fn what_cannot_start_says_why_in_one_line() {
     let prefix = "http://127.0.0.1:1/folder";
     std::fs::write(&config, format!("[[store]]\nprefix = {prefix:?}\nregoin = 'x'\n")).unwrap();
     let config = config.to_str().unwrap();
-    let _first = Server::start(serve(folder.path()).args(["--store", prefix]));
+    let first = Server::start(serve(folder.path()).args(["--store", prefix]));
+    let refused = |arguments: &[&str], why: &str| {
+        let mut server = Server::spawn(serve(folder.path()).args(arguments));
+        let mut all = String::new();
+        server.events.read_to_string(&mut all).unwrap();
+        assert_eq!(server.process.ended(), Some(1), "{all}");
+        assert!(all.contains(why) && all.starts_with("quinion-serve: failed"), "{why}: {all}");
+    };
     for (arguments, why) in [
         (&["--config", config][..], "regoin"),
         (&[], "there is no store"),
         (&["--store", "ftp://h"], "ftp://h"),
         (&["--store", "file:///tmp"], "open them themselves"),
         (&["--store", prefix], "another server has that name"),
-        (&["--store", prefix, "--disk", "/dev/null/x:16M"], "/dev/null/x"),
     ] {
-        let mut server = Server::spawn(serve(folder.path()).args(arguments));
-        let mut all = String::new();
-        server.events.read_to_string(&mut all).unwrap();
-        assert_eq!(server.process.ended(), Some(1), "{all}");
-        assert!(all.contains(why) && all.starts_with("quinion-serve: failed"), "{why}: {all}");
+        refused(arguments, why);
+    }
+    drop(first);
+    refused(&["--store", prefix, "--disk", "/dev/null/x:16M"], "/dev/null/x");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    refused(&["--store", prefix, "--metrics", &address], &address);
+}
+
+/// What a monitor is answered: the status and the body.
+fn ask(address: &str, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+#[test]
+fn monitors_are_told_the_numbers_and_whether_clients_can_connect() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a", data(5, 3 << 20));
+    let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket");
+    command.args(["--store", "http://user:hidden@127.0.0.1:1/x", "--metrics", "127.0.0.1:0"]);
+    command.arg("--disk").arg(format!("{}:64M", folder.path().join("disk").display()));
+    let mut server = Server::spawn(&mut command);
+    let event = server.event();
+    let address =
+        event.split("metrics=\"http://").nth(1).expect(&event).split('/').next().unwrap().to_owned();
+    let number = |text: &str, name: &str| -> u64 {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+        line.trim().parse().unwrap()
+    };
+    let gets = "quinion_store_gets_total{store=\"s3://bucket\"}";
+    let (status, before) = ask(&address, "GET /metrics");
+    assert_eq!((status, number(&before, gets), number(&before, "quinion_service_clients ")), (200, 0, 0));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let object = client.open("s3://bucket/a").unwrap();
+    let mut bytes = vec![0; 3 << 20];
+    for _ in 0..5 {
+        object.read_exact_at(&mut bytes, 0).unwrap();
+    }
+    let (_, text) = ask(&address, "GET /metrics");
+    assert!(number(&text, gets) > 0);
+    for (name, least, most) in [
+        ("quinion_service_clients ", 1, 1),
+        ("quinion_service_open_files ", 1, 1),
+        ("quinion_service_reads_total ", 5, 5),
+        ("quinion_service_read_bytes_total ", 15 << 20, 15 << 20),
+        ("quinion_service_asked_reads_total ", 1, 1),
+        ("quinion_store_fetched_bytes_total{store=\"s3://bucket\"}", 3 << 20, 3 << 20),
+        ("quinion_store_gets_total{store=\"http://127.0.0.1:1/x\"}", 0, 0),
+        ("quinion_cache_memory_bytes ", 32 << 20, 32 << 20),
+        ("quinion_cache_cached_pages ", 768, 800),
+        ("quinion_disk_errors_total ", 0, 0),
+    ] {
+        let found = number(&text, name);
+        assert!((least..=most).contains(&found), "{name}: {found}");
+    }
+    assert!(text.ends_with("# EOF\n") && !text.contains("hidden"), "{text}");
+    assert_eq!(ask(&address, "GET /healthz").0, 200);
+    assert_eq!((ask(&address, "POST /metrics").0, ask(&address, "GET /s3://bucket/a").0), (405, 404));
+    // More of them than are answered, which say nothing.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    object.read_exact_at(&mut bytes, 0).unwrap();
+    drop(silent);
+    let begun = Instant::now();
+    std::fs::remove_file(socket(folder.path())).unwrap();
+    loop {
+        // Those before it may not have gone yet: it is closed without an answer then.
+        let asked = std::panic::catch_unwind(|| ask(&address, "GET /healthz").0);
+        match asked {
+            Ok(status) => break assert_eq!(status, 503),
+            Err(_) => assert!(begun.elapsed() < TIME_MAX, "it does not answer any more"),
+        }
+    }
+    server.process.signal(Signal::TERM);
+    assert_eq!(server.process.ended(), Some(0));
+}
+
+#[test]
+fn a_newer_server_replaces_the_one_that_is_there_and_readers_go_on() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a", data(7, 3 << 20));
+    let disk = format!("{}:64M", folder.path().join("disk").display());
+    let start = |more: &[&str]| {
+        let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket");
+        Server::start(command.args(["--disk", &disk, "--json"]).args(more))
+    };
+    let mut server = start(&["--replace"]);
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let object = client.open("s3://bucket/a").unwrap();
+    let (is_over, expected) = (AtomicBool::new(false), data(7, 3 << 20));
+    let longest = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..8)
+            .map(|n| {
+                let (object, is_over, expected) = (&object, &is_over, &expected);
+                scope.spawn(move || {
+                    let (mut buffer, mut longest) = (vec![0; 300_000], Duration::ZERO);
+                    for at in (n..).map(|n| n * 70_001 % (2 << 20)) {
+                        let begun = Instant::now();
+                        object.read_exact_at(&mut buffer, at as u64).unwrap();
+                        longest = longest.max(begun.elapsed());
+                        assert_eq!(buffer, expected[at..at + buffer.len()]);
+                        if is_over.load(Ordering::Relaxed) {
+                            break;
+                        }
+                    }
+                    longest
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            let mut newer = start(&["--replace"]);
+            assert_eq!(server.process.ended(), Some(0), "it was not ended in order");
+            std::mem::swap(&mut server, &mut newer);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).max()
+    });
+    println!("the longest read took {longest:?}");
+    // One that cannot start ends no other.
+    let wrong =
+        bucket.serve(folder.path(), SECRET, "s3://bucket").args(["--replace", "--store", "ftp://h"]).output();
+    assert_eq!(wrong.unwrap().status.code(), Some(1));
+    object.read_exact_at(&mut [0; 100], 5).unwrap();
+    assert_eq!(server.process.0.try_wait().unwrap(), None);
+}
+
+/// The socket is made here, as by systemd: a shell gives it the number 3, and tells the program that it is the one.
+#[test]
+fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a", data(8, 1 << 20));
+    let path = socket(folder.path());
+    DirBuilder::new().mode(0o700).create(path.parent().unwrap()).unwrap();
+    let listening =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&listening, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&listening, 100).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
+    let start = || {
+        let program = bucket.serve(folder.path(), SECRET, "s3://bucket");
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(program.get_program()).args(program.get_args());
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdin(listening.try_clone().unwrap()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut process = Process(command.spawn().unwrap());
+        let events = BufReader::new(process.0.stderr.take().unwrap());
+        let mut server = Server { process, events };
+        let event = server.event();
+        assert!(event.contains("listening"), "{event}");
+        server
+    };
+    let name = path.to_str().unwrap();
+    for signal in [Signal::TERM, Signal::KILL, Signal::TERM] {
+        let early = std::thread::scope(|scope| {
+            let early = scope.spawn(|| Client::connect(name));
+            sleep(Duration::from_millis(50));
+            let server = start();
+            (early.join().unwrap(), server)
+        });
+        let (client, mut server) = (early.0.unwrap(), early.1);
+        let object = client.open("s3://bucket/a").unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        object.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, data(8, 1 << 20));
+        server.process.signal(signal);
+        server.process.ended();
+        assert!(path.exists(), "the manager's socket was removed");
     }
 }
 

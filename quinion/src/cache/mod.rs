@@ -104,7 +104,7 @@ pub use open::{Durability, OpenOptions};
 use pool::PoolShare;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use residency::{Residency, ResidentRange, ResidentRanges};
-pub use stats::Stats;
+pub use stats::{StatDescription, Stats};
 #[cfg(feature = "tokio")]
 pub use tokio_io::AsyncFile;
 pub use write::{BatchWrite, WriteFuture, WriteOptions};

@@ -18,14 +18,35 @@ macro_rules! difference {
     };
 }
 
+macro_rules! is_count {
+    (count) => {
+        true
+    };
+    (gauge) => {
+        false
+    };
+}
+
+/// A number of [`Stats`], as a monitor wants to know it: see [`Stats::describe`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StatDescription {
+    /// The field's name.
+    pub name: &'static str,
+    /// Whether it has been rising since the cache was built; else it says how something is now.
+    pub is_count: bool,
+    /// What it is, as the field's documentation says it.
+    pub help: &'static str,
+}
+
 macro_rules! stats {
-    ($($(#[$doc:meta])* $kind:ident $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $kind:ident $name:ident,)*) => {
         /// Numbers of a cache. Sizes in bytes, pages of 4 KiB; counts since the cache was built, of its own
         /// process's calls (viewers count for themselves). `Display` prints the ones that people look at first.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Stats {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
             /// How files are read now: "io_uring" or "threads".
             pub mechanism: &'static str,
         }
@@ -34,6 +55,15 @@ macro_rules! stats {
             /// Every number with its name, in the order of the fields; for reports.
             pub fn numbers(&self) -> [(&'static str, u64); [$(stringify!($name)),*].len()] {
                 [$((stringify!($name), self.$name)),*]
+            }
+
+            /// What each of [`Stats::numbers`] is, in the same order.
+            pub fn describe() -> [StatDescription; [$(stringify!($name)),*].len()] {
+                [$(StatDescription {
+                    name: stringify!($name),
+                    is_count: is_count!($kind),
+                    help: concat!($($doc),*).trim_ascii(),
+                }),*]
             }
 
             /// What happened since `earlier`, a snapshot of the same cache: counts are differences, and numbers that

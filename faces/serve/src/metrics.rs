@@ -1,0 +1,203 @@
+//! Metrics: what a server has done and has, as Prometheus reads it.
+//!
+//! | begins with | is |
+//! |---|---|
+//! | `quinion_cache_` | a number of the cache: each of `quinion::Stats` |
+//! | `quinion_service_` | clients, what they hold, and their reads |
+//! | `quinion_store_` | what was asked of a store and came from it; `store` is its prefix, without a password |
+//! | `quinion_disk_` | the disk tier, if there is one |
+//!
+//! They are read when a monitor asks; nothing is counted here. The text is OpenMetrics (`prometheus-client`).
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use quinion::{DiskStats, Stats};
+use quinion_object::{FetchStats, FirstByte};
+use quinion_service::{Server, ServerStats};
+use reqwest::Url;
+
+/// The media type of [`text_of`].
+pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics of a server.
+pub fn text_of(server: &Server) -> String {
+    let (cache, service) = (server.cache().stats(), server.stats());
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot { cache, service, disk: server.cache().disk_stats() }));
+    let mut text = String::new();
+    text::encode(&mut text, &registry).expect("a string takes all");
+    text
+}
+
+/// What all numbers were at one time.
+#[derive(Debug)]
+struct Snapshot {
+    cache: Stats,
+    service: ServerStats,
+    disk: Option<DiskStats>,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        for (about, (name, number)) in Stats::describe().into_iter().zip(self.cache.numbers()) {
+            let kind = if about.is_count { Kind::Count } else { Kind::Gauge };
+            encode_one(
+                &mut encoder,
+                &Row { name: format!("quinion_cache_{name}"), help: about.help, kind },
+                number,
+            )?;
+        }
+        let service = &self.service;
+        for (name, help, kind, number) in [
+            ("clients", "Processes that are connected.", Kind::Gauge, service.clients as u64),
+            (
+                "open_files",
+                "Files and objects that clients have open.",
+                Kind::Gauge,
+                service.open_files as u64,
+            ),
+            ("pins", "Ranges that clients have pinned.", Kind::Gauge, service.pins as u64),
+            ("reads", "Reads of clients, by their own word.", Kind::Count, service.reads),
+            ("read_bytes", "Bytes that clients have read, by their own word.", Kind::Count, service.bytes),
+            ("asked_reads", "Of the reads, those that had to ask the server.", Kind::Count, service.asked),
+        ] {
+            encode_one(&mut encoder, &Row { name: format!("quinion_service_{name}"), help, kind }, number)?;
+        }
+        for (name, help, of) in FETCH_COUNTS {
+            let numbers: Vec<_> =
+                service.fetches.iter().map(|(prefix, fetches)| (label_of(prefix), of(fetches))).collect();
+            encode_stores(&mut encoder, name, help, &numbers)?;
+        }
+        encode_first_bytes(&mut encoder, &service.first_bytes)?;
+        for (name, help, kind, of) in DISK_NUMBERS {
+            let Some(disk) = &self.disk else { break };
+            let row = Row { name: format!("quinion_disk_{name}"), help, kind: *kind };
+            encode_one(&mut encoder, &row, of(disk))?;
+        }
+        Ok(())
+    }
+}
+
+type FetchCount = (&'static str, &'static str, fn(&FetchStats) -> u64);
+
+const FETCH_COUNTS: &[FetchCount] = &[
+    ("heads", "HEADs that were sent, with those that were sent again.", |fetches| fetches.heads),
+    ("gets", "GETs that were sent, with those that were sent again.", |fetches| fetches.gets),
+    ("fetched_bytes", "Bytes of answers.", |fetches| fetches.bytes),
+    ("gap_bytes", "Of these, bytes between two wanted ranges, thrown away.", |fetches| fetches.gap_bytes),
+    ("retries", "Requests that were sent again.", |fetches| fetches.retries),
+    ("failures", "Fetches that failed for good.", |fetches| fetches.failures),
+    ("changes", "Of these, those whose object was replaced or deleted.", |fetches| fetches.changes),
+    ("hedges", "GETs that were sent beside a late one.", |fetches| fetches.hedges),
+    ("hedges_won", "Of these, those whose answer began first.", |fetches| fetches.hedges_won),
+];
+
+type DiskNumber = (&'static str, &'static str, Kind, fn(&DiskStats) -> u64);
+
+const DISK_NUMBERS: &[DiskNumber] = &[
+    ("pages", "Pages on the disk.", Kind::Gauge, |disk| disk.pages),
+    ("put_pages", "Pages that were put there.", Kind::Count, |disk| disk.put_pages),
+    ("refused_pages", "Pages that were not: it was behind, or is off.", Kind::Count, |disk| {
+        disk.refused_pages
+    }),
+    ("hit_pages", "Pages that were read from there.", Kind::Count, |disk| disk.hit_pages),
+    ("written_bytes", "Bytes written, tables and padding included.", Kind::Count, |disk| disk.written_bytes),
+    ("corrupt_extents", "Extents without their checksum.", Kind::Count, |disk| disk.corrupt_extents),
+    ("errors", "Reads and writes that the disk refused.", Kind::Count, |disk| disk.errors),
+];
+
+/// Whether a number rises, or says how something is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Count,
+    Gauge,
+}
+
+/// What a metric is.
+struct Row {
+    name: String,
+    help: &'static str,
+    kind: Kind,
+}
+
+fn encode_one(encoder: &mut DescriptorEncoder<'_>, row: &Row, number: u64) -> fmt::Result {
+    let Row { name, help, kind } = row;
+    let help = help.trim_end_matches('.'); // the encoder adds one
+    match kind {
+        Kind::Count => {
+            let metric = ConstCounter::new(number);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
+        }
+        Kind::Gauge => {
+            let metric = ConstGauge::new(number.min(i64::MAX as u64) as i64);
+            metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
+        }
+    }
+}
+
+fn encode_stores(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    numbers: &[(String, u64)],
+) -> fmt::Result {
+    let (name, help) = (format!("quinion_store_{name}"), help.trim_end_matches('.'));
+    let mut metrics = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+    numbers.iter().try_for_each(|(store, number)| {
+        let labels = [("store", store.as_str())];
+        let store: MetricEncoder<'_> = metrics.encode_family(&labels)?;
+        ConstCounter::new(*number).encode(store)
+    })
+}
+
+fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, FirstByte)]) -> fmt::Result {
+    let (name, help) =
+        ("quinion_store_first_byte_seconds", "Within which time so many of a store's answers began");
+    let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (prefix, FirstByte { p50, p95, p99, .. }) in times {
+        for (quantile, time) in [("0.5", p50), ("0.95", p95), ("0.99", p99)] {
+            let store = label_of(prefix);
+            let labels = [("store", store.as_str()), ("quantile", quantile)];
+            ConstGauge::new(time.as_secs_f64()).encode(metrics.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// A prefix without the user and the password that a URL may have: all processes that reach the port read it.
+fn label_of(prefix: &str) -> String {
+    let Ok(mut url) = Url::parse(prefix) else { return "?".into() };
+    if url.username().is_empty() && url.password().is_none() {
+        return prefix.to_owned();
+    }
+    match url.set_username("").and_then(|()| url.set_password(None)) {
+        Ok(()) => url.into(),
+        Err(()) => "?".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_has_no_password() {
+        assert_eq!(label_of("s3://bucket/folder"), "s3://bucket/folder");
+        assert_eq!(label_of("https://user:secret@host/x"), "https://host/x");
+        assert_eq!(label_of("no url"), "?");
+    }
+
+    #[test]
+    fn no_gauge_is_named_like_a_counter() {
+        for about in Stats::describe().iter().filter(|about| !about.is_count) {
+            assert!(!about.name.ends_with("_total"), "{}", about.name);
+        }
+        assert!(DISK_NUMBERS.iter().all(|(name, ..)| !name.ends_with("_total")));
+    }
+}

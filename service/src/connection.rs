@@ -1,8 +1,10 @@
 //! Connection: one process's view of one server's cache.
 //!
 //! A process joins a server once, however often it connects: a second view of the same process would take the place of
-//! the first (`quinion::internals::serve`). So connections are kept, by the socket's inode, and what the process maps
-//! stays mapped until it ends.
+//! the first, whose questions have no answer then (`quinion::internals::serve`). So connections are kept, by the
+//! socket's inode, and what the process maps stays mapped until it ends. The inode is opened before it is connected to,
+//! and by that descriptor: by its path it may be a later server's already. It stays open as long as the connection is
+//! known, so that no other socket gets its number.
 //!
 //! A question is asked until it is answered, or the deadline has passed. A server that is busy (all slots in use, a
 //! store that keeps its workers) is asked again after a pause; one that has ended, or stands still, is not.
@@ -16,7 +18,9 @@
 //!  2. Every wait ends: by the deadline, or some tenths of a second after the server has ended.
 
 use std::collections::VecDeque;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -47,8 +51,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from
 /// A socket's device and inode.
 type SocketName = (u64, u64);
 
-/// The connections of this process.
-static CONNECTIONS: Mutex<Vec<(SocketName, Arc<Connection>)>> = Mutex::new(Vec::new());
+/// The connections of this process, each with the inode by which it was made.
+static CONNECTIONS: Mutex<Vec<(SocketName, File, Arc<Connection>)>> = Mutex::new(Vec::new());
 
 /// A view of a server's cache.
 #[derive(Debug)]
@@ -74,7 +78,8 @@ impl Connection {
             let text = format!("cannot connect to the cache at {}; is its server running?", socket.display());
             Error::of_io(ErrorKind::Connect, text, error)
         };
-        let data = std::fs::metadata(socket).map_err(failed)?;
+        let inode = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(socket).map_err(failed)?;
+        let data = inode.metadata().map_err(failed)?;
         let key = (data.dev(), data.ino());
         let begun = Instant::now();
         let mut known = loop {
@@ -86,12 +91,14 @@ impl Connection {
                 Err(TryLockError::WouldBlock) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
             }
         };
-        known.retain(|(_, connection)| !connection.process.is_forked() && !connection.viewer.owner_is_gone());
-        if let Some((_, connection)) = known.iter().find(|(other, _)| *other == key) {
+        known
+            .retain(|(.., connection)| !connection.process.is_forked() && !connection.viewer.owner_is_gone());
+        if let Some((.., connection)) = known.iter().find(|(other, ..)| *other == key) {
             return Ok(Arc::clone(connection));
         }
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-        let viewer = Viewer::connect(socket, &hello).map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX);
+        let exactly = PathBuf::from(format!("/proc/self/fd/{}", inode.as_raw_fd()));
+        let viewer = Viewer::connect(&exactly, &hello).map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX);
         let new = Arc::new(Self {
             viewer,
             socket: socket.into(),
@@ -100,7 +107,7 @@ impl Connection {
             owes: AtomicBool::new(false),
             gone_since: OnceLock::new(),
         });
-        known.push((key, Arc::clone(&new)));
+        known.push((key, inode, Arc::clone(&new)));
         Ok(new)
     }
 

@@ -1,9 +1,9 @@
 //! Open file: what a client has open, as handles and pins keep it.
 //!
-//! When the server has ended, an object is **opened again** at the one that listens in its place, if it is still of the
-//! same version: all that the store tells of it is as before, and has a strong ETag or a version id. The first open file
-//! keeps the newest. No lock is held while a server is asked: threads that find it gone at the same time may each open
-//! the object, and one of these is kept.
+//! When the server has ended, an object is **opened again** at the one that listens in its place, if it is still of
+//! the same version: all that the store tells of it is as before, and has a strong ETag or a version id. The first open
+//! file keeps the newest. No lock is held while a server is asked: threads that find it gone at the same time may each
+//! open the object, and one of these is kept.
 //!
 //! The server knows an open file by its handle. The last that keeps it, a handle or a pin, gives the handle back, and
 //! the server gives back with it what was pinned. Not in a forked child: there it is the parent's.

@@ -137,6 +137,27 @@ impl Server {
         }
     }
 
+    /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`]. What clients have open they
+    /// read on by the store before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Start`]: the prefix is no URL.
+    pub fn set_store(
+        &self,
+        prefix: impl Into<String>,
+        store: Arc<dyn ObjectStore>,
+        options: Options,
+    ) -> Result<()> {
+        let set = self.stores.set(StoreRequest { prefix: prefix.into(), store, options });
+        set.map(drop).map_err(|why| Error::new(ErrorKind::Start, format!("cannot add a store: {why}")))
+    }
+
+    /// Takes a store away: clients cannot open what is there from now on. What they have open they read on, by the
+    /// store that was given. Whether there was one of that prefix.
+    pub fn remove_store(&self, prefix: &str) -> bool {
+        self.stores.remove(prefix)
+    }
+
     /// Whether a process that connects to the socket's path comes to this server: the socket may have been removed, or
     /// its queue be full. Waits for nothing.
     pub fn is_reachable(&self) -> bool {

@@ -13,7 +13,8 @@
 //! What a client is told of an object are lines, each a word and a value.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
@@ -33,58 +34,103 @@ pub(crate) struct StoreRequest {
     pub(crate) options: Options,
 }
 
-/// The stores of a server.
+/// The stores of a server, which may become others while clients read.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    /// The longest prefixes first.
-    stores: Vec<(String, ObjectCache)>,
+    cache: Cache,
+    /// The longest prefixes first. The lock is held for looks and changes alone, and no store is asked under it.
+    stores: RwLock<Vec<StoreEntry>>,
+    /// Stores that there have been.
+    count: AtomicU64,
+}
+
+/// A store that clients can name.
+#[derive(Clone, Debug)]
+struct StoreEntry {
+    prefix: String,
+    /// No other store of this server has had it.
+    number: u64,
+    objects: ObjectCache,
 }
 
 impl Stores {
     /// # Errors
-    /// A prefix is no URL, or is there twice; what [`ObjectCache::new`] says.
+    /// A prefix is there twice; those of [`Stores::set`].
     pub(crate) fn new(cache: &Cache, requests: Vec<StoreRequest>) -> Result<Self, String> {
-        let mut stores: Vec<(String, ObjectCache)> = Vec::new();
-        for StoreRequest { prefix, store, options } in requests {
-            let prefix = prefix.trim_end_matches('/').to_owned();
-            if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
-                return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
-            }
-            if stores.iter().any(|(other, _)| *other == prefix) {
+        let stores = Self { cache: cache.clone(), stores: RwLock::default(), count: AtomicU64::new(0) };
+        for request in requests {
+            let prefix = trimmed(&request.prefix).to_owned();
+            if stores.set(request)? {
                 return Err(format!("there are two stores for {prefix}; give each a prefix of its own"));
             }
-            let objects =
-                ObjectCache::new(cache.clone(), store, options).map_err(|error| error.to_string())?;
-            stores.push((prefix, objects));
         }
-        stores.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
-        Ok(Self { stores })
+        Ok(stores)
+    }
+
+    /// Adds a store; of the same prefix there is none but this from now on, whether there was one.
+    ///
+    /// # Errors
+    /// The prefix is no URL; what [`ObjectCache::new`] says.
+    pub(crate) fn set(&self, request: StoreRequest) -> Result<bool, String> {
+        let StoreRequest { prefix, store, options } = request;
+        let prefix = trimmed(&prefix).to_owned();
+        if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
+            return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
+        }
+        let objects =
+            ObjectCache::new(self.cache.clone(), store, options).map_err(|error| error.to_string())?;
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
+        let old = stores.iter().position(|other| other.prefix == prefix);
+        let old = old.map(|place| stores.remove(place));
+        stores.push(StoreEntry { prefix, number, objects });
+        stores.sort_by_key(|store| std::cmp::Reverse(store.prefix.len()));
+        drop(stores);
+        Ok(old.is_some())
+    }
+
+    /// Whether there was a store of that prefix; there is none from now on. What is open stays open.
+    pub(crate) fn remove(&self, prefix: &str) -> bool {
+        let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
+        let place = stores.iter().position(|store| store.prefix == trimmed(prefix));
+        let removed = place.map(|place| stores.remove(place));
+        drop(stores);
+        removed.is_some()
+    }
+
+    fn all(&self) -> Vec<StoreEntry> {
+        self.stores.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What was fetched, by prefix.
     pub(crate) fn stats(&self) -> Vec<(String, FetchStats)> {
-        self.stores.iter().map(|(prefix, objects)| (prefix.clone(), objects.stats())).collect()
+        self.all().into_iter().map(|store| (store.prefix, store.objects.stats())).collect()
     }
 
     /// How soon answers began, by prefix, where enough have come.
     pub(crate) fn first_bytes(&self) -> Vec<(String, FirstByte)> {
-        let times = self.stores.iter().map(|(prefix, objects)| Some((prefix.clone(), objects.first_byte()?)));
+        let times = self.all().into_iter().map(|store| Some((store.prefix, store.objects.first_byte()?)));
         times.flatten().collect()
     }
 
-    /// The store's number, the store, and the key there.
-    fn find<'n>(&self, name: &'n [u8]) -> Result<(usize, &ObjectCache, &'n str), NameRefusal> {
+    /// The store, and the key there.
+    fn find<'n>(&self, name: &'n [u8]) -> Result<(StoreEntry, &'n str), NameRefusal> {
         let url = std::str::from_utf8(name).map_err(|_| refusal(Errno::INVAL, "a URL is UTF-8".into()))?;
         let key_of = |prefix: &str| url.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('/'));
-        let mut found = self.stores.iter().enumerate();
-        let found = found.find_map(|(at, (prefix, store))| key_of(prefix).map(|key| (at, store, key)));
+        let stores = self.stores.read().unwrap_or_else(PoisonError::into_inner);
+        let found = stores.iter().find_map(|store| key_of(&store.prefix).map(|key| (store.clone(), key)));
         found.ok_or_else(|| {
-            let prefixes: Vec<_> = self.stores.iter().map(|(prefix, _)| prefix.as_str()).collect();
+            let prefixes: Vec<_> = stores.iter().map(|store| store.prefix.as_str()).collect();
             let text = format!("{url}: the server has no store for it; it has [{}]", prefixes.join(", "));
             // Not as of an object that is not there: there may be one.
             refusal(Errno(libc::ENODEV), text)
         })
     }
+}
+
+/// A prefix as URLs are compared with it.
+fn trimmed(prefix: &str) -> &str {
+    prefix.trim_end_matches('/')
 }
 
 fn refusal(error: Errno, text: String) -> NameRefusal {
@@ -93,11 +139,11 @@ fn refusal(error: Errno, text: String) -> NameRefusal {
 
 impl NameOpener for Stores {
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal> {
-        self.find(name).map(|(number, ..)| number as u64)
+        self.find(name).map(|(store, _)| store.number)
     }
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
-        let (_, objects, key) = self.find(name)?;
+        let (StoreEntry { objects, .. }, key) = self.find(name)?;
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
@@ -281,9 +327,8 @@ mod tests {
     #[test]
     fn the_longest_prefix_up_to_a_slash_has_a_url() {
         let stores = stores(&["s3://b", "s3://b/deep/", "s3://bb"]).unwrap();
-        let found = |url: &str| {
-            stores.find(url.as_bytes()).map(|(at, _, key)| (stores.stores[at].0.clone(), key.to_owned())).ok()
-        };
+        let found =
+            |url: &str| stores.find(url.as_bytes()).map(|(store, key)| (store.prefix, key.to_owned())).ok();
         let is = |prefix: &str, key: &str| Some((prefix.to_owned(), key.to_owned()));
         assert_eq!(found("s3://b/x/y"), is("s3://b", "x/y"));
         assert_eq!(found("s3://b/deep/y"), is("s3://b/deep", "y"));
@@ -293,6 +338,19 @@ mod tests {
             assert_eq!(found(url), None, "{url}");
         }
         assert!(stores.find(b"s3://b/\xff").is_err());
+        // A prefix that is taken away uncovers the shorter one, and each store has a number of its own.
+        let number = |url: &str| stores.place(url.as_bytes()).unwrap();
+        let before = number("s3://b/deep/y");
+        assert!(stores.remove("s3://b/deep/") && !stores.remove("s3://b/deep") && !stores.remove("s3://x"));
+        assert_eq!(found("s3://b/deep/y"), is("s3://b", "deep/y"));
+        let again = StoreRequest {
+            prefix: "s3://b/deep".into(),
+            store: Arc::new(InMemory::new()),
+            options: Options::new(),
+        };
+        assert_eq!(stores.set(again), Ok(false));
+        assert_eq!(found("s3://b/deep/y"), is("s3://b/deep", "y"));
+        assert!(![before, number("s3://b/x"), number("s3://bb/x")].contains(&number("s3://b/deep/y")));
     }
 
     #[test]

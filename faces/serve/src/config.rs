@@ -105,6 +105,40 @@ impl std::str::FromStr for Disk {
     }
 }
 
+/// What changes when a configuration takes the place of another while a server runs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Changes {
+    /// Stores that are no more, or not as they were.
+    pub removed: Vec<StoreConfig>,
+    /// Stores that are new, or not as they were.
+    pub added: Vec<StoreConfig>,
+    /// Memory, if it is another.
+    pub memory: Option<Bytes>,
+    /// What stays as it was until a restart, though it is another now.
+    pub at_restart: Vec<&'static str>,
+}
+
+impl Changes {
+    /// From one configuration to another.
+    pub fn between(old: &Config, new: &Config) -> Self {
+        let without = |all: &[StoreConfig], others: &[StoreConfig]| -> Vec<StoreConfig> {
+            all.iter().filter(|store| !others.contains(store)).cloned().collect()
+        };
+        let other = [
+            ("name", old.name != new.name),
+            ("disk", old.disk != new.disk),
+            ("metrics", old.metrics != new.metrics),
+            ("memory", old.memory.is_some() && new.memory.is_none()),
+        ];
+        Self {
+            removed: without(&old.stores, &new.stores),
+            added: without(&new.stores, &old.stores),
+            memory: new.memory.filter(|_| old.memory != new.memory),
+            at_restart: other.into_iter().filter_map(|(what, is_other)| is_other.then_some(what)).collect(),
+        }
+    }
+}
+
 impl Config {
     /// What that file says.
     ///
@@ -139,6 +173,23 @@ mod tests {
         assert_eq!(config.metrics, "[::1]:80".parse().ok());
         let store = StoreConfig { prefix: "s3://b".into(), region: Some("r".into()), ..Default::default() };
         assert_eq!(config.stores, [store]);
+    }
+
+    #[test]
+    fn what_changes_is_told_apart_from_what_waits_for_a_restart() {
+        let config = |text: &str| read(text).unwrap();
+        let old = config("name='n'\nmemory='2G'\n[[store]]\nprefix='s3://a'\n[[store]]\nprefix='s3://b'");
+        assert_eq!(Changes::between(&old, &old), Changes::default());
+        let new = config(
+            "memory='3G'\nmetrics='127.0.0.1:1'\n[[store]]\nprefix='s3://b'\nregion='x'\n[[store]]\nprefix='s3://c'",
+        );
+        let changes = Changes::between(&old, &new);
+        let prefixes =
+            |stores: &[StoreConfig]| stores.iter().map(|store| store.prefix.clone()).collect::<Vec<_>>();
+        assert_eq!(prefixes(&changes.removed), ["s3://a", "s3://b"]);
+        assert_eq!(prefixes(&changes.added), ["s3://b", "s3://c"]);
+        assert_eq!((changes.memory, changes.at_restart), (Some(Bytes(3 << 30)), vec!["name", "metrics"]));
+        assert_eq!(Changes::between(&old, &Config::default()).at_restart, ["name", "memory"]);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!                 [--metrics ADDRESS] [--replace]
 //!
 //!   read the configuration -> open stores -> take the name -> build the cache -> serve -> READY=1 -> wait for a signal
-//!   SIGTERM, SIGINT: STOPPING=1, the socket is removed, end       SIGHUP: said to change nothing
+//!   SIGTERM, SIGINT: STOPPING=1, the socket is removed, end
+//!   SIGHUP: the configuration is read again; stores come and go, memory is resized (`reload.rs`)
 //!   --replace: the server that has the name is sent SIGTERM before the name is taken
 //! ```
 //!
@@ -24,8 +25,10 @@ mod http;
 mod log;
 mod metrics;
 mod notify;
+mod reload;
 mod stores;
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -39,12 +42,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use config::{Bytes, Config, Disk, StoreConfig};
 use http::Monitor;
 use log::{Form, Log};
+use reload::Reload;
 
 /// How long a server that is to be replaced may take to end.
 const REPLACE_MAX: Duration = Duration::from_secs(60);
 
 /// Serve one cache of objects to the processes of this user.
-#[derive(Parser, Debug)]
+#[derive(Parser, Clone, Debug)]
 #[command(name = "quinion-serve", version, max_term_width = 100)]
 struct Arguments {
     /// A file in TOML with what is not said here: name, memory, [disk], [[store]].
@@ -78,7 +82,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let log = Log(if arguments.json { Form::Json } else { Form::Text });
     let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };
-    match settled(arguments).and_then(|config| serve(&config, takes, log)) {
+    let settle = || settled(arguments.clone());
+    match settle().and_then(|config| serve(config, &settle, takes, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.event("failed", &[("why", &why)]);
@@ -111,15 +116,20 @@ enum Takes {
     Replacing,
 }
 
-/// Serves until a signal says to end.
-fn serve(config: &Config, takes: Takes, log: Log) -> Result<(), String> {
+/// Serves until a signal says to end; `settle` reads the configuration again.
+fn serve(
+    config: Config,
+    settle: &dyn Fn() -> Result<Config, String>,
+    takes: Takes,
+    log: Log,
+) -> Result<(), String> {
     // Before anything else: a signal that comes while the server starts is not lost.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot wait for signals: {error}"))?;
     let mut signals = runtime.block_on(async { Signals::new() }).map_err(|error| error.to_string())?;
     // It fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let server = Rc::new(start(config, takes)?);
+    let server = Rc::new(start(&config, takes)?);
     // After a server that is replaced has let its port go.
     let monitor = config.metrics.map(|address| runtime.block_on(Monitor::at(address))).transpose()?;
     let mut values = vec![("socket", server.socket().display().to_string())];
@@ -134,10 +144,12 @@ fn serve(config: &Config, takes: Takes, log: Log) -> Result<(), String> {
         }
     };
     told("READY=1");
+    let reloaded = RefCell::new(Reload::new(config));
+    let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
     let name = runtime.block_on(async {
-        let Some(monitor) = &monitor else { return signals.wait_for_end(log).await };
+        let Some(monitor) = &monitor else { return signals.wait_for_end(reload).await };
         tokio::select! {
-            name = signals.wait_for_end(log) => name,
+            name = signals.wait_for_end(reload) => name,
             never = monitor.serve(&server) => match never {},
         }
     });
@@ -152,9 +164,7 @@ fn serve(config: &Config, takes: Takes, log: Log) -> Result<(), String> {
 }
 
 fn start(config: &Config, takes: Takes) -> Result<Server, String> {
-    let environment: Vec<_> = std::env::vars_os()
-        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
+    let opened = stores::open_all(&config.stores)?;
     let mut builder = quinion::Cache::builder();
     if let Some(Bytes(memory)) = config.memory {
         builder = builder.memory(memory);
@@ -162,11 +172,6 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     if let Some(disk) = &config.disk {
         builder = builder.disk(quinion::DiskOptions::new(&disk.folder, disk.size.0));
     }
-    let opened: Vec<_> = config
-        .stores
-        .iter()
-        .map(|store| stores::open(store, &environment).map(|opened| (store.prefix.clone(), opened)))
-        .collect::<Result<_, _>>()?;
     // Not before the stores are open: what is wrong with this server ends no other. And not after the cache is built:
     // a server that is replaced has the disk tier until it ends.
     let socket = socket_of(config, takes)?;
@@ -210,15 +215,13 @@ impl Signals {
         })
     }
 
-    /// The name of the one that ends the server.
-    async fn wait_for_end(&mut self, log: Log) -> &'static str {
+    /// The name of the one that ends the server; SIGHUP only reloads.
+    async fn wait_for_end(&mut self, reload: impl Fn()) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => {
-                    log.event("not reloaded", &[("do", "restart the server to read its configuration again")]);
-                }
+                _ = self.hangup.recv() => reload(),
             }
         }
     }

@@ -21,6 +21,39 @@ use reqwest::Url;
 
 use crate::config::StoreConfig;
 
+/// A prefix with its store and how that is read.
+pub type Opened = (String, (Arc<dyn ObjectStore>, Options));
+
+/// All of them, with the credentials of this process's environment.
+///
+/// # Errors
+/// Those of [`open`], of the first that has one.
+pub fn open_all(configs: &[StoreConfig]) -> Result<Vec<Opened>, String> {
+    let environment: Vec<_> = std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let open = |config: &StoreConfig| Ok((config.prefix.clone(), open(config, &environment)?));
+    configs.iter().map(open).collect()
+}
+
+/// A prefix as two are compared.
+pub fn trimmed(prefix: &str) -> &str {
+    prefix.trim_end_matches('/')
+}
+
+/// Whether each store has a prefix of its own.
+///
+/// # Errors
+/// The prefix that two have.
+pub fn check_prefixes(configs: &[StoreConfig]) -> Result<(), String> {
+    let mut prefixes: Vec<_> = configs.iter().map(|config| trimmed(&config.prefix)).collect();
+    prefixes.sort_unstable();
+    match prefixes.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("there are two stores for {}; give each a prefix of its own", pair[0])),
+        None => Ok(()),
+    }
+}
+
 /// The store, and how it is read.
 ///
 /// # Errors

@@ -183,7 +183,7 @@ fn it_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
         }
         assert!(server.event().starts_with("{\"event\":\"listening\",\"socket\":"));
         server.process.signal(Signal::HUP);
-        assert!(server.event().starts_with("{\"event\":\"not reloaded\""));
+        assert!(server.event().starts_with("{\"event\":\"reloaded\""));
         server.process.signal(signal);
         assert_eq!(server.process.ended(), Some(0));
         let len = receiver.recv(&mut notice).unwrap();
@@ -290,6 +290,7 @@ fn monitors_are_told_the_numbers_and_whether_clients_can_connect() {
     for _ in 0..5 {
         object.read_exact_at(&mut bytes, 0).unwrap();
     }
+    assert_eq!(bytes, data(5, 3 << 20));
     let (_, text) = ask(&address, "GET /metrics");
     assert!(number(&text, gets) > 0);
     for (name, least, most) in [
@@ -326,6 +327,56 @@ fn monitors_are_told_the_numbers_and_whether_clients_can_connect() {
     }
     server.process.signal(Signal::TERM);
     assert_eq!(server.process.ended(), Some(0));
+}
+
+#[test]
+fn stores_come_and_go_at_a_hangup_and_a_wrong_configuration_changes_nothing() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a/x", data(1, 3 << 20));
+    bucket.put("b/x", data(2, 1 << 20));
+    let path = folder.path().join("serve.toml");
+    let configure = |text: &str| std::fs::write(&path, text).unwrap();
+    let store = |prefix: &str| format!("[[store]]\nprefix = '{prefix}'\n");
+    configure(&("memory = '32M'\n".to_owned() + &store("s3://bucket/a")));
+    let mut command = serve(folder.path());
+    command.env("AWS_ACCESS_KEY_ID", USER).env("AWS_SECRET_ACCESS_KEY", SECRET);
+    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", &bucket.endpoint);
+    let mut server = Server::start(command.arg("--json").arg("--config").arg(&path));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    let object = client.open("s3://bucket/a/x").unwrap();
+    let mut hang_up = |text: &str| {
+        configure(text);
+        server.process.signal(Signal::HUP);
+        server.event()
+    };
+    assert!(client.open("s3://bucket/b/x").is_err());
+    for wrong in [
+        store("s3://bucket/a") + &store("s3://bucket/b") + &store("ftp://x"),
+        store("s3://bucket/b") + &store("s3://bucket/b/"),
+        "nothing = 1".into(),
+        String::new() + "memory = '1K'\n" + &store("s3://bucket/b"),
+    ] {
+        // The command line's own memory stands in the way of the last.
+        let event = hang_up(&wrong);
+        if !wrong.contains("1K") {
+            assert!(event.starts_with("{\"event\":\"not reloaded\""), "{wrong}: {event}");
+            assert!(
+                client.open("s3://bucket/a/x").is_ok() && client.open("s3://bucket/b/x").is_err(),
+                "{wrong}"
+            );
+        }
+    }
+    let event = hang_up(&(store("s3://bucket/b") + "[disk]\nfolder='/d'\nsize='1G'\n"));
+    assert!(
+        event.starts_with("{\"event\":\"reloaded\"") && event.contains("after_restart\":\"disk\""),
+        "{event}"
+    );
+    assert_eq!(read(folder.path(), "s3://bucket/b/x"), data(2, 1 << 20));
+    assert!(client.open("s3://bucket/a/x").is_err());
+    let mut bytes = vec![0; 3 << 20];
+    object.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, data(1, 3 << 20), "what is open is read on");
 }
 
 #[test]

@@ -1,0 +1,62 @@
+//! Reload: another configuration for a server that runs.
+//!
+//! Stores come and go, and memory is resized up to what it was when the server started. What cannot change while
+//! clients read (name, disk tier, monitors' address) is named by the event, and waits for a restart. Credentials are in
+//! the environment, which is that of the start.
+//!
+//! Invariant: a configuration that is not understood, or has a store that cannot be opened, changes nothing.
+
+use quinion_service::Server;
+
+use crate::config::{Bytes, Changes, Config};
+use crate::log::Log;
+use crate::stores;
+
+/// The configuration in force.
+#[derive(Debug)]
+pub struct Reload(Config);
+
+impl Reload {
+    /// The one that the server was started with.
+    pub fn new(config: Config) -> Self {
+        Self(config)
+    }
+
+    /// Changes what can be changed, and says what was.
+    pub fn reload(&mut self, new: Result<Config, String>, server: &Server, log: Log) {
+        match new.and_then(|new| self.change(new, server)) {
+            Ok(changes) => {
+                let count = |stores: usize| stores.to_string();
+                let (removed, added) = (count(changes.removed.len()), count(changes.added.len()));
+                let mut values = vec![("stores_removed", removed.as_str()), ("stores_added", &added)];
+                let waits = changes.at_restart.join(" ");
+                values.extend((!waits.is_empty()).then_some(("after_restart", waits.as_str())));
+                log.event("reloaded", &values);
+            }
+            Err(why) => log.event("not reloaded", &[("why", &why)]),
+        }
+    }
+
+    fn change(&mut self, new: Config, server: &Server) -> Result<Changes, String> {
+        // 1. What can fail: all stores, also those that stay, since two may have one prefix.
+        let changes = Changes::between(&self.0, &new);
+        stores::check_prefixes(&new.stores)?;
+        let opened = stores::open_all(&changes.added)?;
+        // 2. Memory, which is refused in whole.
+        if let Some(Bytes(bytes)) = changes.memory {
+            server.cache().resize(bytes).map_err(|error| format!("memory: {error}"))?;
+        }
+        // 3. Stores, those first that may be wrong. A prefix that gets another store is never without one.
+        let stays = |prefix: &str| {
+            new.stores.iter().any(|store| stores::trimmed(&store.prefix) == stores::trimmed(prefix))
+        };
+        for (prefix, (store, options)) in opened {
+            server.set_store(prefix, store, options).map_err(|error| error.to_string())?;
+        }
+        for store in changes.removed.iter().filter(|store| !stays(&store.prefix)) {
+            server.remove_store(&store.prefix);
+        }
+        self.0 = new;
+        Ok(changes)
+    }
+}

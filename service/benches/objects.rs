@@ -1,0 +1,328 @@
+//! Objects: what a cache of the node costs and saves its readers, beside reading the store itself.
+//!
+//! ```text
+//!   this process: a store on loopback with a set latency,    a reader: this program started again,
+//!                 a server with a cache                      by `object_store` itself or by a client of the server
+//! ```
+//!
+//! `cargo bench -p quinion-service --bench objects [-- --json]`. Alternatives take turns, their order is rotated, and each
+//! repetition of a cold row has a server with an empty cache. A row is the median of its repetitions with the quartiles;
+//! rows whose repetitions differ by more than 2x are "not steady", and neither met nor missed.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
+use quinion::Cache;
+use quinion_object::{ObjectCache, Options};
+use quinion_service::{Client, RangeRead, Server};
+
+#[path = "../../object/tests/common/mod.rs"]
+mod common;
+
+const OBJECTS: usize = 8;
+const OBJECT_BYTES: u64 = 32 << 20;
+const DATA_BYTES: u64 = OBJECTS as u64 * OBJECT_BYTES;
+const LATENCY: Duration = Duration::from_millis(20);
+const REPETITIONS: usize = 7;
+/// Of a bare reader: ranges of this many bytes, so many at a time.
+const BARE: (u64, usize) = (8 << 20, 8);
+/// What a client asks for at a time, in ranges of 1 MiB.
+const BATCH: u64 = 16;
+const MIB: u64 = 1 << 20;
+const SCATTERED: (u64, usize, usize) = (64 << 10, 32, 16);
+const HITS: u64 = 200_000;
+
+fn key(object: usize) -> String {
+    format!("part-{object}")
+}
+
+fn main() {
+    let name = |variable| std::env::var(variable).ok();
+    if let Some(role) = name("QUINION_ROLE") {
+        let (store, socket) = (name("QUINION_STORE").unwrap(), name("QUINION_SOCKET").unwrap());
+        return println!("{}", read_as(&role, &store, &socket));
+    }
+    if std::env::args().any(|word| word == "--test") {
+        return; // `cargo test --benches`: there is nothing to check
+    }
+    let json = std::env::args().any(|word| word == "--json");
+    let store = common::Server::new();
+    (0..OBJECTS).for_each(|object| store.control.put(&key(object), OBJECT_BYTES as usize));
+    store.control.set_latency(LATENCY);
+    let bench = Bench { store, folder: tempfile::tempdir().unwrap(), json };
+    bench.cold("cold scan", &["bare-scan", "client-scan", "client-store-scan"]);
+    bench.cold("cold scattered 64 KiB, 32 at a time", &["bare-scattered", "client-scattered"]);
+    bench.warm();
+    bench.hits();
+    bench.workers();
+}
+
+struct Bench {
+    store: common::Server,
+    folder: tempfile::TempDir,
+    json: bool,
+}
+
+/// A reader's measure: nanoseconds, for all that it did.
+fn read_as(role: &str, store: &str, socket: &str) -> u128 {
+    let bare = common::store_at(store);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let client = || Client::connect(socket).unwrap();
+    // What is measured is reading: connections and handles are there before.
+    runtime.block_on(bare.head(&Key::from(key(0)))).unwrap();
+    let open = || -> Vec<_> {
+        let client = client();
+        (0..OBJECTS).map(|object| client.open(&format!("s3://bucket/{}", key(object))).unwrap()).collect()
+    };
+    match role {
+        "bare-scan" => timed(|| runtime.block_on(scan_bare(&*bare))),
+        "client-store-scan" => {
+            let store = quinion_service::cached(bare, client(), "s3://bucket").unwrap();
+            timed(|| runtime.block_on(scan_streams(&store)))
+        }
+        "client-scan" => {
+            let files = open();
+            timed(|| {
+                let mut buffer = vec![0; (BATCH * MIB) as usize];
+                files.iter().for_each(|file| {
+                    for begin in (0..OBJECT_BYTES).step_by((BATCH * MIB) as usize) {
+                        let parts = buffer.chunks_mut(MIB as usize).zip(0..);
+                        let mut ranges: Vec<_> = parts
+                            .map(|(buffer, at)| RangeRead { offset: begin + at * MIB, buffer })
+                            .collect();
+                        file.read_ranges(&mut ranges).unwrap();
+                    }
+                });
+            })
+        }
+        "bare-scattered" => timed(|| runtime.block_on(async { scattered(|at| get_all(&bare, at)).await })),
+        "client-scattered" => {
+            let file = open().swap_remove(0);
+            timed(|| {
+                for round in 0..SCATTERED.2 {
+                    let mut buffers = vec![vec![0; SCATTERED.0 as usize]; SCATTERED.1];
+                    let places = places_of(round);
+                    let mut ranges: Vec<_> = places
+                        .into_iter()
+                        .zip(&mut buffers)
+                        .map(|(offset, buffer)| RangeRead { offset, buffer })
+                        .collect();
+                    file.read_ranges(&mut ranges).unwrap();
+                }
+            })
+        }
+        "client-hit" => {
+            let file = open().swap_remove(0);
+            timed_hits(|buffer, at| file.read_exact_at(buffer, at).unwrap())
+        }
+        role => panic!("no reader is {role}"),
+    }
+}
+
+fn timed(work: impl FnOnce()) -> u128 {
+    let begun = Instant::now();
+    work();
+    begun.elapsed().as_nanos()
+}
+
+/// All of [`HITS`] reads of 4 KiB, after as many that warm what is measured.
+fn timed_hits(read: impl Fn(&mut [u8], u64)) -> u128 {
+    let mut buffer = vec![0; 4096];
+    let mut pass = || {
+        let mut state = 88_172_645_463_325_252_u64;
+        for _ in 0..HITS {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            read(&mut buffer, state % (OBJECT_BYTES / 4096) * 4096);
+        }
+    };
+    pass();
+    timed(pass)
+}
+
+async fn scan_bare(store: &dyn ObjectStore) {
+    let ranges = (0..OBJECTS).flat_map(|object| {
+        (0..OBJECT_BYTES).step_by(BARE.0 as usize).map(move |at| (key(object), at..at + BARE.0))
+    });
+    let gets = stream::iter(ranges).map(|(key, range)| async move {
+        store.get_range(&Key::from(key), range).await.map(|bytes| bytes.len() as u64)
+    });
+    let read: Vec<u64> = gets.buffer_unordered(BARE.1).try_collect().await.unwrap();
+    assert_eq!(read.iter().sum::<u64>(), DATA_BYTES);
+}
+
+async fn scan_streams(store: &dyn ObjectStore) {
+    for object in 0..OBJECTS {
+        let mut parts = store.get(&Key::from(key(object))).await.unwrap().into_stream();
+        let mut read = 0;
+        while let Some(part) = parts.next().await {
+            read += part.unwrap().len() as u64;
+        }
+        assert_eq!(read, OBJECT_BYTES);
+    }
+}
+
+/// Places in the first object that no other round has.
+fn places_of(round: usize) -> Vec<u64> {
+    let pages = OBJECT_BYTES / SCATTERED.0;
+    let place = |n: usize| (n as u64 * 197 + 11) % pages * SCATTERED.0;
+    (0..SCATTERED.1).map(|n| place(round * SCATTERED.1 + n)).collect()
+}
+
+async fn scattered<F: Future<Output = ()>>(read: impl Fn(Vec<u64>) -> F) {
+    for round in 0..SCATTERED.2 {
+        read(places_of(round)).await;
+    }
+}
+
+async fn get_all(store: &impl ObjectStore, places: Vec<u64>) {
+    let key = &Key::from(key(0));
+    let gets = stream::iter(places).map(|at| store.get_range(key, at..at + SCATTERED.0));
+    let parts: Vec<_> = gets.buffer_unordered(SCATTERED.1).try_collect().await.unwrap();
+    assert!(parts.iter().all(|part| part.len() as u64 == SCATTERED.0));
+}
+
+impl Bench {
+    fn server(&self) -> Server {
+        let cache = Cache::builder().memory(DATA_BYTES + (64 << 20)).build().unwrap();
+        let server = Server::builder(cache).store("s3://bucket", self.store.store(), Options::new());
+        server.start(self.socket().to_str().unwrap()).unwrap()
+    }
+
+    fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("q/s.sock")
+    }
+
+    fn spawn(&self, role: &str) -> std::process::Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("QUINION_ROLE", role).env("QUINION_STORE", self.store.address());
+        command.env("QUINION_SOCKET", self.socket()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn run(&self, role: &str) -> f64 {
+        finished(self.spawn(role))
+    }
+
+    /// Alternatives that begin with an empty cache. The first is what the others are compared with.
+    fn cold(&self, row: &str, roles: &[&str]) {
+        let times = rotated(roles, |role| {
+            let server = self.server();
+            let time = self.run(role);
+            drop(server);
+            time
+        });
+        for (role, theirs) in roles.iter().zip(&times).skip(1) {
+            self.say(row, &format!("{role} beside {}", roles[0]), &ratios(&times[0], theirs));
+        }
+    }
+
+    /// A worker that comes when another has read all.
+    fn warm(&self) {
+        let server = self.server();
+        self.run("client-scan");
+        let before = self.store.control.gets();
+        let of_clients = |gets: u64| gets - before;
+        let warm: Vec<f64> = (0..REPETITIONS).map(|_| self.run("client-scan")).collect();
+        let gets = of_clients(self.store.control.gets());
+        let bare: Vec<f64> = (0..REPETITIONS).map(|_| self.run("bare-scan")).collect();
+        self.say("a late worker's warm scan", "client-scan beside bare-scan", &ratios(&bare, &warm));
+        self.count("a late worker's GETs", gets as f64);
+        drop(server);
+    }
+
+    /// Hits in a client beside hits in the server's own process.
+    fn hits(&self) {
+        let cache = Cache::builder().memory(DATA_BYTES).build().unwrap();
+        let objects = ObjectCache::new(cache, self.store.store(), Options::new()).unwrap();
+        let own = objects.open(&Key::from(key(0))).unwrap();
+        let server = self.server();
+        self.run("client-hit");
+        let times = rotated(&["own", "client-hit"], |role| match role {
+            "own" => timed_hits(|buffer, at| assert_eq!(own.read_at(buffer, at).unwrap(), 4096)) as f64,
+            role => self.run(role),
+        });
+        self.say("hit of 4 KiB", "client beside its own process", &ratios(&times[0], &times[1]));
+        self.count("hit of 4 KiB in a client, ns", median(&times[1]) / HITS as f64);
+        drop(server);
+    }
+
+    /// Eight workers that read all beside one.
+    fn workers(&self) {
+        let gets_of = |workers: usize| {
+            let server = self.server();
+            let before = self.store.control.gets();
+            let workers: Vec<_> = (0..workers).map(|_| self.spawn("client-scan")).collect();
+            for worker in workers {
+                finished(worker);
+            }
+            (self.store.control.gets() - before, server.cache().stats().data_bytes)
+        };
+        let (one, _) = gets_of(1);
+        let (eight, resident) = gets_of(8);
+        self.count("GETs of one worker", one as f64);
+        self.count("GETs of eight workers, to one's", eight as f64 / one as f64);
+        self.count("memory of the data for eight, to the data", resident as f64 / DATA_BYTES as f64);
+    }
+
+    fn say(&self, row: &str, what: &str, ratios: &[f64]) {
+        let (low, middle, high) = quartiles(ratios);
+        let steady = ratios.iter().fold(0_f64, |a, &b| a.max(b))
+            <= 2.0 * ratios.iter().fold(f64::MAX, |a, &b| a.min(b));
+        let note = if steady { "" } else { "not steady" };
+        if self.json {
+            println!(
+                "{{\"row\":\"{row}\",\"what\":\"{what}\",\"ratio\":{middle:.3},\"quartiles\":[{low:.3},{high:.3}],\"steady\":{steady}}}"
+            );
+        } else {
+            println!("{row:40} {what:42} {middle:6.2}x  [{low:.2}, {high:.2}] {note}");
+        }
+    }
+
+    fn count(&self, row: &str, value: f64) {
+        if self.json {
+            println!("{{\"row\":\"{row}\",\"value\":{value:.3}}}");
+        } else {
+            println!("{row:40} {value:10.3}");
+        }
+    }
+}
+
+fn finished(mut child: std::process::Child) -> f64 {
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success());
+    said.trim().parse().unwrap()
+}
+
+/// The repetitions of each alternative. They take turns, and each begins a round as often as the others.
+fn rotated(roles: &[&str], mut run: impl FnMut(&str) -> f64) -> Vec<Vec<f64>> {
+    let mut times = vec![Vec::new(); roles.len()];
+    for repetition in 0..REPETITIONS {
+        for place in 0..roles.len() {
+            let role = (repetition + place) % roles.len();
+            times[role].push(run(roles[role]));
+        }
+    }
+    times
+}
+
+/// How many times as fast as the first the second was, in each repetition.
+fn ratios(first: &[f64], second: &[f64]) -> Vec<f64> {
+    first.iter().zip(second).map(|(first, second)| first / second).collect()
+}
+
+fn quartiles(values: &[f64]) -> (f64, f64, f64) {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let at = |part: usize| values[(values.len() - 1) * part / 4];
+    (at(1), at(2), at(3))
+}
+
+fn median(values: &[f64]) -> f64 {
+    quartiles(values).1
+}

@@ -5,9 +5,9 @@
 //!                 a server with a cache                      by `object_store` itself or by a client of the server
 //! ```
 //!
-//! `cargo bench -p quinion-service --bench objects [-- --json]`. Alternatives take turns, their order is rotated, and each
-//! repetition of a cold row has a server with an empty cache. A row is the median of its repetitions with the quartiles;
-//! rows whose repetitions differ by more than 2x are "not steady", and neither met nor missed.
+//! `cargo bench -p quinion-service --bench objects [-- --json]`. Alternatives take turns, their order is rotated, and
+//! each repetition of a cold row has a server with an empty cache. A row is the median of its repetitions with the
+//! quartiles; rows whose repetitions differ by more than 2x are "not steady", and neither met nor missed.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -29,9 +29,10 @@ const LATENCY: Duration = Duration::from_millis(20);
 const REPETITIONS: usize = 7;
 /// Of a bare reader: ranges of this many bytes, so many at a time.
 const BARE: (u64, usize) = (8 << 20, 8);
-/// What a client asks for at a time, in ranges of 1 MiB.
-const BATCH: u64 = 16;
+/// What a client asks for ahead of where it reads.
+const AHEAD: u64 = BARE.0 * BARE.1 as u64;
 const MIB: u64 = 1 << 20;
+/// Their length, how many at a time, and how often.
 const SCATTERED: (u64, usize, usize) = (64 << 10, 32, 16);
 const HITS: u64 = 200_000;
 
@@ -53,7 +54,8 @@ fn main() {
     (0..OBJECTS).for_each(|object| store.control.put(&key(object), OBJECT_BYTES as usize));
     store.control.set_latency(LATENCY);
     let bench = Bench { store, folder: tempfile::tempdir().unwrap(), json };
-    bench.cold("cold scan", &["bare-scan", "client-scan", "client-store-scan"]);
+    bench.cold("cold scan", &["bare-scan", "client-scan"]);
+    bench.cold("cold streams, one after another", &["bare-streams", "client-streams"]);
     bench.cold("cold scattered 64 KiB, 32 at a time", &["bare-scattered", "client-scattered"]);
     bench.warm();
     bench.hits();
@@ -79,23 +81,28 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
     };
     match role {
         "bare-scan" => timed(|| runtime.block_on(scan_bare(&*bare))),
-        "client-store-scan" => {
+        "bare-streams" => timed(|| runtime.block_on(scan_streams(&*bare))),
+        "client-streams" => {
             let store = quinion_service::cached(bare, client(), "s3://bucket").unwrap();
             timed(|| runtime.block_on(scan_streams(&store)))
         }
         "client-scan" => {
             let files = open();
             timed(|| {
-                let mut buffer = vec![0; (BATCH * MIB) as usize];
-                files.iter().for_each(|file| {
-                    for begin in (0..OBJECT_BYTES).step_by((BATCH * MIB) as usize) {
-                        let parts = buffer.chunks_mut(MIB as usize).zip(0..);
-                        let mut ranges: Vec<_> = parts
-                            .map(|(buffer, at)| RangeRead { offset: begin + at * MIB, buffer })
-                            .collect();
-                        file.read_ranges(&mut ranges).unwrap();
+                let mut buffer = vec![0; MIB as usize];
+                let place = |at: u64| ((at / OBJECT_BYTES) as usize, at % OBJECT_BYTES);
+                let prefetch = |at: u64| {
+                    let (object, begin) = place(at);
+                    files.get(object).map(|file| file.prefetch(begin..begin + BARE.0).unwrap())
+                };
+                (0..AHEAD).step_by(BARE.0 as usize).for_each(|at| prefetch(at).unwrap_or_default());
+                for at in (0..DATA_BYTES).step_by(MIB as usize) {
+                    if at % BARE.0 == 0 {
+                        prefetch(at + AHEAD);
                     }
-                });
+                    let (object, begin) = place(at);
+                    files[object].read_exact_at(&mut buffer, begin).unwrap();
+                }
             })
         }
         "bare-scattered" => timed(|| runtime.block_on(async { scattered(|at| get_all(&bare, at)).await })),
@@ -216,6 +223,9 @@ impl Bench {
             drop(server);
             time
         });
+        for (role, theirs) in roles.iter().zip(&times) {
+            self.count(&format!("{row}, {role}, ms"), median(theirs) / 1e6);
+        }
         for (role, theirs) in roles.iter().zip(&times).skip(1) {
             self.say(row, &format!("{role} beside {}", roles[0]), &ratios(&times[0], theirs));
         }
@@ -271,13 +281,13 @@ impl Bench {
 
     fn say(&self, row: &str, what: &str, ratios: &[f64]) {
         let (low, middle, high) = quartiles(ratios);
-        let steady = ratios.iter().fold(0_f64, |a, &b| a.max(b))
-            <= 2.0 * ratios.iter().fold(f64::MAX, |a, &b| a.min(b));
+        let of = |pick: fn(f64, f64) -> f64| ratios.iter().copied().reduce(pick).unwrap_or_default();
+        let steady = of(f64::max) <= 2.0 * of(f64::min);
         let note = if steady { "" } else { "not steady" };
         if self.json {
-            println!(
-                "{{\"row\":\"{row}\",\"what\":\"{what}\",\"ratio\":{middle:.3},\"quartiles\":[{low:.3},{high:.3}],\"steady\":{steady}}}"
-            );
+            let names = format!("\"row\":\"{row}\",\"what\":\"{what}\"");
+            let ratio = format!("\"ratio\":{middle:.3},\"quartiles\":[{low:.3},{high:.3}]");
+            println!("{{{names},{ratio},\"steady\":{steady}}}");
         } else {
             println!("{row:40} {what:42} {middle:6.2}x  [{low:.2}, {high:.2}] {note}");
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::connection::Connection;
+use crate::connection::{CONNECT_MAX, Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::ClientFile;
 use crate::socket::path_of;
@@ -35,7 +35,7 @@ impl Client {
     pub fn connect(server: &str) -> Result<Self> {
         let failed = |error| Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error);
         let socket = path_of(server).map_err(failed)?;
-        Ok(Self { connection: Connection::to(&socket)?, reconnect_timeout: RECONNECT_TIMEOUT })
+        Ok(Self { connection: Connection::to(&socket, CONNECT_MAX)?, reconnect_timeout: RECONNECT_TIMEOUT })
     }
 
     /// How long opens and reads wait for another server in the place of one that has ended, before they are
@@ -53,11 +53,21 @@ impl Client {
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerGone`]; [`ErrorKind::TimedOut`];
     /// [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
-        let connection = &self.current(self.reconnect_timeout)?;
-        match name.split_once("://") {
-            Some(("file", path)) => ClientFile::open_local(connection, path),
-            Some(_) => ClientFile::open_object(connection, name, self.reconnect_timeout),
-            None => ClientFile::open_local(connection, name),
+        let mut connection = self.current(self.reconnect_timeout)?;
+        let mut retry = RetryDeadline::new(DEADLINE);
+        loop {
+            let opened = match name.split_once("://") {
+                Some(("file", path)) => ClientFile::open_local(&connection, path),
+                Some(_) => ClientFile::open_object(&connection, name, self.reconnect_timeout),
+                None => ClientFile::open_local(&connection, name),
+            };
+            match opened {
+                // The server has ended meanwhile.
+                Err(error) if error.kind() == ErrorKind::OwnerGone && retry.pause() => {
+                    connection = connection.successor(self.reconnect_timeout).ok_or(error)?;
+                }
+                opened => return opened,
+            }
         }
     }
 

@@ -371,7 +371,10 @@ fn pieces(file: &ClientFile, range: Range<u64>) -> Result<Vec<Bytes>> {
 fn whole_ranges(file: &ClientFile, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
     let len = |range: &Range<u64>| range.end - range.start;
     if ranges.len() > 1 {
-        ranges.iter().filter(|range| len(range) > COPIED_MAX).try_for_each(|range| file.will_need(range))?;
+        ranges
+            .iter()
+            .filter(|range| len(range) > COPIED_MAX)
+            .try_for_each(|range| file.prefetch(range.clone()))?;
     }
     let mut short: Vec<_> = ranges
         .iter()
@@ -420,7 +423,7 @@ impl Reading {
         let ahead = self.end.min(end + AHEAD_BYTES);
         // Half of it at a time, so that it becomes few GETs.
         if end < self.end && ahead >= self.end.min(self.asked + AHEAD_BYTES / 2) && self.asked < ahead {
-            self.file.will_need(&(self.asked.max(self.at)..ahead))?;
+            self.file.prefetch(self.asked.max(self.at)..ahead)?;
             self.asked = ahead;
         }
         let part = self.shared.read(&self.file, self.at..end).await?;

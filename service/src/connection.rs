@@ -43,16 +43,44 @@ const STILL_MILLIS_MAX: u32 = 5000;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 /// How long what a client gives back waits for room among its questions, if nothing is owed.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
-/// How long another thread may take to connect.
-const CONNECT_MAX: Duration = Duration::from_secs(20);
+/// How long a connection may take, with what other threads take to connect there.
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(20);
+/// How long a server in the place of another is given to answer a reader that waits for none.
+const SEEK_MAX: Duration = Duration::from_millis(200);
+/// How long such readers do not look again after that.
+const SEEK_PAUSE: Duration = Duration::from_secs(1);
 /// The first pause before a question is asked again, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(20));
 
 /// A socket's device and inode.
 type SocketName = (u64, u64);
 
-/// The connections of this process, each with the inode by which it was made.
-static CONNECTIONS: Mutex<Vec<(SocketName, File, Arc<Connection>)>> = Mutex::new(Vec::new());
+/// The connections of this process.
+static CONNECTIONS: Mutex<Connections> =
+    Mutex::new(Connections { known: Vec::new(), under_way: Vec::new(), process: None });
+
+struct Connections {
+    /// Each with the inode by which it was made.
+    known: Vec<(SocketName, File, Arc<Connection>)>,
+    /// Sockets that threads connect to just now, without the lock: a server that does not answer holds up no other's
+    /// clients.
+    under_way: Vec<SocketName>,
+    /// Whose threads these are.
+    process: Option<ForkGuard>,
+}
+
+impl Connections {
+    /// Without what has ended, and what a forked child has not.
+    fn tidy(&mut self) {
+        if self.process.as_ref().is_none_or(|process| process.is_forked()) {
+            self.under_way.clear();
+            self.process = Some(ForkGuard::new());
+        }
+        let is_there =
+            |connection: &Connection| !connection.process.is_forked() && !connection.viewer.owner_is_gone();
+        self.known.retain(|(.., connection)| is_there(connection));
+    }
+}
 
 /// A view of a server's cache.
 #[derive(Debug)]
@@ -66,14 +94,16 @@ pub(crate) struct Connection {
     owes: AtomicBool,
     /// When a reader noticed first that the server has ended.
     gone_since: OnceLock<Instant>,
+    /// When another in its place was last looked for, and did not answer.
+    sought: Mutex<Option<Instant>>,
 }
 
 /// A question that has no answer.
 type GivenBack = (Operation, [u64; 3]);
 
 impl Connection {
-    /// The connection to the server that listens there, made now if there is none.
-    pub(crate) fn to(socket: &Path) -> Result<Arc<Self>> {
+    /// The connection to the server that listens there, made now if there is none, within some time.
+    pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
         let failed = |error| {
             let text = format!("cannot connect to the cache at {}; is its server running?", socket.display());
             Error::of_io(ErrorKind::Connect, text, error)
@@ -82,32 +112,38 @@ impl Connection {
         let data = inode.metadata().map_err(failed)?;
         let key = (data.dev(), data.ino());
         let begun = Instant::now();
-        let mut known = loop {
-            match CONNECTIONS.try_lock() {
-                Ok(known) => break known,
-                Err(TryLockError::Poisoned(error)) => break error.into_inner(),
-                // In a forked child the thread that has it may not exist.
-                Err(TryLockError::WouldBlock) if begun.elapsed() < CONNECT_MAX => sleep(PAUSES.1),
-                Err(TryLockError::WouldBlock) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
+        loop {
+            let mut connections = locked(begun + time).map_err(failed)?;
+            connections.tidy();
+            if let Some((.., connection)) = connections.known.iter().find(|(other, ..)| *other == key) {
+                return Ok(Arc::clone(connection));
             }
-        };
-        known
-            .retain(|(.., connection)| !connection.process.is_forked() && !connection.viewer.owner_is_gone());
-        if let Some((.., connection)) = known.iter().find(|(other, ..)| *other == key) {
-            return Ok(Arc::clone(connection));
+            if !connections.under_way.contains(&key) {
+                connections.under_way.push(key);
+                break;
+            }
+            drop(connections);
+            if begun.elapsed() >= time {
+                return Err(failed(std::io::ErrorKind::TimedOut.into()));
+            }
+            sleep(PAUSES.1);
         }
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
         let exactly = PathBuf::from(format!("/proc/self/fd/{}", inode.as_raw_fd()));
-        let viewer = Viewer::connect(&exactly, &hello).map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX);
+        let viewer = Viewer::connect_within(&exactly, &hello, time.saturating_sub(begun.elapsed()));
+        // Also after an error: else no thread would ever connect there again.
+        let mut connections = locked(Instant::now() + CONNECT_MAX).map_err(failed)?;
+        connections.under_way.retain(|other| *other != key);
         let new = Arc::new(Self {
-            viewer,
+            viewer: viewer.map_err(failed)?.waiting_at_most(STILL_MILLIS_MAX),
             socket: socket.into(),
             process: ForkGuard::new(),
             owed: Mutex::default(),
             owes: AtomicBool::new(false),
             gone_since: OnceLock::new(),
+            sought: Mutex::new(None),
         });
-        known.push((key, inode, Arc::clone(&new)));
+        connections.known.push((key, inode, Arc::clone(&new)));
         Ok(new)
     }
 
@@ -129,13 +165,25 @@ impl Connection {
     pub(crate) fn successor(&self, timeout: Duration) -> Option<Arc<Self>> {
         let noticed = *self.gone_since.get_or_init(Instant::now);
         let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
+        // A socket that a manager keeps takes connections though no server answers: a reader that does not wait looks
+        // for one now and then only.
+        let sought = *self.sought.lock().unwrap_or_else(PoisonError::into_inner);
+        if retry.left().is_zero() && sought.is_some_and(|sought| sought.elapsed() < SEEK_PAUSE) {
+            return None;
+        }
+        let mut begun;
         loop {
-            match Self::to(&self.socket) {
+            begun = Instant::now();
+            match Self::to(&self.socket, retry.left().clamp(SEEK_MAX, CONNECT_MAX)) {
                 Ok(connection) => return Some(connection),
                 Err(_) if retry.pause() => {}
-                Err(_) => return None,
+                Err(_) => break,
             }
         }
+        if begun.elapsed() >= SEEK_MAX / 2 {
+            *self.sought.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        None
     }
 
     /// Asks until there is an answer, for `time` at most.
@@ -170,6 +218,9 @@ impl Connection {
     /// Opens what has that name: its handle and record, and what the server says of it.
     pub(crate) fn open(&self, name: &str) -> Result<([u64; 2], About)> {
         let viewer = self.viewer()?;
+        if viewer.owner_is_gone() {
+            return Err(Error::owner_gone(name)); // another may listen at the socket, or none and a manager keeps it
+        }
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
         let mut retry = RetryDeadline::new(DEADLINE);
         loop {
@@ -237,6 +288,18 @@ impl Connection {
     }
 }
 
+/// The connections; in a forked child the thread that has the lock may not exist.
+fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
+    loop {
+        match CONNECTIONS.try_lock() {
+            Ok(connections) => return Ok(connections),
+            Err(TryLockError::Poisoned(error)) => return Ok(error.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(PAUSES.0),
+            Err(TryLockError::WouldBlock) => return Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
 fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
     match reply {
         Ok((error, text)) => Error::of_refusal(&text, error as i32),
@@ -296,7 +359,7 @@ mod tests {
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
         let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
-        let connection = Connection::to(server.socket()).unwrap();
+        let connection = Connection::to(server.socket(), DEADLINE).unwrap();
         let no_handle = [1 << 40, 0, 1];
         let is_late = || {
             let (late, begun) =
@@ -320,7 +383,7 @@ mod tests {
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
         let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
-        let connection = Connection::to(server.socket()).unwrap();
+        let connection = Connection::to(server.socket(), DEADLINE).unwrap();
         let owed = || connection.owed.lock().unwrap().len();
         let no_handle = [1 << 40, 0, 1];
         let begun = Instant::now();

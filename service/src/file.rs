@@ -228,8 +228,9 @@ impl ClientFile {
             }
         }
         if let (Some(viewed), [_, _, ..]) = (viewed, &missing[..]) {
-            for range in missing.iter().map(|&place| &ranges[place]) {
-                viewer.suggest(&viewed.file(), Advice::WillNeed, range.offset, range.buffer.len() as u64);
+            // Each is heard before the first is waited for; a hint that waits for no answer may be forgotten.
+            for span in spans_of(missing.iter().map(|&place| &ranges[place])) {
+                viewer.advise(&viewed.file(), Advice::WillNeed, span.start, span.end - span.start);
             }
         }
         missing.into_iter().try_for_each(|place| {
@@ -285,11 +286,14 @@ impl ClientFile {
         Ok(is_whole)
     }
 
-    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started is fetched when it is
-    /// read.
-    pub(crate) fn will_need(&self, range: &Range<u64>) -> Result<()> {
+    /// Asks for what of a range is not cached, and waits for nothing. What cannot be started, as when many questions of
+    /// this process are open, is fetched when it is read. Of a local file it is the server's readahead.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn prefetch(&self, range: Range<u64>) -> Result<()> {
         if let Some((viewer, viewed)) = self.newest()?.believed()? {
-            let len = range.end - range.start;
+            let len = range.end.saturating_sub(range.start);
             viewer.suggest(&viewed.file(), Advice::WillNeed, range.start, len);
         }
         Ok(())
@@ -399,6 +403,19 @@ impl ClientFile {
         }
         Ok(done)
     }
+}
+
+/// What ranges cover, in order: those that overlap or touch are one.
+fn spans_of<'r>(ranges: impl Iterator<Item = &'r RangeRead<'r>>) -> Vec<Range<u64>> {
+    let mut spans: Vec<Range<u64>> =
+        ranges.map(|range| range.offset..range.offset.saturating_add(range.buffer.len() as u64)).collect();
+    spans.sort_unstable_by_key(|span| span.start);
+    spans.dedup_by(|next, before| {
+        let is_one = next.start <= before.end;
+        before.end = if is_one { before.end.max(next.end) } else { before.end };
+        is_one
+    });
+    spans
 }
 
 /// Whether what is cached is the file's.

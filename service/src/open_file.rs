@@ -11,14 +11,14 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::ViewedFile;
 
-use crate::connection::{Connection, DEADLINE};
+use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::About;
 
@@ -91,13 +91,12 @@ impl OpenFile {
         if !about.names_its_version() {
             return Err(gone);
         }
-        let begun = Instant::now();
+        let mut retry = RetryDeadline::new(DEADLINE);
         let mut connection = self
             .reopened
             .newest()
             .map_or_else(|| Arc::clone(&self.connection), |newest| Arc::clone(&newest.connection));
-        while begun.elapsed() < DEADLINE {
-            let Some(next) = connection.successor(self.reopened.timeout) else { break };
+        while let Some(next) = connection.successor(self.reopened.timeout) {
             connection = next;
             let opened = Self::object(&connection, &self.name, self.reopened.timeout);
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
@@ -110,6 +109,9 @@ impl OpenFile {
             match answer {
                 Err(error) if error.kind() == ErrorKind::OwnerGone => gone = error,
                 answer => return answer,
+            }
+            if !retry.pause() {
+                break;
             }
         }
         Err(gone)

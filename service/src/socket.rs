@@ -17,7 +17,7 @@
 //!
 //! Invariant: a socket is removed by the process alone that took its lock, and by no fork of it.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use quinion::internals::serve::listen;
 use quinion::internals::sys::fork::ForkGuard;
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::net::sockopt::{socket_acceptconn, socket_peercred, socket_type};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, getsockname, socket_with,
@@ -39,6 +39,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
+/// Clients that may wait to be accepted at a socket that was given.
+const LISTEN_MAX: i32 = 128;
 /// Between two looks at a server that is to end.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -151,6 +153,18 @@ fn open_lock(path: &Path) -> io::Result<File> {
 }
 
 /// Whether another process holds the lock; else it is ours from now on.
+/// Connects without waiting.
+fn connect_to(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let end = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&end, &SocketAddrUnix::new(path)?)?;
+    Ok(end)
+}
+
+fn inode_of(data: &Metadata) -> (u64, u64) {
+    (data.dev(), data.ino())
+}
+
 fn is_taken(lock: &File) -> bool {
     flock(lock, FlockOperation::NonBlockingLockExclusive).is_err()
 }
@@ -169,10 +183,13 @@ fn identity_of(process: Pid) -> Option<String> {
 
 /// A handle of the process that has said in the lock file that it may be ended.
 fn holder(lock: &File) -> io::Result<Option<(Pid, OwnedFd)>> {
-    let (mut text, mut lock) = (String::new(), lock);
+    let (mut text, mut lock) = (Vec::new(), lock);
     lock.seek(io::SeekFrom::Start(0))?;
-    lock.take(64).read_to_string(&mut text)?;
-    let number = text.split(' ').next().and_then(|number| number.parse().ok()).and_then(Pid::from_raw);
+    lock.take(64).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let number =
+        text.split(' ').next().and_then(|number| number.parse().ok()).filter(|&number: &i32| number > 0);
+    let number = number.and_then(Pid::from_raw);
     let opened = number.and_then(|number| Some((number, pidfd_open(number, PidfdFlags::empty()).ok()?)));
     // After it was opened: a number may have become another process's.
     Ok(opened.filter(|(number, _)| identity_of(*number).as_ref() == Some(&text)))
@@ -211,19 +228,30 @@ pub(crate) struct Listening {
     path: PathBuf,
     /// Held as long as the socket is there.
     lock: File,
-    /// Whether the socket is removed with this.
-    is_ours: bool,
+    /// The socket that is removed with this: none of a manager's, nor of a server's that came after the lock file was
+    /// removed.
+    own: Option<(u64, u64)>,
     process: ForkGuard,
 }
 
 impl Listening {
     fn at(path: &Path, lock: File) -> io::Result<(Self, OwnedFd)> {
-        let listening = Self::holding(path, lock, true)?;
+        let mut listening = Self::holding(path, lock)?;
+        // The lock is ours, so no server listens there; a service manager may.
+        match connect_to(path) {
+            Ok(_) | Err(Errno::AGAIN) => {
+                let text =
+                    "a service manager listens there; restart its unit, or give this server another name";
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+            }
+            Err(_) => {}
+        }
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let socket = listen(path)?;
+        listening.own = Some(inode_of(&std::fs::symlink_metadata(path)?));
         Ok((listening, socket))
     }
 
@@ -244,17 +272,23 @@ impl Listening {
         }
         fcntl_setfd(socket, FdFlags::CLOEXEC)?;
         ioctl_fionbio(socket, true)?;
-        Self::holding(&path, open_lock(&path)?, false)
+        // Again, by this process: to clients the one that listens is the one that answers.
+        rustix::net::listen(socket, LISTEN_MAX)?;
+        Self::holding(&path, open_lock(&path)?)
     }
 
-    fn holding(path: &Path, lock: File, is_ours: bool) -> io::Result<Self> {
+    fn holding(path: &Path, lock: File) -> io::Result<Self> {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             io::Error::new(io::ErrorKind::AddrInUse, "another server has that name; give this one another")
         })?;
+        let is_there = std::fs::metadata(path.with_extension("lock")).map(|data| inode_of(&data));
+        if is_there.ok() != Some(inode_of(&lock.metadata()?)) {
+            return Err(io::Error::other("the lock file was removed meanwhile; start the server again"));
+        }
         // What is in it is of a server before; see `Socket::replaceable`.
         lock.set_len(0)?;
         (&lock).seek(io::SeekFrom::Start(0))?;
-        Ok(Self { path: path.into(), lock, is_ours, process: ForkGuard::new() })
+        Ok(Self { path: path.into(), lock, own: None, process: ForkGuard::new() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -263,20 +297,16 @@ impl Listening {
 
     /// Whether the path leads to this process. What it connects is closed at once.
     pub(crate) fn is_reachable(&self) -> bool {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(end) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
-            return false;
-        };
-        let connected = SocketAddrUnix::new(&self.path).and_then(|address| connect(&end, &address));
-        let peer = connected.and_then(|()| socket_peercred(&end));
+        let peer = connect_to(&self.path).and_then(|end| socket_peercred(&end));
         peer.is_ok_and(|peer| peer.pid == rustix::process::getpid())
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        if self.process.is_forked() || !self.is_ours {
-            return; // the server that listens there is the parent; the manager keeps the socket
+        let is_there = std::fs::symlink_metadata(&self.path).map(|data| inode_of(&data)).ok();
+        if self.process.is_forked() || self.own.is_none() || self.own != is_there {
+            return; // the server that listens there is the parent, or another
         }
         let _ = std::fs::remove_file(&self.path); // gone already: as well
     }
@@ -341,7 +371,9 @@ mod tests {
         let name = path.to_str().unwrap();
         let first = Socket::bind(name).unwrap();
         // The number of a process that is there, with the start of another: one that ended long ago had it.
-        for text in ["", "x", "1 1\n", &format!("{} 1\n", std::process::id()), "99999999999 5\n"] {
+        for text in
+            ["", "x", "-1 5\n", "0 0\n", "1 1\n", &format!("{} 1\n", std::process::id()), "99999999999 5\n"]
+        {
             std::fs::write(path.with_extension("lock"), text).unwrap();
             let error = Socket::replace(name, Duration::from_secs(60)).unwrap_err();
             assert!(error.to_string().contains("cannot be replaced"), "{text:?}: {error}");

@@ -238,13 +238,16 @@ fn be_server(socket: &str) -> ! {
 /// Reads in all ways, and checks each byte; says at each line how many reads there were, and how long the longest of
 /// them took since the line before, in milliseconds.
 fn read_and_go_on(client: &Client) -> ! {
-    let file = client.open(URL).unwrap();
+    let (client, mut file) = (client.clone().with_reconnect_timeout(LONG), client.open(URL).unwrap());
     let totals = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
     let counted = Arc::clone(&totals);
     std::thread::spawn(move || {
         let mut random = Random(std::process::id().into());
         loop {
             let begun = Instant::now();
+            if random.below(8) == 0 {
+                file = client.open(URL).unwrap();
+            }
             read_once(&file, &mut random);
             let mut totals = counted.lock().unwrap();
             *totals = (totals.0 + 1, totals.1.max(begun.elapsed()));

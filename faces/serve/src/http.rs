@@ -73,7 +73,8 @@ impl Monitor {
                     let answer = service_fn(|request| {
                         std::future::ready(Ok::<_, Infallible>(answer(&server, &request)))
                     });
-                    let http = hyper::server::conn::http1::Builder::new();
+                    let mut http = hyper::server::conn::http1::Builder::new();
+                    http.keep_alive(false);
                     drop(
                         timeout(CONNECTION_TIME_MAX, http.serve_connection(TokioIo::new(stream), answer))
                             .await,

@@ -30,6 +30,7 @@ mod stores;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -81,9 +82,12 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let log = Log(if arguments.json { Form::Json } else { Form::Text });
+    // First: a descriptor that was given is taken before another could get its number.
+    let given = activation::socket();
     let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };
     let settle = || settled(arguments.clone());
-    match settle().and_then(|config| serve(config, &settle, takes, log)) {
+    let takes = given.map(|given| given.map_or(takes, |socket| Takes::Given(socket, arguments.replace)));
+    match takes.and_then(|takes| serve(settle()?, &settle, takes, log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             log.event("failed", &[("why", &why)]);
@@ -108,12 +112,13 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
 }
 
 /// How the name is taken.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
     /// It must be free.
     Free,
     /// The server that has it ends first.
     Replacing,
+    /// It is that of a socket from the service manager; whether a server was to be replaced all the same.
+    Given(OwnedFd, bool),
 }
 
 /// Serves until a signal says to end; `settle` reads the configuration again.
@@ -149,6 +154,7 @@ fn serve(
     let name = runtime.block_on(async {
         let Some(monitor) = &monitor else { return signals.wait_for_end(reload).await };
         tokio::select! {
+            biased;
             name = signals.wait_for_end(reload) => name,
             never = monitor.serve(&server) => match never {},
         }
@@ -164,6 +170,7 @@ fn serve(
 }
 
 fn start(config: &Config, takes: Takes) -> Result<Server, String> {
+    stores::check_prefixes(&config.stores)?;
     let opened = stores::open_all(&config.stores)?;
     let mut builder = quinion::Cache::builder();
     if let Some(Bytes(memory)) = config.memory {
@@ -172,8 +179,11 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     if let Some(disk) = &config.disk {
         builder = builder.disk(quinion::DiskOptions::new(&disk.folder, disk.size.0));
     }
-    // Not before the stores are open: what is wrong with this server ends no other. And not after the cache is built:
-    // a server that is replaced has the disk tier until it ends.
+    // Not before the stores are open and the rest was tried: what is wrong with this server ends no other. And not after
+    // the cache is built: a server that is replaced has the disk tier until it ends.
+    if matches!(takes, Takes::Replacing) {
+        try_out(config)?;
+    }
     let socket = socket_of(config, takes)?;
     let cache = builder.build().map_err(|error| error.to_string())?;
     let server = opened.into_iter().fold(Server::builder(cache), |server, (prefix, (store, options))| {
@@ -182,20 +192,39 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     server.start_at(socket).map_err(|error| error.to_string())
 }
 
+/// Whether memory, the disk tier's folder and the monitors' address can be had, as far as that can be told while
+/// another server has them.
+fn try_out(config: &Config) -> Result<(), String> {
+    if let Some(Bytes(memory)) = config.memory {
+        quinion::Cache::builder().memory(memory).build().map_err(|error| error.to_string())?;
+    }
+    if let Some(disk) = &config.disk {
+        let failed = |error| format!("cannot use {} for the disk tier: {error}", disk.folder.display());
+        std::fs::create_dir_all(&disk.folder).map_err(failed)?;
+    }
+    match config.metrics.map(std::net::TcpListener::bind) {
+        Some(Err(error)) if error.kind() != std::io::ErrorKind::AddrInUse => {
+            Err(format!("cannot listen for monitors: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Takes the name, or the socket that the service manager has given.
 fn socket_of(config: &Config, takes: Takes) -> Result<Socket, String> {
     let name = config.name.as_deref().unwrap_or("default");
-    let socket = match (activation::socket()?, takes) {
-        (Some(given), Takes::Free) => Socket::adopt(given),
-        (Some(_), Takes::Replacing) => {
+    let socket = match takes {
+        Takes::Given(_, true) => {
             return Err(
                 "the service manager gives the socket, and replaces servers; leave out --replace".into()
             );
         }
-        (None, Takes::Free) => Socket::bind(name),
-        (None, Takes::Replacing) => Socket::replace(name, REPLACE_MAX),
+        // It is not replaceable: its manager would start it again, or lose the socket.
+        Takes::Given(socket, false) => Socket::adopt(socket),
+        Takes::Free => Socket::bind(name).and_then(Socket::replaceable),
+        Takes::Replacing => Socket::replace(name, REPLACE_MAX).and_then(Socket::replaceable),
     };
-    socket.and_then(Socket::replaceable).map_err(|error| error.to_string())
+    socket.map_err(|error| error.to_string())
 }
 
 /// The signals that a service is told things by.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `quinion_cache_` | a number of the cache: each of `quinion::Stats` |
 //! | `quinion_service_` | clients, what they hold, and their reads |
-//! | `quinion_store_` | what was asked of a store and came from it; `store` is its prefix, without a password |
+//! | `quinion_store_` | what was asked of a store and came from it; `store` is its prefix, which has no secret (`stores.rs`) |
 //! | `quinion_disk_` | the disk tier, if there is one |
 //!
 //! They are read when a monitor asks; nothing is counted here. The text is OpenMetrics (`prometheus-client`).
@@ -20,7 +20,6 @@ use prometheus_client::registry::Registry;
 use quinion::{DiskStats, Stats};
 use quinion_object::{FetchStats, FirstByte};
 use quinion_service::{Server, ServerStats};
-use reqwest::Url;
 
 /// The media type of [`text_of`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -71,7 +70,7 @@ impl Collector for Snapshot {
         }
         for (name, help, of) in FETCH_COUNTS {
             let numbers: Vec<_> =
-                service.fetches.iter().map(|(prefix, fetches)| (label_of(prefix), of(fetches))).collect();
+                service.fetches.iter().map(|(prefix, fetches)| (prefix.as_str(), of(fetches))).collect();
             encode_stores(&mut encoder, name, help, &numbers)?;
         }
         encode_first_bytes(&mut encoder, &service.first_bytes)?;
@@ -145,12 +144,12 @@ fn encode_stores(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    numbers: &[(String, u64)],
+    numbers: &[(&str, u64)],
 ) -> fmt::Result {
     let (name, help) = (format!("quinion_store_{name}"), help.trim_end_matches('.'));
     let mut metrics = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
     numbers.iter().try_for_each(|(store, number)| {
-        let labels = [("store", store.as_str())];
+        let labels = [("store", *store)];
         let store: MetricEncoder<'_> = metrics.encode_family(&labels)?;
         ConstCounter::new(*number).encode(store)
     })
@@ -162,36 +161,16 @@ fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, Fir
     let mut metrics = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (prefix, FirstByte { p50, p95, p99, .. }) in times {
         for (quantile, time) in [("0.5", p50), ("0.95", p95), ("0.99", p99)] {
-            let store = label_of(prefix);
-            let labels = [("store", store.as_str()), ("quantile", quantile)];
+            let labels = [("store", prefix.as_str()), ("quantile", quantile)];
             ConstGauge::new(time.as_secs_f64()).encode(metrics.encode_family(&labels)?)?;
         }
     }
     Ok(())
 }
 
-/// A prefix without the user and the password that a URL may have: all processes that reach the port read it.
-fn label_of(prefix: &str) -> String {
-    let Ok(mut url) = Url::parse(prefix) else { return "?".into() };
-    if url.username().is_empty() && url.password().is_none() {
-        return prefix.to_owned();
-    }
-    match url.set_username("").and_then(|()| url.set_password(None)) {
-        Ok(()) => url.into(),
-        Err(()) => "?".into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_label_has_no_password() {
-        assert_eq!(label_of("s3://bucket/folder"), "s3://bucket/folder");
-        assert_eq!(label_of("https://user:secret@host/x"), "https://host/x");
-        assert_eq!(label_of("no url"), "?");
-    }
 
     #[test]
     fn no_gauge_is_named_like_a_counter() {

@@ -12,14 +12,17 @@ use crate::config::{Bytes, Changes, Config};
 use crate::log::Log;
 use crate::stores;
 
-/// The configuration in force.
+/// The configuration of the start, and the one in force.
 #[derive(Debug)]
-pub struct Reload(Config);
+pub struct Reload {
+    start: Config,
+    now: Config,
+}
 
 impl Reload {
     /// The one that the server was started with.
     pub fn new(config: Config) -> Self {
-        Self(config)
+        Self { start: config.clone(), now: config }
     }
 
     /// Changes what can be changed, and says what was.
@@ -39,7 +42,8 @@ impl Reload {
 
     fn change(&mut self, new: Config, server: &Server) -> Result<Changes, String> {
         // 1. What can fail: all stores, also those that stay, since two may have one prefix.
-        let changes = Changes::between(&self.0, &new);
+        let at_restart = Changes::between(&self.start, &new).at_restart;
+        let changes = Changes { at_restart, ..Changes::between(&self.now, &new) };
         stores::check_prefixes(&new.stores)?;
         let opened = stores::open_all(&changes.added)?;
         // 2. Memory, which is refused in whole.
@@ -56,7 +60,7 @@ impl Reload {
         for store in changes.removed.iter().filter(|store| !stays(&store.prefix)) {
             server.remove_store(&store.prefix);
         }
-        self.0 = new;
+        self.now = new;
         Ok(changes)
     }
 }

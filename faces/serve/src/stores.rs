@@ -41,11 +41,19 @@ pub fn trimmed(prefix: &str) -> &str {
     prefix.trim_end_matches('/')
 }
 
-/// Whether each store has a prefix of its own.
+/// Whether each store has a prefix of its own, that may be shown: events and monitors tell it.
 ///
 /// # Errors
-/// The prefix that two have.
+/// A prefix has what may be secret, which is not in the error; the prefix that two have.
 pub fn check_prefixes(configs: &[StoreConfig]) -> Result<(), String> {
+    for StoreConfig { prefix, .. } in configs {
+        let is_plain = !prefix.chars().any(|c| c.is_control() || "\"\\?#@".contains(c));
+        if !is_plain {
+            let text =
+                "a store's prefix has a user, a password, a query or a character that is none of a URL's";
+            return Err(format!("{text}; leave it out, and give credentials by the environment"));
+        }
+    }
     let mut prefixes: Vec<_> = configs.iter().map(|config| trimmed(&config.prefix)).collect();
     prefixes.sort_unstable();
     match prefixes.windows(2).find(|pair| pair[0] == pair[1]) {

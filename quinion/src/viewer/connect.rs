@@ -36,7 +36,15 @@ impl Viewer {
     /// # Errors
     /// No process of our user listens there, or it refuses; the message says why.
     pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
-        let until = Instant::now() + WELCOME_MAX;
+        Self::connect_within(socket, hello, WELCOME_MAX)
+    }
+
+    /// The same, waiting as long as is said, at most ten seconds.
+    ///
+    /// # Errors
+    /// Those of [`Viewer::connect`].
+    pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io::Result<Self> {
+        let until = Instant::now() + time.min(WELCOME_MAX);
         let end = reach(socket, until)?;
         send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

@@ -179,8 +179,8 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     if let Some(disk) = &config.disk {
         builder = builder.disk(quinion::DiskOptions::new(&disk.folder, disk.size.0));
     }
-    // Not before the stores are open and the rest was tried: what is wrong with this server ends no other. And not after
-    // the cache is built: a server that is replaced has the disk tier until it ends.
+    // Not before the stores are open and the rest was tried: what is wrong with this server ends no other. And not
+    // after the cache is built: a server that is replaced has the disk tier until it ends.
     if matches!(takes, Takes::Replacing) {
         try_out(config)?;
     }

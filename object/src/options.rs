@@ -69,6 +69,10 @@ impl Options {
         self.store_name = Some(name.into());
         self
     }
+    /// The name that the store was given ([`Options::store_name`]).
+    pub fn name(&self) -> Option<&str> {
+        self.store_name.as_deref()
+    }
     /// The most GETs under way at a time; at least 1. The default is 32.
     #[must_use]
     pub fn requests_max(mut self, requests: usize) -> Self {

@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use object_store::{Attribute, Attributes, ObjectStore, path::Path};
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use quinion::internals::serve::NameRefusal;
 use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion::internals::viewer::sys::Errno;
@@ -51,6 +51,8 @@ struct StoreEntry {
     /// No other store of this server has had it.
     number: u64,
     objects: ObjectCache,
+    /// The store's own, if it has one: percent-encoded.
+    name: Option<String>,
 }
 
 impl Stores {
@@ -77,13 +79,14 @@ impl Stores {
         if prefix.split_once("://").is_none_or(|(scheme, _)| scheme.is_empty()) {
             return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
         }
+        let name = options.name().map(|name| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string());
         let objects =
             ObjectCache::new(self.cache.clone(), store, options).map_err(|error| error.to_string())?;
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
         let old = stores.iter().position(|other| other.prefix == prefix);
         let old = old.map(|place| stores.remove(place));
-        stores.push(StoreEntry { prefix, number, objects });
+        stores.push(StoreEntry { prefix, number, objects, name });
         stores.sort_by_key(|store| std::cmp::Reverse(store.prefix.len()));
         drop(stores);
         Ok(old.is_some())
@@ -143,7 +146,7 @@ impl NameOpener for Stores {
     }
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
-        let (StoreEntry { objects, .. }, key) = self.find(name)?;
+        let (StoreEntry { objects, name: store, .. }, key) = self.find(name)?;
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
@@ -154,7 +157,7 @@ impl NameOpener for Stores {
         }
         let opened = objects.open_with_attributes(&path);
         let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
-        Ok(Arc::new(OpenedObject { file, attributes }))
+        Ok(Arc::new(OpenedObject { file, attributes, store }))
     }
 }
 
@@ -176,6 +179,7 @@ fn errno_of_open(error: &quinion_object::Error) -> Errno {
 struct OpenedObject {
     file: ObjectFile,
     attributes: Attributes,
+    store: Option<String>,
 }
 
 impl NamedObject for OpenedObject {
@@ -189,7 +193,8 @@ impl NamedObject for OpenedObject {
         let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let e_tag = meta.e_tag.clone();
         let (version, attributes) = (meta.version.clone(), self.attributes.clone());
-        let about = About { size: meta.size, modified: time, e_tag, version, attributes };
+        let store = self.store.clone();
+        let about = About { size: meta.size, modified: time, e_tag, version, store, attributes };
         about.text()
     }
 
@@ -221,6 +226,8 @@ pub(crate) struct About {
     pub(crate) modified: Duration,
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
+    /// The name of its store: of another, an object with all the same may have other bytes.
+    pub(crate) store: Option<String>,
     pub(crate) attributes: Attributes,
 }
 
@@ -233,8 +240,8 @@ impl About {
 
     /// Whether both are of the same bytes. The time counts as well: a store in memory begins its ETags anew.
     pub(crate) fn is_same_version(&self, other: &Self) -> bool {
-        let same = (self.size, self.modified, &self.e_tag, &self.version)
-            == (other.size, other.modified, &other.e_tag, &other.version);
+        let same = (self.size, self.modified, &self.e_tag, &self.version, &self.store)
+            == (other.size, other.modified, &other.e_tag, &other.version, &other.store);
         same && self.names_its_version()
     }
 
@@ -247,6 +254,7 @@ impl About {
         ];
         lines.extend(self.e_tag.iter().filter(one_line).map(|tag| format!("etag {tag}")));
         lines.extend(self.version.iter().filter(one_line).map(|version| format!("version {version}")));
+        lines.extend(self.store.iter().map(|store| format!("store {store}")));
         let attributes = self.attributes.iter().filter_map(|(kind, value)| attribute_line(kind, value));
         let attributes: Vec<_> = attributes.collect();
         // All of them, or none: what is cut off would make of one value another.
@@ -272,6 +280,7 @@ impl About {
             modified,
             e_tag: own("etag"),
             version: own("version"),
+            store: own("store"),
             attributes: attributes.filter_map(attribute_of).collect(),
         })
     }
@@ -366,6 +375,7 @@ mod tests {
             modified: Duration::from_nanos(modified),
             e_tag: e_tag.map(str::to_owned),
             version: version.map(str::to_owned),
+            store: Some("s".into()),
             attributes: Attributes::new(),
         };
         for same in
@@ -378,6 +388,8 @@ mod tests {
                 About { e_tag: Some("b".into()), ..same.clone() },
                 About { version: Some("b".into()), ..same.clone() },
                 About { version: None, e_tag: None, ..same.clone() },
+                About { store: Some("t".into()), ..same.clone() },
+                About { store: None, ..same.clone() },
             ] {
                 assert!(!same.is_same_version(&other), "{same:?} {other:?}");
             }
@@ -395,6 +407,7 @@ mod tests {
             modified: Duration::new(5, 999_999_999),
             e_tag: Some("\"a b\"".into()),
             version: Some("v 1".into()),
+            store: Some("s%20x".into()),
             attributes: Attributes::from_iter([
                 (Attribute::ContentType, "text/plain; charset=utf-8"),
                 (Attribute::StorageClass, ""),
@@ -410,7 +423,7 @@ mod tests {
         }
         let attributes = Attributes::from_iter([(Attribute::ContentType, "x\nsize 9")]);
         let (e_tag, modified) = (Some("x\nsize 9".into()), Duration::ZERO);
-        let forged = About { size: 1, modified, e_tag, version: None, attributes };
+        let forged = About { size: 1, modified, e_tag, version: None, store: None, attributes };
         let arrived = About::of(&forged.text()).unwrap();
         assert_eq!((arrived.size, arrived.attributes.len()), (1, 0));
         let long = Attributes::from_iter([(Attribute::ContentType, "x".repeat(NAME_TEXT_MAX))]);

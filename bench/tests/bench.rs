@@ -1,7 +1,7 @@
-//! `quinion-bench` runs, says what it was asked to say, and leaves nothing behind.
+//! `quinion-bench` runs, prints what it was asked for, and leaves nothing behind.
 //!
-//! No number is looked at: how fast anything is, is not a promise, and this
-//! build has checks in it. That a row is there and can be read is looked at.
+//! No figure is checked: speed is no promise, and this build has checks in it. The tests check that each row exists and
+//! can be parsed.
 
 use std::io::Write;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("it prints UTF-8")
 }
 
-/// The keys and values of an object of JSON that holds no other object; the values as they are written.
+/// The keys and values of a JSON object without nested objects; the values are not unescaped.
 fn members(line: &str) -> Vec<(String, String)> {
     let inside = line.strip_prefix('{').and_then(|line| line.strip_suffix('}'));
     let inside = inside.unwrap_or_else(|| panic!("{line} is no object"));
@@ -78,7 +78,7 @@ fn members(line: &str) -> Vec<(String, String)> {
     members
 }
 
-/// What a value of a row may look like.
+/// Whether a value has the form that its key wants.
 fn is_right(key: &str, value: &str) -> bool {
     let is_number = |text: &str| text.parse::<f64>().is_ok();
     let is_text = value.len() >= 2 && value.starts_with('"') && value.ends_with('"');
@@ -132,13 +132,13 @@ fn several_experiments_come_in_their_order_with_every_peer() {
     let (lines, wrong) = (text(&output.stdout), text(&output.stderr));
     let of = |experiment: &str| lines.find(&format!("{{\"experiment\":\"{experiment}\""));
     assert!(of("hit") < of("cold"), "{lines}");
-    // A machine without io_uring or direct reads has no such rows, and says so.
+    // A machine without io_uring or direct reads has no such rows, and the output says so.
     for peer in ["pread, 32 buffers", "bare copy", "kernel 64 KiB", "kernel mmap", "raw io_uring", "cat"] {
         let named = format!("\"peer_name\":\"{peer}\"");
         assert!(lines.contains(&named) || wrong.contains("not measured"), "no {peer} in\n{lines}{wrong}");
     }
-    // The kernel keeps the file of 256 MiB, but for what it takes back meanwhile; a cache of 64 MiB takes no more than
-    // that, with its process.
+    // The kernel caches the file of 256 MiB, except for what it reclaims meanwhile; a cache of 64 MiB takes no more
+    // than that, with its process.
     let memory = |line: &&str| value_of(line, "metric").starts_with("memory");
     for line in lines.lines().filter(memory) {
         let [ours, kernel] = ["quinion", "peer"].map(|key| value_of(line, key).parse::<f64>());
@@ -175,7 +175,7 @@ fn a_run_is_kept_as_lines_and_as_one_page() {
         assert!(page.contains(words), "{words} is not in the page");
     }
     assert!(page.contains("<polyline") && page.contains("class=\"whisker\""), "curves and spreads are drawn");
-    // Each row's case stands in it, and so does each peer.
+    // The page contains each row's case and each peer.
     let as_in_html = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     for line in printed.lines() {
         let case = value_of(line, "case");
@@ -186,7 +186,7 @@ fn a_run_is_kept_as_lines_and_as_one_page() {
 }
 
 /// 1. A stream's rows are in GiB/s, and hold a list of numbers in MB/s.
-/// 2. Who reads the lines takes one for the other.
+/// 2. A reader of the lines mistakes one unit for the other.
 #[test]
 fn how_a_stream_went_is_kept_beside_the_rows_with_its_own_unit() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -218,7 +218,7 @@ fn a_folder_that_cannot_be_made_is_told_before_anything_is_measured() {
 }
 
 /// 1. A quick run is interrupted by ctrl-C: a signal to its whole group.
-/// 2. The folder for experiments and the folder of `--out` have something in them.
+/// 2. The folder for experiments and the folder of `--out` are not empty afterwards.
 #[test]
 fn a_run_that_is_interrupted_leaves_nothing() {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -229,7 +229,7 @@ fn a_run_that_is_interrupted_leaves_nothing() {
     command.args(["--quick", "split", "cold", "readseq", "--scratch"]).arg(&scratch).arg("--out").arg(&out);
     command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::null());
     // SAFETY: the call may be made between fork and exec.
-    #[allow(unsafe_code, reason = "who runs the tests in the background may ignore the signal")]
+    #[allow(unsafe_code, reason = "a shell that runs the tests in the background may ignore the signal")]
     unsafe {
         command.pre_exec(|| {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -237,14 +237,14 @@ fn a_run_that_is_interrupted_leaves_nothing() {
         });
     }
     let mut bench = command.spawn().unwrap();
-    // The first table is there, so it is at work.
+    // The first table is printed, so the run has started.
     let mut lines = std::io::BufReader::new(bench.stdout.take().unwrap());
     let mut line = String::new();
     while !line.starts_with("split: ") {
         line.clear();
         assert!(std::io::BufRead::read_line(&mut lines, &mut line).unwrap() > 0, "it ended too early");
     }
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are plain numbers.
     #[allow(unsafe_code, reason = "a plain call")]
     unsafe {
         libc::kill(-(bench.id() as i32), libc::SIGINT);
@@ -252,13 +252,13 @@ fn a_run_that_is_interrupted_leaves_nothing() {
     let status = bench.wait().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGINT), "{status}");
     while out.exists() {
-        // The other sweeper is at it, and may be through by now.
+        // The other sweeper removes it at the same time, and may be done by now.
         let names = names_in(folder.path());
         assert!(names.iter().all(|name| name == "scratch" || name == "out"), "{names:?}");
         std::thread::yield_now();
     }
     while !names_in(&scratch).is_empty() {
-        std::thread::yield_now(); // the sweeper is at it
+        std::thread::yield_now(); // the sweeper is still removing them
     }
 }
 
@@ -268,8 +268,8 @@ fn value_of(line: &str, key: &str) -> String {
     value.trim_matches('"').to_owned()
 }
 
-/// Which cases and peers of memory files, guest memory and restores there have to be: what the case's name has in it,
-/// and who stands beside ours in it.
+/// The cases and peers of memory files, guest memory and restores that have to be there: words of the case's name, and
+/// the alternatives beside ours in it.
 const MEMORY_ROWS: [(&str, &str, &[&str]); 13] = [
     ("memfile", "4 KiB, data", &["tmpfs 4K", "tmpfs huge", "cached file", "cached file, mmap", "bare copy"]),
     ("memfile", "64 KiB, preallocated", &["tmpfs 4K", "tmpfs huge", "bare clear"]),
@@ -338,7 +338,7 @@ fn memory_stands_beside_every_peer_in_every_case() {
         for peer in peers {
             let row = rows.iter().find(|[e, c, p, _]| e == experiment && c.contains(case) && p == peer);
             let row = row.unwrap_or_else(|| panic!("no {peer} beside {case} in\n{lines}{wrong}"));
-            // What this machine does not have (large pages, mounts, page faults for who is not root) is said.
+            // What this machine does not have (large pages, mounts, page faults without root) is reported.
             let name = format!("`{peer}`");
             let is_said = wrong.lines().any(|line| line.contains("not measured: ") && line.contains(&name));
             assert!((row[3] == "null") == is_said, "{row:?}, {wrong}");
@@ -378,15 +378,15 @@ fn a_folder_of_somebody_else_is_not_swept() {
 }
 
 /// 1. A benchmark has made a folder for RocksDB.
-/// 2. Somebody kills it by a signal that nobody can catch.
-/// 3. What was in the folder stays for ever.
+/// 2. Another process kills it by a signal that cannot be caught.
+/// 3. The contents of the folder stay for ever.
 #[test]
 fn a_benchmark_that_is_killed_leaves_nothing() {
     let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-bench"));
     command.args(["--quick", "readseq", "--scratch"]).arg(parent.path());
     let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
-    // Without db_bench there is never a folder, and the benchmark ends.
+    // Without db_bench the benchmark makes no folder, and ends.
     while names_in(parent.path()).is_empty() && bench.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
@@ -401,7 +401,7 @@ fn a_benchmark_that_is_killed_leaves_nothing() {
 
 /// 1. A benchmark is killed; its folder is swept.
 /// 2. A program that it had just started makes the folder again, and puts a file there.
-/// 3. That stays for ever.
+/// 3. That file stays for ever.
 #[test]
 fn a_folder_that_is_made_again_is_swept_again() {
     let parent = tempfile::tempdir().unwrap();
@@ -417,7 +417,7 @@ fn a_folder_that_is_made_again_is_swept_again() {
     assert!(names_in(parent.path()).is_empty());
 }
 
-/// Groups of processes that a benchmark has made in `groups` or below, for the process `owner`.
+/// Control groups that the benchmark `owner` has made in `groups` or below.
 fn groups_of(groups: &Path, owner: u32) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     let below = std::fs::read_dir(groups).into_iter().flatten().flatten();
@@ -432,8 +432,8 @@ fn groups_of(groups: &Path, owner: u32) -> Vec<std::path::PathBuf> {
 }
 
 /// 1. A benchmark has made a group with a limit, and a worker is in it.
-/// 2. Somebody kills the benchmark by a signal that nobody can catch.
-/// 3. The group stays for ever, and the worker works for nobody.
+/// 2. Another process kills the benchmark by a signal that cannot be caught.
+/// 3. The group stays for ever, and the worker keeps running without a benchmark.
 #[test]
 fn a_benchmark_that_is_killed_leaves_no_group_and_no_worker() {
     let parent = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -441,7 +441,7 @@ fn a_benchmark_that_is_killed_leaves_no_group_and_no_worker() {
     command.args(["--quick", "thrash", "--scratch"]).arg(parent.path());
     let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     let groups = Path::new("/sys/fs/cgroup");
-    // Without root there is never a group, and the benchmark ends.
+    // Without root the benchmark makes no group, and ends.
     let mut found = Vec::new();
     while found.is_empty() && bench.try_wait().unwrap().is_none() {
         std::thread::yield_now();
@@ -452,7 +452,7 @@ fn a_benchmark_that_is_killed_leaves_no_group_and_no_worker() {
     }
     bench.kill().unwrap();
     bench.wait().unwrap();
-    // Others come and go meanwhile, so the folders that were seen are asked for and not the tree.
+    // Other processes start and end meanwhile, so the groups that were found are checked and not the whole tree.
     while found.iter().any(|group| group.exists()) {
         std::thread::yield_now();
     }
@@ -502,8 +502,8 @@ fn a_scratch_folder_that_there_is_not_is_refused_once() {
     assert!(wrong.contains("/no/such/folder") && wrong.contains("--scratch"), "{wrong}");
 }
 
-/// 1. There is a program, but what it takes is not there.
-/// 2. The table is empty, and the run ended as if all were well.
+/// 1. The program that an experiment runs is not installed.
+/// 2. The table is empty, and the run ends as if it had succeeded.
 #[test]
 fn a_run_that_measured_nothing_has_failed() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -516,7 +516,7 @@ fn a_run_that_measured_nothing_has_failed() {
 }
 
 /// 1. The disk of `--out` is full.
-/// 2. That is said when all is measured, half an hour later.
+/// 2. The error is reported only after all is measured, half an hour later.
 #[test]
 fn a_disk_without_room_is_told_before_anything_is_measured() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,4 +1,4 @@
-//! Fake VMM: the harness of the page-fault server's tests is right, before it judges anybody.
+//! Fake VMM: the harness of the page-fault server's tests is itself tested, against servers whose faults are known.
 //!
 //! ```text
 //!   the monitor  <--- faults --->  a naive server, right: everything goes well
@@ -51,7 +51,7 @@ fn a_right_server_is_found_right() {
         monitor.does("write 10 20 77");
         monitor.does("balloon 20 30 dontneed");
         if backing == Backing::Shared {
-            // The file still has them: they only left the mapping, and are no longer missing.
+            // The file still has the pages: the call only removed them from the mapping, and they are not missing.
             monitor.does("balloon 20 30 remove");
         }
         monitor.does("touch 0 600 2");
@@ -100,7 +100,7 @@ fn whatever_a_server_has_wrong_is_noticed() {
         let _server = stage.serve(wrong);
         let mut monitor = Monitor::start(&stage.plan());
         monitor.does("write 5 1 77");
-        // Neither the page before them nor the first of them is zeros in the image.
+        // Neither the page before the range nor the first page of it is zeros in the image.
         monitor.does("balloon 22 38 dontneed");
         let is_wrong = |answer: &String| answer.starts_with("page ");
         let answers = ["touch 21 1 1", "touch 0 64 2"].map(|command| monitor.ask(command).unwrap());
@@ -115,7 +115,7 @@ fn clones_of_an_image_in_memory_are_told_of_minor_faults() {
         return;
     }
     let stage = Stage::new(128);
-    // Who serves it continues; the file has the bytes.
+    // The server answers with CONTINUE; the file has the bytes.
     let file = kernel::memfd(stage.image.bytes());
     let path = vmm::naive::path_of(&file);
     stage.image.write(&path);
@@ -137,7 +137,7 @@ fn a_monitor_may_be_killed_in_a_fault() {
         return;
     }
     let stage = Stage::new(64);
-    // Nobody accepts, nobody answers.
+    // The listener accepts no connection and answers no fault.
     let _listener = std::os::unix::net::UnixListener::bind(stage.plan().socket).unwrap();
     let mut monitor = Monitor::start(&stage.plan());
     monitor.tell("touch 0 64 2");
@@ -166,12 +166,13 @@ fn a_guest_sums_and_writes_what_the_server_gave_it() {
     assert!(answer.starts_with("the guest's sum"), "{answer}");
 }
 
-/// Who may not have faults told, or has no KVM, is told why, by an error.
+/// A process that may not receive faults, or has no KVM, gets an error that gives the reason.
 #[test]
 fn who_is_nobody_is_told_why_it_is_skipped() {
     #[allow(unsafe_code, reason = "a plain call")]
     let asked = std::thread::spawn(|| {
-        // SAFETY: of this thread alone, which does nothing else; a process that is nobody already stays so.
+        // SAFETY: the call changes the ids of this thread alone, which does nothing else. It fails in an unprivileged
+        // process, which changes nothing.
         let _ = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         [Need::Userfault(0), Need::Kvm].map(Need::check)
     });

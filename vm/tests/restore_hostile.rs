@@ -1,7 +1,7 @@
-//! Hostile: whatever comes over the socket of a page-fault server, who behaves is served.
+//! Hostile: a page-fault server serves well-behaved monitors, whatever other peers send to its socket.
 //!
 //! ```text
-//!   a peer that lies, is silent, sends what it should not, is one of thousands  ---> closed, with a word
+//!   a peer that lies, is silent, sends what it should not, is one of thousands  ---> closed, with an error
 //!   a monitor beside it                                                         ---> its pages
 //! ```
 
@@ -36,11 +36,11 @@ fn be_the_monitor() {
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 const PAGES: u64 = 300;
 
-/// A process that is begun closes its copies of this one's descriptors, and waits if one lingers. So the test whose
-/// sockets linger runs beside no other.
+/// A child process closes its copies of this process's descriptors when it starts, and waits if one of those sockets
+/// lingers. So the test with lingering sockets runs alone.
 static APART: RwLock<()> = RwLock::new(());
 
-/// What keeps others away, or is kept away.
+/// How a test holds [`APART`]: beside other tests, or alone.
 enum Turn {
     Beside(#[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>),
     Alone(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>),
@@ -84,15 +84,15 @@ impl Stage {
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         stream
     }
-    /// What the server says to a message, until it closes.
+    /// Everything that the server answers to a message, until it closes the connection.
     fn say(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> String {
         let stream = self.connect();
-        // It may have enough before it has all.
+        // The server may close the connection before it has read all of the message.
         let _ = kernel::send(&stream, message, descriptors);
         let _ = stream.shutdown(Shutdown::Write);
         rest(stream)
     }
-    /// Somebody who behaves is served.
+    /// A monitor that follows the protocol is served.
     fn is_well(&self) {
         let mut monitor = Monitor::start(&Plan::new(self.socket(), self.image));
         monitor.does(&format!("touch 0 {PAGES} 2"));
@@ -103,7 +103,7 @@ fn rest(mut stream: UnixStream) -> String {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {
         Ok(_) => {}
-        // Closed with something of ours unread.
+        // The server closed the connection while bytes of ours were unread.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the server does not close: {error}"),
     }
@@ -121,7 +121,7 @@ fn good() -> String {
     region("140000000000000", "8192", "0", "4096").replace("140000000000000", "139999999995904")
 }
 
-/// Messages that are no regions of ours, whatever comes with them.
+/// Messages that do not describe valid regions, whichever descriptors are sent with them.
 fn lies() -> Vec<(&'static str, String)> {
     let base = "139999999995904";
     let of = |address: &str, size: &str, offset: &str| format!("[{}]", region(address, size, offset, "4096"));
@@ -198,7 +198,7 @@ fn lies_are_refused_with_a_word() {
     server.stop();
 }
 
-/// Addresses at which nobody can have registered anything: nothing ever comes of them.
+/// At these addresses no process can have registered memory: the messages never lead to a VM.
 #[test]
 fn places_where_nothing_is_are_nobodys_trouble() {
     if !vmm::has("places_where_nothing_is_are_nobodys_trouble", &[REMOVALS]) {
@@ -219,7 +219,7 @@ fn places_where_nothing_is_are_nobodys_trouble() {
     stage.is_well();
 }
 
-/// Bytes without end, and a message that is one byte too long.
+/// Messages without end, and a message that is one byte too long.
 #[test]
 fn messages_without_end_are_not_read_to_their_end() {
     if !vmm::has("messages_without_end_are_not_read_to_their_end", &[REMOVALS]) {
@@ -231,9 +231,9 @@ fn messages_without_end_are_not_read_to_their_end() {
         let mut stream = stage.connect();
         let _ = stream.write_all(b"[");
         let block = [filler; 4096];
-        // 16 MiB, if nobody stops us.
+        // 16 MiB, unless the server closes the connection first.
         let sent = (0..4096).take_while(|_| stream.write_all(&block).is_ok()).count();
-        assert!(sent < 4096, "somebody takes 16 MiB of {filler:#x} for a message");
+        assert!(sent < 4096, "the server reads 16 MiB of {filler:#x} for a message");
         let _ = rest(stream);
     }
     stage.is_well();
@@ -269,13 +269,13 @@ fn what_is_no_userfaultfd_is_not_taken_for_one() {
     }
     let two = [kinds[0].1.as_fd(), kinds[1].1.as_fd()];
     assert!(stage.say(message.as_bytes(), &two).contains("\"error\""));
-    // More of them than anybody needs.
+    // More descriptors than any message needs.
     let many: Vec<BorrowedFd<'_>> = (0..64).map(|n| kinds[n % kinds.len()].1.as_fd()).collect();
     assert!(stage.say(message.as_bytes(), &many).contains("\"error\""));
     stage.is_well();
 }
 
-/// A descriptor that is one, of memory that is not what the message says.
+/// A valid userfaultfd whose registered memory is not what the message says.
 #[test]
 fn a_userfaultfd_of_other_memory_harms_nobody_else() {
     if !vmm::has("a_userfaultfd_of_other_memory_harms_nobody_else", &[REMOVALS]) {
@@ -292,10 +292,10 @@ fn a_userfaultfd_of_other_memory_harms_nobody_else() {
         ("not JSON", "ADDRESS".to_owned()),
     ] {
         let mut liar = Monitor::idle();
-        // It may be killed before it can say that it is done.
+        // The server may kill the liar before it reports that it is done.
         let _ = liar.ask(&format!("lie {socket} {message}"));
         liar.tell("touch 0 2 1");
-        assert_eq!(liar.ended().signal(), Some(libc::SIGKILL), "{name}: nobody can serve it, so it ends");
+        assert_eq!(liar.ended().signal(), Some(libc::SIGKILL), "{name}: no server, so it is killed");
         stage.is_well();
     }
 }
@@ -321,7 +321,8 @@ fn the_silent_are_let_go() {
     stage.is_well();
 }
 
-/// They have all places; but what comes behind them may be a machine, which would have to be killed.
+/// The silent peers occupy all places. The peer behind them may be a machine, which would have to be killed if it were
+/// refused.
 #[test]
 fn the_silent_are_waited_for_and_nobody_is_refused_for_them() {
     if !vmm::has("the_silent_are_waited_for_and_nobody_is_refused_for_them", &[REMOVALS]) {
@@ -334,20 +335,20 @@ fn the_silent_are_waited_for_and_nobody_is_refused_for_them() {
     });
     let server = stage.serve(options);
     for _ in 0..3 {
-        // It is there already when they come, so that they are silent yet when it connects.
+        // The monitor process exists before the silent peers connect, so they are still silent when it connects.
         let mut machine = Monitor::idle();
         let silent = [(); 2].map(|()| stage.connect());
         machine.does(&Plan::new(stage.socket(), stage.image).command());
         machine.does(&format!("touch 0 {PAGES} 2"));
         for stream in silent {
-            assert!(rest(stream).contains("did not come"), "they are late, and nothing else");
+            assert!(rest(stream).contains("did not come"), "the only error is that the message is late");
         }
     }
     let stats = server.stop();
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (3, 0, 6));
 }
 
-/// One worker may be told of the next while another lets the last one go.
+/// One worker may learn of the next machine while another worker still closes the previous one.
 #[test]
 fn who_comes_when_the_last_has_ended_is_served() {
     if !vmm::has("who_comes_when_the_last_has_ended_is_served", &[REMOVALS]) {
@@ -388,7 +389,7 @@ fn thousands_of_connections_are_borne() {
     for wave in 0..20 {
         let mut peers = Vec::new();
         for _ in 0..100 {
-            // Who is not let in hears it, or is waited for by nobody.
+            // The server may refuse the connection; then the test does not wait for this peer.
             let Ok(mut stream) = UnixStream::connect(stage.socket()) else { continue };
             let _ = stream.write_all(if wave % 2 == 0 { b"[" } else { b"" });
             peers.push(stream);
@@ -402,7 +403,7 @@ fn thousands_of_connections_are_borne() {
     });
 }
 
-/// A TCP socket whose close waits for longer than the test takes, and what keeps it waiting.
+/// A TCP socket whose close blocks for longer than the test takes, with its other end, which keeps it blocked.
 fn lingering() -> (OwnedFd, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -414,7 +415,7 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (ours.into(), theirs)
 }
 
-/// A file system whose reads and closes hang, if there can be one.
+/// A file system whose reads and closes hang, if the machine allows one.
 fn hung_in(folder: &std::path::Path) -> Option<vmm::hung::Hung> {
     let mounted = vmm::hung::Hung::mount(folder);
     if let Err(error) = &mounted {
@@ -424,8 +425,8 @@ fn hung_in(folder: &std::path::Path) -> Option<vmm::hung::Hung> {
     mounted.ok()
 }
 
-/// Threads of the server that wait in a close, or in the receipt of what finds no room: by their names, so that those
-/// of this test are not taken for them.
+/// Threads of the server that are blocked in `close`, or in `recvmsg` of descriptors that do not fit. They are selected
+/// by their names, so threads of this test do not count.
 fn hanging_in_the_server() -> usize {
     const CALLS: [&str; 2] = ["3 ", "47 "]; // close, recvmsg
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -438,13 +439,13 @@ fn hanging_in_the_server() -> usize {
     tasks.map(hangs).filter(|&hangs| hangs).count()
 }
 
-/// Waits until so many do. Of a descriptor that is sent alone the server has the last copy; of more it may be faster
-/// than the test, which closes the last one then.
+/// Waits until at least so many threads are blocked. Of a descriptor that is sent alone the server holds the last copy.
+/// Of several, the server may be faster than the test, which then closes the last copy itself.
 fn wait_for_hanging(least: usize) {
     until("closes hang in the server", || hanging_in_the_server() >= least);
 }
 
-/// So many descriptors of the two ends of a pipe.
+/// `count` descriptors, alternately of the two ends of a pipe.
 fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, count: usize) -> Vec<OwnedFd> {
     let end = |n: usize| match n % 2 {
         0 => reader.try_clone().unwrap().into(),
@@ -453,16 +454,16 @@ fn ends_of_pipe(reader: &std::io::PipeReader, writer: &std::io::PipeWriter, coun
     (0..count).map(end).collect()
 }
 
-/// Descriptors that cannot be closed without waiting, from many connections: in messages that are bad, in ones that are
-/// never whole, too many for one message, and behind a message that was not read. Each costs its own connection, and
-/// neither a VM nor the end of the server waits.
+/// Descriptors whose close blocks, from many connections: in invalid messages, in incomplete messages, too many for one
+/// message, and behind a message that was not read. Each costs only its own connection; neither a VM nor the shutdown
+/// of the server waits.
 #[test]
 fn hostile_descriptor() {
     if !vmm::has("hostile_descriptor", &[REMOVALS]) {
         return;
     }
     let stage = Stage::alone();
-    // All processes are begun now: a child that is begun later closes its copies of our descriptors, and waits.
+    // All processes are started before: a child that starts later closes its copies of our descriptors, and blocks.
     let mut honest = Monitor::idle();
     let mut later: Vec<Monitor> = (0..5).map(|_| Monitor::idle()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -478,7 +479,7 @@ fn hostile_descriptor() {
     const EACH: usize = 12;
     let message = format!("[{}]", good());
     let (mut streams, mut keeps, mut files) = (Vec::new(), Vec::new(), Vec::new());
-    // What is sent, how many descriptors with it.
+    // The text that is sent, and the number of descriptors with it.
     for (text, count) in [("nonsense", 1), (&message[..], 1), ("[", 1), ("nonsense", 4), ("nonsense", 40)] {
         let hung_before = hanging_in_the_server();
         for _ in 0..EACH {
@@ -496,14 +497,14 @@ fn hostile_descriptor() {
                 let stream = stage.connect();
                 kernel::send(&stream, text.as_bytes(), &borrowed).unwrap();
                 streams.push(stream);
-                // Our own close would wait, too.
+                // Closing the file here would block, too.
                 std::mem::forget(file);
             }
             for kind in kinds {
                 let stream = stage.connect();
                 let borrowed: Vec<BorrowedFd<'_>> = kind.iter().map(AsFd::as_fd).collect();
                 kernel::send(&stream, b" ", &borrowed).unwrap();
-                // The server has the last of it when it finds that the message is bad; unless there were too many.
+                // The server has the last copy when it finds the message invalid, unless there were too many.
                 let dropped = std::thread::spawn(move || drop(kind));
                 if count == 1 {
                     dropped.join().unwrap();
@@ -528,7 +529,7 @@ fn hostile_descriptor() {
     drop((streams, keeps, hung));
 }
 
-/// Waits for something that is sure to come.
+/// Waits for a condition that becomes true in the end.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {

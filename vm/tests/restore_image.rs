@@ -1,4 +1,4 @@
-//! Image: machines that map one image are given its pages, share them, and keep what they write to themselves.
+//! Image: machines that map one image receive its pages, share them, and keep their own writes private.
 //!
 //! ```text
 //!   snapshot --device, once--> image --mapped, not copied--> clone, clone, clone     each MAP_PRIVATE
@@ -47,15 +47,15 @@ fn clones_share_an_image_and_keep_what_they_write() {
     let mut late = Monitor::start(&mapping(&stage));
     late.does("touch 0 3000 2");
     assert_eq!(stage.cache.stats().device_bytes, read, "there is one image for all of them");
-    // One that copies, beside them, and one that comes late.
+    // A monitor that copies runs beside them, and another one connects late.
     Monitor::start(&Plan::new(stage.socket(), stage.image)).does("touch 0 3000 2");
     Monitor::start(&mapping(&stage).in_regions(3)).does("touch 0 3000 2");
     server.stop();
     stage.cache.check().unwrap();
 }
 
-/// Told of one kind of fault alone, a machine would see zeros where the image has no memory yet, or where it has some
-/// and nothing has come: it is told of both, whatever it asked for.
+/// A machine that is told of only one kind of fault would read zeros: where the image has no memory yet, or where it
+/// has memory that is not filled yet. The server registers both kinds, whichever the machine asked for.
 #[test]
 fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
     let test = "a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same";
@@ -66,7 +66,7 @@ fn a_machine_that_asked_for_one_kind_of_fault_sees_the_snapshot_all_the_same() {
         let stage = Stage::new(Image::new(number, 1500));
         let server = stage.serve(options(|o| o.minor = true));
         let plan = mapping(&stage);
-        // The memory of the first 2 MiB is there by that, and most of its pages have not come.
+        // The memory of the first 2 MiB exists after this touch, and most of its pages are not filled yet.
         Monitor::start(&plan).does("touch 0 1 1");
         Monitor::start(&plan.backing(Backing::OfferedFor(mode))).does("touch 0 1500 2");
         server.stop();

@@ -1,4 +1,4 @@
-//! Restore: machines are given their snapshot by page faults, whatever they do to their memory meanwhile.
+//! Restore: machines receive their snapshot by page faults, whatever they do to their memory meanwhile.
 //!
 //! ```text
 //!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each judges what it reads (vmm/)
@@ -86,12 +86,13 @@ fn what_is_unmapped_moved_or_inherited_is_followed() {
     monitor.does("fork touch 0 400 2; balloon 100 350 dontneed; write 100 3 5; touch 0 880 2");
     monitor.does("remap 1");
     monitor.does("touch 0 880 3");
-    // Two children at once, that do different things to their copies.
+    // Two children at once, which change their copies in different ways.
     monitor.does("fork balloon 600 100 dontneed; fork touch 0 880 1; touch 0 880 1");
     monitor.does("touch 0 880 1");
 }
 
-/// The kernel makes a child's descriptor as the monitor made its own. A poll finds one whose reads wait ready for ever.
+/// The kernel gives a child's descriptor the flags of the monitor's. If its reads block, a poll reports it ready for
+/// ever.
 #[test]
 fn the_descriptor_of_a_child_is_never_waited_on_nor_inherited() {
     let test = "the_descriptor_of_a_child_is_never_waited_on_nor_inherited";
@@ -102,7 +103,7 @@ fn the_descriptor_of_a_child_is_never_waited_on_nor_inherited() {
     let server = stage.serve(RestoreOptions::default());
     let mut monitor = Monitor::start(&stage.plan().features(ALL_EVENTS | kernel::WAITING));
     monitor.does("fork touch 0 100 1");
-    // The server is in this process: its descriptors are here, that of the child among them.
+    // The server runs in this process: its descriptors are found here, the child's among them.
     let mut flags = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let is_one =
@@ -148,7 +149,7 @@ fn machines_of_one_image_read_it_from_the_device_once() {
         assert_eq!(monitor.answer().as_deref(), Some("done"));
     }
     let read = stage.cache.stats().device_bytes;
-    assert_eq!(read, stage.image.bytes(), "each byte of the snapshot is read once, whoever wants it");
+    assert_eq!(read, stage.image.bytes(), "each byte of the snapshot is read once for all machines");
     drop(monitors);
     let mut late = Monitor::start(&stage.plan());
     late.does("touch 0 4096 2");
@@ -195,7 +196,7 @@ fn who_is_served_is_killed_when_the_server_ends_and_lives_on_if_that_is_wished()
     monitor.does("touch 0 100 1");
 }
 
-/// Each dies somewhere else; the others are served.
+/// Each monitor is killed at a different point; the others are served.
 #[test]
 fn machines_may_die_at_any_moment() {
     if !vmm::has("machines_may_die_at_any_moment", &[REMOVALS]) {
@@ -225,7 +226,7 @@ fn machines_may_die_at_any_moment() {
     server.stop();
 }
 
-/// Waits for something that is sure to come.
+/// Waits for a condition that becomes true in the end.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
@@ -251,10 +252,10 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
         } else {
             Image { generation: 2, ..stage.image }.write(&stage.snapshot());
         }
-        // What it still reads is the snapshot's as it was, until it is killed.
+        // Until the monitor is killed, it still reads the old bytes of the snapshot.
         assert_eq!(monitor.ask("touch 0 1000 2"), None, "cut: {is_cut}");
         assert_eq!(monitor.ended().signal(), Some(libc::SIGKILL));
-        // Nobody begins with half of it.
+        // A machine that connects after the change does not start with half of the snapshot.
         let mut late = Monitor::idle();
         late.tell(&stage.plan().command());
         late.tell("touch 0 10 1");
@@ -281,7 +282,7 @@ fn what_was_recorded_is_there_before_it_is_asked_for() {
     let path = stage.disk.path().join("trace");
     trace.write(&path).unwrap();
 
-    // A cache that knows nothing yet.
+    // A cache without any page of the snapshot.
     let cold = Cache::builder().memory(64 << 20).build().unwrap();
     assert_eq!(trace.pages(), 120);
     let trace = Trace::read(&path, trace.image()).unwrap();

@@ -1,4 +1,4 @@
-//! Unreadable: a sector of a snapshot that cannot be read is an error in the machine that touches it, and nowhere else.
+//! Unreadable: an unreadable sector of a snapshot is an error in the machine that touches it, and nowhere else.
 //!
 //! ```text
 //!   simulated device, some bytes fail --fill--> EIO, nothing cached --poison--> SIGBUS in that machine, at that page
@@ -23,7 +23,7 @@ fn be_the_monitor() {
 
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
 
-/// A device of which some bytes cannot be read, as a file of a cache.
+/// A file of a cache, on a device of which some bytes cannot be read.
 fn simulated(image: Image, bad: Range<u64>, times: FailureCount) -> (Cache, File, Arc<SimulatedBackend>) {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let page = move |_, page, bytes: &mut [u8]| bytes.copy_from_slice(&image.page(page));
@@ -34,7 +34,7 @@ fn simulated(image: Image, bad: Range<u64>, times: FailureCount) -> (Cache, File
     (cache, file, device)
 }
 
-/// Who touches it hears of it; its neighbours, other machines and this process do not.
+/// The machine that touches the sector gets SIGBUS; neighbouring pages, other machines and this process do not fail.
 #[test]
 fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
     let test = "an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it";
@@ -58,7 +58,7 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
             assert_eq!(unlucky.ask(&format!("probe {page}")), Some(fault.clone()), "page {page}");
         }
         unlucky.does("touch 0 100 2");
-        // The machine goes on when its page is poisoned, the count follows.
+        // The machine continues as soon as its page is poisoned; the server counts the page afterwards.
         let poisoned = || server.stats().numbers.poisoned_bytes;
         let since = Instant::now();
         while poisoned() < 2 * PAGE as u64 && since.elapsed() < Duration::from_secs(60) {
@@ -73,7 +73,7 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
     }
     other.does("touch 0 100 2");
     other.does("touch 102 498 2");
-    // A sector that can be read again is read again, by those who have not been told yet.
+    // A sector that has become readable is read again, for machines that have not been given the error yet.
     device.mend();
     other.does("touch 0 600 2");
     Monitor::start(&plan).does("touch 0 600 2");
@@ -110,7 +110,7 @@ fn a_guest_that_touches_an_unreadable_sector_stops_and_nobody_else() {
     let mut guest = Monitor::start(&plan);
     guest.does("sum 0 200");
     match guest.ask("sum 150 100") {
-        // Some KVMs take a page that is not to be had for a device's, and hand the access to the monitor.
+        // Some KVMs treat a page that cannot be supplied as device memory, and hand the access to the monitor.
         Some(answer) => {
             assert!(answer.starts_with("the guest stopped") || answer.starts_with("the guest left"))
         }

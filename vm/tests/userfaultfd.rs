@@ -1,9 +1,9 @@
-//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever is done to it
+//! Restore: memory that is registered, handed over and touched has the snapshot's bytes, whatever its VM does to it
 //! meanwhile.
 //!
-//! The VMs here are ranges of this very process, touched by its threads; the server's threads are beside them. So
-//! a VM that is given up is left (`OnFailure::Leave`), and not killed. What kills is tested with processes of their
-//! own, by the command's tests.
+//! The VMs here are ranges of this process, touched by its threads; the server's threads run beside them. So the server
+//! leaves a VM that it gives up (`OnFailure::Leave`) and does not kill it. The command's tests have processes of their
+//! own, in which VMs are killed.
 #![allow(unsafe_code, reason = "memory is mapped, touched and given back by address")]
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -26,13 +26,13 @@ use rustix::net::{
 };
 
 const PAGE: usize = 4096;
-/// Pages of the images here.
+/// Pages of each image.
 const PAGES: usize = 1024;
 
-/// Whoever has not said it by now never will.
+/// The longest that a test waits for an event of the server.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// Whether this process may use userfaultfd; if not, a word says why nothing is tested.
+/// Whether this process may use userfaultfd; if not, it prints why the tests are skipped.
 fn may() -> bool {
     match Uffd::create() {
         Ok(_) => true,
@@ -43,7 +43,7 @@ fn may() -> bool {
     }
 }
 
-/// What byte `at` of the image is; every fourth page is zeros.
+/// Byte `at` of the image; every fourth page is zeros.
 fn byte(at: usize) -> u8 {
     let page = at / PAGE;
     if page.is_multiple_of(4) { 0 } else { (page * 31 + at % PAGE * 7 + 1) as u8 }
@@ -66,12 +66,12 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// A server, and what it tells.
+    /// Starts a server, and returns it with a receiver of its events.
     fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Told>) {
         let (sender, receiver) = channel();
         options.on_failure = OnFailure::Leave;
         if options.greeting == RestoreOptions::new().greeting {
-            // However slow this machine is.
+            // Long enough for a slow machine.
             options.greeting = WATCHDOG;
         }
         let sender: Mutex<Sender<Told>> = Mutex::new(sender);
@@ -97,7 +97,7 @@ impl Told {
     }
 }
 
-/// Waits until something is told that contains `text`.
+/// Waits for an event whose text contains `text`.
 fn wait_for(events: &Receiver<Told>, text: &str) -> String {
     loop {
         let Told(event) = events.recv_timeout(WATCHDOG).expect("it is told in the end");
@@ -115,19 +115,19 @@ struct Memory {
     _socket: UnixStream,
 }
 
-// SAFETY: it is memory that threads may touch; what they find there is volatile.
+// SAFETY: any thread may touch the memory; all accesses are volatile.
 unsafe impl Sync for Memory {}
 // SAFETY: as above.
 unsafe impl Send for Memory {}
 
 fn map(pages: usize) -> *mut u8 {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses an address that is free.
+    // SAFETY: the kernel chooses an unused address.
     let base = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         rustix::mm::mmap_anonymous(ptr::null_mut(), pages * PAGE, protection, flags).expect("room for it")
     };
-    // SAFETY: it is ours. Large pages would be supplied at the first touch of any of theirs.
+    // SAFETY: the range was just mapped. Without the advice a first touch could supply a large page.
     unsafe { rustix::mm::madvise(base, pages * PAGE, Advice::LinuxNoHugepage).expect("advice") };
     base.cast()
 }
@@ -149,17 +149,17 @@ fn region(base: *mut u8, pages: usize, page_size: usize) -> String {
 }
 
 impl Memory {
-    /// A VM with all of the image, that is served.
+    /// A served VM of the whole image.
     fn new(stage: &Stage, features: u64) -> Self {
         Self::at(stage, map(PAGES), PAGE, features)
     }
 
-    /// The same with memory that is mapped already, by pages of so many bytes.
+    /// The same, with memory that is mapped already, in pages of `page_size` bytes.
     fn at(stage: &Stage, base: *mut u8, page_size: usize, features: u64) -> Self {
         let uffd = Uffd::create().expect("it may be used");
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
-        // SAFETY: the range was mapped for this.
+        // SAFETY: the range was mapped for this VM.
         unsafe { uffd.register(start..start + (PAGES * PAGE) as u64, Modes::Missing) }
             .expect("anonymous memory");
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
@@ -169,7 +169,7 @@ impl Memory {
 
     fn read(&self, at: usize) -> u8 {
         assert!(at < self.pages * PAGE);
-        // SAFETY: it is mapped; whoever touches it waits for the server.
+        // SAFETY: it is mapped; a thread that touches a missing page waits for the server.
         unsafe { self.base.add(at).read_volatile() }
     }
 
@@ -187,9 +187,9 @@ impl Memory {
         }
     }
 
-    /// Gives pages back.
+    /// Gives pages back to the kernel, as a balloon does.
     fn remove(&self, first: usize, pages: usize) {
-        // SAFETY: it is ours, and becomes zeros.
+        // SAFETY: the range is ours, and reads as zeros afterwards.
         let result = unsafe {
             rustix::mm::madvise(self.base.add(first * PAGE).cast(), pages * PAGE, Advice::LinuxDontNeed)
         };
@@ -199,7 +199,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nobody touches it any more; what is not mapped any more is no error.
+        // SAFETY: no thread touches the range any more; unmapping a hole is not an error.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * PAGE) };
     }
 }
@@ -216,7 +216,7 @@ fn all_bytes_are_the_snapshots_from_several_threads() {
         for thread in 0..3 {
             let memory = &memory;
             threads.spawn(move || {
-                // Each in another order, and all of them every page.
+                // Each thread reads in another order, and every thread reads every page.
                 (0..PAGES).for_each(|i| memory.expect_page(i * (2 * thread + 1) * 37 % PAGES));
             });
         }
@@ -225,7 +225,7 @@ fn all_bytes_are_the_snapshots_from_several_threads() {
     let stats = server.stop();
     let numbers = &stats.numbers;
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 0, 0));
-    // A fault brings sixteen pages; two threads that touch one page make two faults.
+    // A fault brings sixteen pages; two threads that touch one page cause two faults.
     let faults = numbers.faults - numbers.faults_present;
     assert!((PAGES as u64 / 16..PAGES as u64 / 4).contains(&faults), "{numbers:?}");
     assert!(numbers.demand_bytes >= (PAGES * PAGE) as u64, "{numbers:?}");
@@ -242,7 +242,7 @@ fn what_was_given_back_is_zeros_and_stays_so() {
     let (server, _events) = stage.serve(RestoreOptions::new());
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
     memory.expect_page(33);
-    // Of what was there and of what was not yet.
+    // The range has pages that were present and pages that were not.
     memory.remove(32, 64);
     (32..96).for_each(|page| assert_eq!(memory.read(page * PAGE + 1), 0, "page {page}"));
     memory.write(33 * PAGE + 1, 9);
@@ -258,7 +258,7 @@ fn memory_in_large_pages_is_supplied_in_large_pages() {
         return;
     }
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::HUGETLB);
-    // SAFETY: the kernel chooses an address that is free.
+    // SAFETY: the kernel chooses an unused address.
     let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGES * PAGE, protection, flags) };
     let Ok(base) = mapped else {
         eprintln!("skipped: this machine keeps no large pages (vm.nr_hugepages)");
@@ -284,7 +284,8 @@ fn pages_are_given_back_while_others_are_touched() {
     let (server, _events) = stage.serve(RestoreOptions::new());
     let memory = Memory::new(&stage, feature::EVENT_REMOVE);
     std::thread::scope(|threads| {
-        // The lower half is given back piece by piece, and read behind that; the upper one is read meanwhile.
+        // The lower half is given back piece by piece, and read behind that; other threads read the upper half
+        // meanwhile.
         threads.spawn(|| {
             for first in (0..PAGES / 2).step_by(8) {
                 memory.remove(first, 8);
@@ -314,7 +315,7 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
     let memory = Memory::new(&stage, events);
     memory.expect_page(17);
     let target = map(64);
-    // SAFETY: both ranges are ours, and nobody touches the first any more.
+    // SAFETY: both ranges are ours, and no thread touches the first one any more.
     unsafe {
         let flags = MremapFlags::MAYMOVE;
         let from = memory.base.add(16 * PAGE).cast();
@@ -322,14 +323,14 @@ fn memory_that_is_moved_or_unmapped_keeps_its_bytes_or_goes() {
         rustix::mm::munmap(memory.base.add(100 * PAGE).cast(), 8 * PAGE).expect("unmapped");
     }
     for (page, inside) in [(0, 3), (1, 3), (15, 4095), (31, 7)] {
-        // SAFETY: it is mapped there now.
+        // SAFETY: the range was just moved there.
         let found = unsafe { target.add(page * PAGE + inside).read_volatile() };
         assert_eq!(found, byte((16 + page) * PAGE + inside), "page {page} behind the move");
     }
     (0..16).chain(48..100).chain(108..140).for_each(|page| memory.expect_page(page));
-    // SAFETY: nobody touches it any more.
+    // SAFETY: no thread touches the range any more.
     unsafe { rustix::mm::munmap(target.cast(), 64 * PAGE) }.expect("ours");
-    // The server has to hear of that, too, before it ends: who unmaps waits for it.
+    // The server has to read this unmap event, too, before it ends: the unmapping thread waits until it has.
     drop(memory);
     drop(server);
 }
@@ -345,7 +346,8 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
     memory.expect_page(1);
     memory.write(PAGE, 77);
     memory.remove(64, 16);
-    // Not by the C library, which keeps the allocator locked until the server, in this process, has read the event.
+    // A raw system call, since the C library's `fork` keeps the allocator locked until the server, in this process, has
+    // read the event.
     // SAFETY: the child touches memory and ends; it allocates nothing and takes no lock.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
     if child == 0 {
@@ -353,7 +355,7 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
             && memory.read(PAGE + 1) == byte(PAGE + 1)
             && (65..80).all(|page| memory.read(page * PAGE + 1) == 0)
             && (200..300).all(|page| memory.read(page * PAGE + 9) == byte(page * PAGE + 9));
-        // SAFETY: it ends at once.
+        // SAFETY: the child ends without running any destructor or exit handler.
         unsafe { libc::_exit(if right { 0 } else { 1 }) };
     }
     assert!(child > 0);
@@ -406,7 +408,7 @@ fn what_was_recorded_is_there_before_it_is_asked_for() {
     assert!(refused.expect_err("another image").to_string().contains("another image"));
 }
 
-/// The image's memory, as a peer gets it that asks for it.
+/// The image's memory, as a peer that asks for it receives it.
 fn ask_for_the_image(socket: &UnixStream) -> OwnedFd {
     send(socket, r#"{"quinion_restore":1,"want":"image"}"#, &[]);
     let (mut text, mut found) = ([0; 256], None);
@@ -431,7 +433,7 @@ impl Memory {
         let socket = UnixStream::connect(stage.path("socket")).expect("it listens");
         let image = ask_for_the_image(&socket);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses an address that is free.
+        // SAFETY: the kernel chooses an unused address.
         let base = unsafe {
             rustix::mm::mmap(ptr::null_mut(), PAGES * PAGE, protection, MapFlags::PRIVATE, &image, 0)
         };
@@ -441,7 +443,7 @@ impl Memory {
         uffd.handshake(features).expect("the kernel has these");
         let start = base.addr() as u64;
         let range = start..start + (PAGES * PAGE) as u64;
-        // SAFETY: the range was mapped for this.
+        // SAFETY: the range was mapped for this VM.
         unsafe { uffd.register(range, Modes::MissingAndMinor) }.expect("memory of a file");
         send(&socket, &format!("[{}]", region(base, PAGES, PAGE)), &[uffd.as_fd()]);
         Self { base, pages: PAGES, uffd, _socket: socket }
@@ -458,7 +460,7 @@ fn clones_of_one_image_share_it_until_they_write() {
     (options.minor, options.record) = (true, true);
     let (server, events) = stage.serve(options);
     let clones = [Memory::mapped(&stage), Memory::mapped(&stage)];
-    // A VM of the other dialect beside them.
+    // A VM that uses the other dialect, beside it.
     let copied = Memory::new(&stage, feature::EVENT_REMOVE);
     std::thread::scope(|threads| {
         for (number, clone) in clones.iter().enumerate() {
@@ -473,7 +475,7 @@ fn clones_of_one_image_share_it_until_they_write() {
     });
     for (number, clone) in clones.iter().enumerate() {
         assert!((0..PAGES).all(|page| clone.read(page * PAGE + 1) == number as u8 + 100));
-        // What is given back shows the image again.
+        // Pages that are given back show the image again.
         clone.remove(40, 8);
         (40..48).for_each(|page| clone.expect_page(page));
     }
@@ -484,7 +486,7 @@ fn clones_of_one_image_share_it_until_they_write() {
     assert!(numbers.mapped_bytes >= 2 * (PAGES * PAGE) as u64, "{numbers:?}");
     drop(clones);
 
-    // What was recorded is mapped before anybody asks.
+    // The recorded pages are mapped before the clone touches them.
     let mut options = RestoreOptions::new();
     (options.minor, options.replay) = (true, Some(trace));
     let (server, _events) = stage.serve(options);
@@ -497,10 +499,10 @@ fn clones_of_one_image_share_it_until_they_write() {
     assert_eq!((numbers.faults, numbers.mapped_bytes), (0, (PAGES * PAGE) as u64), "{numbers:?}");
 }
 
-/// What the server answers before it closes.
+/// Everything that the server answers before it closes the connection.
 fn answer(mut socket: &UnixStream) -> String {
     let mut text = String::new();
-    // That it closes without having read all is an end, too.
+    // A server that closes the connection with bytes unread resets it, which is an end, too.
     let _ = socket.read_to_string(&mut text);
     text
 }
@@ -534,12 +536,12 @@ fn peers_that_talk_nonsense_are_told_and_closed_alone() {
     }
     drop(connect());
     assert!(wait_for(&events, "refused").contains("ended before"));
-    // What is wrong with the regions of a VM is the VM's end.
+    // Invalid regions of a VM end that VM.
     let socket = connect();
     send(&socket, &format!("[{}]", region(memory.base, PAGES + 1, PAGE)), &[memory.uffd.as_fd()]);
     assert!(wait_for(&events, "given up").contains("of the snapshot"));
     assert!(answer(&socket).contains("error"));
-    // And the VM that was there before goes on.
+    // The VM that was there before is still served.
     (2..200).for_each(|page| memory.expect_page(page));
     let stats = server.stop();
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 1, 7));
@@ -582,7 +584,8 @@ fn a_snapshot_that_changes_is_served_to_nobody() {
     let file = std::fs::OpenOptions::new().write(true).open(stage.path("snapshot")).expect("it is ours");
     file.set_len((PAGES * PAGE / 2) as u64).expect("it is ours");
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).expect("it is ours");
-    // Nobody answers this fault any more: whoever is given up and left waits, until nobody holds the descriptor.
+    // The server does not answer this fault any more. A thread of a VM that is given up and left waits until no process
+    // holds the userfaultfd.
     let memory = Arc::new(memory);
     let touch = {
         let memory = Arc::clone(&memory);
@@ -591,7 +594,7 @@ fn a_snapshot_that_changes_is_served_to_nobody() {
     assert!(wait_for(&events, "given up").contains("changed or cut"));
     let second = Memory::new(&stage, feature::EVENT_REMOVE);
     assert!(wait_for(&events, "given up").contains("changed or cut"));
-    // We hold it, too, so the touch can be answered from here.
+    // This process holds the userfaultfd, too, so the fault can be answered here.
     let page = memory.base.addr() as u64 + (PAGE * 40) as u64;
     let moved = memory.uffd.zero(page..page + PAGE as u64);
     assert_eq!(moved.bytes, PAGE as u64, "it was not supplied: {moved:?}");
@@ -616,7 +619,7 @@ fn the_socket_is_ours_alone_and_gone_at_the_end() {
     assert!(refused(stage.path("none/socket")).contains("none/socket"));
     drop(server);
     assert!(!stage.path("socket").exists());
-    // One that nobody listens to is replaced.
+    // The server replaces a socket on which no process listens.
     drop(std::os::unix::net::UnixListener::bind(stage.path("socket")).expect("a socket"));
     assert!(stage.path("socket").exists());
     drop(start(stage.path("socket")).expect("a server"));

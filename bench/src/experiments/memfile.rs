@@ -9,8 +9,8 @@
 //!   .., order 0    ours in folios of a page; else of up to 2 MiB
 //! ```
 //!
-//! Each is read from its first byte to its last, in reads of one size, by one thread into one buffer. CPU time
-//! counts, for nobody waits for anything.
+//! Each file is read from its first byte to its last, in reads of one size, by one thread into one buffer. CPU time is
+//! measured, since no read waits.
 
 use std::fs::File as KernelFile;
 use std::hint::black_box;
@@ -41,7 +41,7 @@ const MAPPED: &str = "cached file, mmap";
 const COPY: &str = "bare copy";
 const CLEAR: &str = "bare clear";
 
-/// What stands where is read.
+/// What the part of the file holds that is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Data,
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// Reads of one size, and what is wanted of them beside tmpfs at least: of data, and of holes.
+/// Reads of one size, and the least ratios wanted of them beside tmpfs: for data, and for holes.
 struct Size {
     name: &'static str,
     bytes: usize,
@@ -85,7 +85,7 @@ impl Size {
     }
 }
 
-/// A file of a tmpfs for each kind.
+/// One tmpfs file for each kind.
 struct Peer([KernelFile; 3]);
 
 impl Peer {
@@ -104,11 +104,11 @@ impl Peer {
     }
 }
 
-/// A memory file of ours for each kind.
+/// One memory file of ours for each kind.
 struct Ours([MemFile; 3]);
 
 impl Ours {
-    /// In a cache of their own, in folios of up to this order.
+    /// Files in a cache of their own, in folios of at most `order`.
     fn new(bytes: u64, order: u8) -> Result<Self, Unmeasured> {
         let memory = 2 * bytes + bytes / 8 + (64 << 20);
         let cache = Cache::builder().memory(memory).folio_order_max(order).build()?;
@@ -121,7 +121,7 @@ impl Ours {
     }
 }
 
-/// The files, all as long.
+/// The files, all of the same length.
 struct Files {
     bytes: u64,
     ours: Ours,
@@ -137,7 +137,7 @@ struct Files {
 impl Files {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = settings.pick(if cfg!(debug_assertions) { 4 << 20 } else { 32 << 20 }, 512 << 20);
-        // Data and what is preallocated, of two peers and of ours in two sizes of folios; the cached file, the copy.
+        // Data and preallocated pages, of two peers and of ours in two sizes of folios; the cached file, the copy.
         let wanted = 10 * bytes + (512 << 20);
         if quinion::process_limit() < wanted {
             return Err(Unmeasured::Missing(format!(
@@ -148,7 +148,7 @@ impl Files {
         let scratch = Scratch::new(&settings.folder, bytes)?;
         let cached = KernelFile::open(scratch.path())?;
         let mut copy = HugeMemory::new(bytes as usize)?;
-        // Twice: the kernel may have let go of pages meanwhile that it had from the writing.
+        // Read twice: the kernel may have reclaimed some of the pages that it cached by the writes.
         cached.read_exact_at(&mut copy, 0)?;
         cached.read_exact_at(&mut copy, 0)?;
         check_warm(std::slice::from_ref(&cached))?;
@@ -160,7 +160,7 @@ impl Files {
     }
 }
 
-/// A read of the file of a kind: into a buffer, from a place.
+/// A read of the file of a kind, at a position, into a buffer.
 type Read = fn(&Files, Kind, &mut [u8], u64) -> Result<(), Unmeasured>;
 
 fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
@@ -169,7 +169,8 @@ fn ours(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(
 fn ours_pages(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
     full(files.ours_pages.0[kind as usize].read_at(buffer, position)?, buffer)
 }
-/// As many bytes as the buffer holds are lent, and looked at; of the last read the first word is shown in the buffer.
+/// Pins as many bytes as the buffer holds, and looks at the first word of each chunk. The buffer receives the last one,
+/// so that the reads are not optimized away.
 fn pinned(files: &Files, kind: Kind, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
     let pinned = files.ours.0[kind as usize].pin(position, buffer.len())?;
     let (mut bytes, mut words) = (0, 0);
@@ -254,7 +255,7 @@ fn alternative(files: &Rc<Files>, name: &'static str, kind: Kind, bytes: usize, 
     Alternative::new(name, run).excused(METRICS.len())
 }
 
-/// Nanoseconds that each read takes, of all the file.
+/// Nanoseconds of each read, over the whole file.
 fn read_all(
     files: &Files,
     kind: Kind,
@@ -262,7 +263,7 @@ fn read_all(
     mut read: impl FnMut(&mut [u8], u64) -> Result<(), Unmeasured>,
 ) -> Result<Vec<f64>, Unmeasured> {
     let mut buffer = HugeMemory::new(bytes)?;
-    // Written to, so that no read is the first that touches it; and what is not read shows.
+    // The buffer is written first, so that no read is the first to touch it; and bytes that are not read show.
     buffer.fill(0xa5);
     let mut ended: Result<(), Unmeasured> = Ok(());
     let spent = alone(|| {

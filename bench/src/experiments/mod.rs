@@ -51,7 +51,7 @@ pub const ABOUT: [About; 15] = [
     },
     About {
         name: "cold",
-        question: "cold: how fast is a file read that nobody has cached, beside the kernel?",
+        question: "cold: how fast is an uncached file read, beside the kernel?",
         starts: CacheStart::Cold,
         takes: Estimate { quick: [1.0, 4.0], full: [10.0, 55.0] },
     },

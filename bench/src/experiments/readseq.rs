@@ -8,7 +8,7 @@
 //!     kernel        db_bench --benchmarks=readseq ..
 //!
 //!   short of memory, as the original of batched insertion was measured: 32 threads, RocksDB's own cache a 26th of the
-//!   data, the page cache half of it, everybody under one limit; in folios of a page, and as usual
+//!   data, the page cache half of it, every alternative under one limit; in folios of a page, and as usual
 //!     quinion       the same, cold
 //!     one by one    the same, but each folio enters the index under a lock of its own: ourselves without batches,
 //!                   in folios of the same orders
@@ -22,18 +22,16 @@
 //!     kernel        db_bench .. and again db_bench ..
 //! ```
 //!
-//! Every thread reads every database from its first key to its last, so what one
-//! thread reads from a file another one finds in a cache. Throughput and
-//! percentiles are what db_bench says of itself. CPU seconds are those of all
-//! processes that were started for a run, the owner of the cache and its end
-//! included; in the warm runs, of all since the first reading was done.
+//! Every thread reads every database from its first key to its last, so the bytes that one thread reads from a file are
+//! in a cache for another. Throughput and percentiles are from db_bench's output. CPU seconds are those of all
+//! processes that were started for a run, the owner of the cache and its shutdown included; in the warm runs, of all
+//! since the first reading ended.
 //!
 //! Memory is the most that a run's processes held, with the kernel's page cache for them (`limit`). In the warm runs it
-//! is ours alone, of both readings: the kernel had the databases before.
+//! is ours alone, of both readings: the kernel had cached the databases before.
 //!
-//! Cold and warm, both are given enough memory for all of the databases. That our runs are ours
-//! is checked: afterwards the kernel must have nearly nothing of the databases.
-//! That the second run is warm for the kernel is checked before it.
+//! Cold and warm, both get enough memory for all of the databases. Two checks: after our runs the kernel must have
+//! cached nearly nothing of the databases, and before the kernel's second run it must have cached all of them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -71,7 +69,7 @@ const METRICS: [Metric; 8] = [
     Metric::cost(DEVICE, "bytes per byte"),
 ];
 
-/// What is counted.
+/// The metrics.
 const COUNTED: [Metric; 2] =
     [Metric::cost("instructions", "per operation"), Metric::cost("branches", "per operation")];
 
@@ -79,23 +77,23 @@ const OURS: &str = "quinion run";
 const ONE_BY_ONE: &str = "one by one";
 const KERNEL: &str = "kernel";
 
-/// What is wanted of us at least: cold, the kernel's throughput and half of its longest waits; warm, more.
+/// The least ratios wanted of us: cold, the kernel's throughput and half of its longest waits; warm, more.
 const COLD_GOAL: f64 = 1.0;
 const COLD_P99_GOAL: f64 = 2.0;
 const WARM_GOAL: f64 = 1.1;
 /// Repetitions of a full run: one takes minutes.
 const REPEAT: usize = 2;
 
-/// And of what is short of memory.
+/// A full run's repetitions where memory is short.
 const REPEAT_SHORT: usize = 3;
-/// What a process of the program needs beside RocksDB's cache and ours: threads, iterators and the tables' indexes.
+/// What a process of db_bench needs beside RocksDB's cache and ours: threads, iterators and the tables' indexes.
 const PROGRAM_BYTES: u64 = 192 << 20;
 
-/// The orders of the folios on both sides: their name, and how the cache is told.
+/// The orders of the folios on both sides: their name, and the cache's option.
 const ORDERS: [(&str, &str); 2] = [("order 0", "orders=0"), ("default orders", "descent=single")];
 
-/// What the program reads once before it is measured, in a shell that `run` started: the program's words are the
-/// shell's `$0` and the rest. Says what the owner, its parent, and the first reading have computed.
+/// Runs the program once before it is measured, in a shell that `run` started: the program's words are the shell's `$0`
+/// and the rest. Prints the CPU time of the owner (its parent) and of the first reading.
 const TWICE: &str = r#""$0" "$@" > /dev/null 2>&1 || exit; cat /proc/$PPID/stat; times; exec "$0" "$@""#;
 
 /// Cold, warm, and short of memory.
@@ -148,11 +146,11 @@ fn short_of_memory(databases: &Shared<Databases>, shape: Shape, name: &str, orde
         .usually(REPEAT_SHORT)
 }
 
-/// How the owner is told to insert.
+/// The owner's option for insertion.
 const BATCHED: &str = "insertion=batched";
 const SINGLY: &str = "insertion=one-by-one";
 
-/// Snippets: batched, and one by one.
+/// The snippets: batched, and one by one.
 const COUNTED_STREAMS: [(&str, &str, &str); 2] = [
     ("stream of 8 KiB, order 0", "8 KiB read, batched, order 0", "8 KiB read, one by one, order 0"),
     ("stream of 8 KiB, default orders", "8 KiB read, batched", "8 KiB read, one by one"),
@@ -197,13 +195,13 @@ struct Databases {
 
 type Run = fn(&Databases) -> Result<Measured, Unmeasured>;
 
-/// What a run has brought and cost.
+/// The results and costs of a run.
 struct Measured {
     said: BenchOutput,
     cpu_seconds: f64,
-    /// Held at most; not a number where nobody counts.
+    /// The peak of memory; not a number if it was not counted.
     memory_bytes: f64,
-    /// Read from devices, if all of that was for what is measured.
+    /// Bytes read from devices, if all of them belong to what is measured.
     device_bytes: Option<u64>,
 }
 
@@ -219,7 +217,7 @@ impl Databases {
         }
         let folder = ScratchFolder::new(&settings.folder)?;
         finish(command(&shape.fill(folder.path())))?;
-        // Once more, so that what RocksDB does after the first opening is done.
+        // A second opening, so that the work that RocksDB does after the first one is done.
         finish(command(&shape.read(folder.path())))?;
         let mut files = Vec::new();
         take_tables(folder.path(), &mut files)?;
@@ -251,7 +249,7 @@ impl Databases {
         Ok(bytes(&self.files)? * 9 / 8 + (128 << 20))
     }
 
-    /// `quinion run` with that room.
+    /// `quinion run` with that memory.
     fn run(&self, words: &[String]) -> Result<Command, Unmeasured> {
         let mut command = Command::new(quinion()?);
         command.args(["run", "--attach", "at-once", "--report", "none", "--memory"]);
@@ -259,8 +257,8 @@ impl Databases {
         Ok(command)
     }
 
-    /// Nothing of the databases is in memory. The program is: that it has to be read from the device as well,
-    /// where all caches are dropped, is not what is asked.
+    /// Evicts the databases from memory. The program itself stays cached: reading it from the device, where all caches
+    /// are dropped, is not part of the question.
     fn make_cold(&self) -> Result<(), Unmeasured> {
         self.drops.make_cold(&self.files)?;
         db_bench::look_for_it()
@@ -270,14 +268,14 @@ impl Databases {
         self.cold_by(self.run(&self.words())?)
     }
 
-    /// `quinion run` with this room, by a cache that inserts so in folios of these orders.
+    /// `quinion run` with `memory` bytes, by a cache that inserts by `insertion` in folios of `orders`.
     fn tuned(&self, insertion: &str, orders: &str, memory: u64) -> Result<Command, Unmeasured> {
         let program = self.words().into_iter().map(OsString::from).collect();
         let run = TunedRun { choices: format!("{insertion},{orders}"), memory, program };
         Ok(tuned::command(&run)?)
     }
 
-    /// Cold, and with room for half of the databases under one limit: by us, told so, or by the kernel.
+    /// Cold, and with room for half of the databases under one limit: by us, with these options, or by the kernel.
     fn short(&self, ours: Option<(&str, &str)>) -> Result<Measured, Unmeasured> {
         let memory = (bytes(&self.files)? / 2).max(Cache::MEMORY_MIN);
         let limit = Limit::new(memory + self.shape.cache_bytes() + PROGRAM_BYTES)?;
@@ -290,7 +288,7 @@ impl Databases {
         if ours.is_some() {
             self.check_ours()?;
         }
-        // Its processes are in a group of their own, so the peak is nobody's.
+        // The processes are in a group of their own, so this process's peak says nothing about them.
         Ok(Measured { memory_bytes: f64::NAN, ..measured })
     }
 
@@ -321,7 +319,7 @@ impl Databases {
         measure(command(&self.words()), |_| Some(0.0))
     }
 
-    /// What was read just now, the kernel does not have.
+    /// Checks that the kernel has not cached what was just read.
     fn check_ours(&self) -> Result<(), Unmeasured> {
         let (kept, all) = (kept_bytes(&self.files)?, bytes(&self.files)?);
         if kept < all / 10 {
@@ -370,7 +368,8 @@ fn finish(mut command: Command) -> Result<Output, Unmeasured> {
     )))
 }
 
-/// What `command` says and costs; less what it says itself that it had cost `before` it was to be measured.
+/// The output and the cost of `command`, less the cost that `before` finds in the output: what it had spent before the
+/// part that is measured.
 fn measure(command: Command, before: fn(&str) -> Option<f64>) -> Result<Measured, Unmeasured> {
     let (cpu, device) = (sys::children_cpu_ns(), process_bytes());
     let (output, memory_bytes) = peak_of(|| finish(command))?;

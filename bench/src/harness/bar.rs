@@ -1,18 +1,18 @@
-//! Bar: how far a run is and how long it takes yet, for a caller that watches standard error.
+//! Bar: the progress of a run and its remaining time, on standard error.
 //!
 //! ```text
-//!   expected   a number of seconds for each repetition of each case, by what it took on another machine
+//!   expected   a number of seconds for each repetition of each case, as measured on another machine
 //!   done       the expected seconds of the repetitions that are over
 //!   left       (all of it - done) x pace, minus what has passed since the last repetition ended
 //!   pace       seconds that passed for each expected one
 //! ```
 //!
-//! A repetition takes a millisecond here and a minute there, so that repetitions are no measure of time. What is
-//! expected may be wrong as a whole (a faster machine), which the pace makes good, and for each experiment, which
-//! nothing does. In the beginning the pace is that of the machine on which the numbers were taken: a few repetitions
-//! that were quick say little.
+//! A repetition takes a millisecond in one experiment and a minute in another, so that repetitions do not measure time.
+//! The expected times may be wrong as a whole (a faster machine), which the pace corrects, and for each experiment,
+//! which nothing corrects. In the beginning the pace is that of the machine on which the times were measured, since a
+//! few quick repetitions say little.
 //!
-//! Invariant: no time is named before the first repetition has ended.
+//! Invariant: no time is shown before the first repetition has ended.
 
 use std::fmt::Write;
 use std::io::{IsTerminal, stderr};
@@ -21,14 +21,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// How often the times on the bar are brought up to date.
+/// How often the times on the bar are updated.
 const TICK: Duration = Duration::from_millis(500);
-/// The part of all of it that has to be done before the machine's own pace counts as much as the expected one.
+/// The share of the work that has to be done before the machine's own pace counts as much as the expected one.
 const TRUSTED: f64 = 0.05;
-/// Places of the bar for each expected second.
+/// Steps of the bar for each expected second.
 const PLACES: f64 = 1000.0;
 
-/// The bar.
 pub struct Bar {
     bar: ProgressBar,
     start: Instant,
@@ -37,11 +36,11 @@ pub struct Bar {
     left: Left,
 }
 
-/// When the run will be over, once that can be said. The bar's thread looks at it.
+/// When the run will end, once that can be estimated. The bar's thread reads it.
 type Left = Arc<Mutex<Option<Instant>>>;
 
 impl Bar {
-    /// For work of so many `expected` seconds; hidden if nobody watches.
+    /// A bar for work of `expected` seconds; hidden if standard error is not a terminal.
     pub fn new(expected: f64) -> Self {
         let is_watched = stderr().is_terminal();
         let target = if is_watched { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -61,12 +60,12 @@ impl Bar {
         Self { bar, start: Instant::now(), expected, done: 0.0, left }
     }
 
-    /// This is being measured.
+    /// Shows what is being measured.
     pub fn tell(&self, what: String) {
         self.bar.set_message(what);
     }
 
-    /// A repetition of so many expected seconds is over.
+    /// A repetition of `expected` seconds is over.
     pub fn passed(&mut self, expected: f64) {
         self.done += expected;
         self.bar.set_position((self.done * PLACES) as u64);
@@ -75,18 +74,18 @@ impl Bar {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = end;
     }
 
-    /// A repetition that will not take place, because its case ended early, is expected no more.
+    /// A repetition that will not take place, because its case ended early, is no longer expected.
     pub fn skipped(&mut self, expected: f64) {
         self.expected -= expected;
         self.bar.set_length((self.expected * PLACES) as u64);
     }
 
-    /// Has something printed while the bar is not in the way.
+    /// Runs `print` while the bar is hidden.
     pub fn aside<R>(&self, print: impl FnOnce() -> R) -> R {
         self.bar.suspend(print)
     }
 
-    /// All is over.
+    /// Ends the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }

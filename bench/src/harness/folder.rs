@@ -1,7 +1,7 @@
-//! Folder: a scratch folder with a name, which is gone when we are.
+//! Folder: a scratch folder with a name, which is removed when this process ends.
 //!
-//! Programs that we measure want folders and names. What has a name outlives
-//! a benchmark that is killed, so another has to clear up:
+//! The programs that we measure need folders with names. A name outlives a benchmark that is killed, so another process
+//! has to clean up:
 //!
 //! ```text
 //!   this process                       the sweeper: this command again, in a process group of its own
@@ -9,17 +9,17 @@
 //!     X   ends, however it ends           the pipe ends: the folder is removed
 //! ```
 //!
-//! Ctrl-C goes to our process group and not to the sweeper's; and no signal has
-//! to be caught, so one that cannot be is no exception. There is one way to
-//! remove the folder, taken in each run. A process that is killed may leave a program behind that is just starting, and
-//! makes the folder again; so after such an end the sweeper stays until the folder has been gone for a second.
+//! Ctrl-C signals our process group and not the sweeper's; and no signal has to be caught, so a signal that cannot be
+//! caught is no exception. The folder is removed in one way only, which each run takes. A benchmark that is killed may
+//! leave behind a program that is just starting, and that makes the folder again. So after such an end the sweeper
+//! stays until the folder has been absent for a second.
 //!
-//! A control group is such a folder too: what is in it is the kernel's and goes away with it, and it can
-//! be removed once no process is in it any more: those that still are, are workers of ours, and are killed.
+//! A control group is such a folder, too. The kernel owns the files in it, which are removed with it; and it can be
+//! removed once it has no process any more. Remaining processes are our workers, and are killed.
 //!
-//! Folders that were made for what a run leaves are not ours to empty: [`EmptyFolders`] go only if nothing is in them.
+//! Folders for the results of a run are not ours to empty: [`EmptyFolders`] are removed only if they are empty.
 //!
-//! Invariant: the sweeper removes only a folder whose name begins as ours do, or one that is empty.
+//! Invariant: the sweeper removes only a folder with the prefix of our names, or an empty one.
 
 use std::fs::{create_dir, create_dir_all, read_to_string, remove_dir, remove_dir_all};
 use std::io::{Read, Write};
@@ -34,11 +34,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Unmeasured;
 
 const PREFIX: &str = "quinion-bench-";
-/// What a folder has that is a control group.
+/// A file that every control group has.
 pub const GROUP_FILE: &str = "cgroup.procs";
-/// What the sweeper is told before the pipe ends, if no program of ours runs any more.
+/// What the sweeper reads before the pipe ends, if none of our programs runs any more.
 const ORDERLY: &[u8] = b"done";
-/// Looks in a row that find the folder gone, after an end that was not orderly.
+/// Consecutive checks that have to find the folder absent, after a disorderly end.
 const LOOKS: u32 = 10;
 /// How often the sweeper tries, while programs of ours that are still ending may write; and its pauses.
 const TRIES: u32 = 300;
@@ -71,7 +71,7 @@ impl ScratchFolder {
         Ok(folder)
     }
 
-    /// Where it is: an absolute path.
+    /// Its absolute path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -80,21 +80,21 @@ impl ScratchFolder {
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
         if let Some(mut pipe) = self.sweeper.stdin.take() {
-            let _ = pipe.write_all(ORDERLY); // a sweeper that is gone has nothing to be told
+            let _ = pipe.write_all(ORDERLY); // it fails only if the sweeper has ended
         }
-        // Whether it was removed shows in the folder; a sweeper that somebody killed is no reason to panic.
+        // The folder shows whether it was removed; a sweeper that was killed is no reason to panic.
         let _ = self.sweeper.wait();
     }
 }
 
-/// Folders that we have made, which go with us if nothing has been put into them.
+/// Folders that we have made, which are removed at the end if they are still empty.
 #[derive(Debug)]
 pub struct EmptyFolders {
     sweeper: Option<Child>,
 }
 
 impl EmptyFolders {
-    /// Makes `folder` and all above it that are not there.
+    /// Makes `folder` and its missing parents.
     pub fn make(folder: &Path) -> std::io::Result<Self> {
         let folder = std::path::absolute(folder)?;
         let is_missing = |path: &&Path| !path.exists();
@@ -115,7 +115,7 @@ impl Drop for EmptyFolders {
     fn drop(&mut self) {
         let Some(sweeper) = &mut self.sweeper else { return };
         drop(sweeper.stdin.take());
-        // As above: whether they are gone shows.
+        // As above: the folders show whether they were removed.
         let _ = sweeper.wait();
     }
 }
@@ -123,12 +123,12 @@ impl Drop for EmptyFolders {
 /// Waits for the end of standard input, and removes those of `folders`, the innermost first, that are empty.
 pub fn sweep_empty(folders: &[PathBuf]) -> Result<(), Unmeasured> {
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    // The first that has something in it keeps all around it.
+    // The first folder that is not empty keeps its parents, too.
     let _ = folders.iter().try_for_each(remove_dir);
     Ok(())
 }
 
-/// What the sweeper does: waits for the end of standard input, and removes `folder` and all that is in it.
+/// The sweeper's work: waits for the end of standard input, and removes `folder` with its contents.
 pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     let name = folder.file_name().map(|name| name.to_string_lossy());
     if !name.is_some_and(|name| name.starts_with(PREFIX)) {
@@ -139,7 +139,7 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
     let looks = if said == ORDERLY { 1 } else { LOOKS };
     let mut gone = 0;
     for _ in 0..TRIES {
-        let _ = remove(folder); // whether it was shows
+        let _ = remove(folder); // the next check sees whether it was
         gone = if folder.exists() { 0 } else { gone + 1 };
         if gone == looks {
             return Ok(());
@@ -152,7 +152,7 @@ pub fn sweep(folder: &Path) -> Result<(), Unmeasured> {
 fn remove(folder: &Path) -> std::io::Result<()> {
     let Ok(workers) = read_to_string(folder.join(GROUP_FILE)) else { return remove_dir_all(folder) };
     for worker in workers.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-        // They work for nobody now. One that has just ended is what is wanted.
+        // The benchmark of these workers has ended. A worker that ended just now is no error.
         let _ = kill_process(worker, Signal::KILL);
     }
     remove_dir(folder)

@@ -1,8 +1,8 @@
-//! Machine: what a number depends on besides the code.
+//! Machine: what a figure depends on besides the code.
 //!
-//! Our own version, the time, kernel, processor, memory, the file system and the device below it, whether
-//! there are large pages, the compiler, and how busy the machine was. What
-//! cannot be found out is said to be unknown; nothing here is an error.
+//! Our own version, the time, kernel, processor, memory, the file system and the device below it, whether there are
+//! large pages, the compiler, and how busy the machine was. What cannot be determined is reported as unknown; nothing
+//! here is an error.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use rustix::fs::{major, minor};
 
 use super::{Extent, Settings, Unmeasured};
 
-/// That there is memory for so much, or what would help.
+/// Checks that `wanted` bytes are available; the error says what would help.
 pub fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
     if quinion::process_limit() >= wanted {
         return Ok(());
@@ -25,7 +25,7 @@ pub fn check_memory(wanted: u64) -> Result<(), Unmeasured> {
     )))
 }
 
-/// Bytes that the kernel says could be had without swapping; `None` if it does not say.
+/// Bytes that the kernel reports as available without swapping; `None` if it does not.
 pub fn available_bytes() -> Option<u64> {
     available(&fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -62,7 +62,7 @@ pub fn described(settings: &Settings) -> String {
     machine.printed(Form::Text)
 }
 
-/// Our version, and of which commit this build is, if that was known.
+/// Our version, and the commit of this build, if that was known.
 fn version() -> String {
     let commit = match quinion_cli::COMMIT {
         "" => "commit: none".to_owned(),
@@ -76,7 +76,7 @@ fn date() -> Option<String> {
     Some(date_after(now.as_secs()))
 }
 
-/// The date and time so many seconds after the beginning of 1970, in UTC.
+/// The date and time `seconds` after the beginning of 1970, in UTC.
 fn date_after(seconds: u64) -> String {
     let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
     let mut year = 1970;
@@ -116,7 +116,7 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The word in brackets, as the kernel marks what is set.
+/// The word in brackets, by which the kernel marks the current setting.
 fn chosen(path: &str) -> Value {
     known(fs::read_to_string(path).ok().and_then(|text| in_brackets(&text)))
 }
@@ -125,11 +125,11 @@ fn in_brackets(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// What DAMON's threads do, a folder for each.
+/// The settings of DAMON's threads, a folder for each.
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 
-/// Whether the kernel takes memory that was not used lately before anybody needs it: pages of its cache, among others,
-/// so that what a peer has cached may go while it is measured. `threads` is [`DAMON`].
+/// Whether the kernel reclaims memory proactively: pages of its cache, among others, so that a peer's cached file may
+/// be dropped while it is measured. `threads` is [`DAMON`].
 fn reclaimed_ahead(threads: &Path) -> String {
     let inside =
         |folder| fs::read_dir::<PathBuf>(folder).into_iter().flatten().flatten().map(|found| found.path());
@@ -158,7 +158,7 @@ fn extent(extent: Extent) -> &'static str {
     }
 }
 
-/// The numbers of the device that `folder` lies on, as the kernel's files name it.
+/// The numbers of the device that `folder` lies on, in the format of the kernel's files.
 fn device(folder: &Path) -> Option<String> {
     let device = fs::metadata(folder).ok()?.dev();
     Some(format!("{}:{}", major(device), minor(device)))
@@ -180,12 +180,12 @@ fn mounted(mounts: &str, device: &str) -> Option<String> {
     Some(format!("{} on {}", words.next()?, words.next()?))
 }
 
-/// Bytes that the device below `folder` has read since it was there; `None` if there is no single one.
+/// Bytes that the device below `folder` has read since it was attached; `None` if there is no single one.
 pub fn device_bytes(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 2)
 }
 
-/// And that it has written.
+/// Bytes that it has written.
 pub fn device_written(folder: &Path) -> Option<u64> {
     sectors(&device_stat(folder)?, 6)
 }
@@ -199,13 +199,13 @@ fn sectors(stat: &str, field: usize) -> Option<u64> {
     Some(stat.split_whitespace().nth(field)?.parse::<u64>().ok()? * 512)
 }
 
-/// What a count has grown by between two looks; not a number where nobody counts.
+/// The increase of a counter between two readings; not a number if there is no such counter.
 pub fn passed(before: Option<u64>, after: Option<u64>) -> f64 {
     after.zip(before).map_or(f64::NAN, |(after, before)| after.saturating_sub(before) as f64)
 }
 
-/// Bytes that this process has had read from devices, and those of its children that have ended; `None` if
-/// the kernel does not count them.
+/// Bytes that this process, and its children that have ended, have read from devices; `None` if the kernel does not
+/// count them.
 pub fn process_bytes() -> Option<u64> {
     read_bytes(&fs::read_to_string("/proc/self/io").ok()?)
 }
@@ -214,8 +214,8 @@ fn read_bytes(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
 }
 
-/// Seconds that threads of the kernel have computed since they were there: all of them, and those that look for
-/// memory (`kswapd`). In steps of a clock tick, mostly 10 ms.
+/// CPU seconds of the kernel's threads since the start of each: of all, and of those that reclaim memory (`kswapd`). In
+/// steps of a clock tick, mostly 10 ms.
 pub fn kernel_thread_seconds() -> [f64; 2] {
     let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
     let mut seconds = [0.0; 2];
@@ -234,7 +234,7 @@ struct KernelThread {
     ticks: u64,
 }
 
-/// What a thread of the kernel says of itself; `None` if it is no such thread.
+/// The `stat` of a kernel thread; `None` if the thread is not the kernel's.
 fn kernel_thread(stat: &str) -> Option<KernelThread> {
     /// `PF_KTHREAD`, as the kernel's `stat` files show it.
     const KERNEL_THREAD: u64 = 0x0020_0000;

@@ -4,13 +4,13 @@
 //!   experiment   one question
 //!     case       one situation: a size, an order, a number of threads
 //!       alternative   a way to do the same work: ours, or a peer's
-//!       metric        a number that each run of an alternative answers
+//!       metric        a number that each run of an alternative returns
 //!       comparison    two alternatives and a metric: a row of the result
 //!
 //!   repetition 0 (not counted)   A B C
-//!   repetition 1                 B A C            the first changes, and what runs before what:
-//!   repetition 2                 C A B            nobody always finds a cold cache, or what the same
-//!   repetition 3                 A C B            other one left behind
+//!   repetition 1                 B A C            the first changes, and the order does: no
+//!   repetition 2                 C A B            alternative always finds a cold cache, or
+//!   repetition 3                 A C B            what the same other one left behind
 //! ```
 //!
 //! ```text
@@ -19,24 +19,24 @@
 //!   hit_ratios   a table of policies          timing       elapsed and CPU time, of threads together
 //!   machine      what numbers depend on       bar          how far it is, for a caller that watches
 //!   kept         what --out keeps: lines, and a page that shows them (page)
-//!   folder       a folder that others may write into, and its sweeper
+//!   folder       a folder that other programs may write into, and its sweeper
 //!   charts       lines in a frame, as SVG            plots        those of a recorded run
 //!   escape       text from outside, in a page         markdown     all of its rows
 //!   recorded     a run that was kept, read again       scoreboard   the originals' claims beside it
 //! ```
 //!
-//! Nothing here knows an experiment: they come as values of [`Experiment`].
+//! No module here depends on an experiment: they are values of [`Experiment`].
 //!
-//! A case is prepared only when its turn comes, and what it was prepared with
-//! goes away with it: experiments need not fit into memory together.
+//! A case is prepared only when its turn comes, and its data is dropped with it: experiments need not fit into memory
+//! together.
 //!
 //! Invariants:
 //!  1. All alternatives of a case run in every repetition, one after another.
 //!  2. A ratio above 1 means that the first of a comparison is better, whatever the metric.
 //!
-//! Not an invariant: that a repetition takes as long as another, or that an alternative answers every
-//! metric. What could not be measured is not a number, and shows as such. Where that is so in some repetitions only,
-//! the others are what counts, and [`NotMeasured`] says how many were left out.
+//! Not an invariant: that a repetition takes as long as another, or that an alternative gives every metric. A value
+//! that could not be measured is not a number, and is shown as such. If that holds for some repetitions only, the
+//! others count, and [`NotMeasured`] says how many were left out.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -73,14 +73,13 @@ pub enum Extent {
     Full,
 }
 
-/// What holds for all experiments of a run.
+/// The settings of all experiments of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How much is measured.
     pub extent: Extent,
     /// Counted repetitions of each case.
     pub repeat: Repeat,
-    /// Where files are made.
+    /// The folder in which files are made.
     pub folder: PathBuf,
 }
 
@@ -89,7 +88,7 @@ pub struct Settings {
 pub enum Repeat {
     /// So often; less often where a repetition takes minutes.
     Usual(usize),
-    /// As often as was told.
+    /// As often as the command line says.
     Told(usize),
 }
 
@@ -106,7 +105,7 @@ impl Settings {
 /// Why something was not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Unmeasured {
-    /// This machine or this build cannot; what would help is in the text.
+    /// This machine or this build cannot; the text says what would help.
     Missing(String),
     /// It went wrong.
     Failed(String),
@@ -132,41 +131,41 @@ impl From<std::io::Error> for Unmeasured {
     }
 }
 
-/// From what state of the kernel's caches an experiment begins.
+/// The state of the kernel's caches in which an experiment starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheStart {
-    /// What it measures depends on none.
+    /// The result does not depend on it.
     Anyhow,
-    /// With nothing of its files in them, at least in some cases.
+    /// Nothing of its files is cached, at least in some cases.
     Cold,
 }
 
-/// What lists the cases of an experiment.
+/// Lists the cases of an experiment.
 pub type ListCases = Box<dyn Fn(&Settings) -> Vec<Case>>;
 
-/// What there is to say of an experiment before it has cases.
+/// The description of an experiment, before it has cases.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What it asks.
+    /// The question that it answers.
     pub question: &'static str,
-    /// From what state it begins.
+    /// The state in which it starts.
     pub starts: CacheStart,
-    /// How long it takes.
+    /// The time that it takes.
     pub takes: Estimate,
 }
 
 /// A question, and the situations in which it is asked.
 pub struct Experiment {
-    /// What there is to say of it.
     pub about: &'static About,
     /// The situations.
     pub cases: ListCases,
 }
 
-/// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and one repetition of all its
-/// cases together. Rough: it is for a caller that waits. That a case takes as long as another is as rough.
+/// How long an experiment takes on a machine of two cores, in seconds: until it is ready, and for one repetition of all
+/// its cases together. It is a rough estimate for the progress bar. The assumption that all cases take equally long is
+/// as rough.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimate {
     /// Of a quick run.
@@ -176,13 +175,13 @@ pub struct Estimate {
 }
 
 impl Experiment {
-    /// Seconds until it is ready, and for one repetition of one of so many cases.
+    /// Seconds until it is ready, and for one repetition of one of `cases` cases.
     pub fn takes_of(&self, settings: &Settings, cases: usize) -> [f64; 2] {
         let [ready, all] = settings.pick(self.about.takes.quick, self.about.takes.full);
         [ready, all / cases.max(1) as f64]
     }
 
-    /// Seconds that all of it takes.
+    /// Seconds that the whole experiment takes.
     pub fn expected(&self, settings: &Settings) -> f64 {
         let cases = (self.cases)(settings);
         let [ready, each] = self.takes_of(settings, cases.len());
@@ -200,14 +199,13 @@ pub enum Better {
     More,
 }
 
-/// A number that every run of an alternative answers.
+/// A number that every run of an alternative returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
-    /// What it is.
     pub name: &'static str,
-    /// In what.
+    /// Its unit.
     pub unit: &'static str,
-    /// Which way is better.
+    /// Which direction is better.
     pub better: Better,
 }
 
@@ -222,7 +220,7 @@ impl Metric {
     }
 }
 
-/// One run of an alternative, as its values for each metric of the case, in their order.
+/// One run of an alternative: it returns a value for each metric of the case, in their order.
 pub type Run<'a> = Box<dyn FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'a>;
 
 /// A way to do the work of a case.
@@ -230,26 +228,26 @@ pub struct Alternative {
     name: &'static str,
     run: Run<'static>,
     series: Option<(&'static str, LastSeries)>,
-    /// How many metrics are not numbers where this machine cannot do it; `None` if it is no way at all then.
+    /// How many metrics are not numbers where this machine cannot run it; `None` if that fails the case.
     excused: Option<usize>,
 }
 
-/// How the last run of an alternative went. The run writes it.
+/// The series of an alternative's last run. The run writes it.
 pub type LastSeries = Rc<RefCell<Series>>;
 
 impl Alternative {
-    /// `run` is given the number of the repetition, to seed what is random with.
+    /// `run` gets the number of the repetition, as a seed for random numbers.
     pub fn new(name: &'static str, run: impl FnMut(u64) -> Result<Vec<f64>, Unmeasured> + 'static) -> Self {
         Self { name, run: Box::new(run), series: None, excused: None }
     }
 
-    /// What this machine cannot do is no number, and said: the other ways of the case go on. For a way that answers so
-    /// many metrics.
+    /// If this machine cannot run it, its `metrics` values are not numbers, the reason is reported, and the other
+    /// alternatives of the case continue.
     pub fn excused(self, metrics: usize) -> Self {
         Self { excused: Some(metrics), ..self }
     }
 
-    /// Its values, and why they are none if it is excused.
+    /// Its values, and why there are none if it is excused.
     fn turn(&mut self, repetition: u64) -> Result<(Vec<f64>, Option<String>), Unmeasured> {
         match ((self.run)(repetition), self.excused) {
             (Err(Unmeasured::Missing(why)), Some(metrics)) => Ok((vec![f64::NAN; metrics], Some(why))),
@@ -263,7 +261,7 @@ impl Alternative {
         (self.run)(repetition)
     }
 
-    /// How the last run went in `metric`, which its rows of that without a peer tell.
+    /// The series of the last run in `metric`, which rows of that metric without a peer show.
     pub fn with_series(self, metric: &'static str, series: LastSeries) -> Self {
         Self { series: Some((metric, series)), ..self }
     }
@@ -276,14 +274,14 @@ struct Comparison {
     ours: &'static str,
     peer: Option<&'static str>,
     standing: PeerKind,
-    /// The ratio that is wanted at least.
+    /// The least ratio that is wanted.
     goal: Option<f64>,
-    /// Or by how much ours may be less than the peer's.
+    /// The most by which ours may be less than the peer's.
     behind_max: Option<f64>,
 }
 
 type Prepare = Box<dyn FnOnce() -> Result<Vec<Alternative>, Unmeasured>>;
-/// What is done before each run of each alternative, and not timed.
+/// A step before each run of each alternative, not timed.
 type BeforeEach = Box<dyn FnMut() -> Result<(), Unmeasured>>;
 
 /// One situation.
@@ -292,7 +290,7 @@ pub struct Case {
     metrics: Vec<Metric>,
     comparisons: Vec<Comparison>,
     warm_ups: usize,
-    /// Counted repetitions if nobody told how many: no more, and in a full run no fewer.
+    /// Counted repetitions unless the command line says how many: no more, and in a full run no fewer.
     usual_max: usize,
     usual_min: usize,
     /// Counted repetitions at most.
@@ -303,7 +301,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A situation in which `prepare` says what is run.
+    /// A situation; `prepare` returns its alternatives.
     pub fn new(
         name: impl Into<String>,
         metrics: &[Metric],
@@ -323,39 +321,39 @@ impl Case {
         }
     }
 
-    /// No repetition is left uncounted: for runs that start from nothing anyway.
+    /// Every repetition is counted: for runs that start from nothing anyway.
     pub fn without_warm_up(mut self) -> Self {
         self.warm_ups = 0;
         self
     }
 
-    /// So many repetitions will do, if nobody told how many.
+    /// `repetitions` are enough, unless the command line says how many.
     pub fn usually(self, repetitions: usize) -> Self {
         Self { usual_max: repetitions, ..self }
     }
 
-    /// It takes so many repetitions, in a full run of which nobody told how many.
+    /// A full run needs at least `repetitions`, unless the command line says how many.
     pub fn at_least(self, repetitions: usize) -> Self {
         Self { usual_min: repetitions, ..self }
     }
 
-    /// Each side is judged by its better quartile: where others can only make a run slower.
+    /// Each side is judged by its better quartile: where other processes can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
         Self { judged: Estimator::LowerQuartile, ..self }
     }
 
-    /// `before` is done before each run of each alternative, not timed: what one of them leaves behind is then no
-    /// matter of the next.
+    /// `before` runs before each run of each alternative, not timed: the state that one of them leaves behind does not
+    /// affect the next.
     pub fn before_each(self, before: impl FnMut() -> Result<(), Unmeasured> + 'static) -> Self {
         Self { before_each: Some(Box::new(before)), ..self }
     }
 
-    /// One repetition says all: for what is counted and not timed.
+    /// One repetition is enough: for what is counted and not timed.
     pub fn once(self) -> Self {
         Self { repeat_max: 1, ..self.without_warm_up() }
     }
 
-    /// A row: `metric` of `ours` beside that of `peer`, with the ratio that is wanted at least.
+    /// A row: `metric` of `ours` beside that of `peer`, with the least ratio that is wanted.
     pub fn compare(
         self,
         metric: &'static str,
@@ -366,8 +364,8 @@ impl Case {
         self.row(metric, ours, Some(peer), PeerKind::Peer, goal)
     }
 
-    /// A row in which ours, a gain, is wanted to be at most `behind_max` of its unit behind `peer`. The goal that
-    /// the row shows is the ratio that this comes to.
+    /// A row in which ours, a gain, may be at most `behind_max` of its unit behind `peer`. The goal that the row shows
+    /// is the ratio that this amounts to.
     pub fn within(
         self,
         metric: &'static str,
@@ -380,7 +378,7 @@ impl Case {
         case
     }
 
-    /// A row beside what nothing can be better than: to come second is no loss, unless by more than `goal`.
+    /// A row beside a bound, which nothing can beat: to be slower is no loss, unless by more than `goal`.
     pub fn bound(
         self,
         metric: &'static str,
@@ -391,7 +389,7 @@ impl Case {
         self.row(metric, ours, Some(bound), PeerKind::Bound, goal)
     }
 
-    /// A row without a peer: what `metric` of `of` is, and how its last run went if it tells.
+    /// A row without a peer: `metric` of `of`, and the series of its last run if it has one.
     pub fn told(self, metric: &'static str, of: &'static str) -> Self {
         self.row(metric, of, None, PeerKind::Bound, None)
     }
@@ -408,7 +406,6 @@ impl Case {
         self
     }
 
-    /// What it is called.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -424,8 +421,8 @@ impl Case {
         self.warm_ups + counted.min(self.repeat_max)
     }
 
-    /// Prepares and runs the case; `passed` is told of each repetition that is over. Returns its rows, and whose
-    /// repetitions are missing in them.
+    /// Prepares and runs the case, and calls `passed` after each repetition. Returns its rows, and the alternatives
+    /// whose repetitions are missing in them.
     pub fn measure(
         self,
         experiment: &'static str,
@@ -451,21 +448,21 @@ impl Case {
     }
 }
 
-/// Why a way could not be measured, or not in all repetitions.
+/// Why an alternative could not be measured, or not in all repetitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotMeasured {
-    /// Which way.
+    /// The alternative.
     pub of: &'static str,
-    /// In how many of how many repetitions.
+    /// The number of repetitions in which it is missing.
     pub missed: usize,
-    /// Of how many.
+    /// The number of all repetitions.
     pub repetitions: usize,
-    /// Why, the last time.
+    /// The last reason.
     pub why: String,
 }
 
 impl NotMeasured {
-    /// Why, and which part is missing if some is there.
+    /// The reason, and which part is missing if not all is.
     pub fn reason(&self) -> String {
         let Self { missed, repetitions, why, .. } = self;
         if missed == repetitions {
@@ -475,7 +472,7 @@ impl NotMeasured {
     }
 }
 
-/// Excuses as sentences, one for each reason, with all ways that have it.
+/// Excuses as sentences, one for each reason, with all alternatives that have it.
 pub fn sentences(excuses: &[NotMeasured]) -> Vec<String> {
     let mut by_reason: Vec<(String, Vec<String>)> = Vec::new();
     for excuse in excuses {
@@ -492,7 +489,7 @@ pub fn sentences(excuses: &[NotMeasured]) -> Vec<String> {
     by_reason.into_iter().map(sentence).collect()
 }
 
-/// An alternative and what its runs answered.
+/// An alternative and the values of its runs.
 struct MeasuredRuns {
     alternative: Alternative,
     values: Vec<Vec<f64>>,
@@ -514,14 +511,14 @@ impl MeasuredRuns {
         self.alternative.name == ours || Some(self.alternative.name) == peer
     }
 
-    /// Why it could not be measured, if it could not.
+    /// Why it could not be measured, if so.
     fn excuse(&self) -> Option<NotMeasured> {
         let why = self.whys.last()?.clone();
         let (missed, repetitions) = (self.whys.len(), self.values.len());
         Some(NotMeasured { of: self.alternative.name, missed, repetitions, why })
     }
 
-    /// What each repetition answered for one metric.
+    /// The value of each repetition for one metric.
     fn of(&self, metric: usize) -> Vec<f64> {
         self.values.iter().map(|values| values[metric]).collect()
     }
@@ -548,7 +545,7 @@ fn run_all(
 }
 
 impl Comparison {
-    /// The row, which does not know its experiment and its case.
+    /// The row, still without its experiment and its case.
     fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
@@ -611,7 +608,7 @@ impl Comparison {
     }
 }
 
-/// How much better ours was than the peer in each repetition that has both, above 1 if it was.
+/// How much better ours was than the peer in each repetition that has both values; above 1 if it was better.
 fn ratios(better: Better, ours: &[f64], peer: &[f64]) -> Vec<f64> {
     let both = ours.iter().zip(peer).filter(|(ours, peer)| !ours.is_nan() && !peer.is_nan());
     both.map(|(ours, peer)| ratio(better, *ours, *peer)).collect()
@@ -624,7 +621,7 @@ fn ratio(better: Better, ours: f64, peer: f64) -> f64 {
     }
 }
 
-/// Of the repetitions that have a number.
+/// The quartiles of the repetitions that have a number.
 fn numbers(values: &[f64]) -> Option<Quartiles> {
     Quartiles::of(&values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>())
 }
@@ -766,7 +763,7 @@ mod tests {
         assert_eq!((row.quinion, row.peer, row.ratio, row.met), (Some(2.0), None, None, None));
     }
 
-    /// What each of three repetitions answers; the first is not counted.
+    /// A row from the values of three repetitions; the first is not counted.
     fn measured(ours: [f64; 3], peer: [f64; 3], change: impl Fn(Case) -> Case) -> Row {
         let case = Case::new("x", &[TIME], move || {
             let of = |name, values: [f64; 3]| {

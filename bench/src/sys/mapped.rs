@@ -1,7 +1,7 @@
 //! Mapped: a file in our address space, as the kernel's mmap gives it.
 //!
-//! It is the peer at its best: the kernel is told that the mapping will be read from its first byte to its
-//! last, or anywhere, as it cannot be told by touching pages.
+//! It is the peer at its best: `madvise` tells the kernel that the mapping will be read from its first byte to its
+//! last, or at random, which touching pages cannot tell.
 
 use std::fs::File;
 use std::io;
@@ -18,19 +18,19 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps `len` bytes of `file`, at least one, which nobody changes or cuts off while this lives, to be read from
-    /// the first to the last.
+    /// Maps `len` bytes of `file`, at least one, to be read from the first to the last. No process may change or
+    /// truncate them while this value lives.
     pub fn new(file: &File, len: usize) -> io::Result<Self> {
         Self::advised(file, len, Advice::Sequential)
     }
 
-    /// The same, to be read anywhere: what is not asked for is not read.
+    /// The same, to be read at random: the kernel reads nothing ahead.
     pub fn at_random(file: &File, len: usize) -> io::Result<Self> {
         Self::advised(file, len, Advice::Random)
     }
 
     fn advised(file: &File, len: usize, advice: Advice) -> io::Result<Self> {
-        // SAFETY: the kernel chooses an address that is free.
+        // SAFETY: the kernel chooses an unused address.
         let start = unsafe {
             rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0)?
         };
@@ -43,22 +43,22 @@ impl Mapped {
 impl Deref for Mapped {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes from there are mapped, and of a file that does not change.
+        // SAFETY: `len` bytes are mapped there, of a file that does not change.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `new`, and what was lent of it is given back.
+        // SAFETY: this is the mapping made in `new`, and all borrows of it have ended.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-// SAFETY: what is mapped belongs to the value alone, and is only read.
+// SAFETY: the value owns the mapping alone, and only reads it.
 unsafe impl Send for Mapped {}
-// SAFETY: as above; reads by several threads do not disturb each other.
+// SAFETY: as above; several threads may read at the same time.
 unsafe impl Sync for Mapped {}
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!   viewed   a file in the cache of another process
 //! ```
 //!
-//! Beside them: memory in large pages, and what processes have computed.
+//! Beside them: memory in large pages, and CPU time of processes.
 #![allow(unsafe_code, reason = "system calls on addresses: none of them is safe by itself")]
 
 mod mapped;
@@ -30,22 +30,22 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Nanoseconds that ended children of this process, and theirs, have computed.
+/// CPU nanoseconds of children of this process that have ended, and of their children.
 pub fn children_cpu_ns() -> f64 {
     // SAFETY: all-zero bytes are a value of a struct of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one answer, which is ours.
+    // SAFETY: the kernel writes one answer, to a local variable.
     let result = unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) };
     assert_eq!(result, 0, "the arguments are right, and it has no other error");
     let ns = |time: libc::timeval| time.tv_sec as f64 * 1e9 + time.tv_usec as f64 * 1e3;
     ns(usage.ru_utime) + ns(usage.ru_stime)
 }
 
-/// Nanoseconds that another process has computed, with all of its threads; none if there is no such process.
+/// CPU nanoseconds of all threads of another process; 0 if there is no such process.
 pub fn cpu_ns_of(process: rustix::process::Pid) -> f64 {
     let mut clock: libc::clockid_t = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: each call writes one answer, which is ours.
+    // SAFETY: each call writes one answer, to a local variable.
     let failed = unsafe {
         libc::clock_getcpuclockid(process.as_raw_nonzero().get(), &mut clock) != 0
             || libc::clock_gettime(clock, &mut time) != 0
@@ -60,21 +60,21 @@ pub struct HugeMemory {
     len: usize,
 }
 
-/// What a large page holds.
+/// Bytes of a large page.
 const HUGE_BYTES: usize = 2 << 20;
 
 impl HugeMemory {
     /// `len` bytes.
     pub fn new(len: usize) -> io::Result<Self> {
         let (flags, protection) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: the kernel chooses an address that is free.
+        // SAFETY: the kernel chooses an unused address.
         let mapped =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len + HUGE_BYTES, protection, flags)? };
         let mapped = NonNull::new(mapped).expect("nothing is mapped at 0");
         let bytes = mapped.cast::<u8>();
-        // SAFETY: the mapping is longer than what is wanted by a large page, and less than one is skipped.
+        // SAFETY: the mapping is a large page longer than `len`, and less than a large page is skipped.
         let start = unsafe { bytes.add(bytes.as_ptr().align_offset(HUGE_BYTES)) };
-        // SAFETY: a hint about memory that is ours; without large pages it is of small ones.
+        // SAFETY: a hint about memory that is ours; without large pages the kernel uses small ones.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxHugepage) };
         Ok(Self { mapped, start, len })
     }
@@ -83,21 +83,21 @@ impl HugeMemory {
 impl Deref for HugeMemory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes from there are mapped, initialised by the kernel, and ours alone.
+        // SAFETY: `len` bytes from there are mapped, initialized by the kernel, and ours alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for HugeMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else borrows them.
+        // SAFETY: as above, and `&mut self` excludes other borrows.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for HugeMemory {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `new`, and what was lent of it is given back.
+        // SAFETY: this is the mapping made in `new`, and all borrows of it have ended.
         let unmapped = unsafe { rustix::mm::munmap(self.mapped.as_ptr(), self.len + HUGE_BYTES) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -1,14 +1,13 @@
-//! RAM disk: a block device whose bytes are memory, for a user that asks what a cache costs and not what a disk does.
+//! RAM disk: a block device in memory, for measuring the cost of a cache and not of a disk.
 //!
 //! ```text
-//!   memory file <-- loop device, which goes when nobody has it open any more
-//!                      ^-- a file system, mounted where one process and its children see it, and nobody else
+//!   memory file <-- loop device, which is detached when its last user closes it
+//!                      ^-- a file system, mounted in a name space that one process and its children see
 //! ```
 //!
-//! Nothing of it has to be cleared up: the memory file has no name, the device
-//! is told to go with its last user, and a mount in a name space of its own goes with
-//! the last process in there, and with it all that the kernel cached of it.
-//! What stays is a device node without anything behind it, if there was none to spare.
+//! Nothing has to be cleaned up. The memory file has no name; the loop device is detached with its last user; a mount
+//! in a name space of its own ends with the last process in that name space, and the kernel drops what it had cached of
+//! it. Only a device node without a device stays, if no free one existed before.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -29,7 +28,7 @@ pub struct RamDisk {
 const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
-/// How often another free device is taken when somebody else was faster.
+/// How many free devices are tried: another process may take one first.
 const TRIES: u32 = 16;
 
 /// `struct loop_info64` of the kernel.
@@ -57,7 +56,7 @@ impl RamDisk {
     /// A device of `bytes` zeros, in blocks of 4 KiB.
     ///
     /// # Errors
-    /// There are no loop devices, or they are not ours to use: it takes root.
+    /// There are no loop devices, or this user may not use them: it needs root.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let memory = File::from(memfd_create("quinion-ram-disk", MemfdFlags::CLOEXEC)?);
         memory.set_len(bytes)?;
@@ -78,7 +77,7 @@ impl RamDisk {
         Err(busy)
     }
 
-    /// By what name it is opened as long as this lives.
+    /// The path by which it is opened while this value lives.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -99,15 +98,15 @@ fn configure(device: &File, memory: &File) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Mounts the ext4 of `device` over the folder `at` for the calling thread and those that it starts from now on, in
-/// a name space of their own. It is for the first thread of a process that lives for this.
+/// Mounts the ext4 of `device` over the folder `at` for the calling thread and for processes and threads that it starts
+/// from now on, in a name space of their own. It is for the first thread of a process that exists for this.
 ///
 /// # Errors
-/// It takes root.
+/// It needs root.
 pub fn mount_privately(device: &Path, at: &Path, is_read_only: bool) -> io::Result<()> {
-    // SAFETY: no memory is concerned; what the thread sees of file systems is its own from here on.
+    // SAFETY: no memory is concerned; from here on the thread has its own view of mounts.
     ended(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-    // What is mounted here is told to no other name space.
+    // Mounts made here do not propagate to any other name space.
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     // SAFETY: the kernel reads one string that ends with a zero, and nothing else where null is allowed.
     ended(unsafe { libc::mount(ptr::null(), c"/".as_ptr(), ptr::null(), flags, ptr::null()) })?;

@@ -1,22 +1,20 @@
-//! Raw: reads past the kernel's page cache by io_uring, as a caller that has no cache at all would make them.
+//! Raw: reads past the kernel's page cache by io_uring, as a program without any cache would make them.
 //!
 //! ```text
 //!   slot 0  [ buffer ] -- a read --> device        as many slots as reads in flight;
-//!   slot 1  [ buffer ] -- a read --> device        what lands is shown, and its slot
+//!   slot 1  [ buffer ] -- a read --> device        a completed read is shown, and its slot
 //!   slot 2  [ buffer ] -- a read --> device        starts the next read
 //! ```
 //!
-//! It is the peer at its best: buffers in 2 MiB pages, registered once, a
-//! registered file, and completions that are worked on only where they are
-//! waited for, if the kernel can do that.
+//! It is the peer at its best: buffers in 2 MiB pages, registered once, a registered file, and completions that run
+//! only where the thread waits for them, if the kernel can do that.
 //!
 //! Invariants:
-//!  1. Buffers are registered with the ring, which pins their pages. So a read that is in flight when all of this is
-//!     dropped still has memory to land in, which nobody else has.
-//!  2. When all is read, nothing is pinned any more. A ring that is merely closed lets go of its buffers when a thread
-//!     of the kernel finds the time; until then they count as ours, and a caller that reads many files, with a ring for
-//!     each, has the memory of several at once: 64 MiB for 16 files, which is enough to be killed in a group of as
-//!     much.
+//!  1. Buffers are registered with the ring, which pins their pages. So a read that is in flight when the reader is
+//!     dropped still has pages to write to, which no other allocation uses.
+//!  2. When all is read, nothing is pinned any more. A ring that is only closed keeps its buffers pinned until a kernel
+//!     thread releases them. Until then they count as ours, and a caller that reads many files, with a ring for each,
+//!     has the memory of several at once: 64 MiB for 16 files, enough to be killed in a group with that limit.
 
 use std::fs::File;
 use std::io;
@@ -31,9 +29,9 @@ pub struct RawReader {
     ring: IoUring,
     memory: HugeMemory,
     piece: usize,
-    /// Where the read of each slot begins, while it is in flight.
+    /// The position of the read of each slot, while it is in flight.
     places: Vec<u64>,
-    /// Slots that have arrived, and with what result.
+    /// Slots whose reads have completed, with their results.
     landed: Vec<(usize, i32)>,
 }
 
@@ -41,23 +39,23 @@ impl RawReader {
     /// Reads of `piece` bytes each of `file`, which was opened for direct reads; `depth` in flight.
     ///
     /// # Errors
-    /// There is no ring to be had, or no memory that may be locked for it.
+    /// No ring can be made, or not enough memory may be locked for it.
     pub fn new(file: &File, piece: usize, depth: usize) -> io::Result<Self> {
         let (ring, mut memory) = (ring(depth as u32)?, HugeMemory::new(piece * depth)?);
         let buffers: Vec<libc::iovec> = memory
             .chunks_exact_mut(piece)
             .map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: piece })
             .collect();
-        // SAFETY: the buffers are mapped, and the registration pins what they are made of.
+        // SAFETY: the buffers are mapped, and the registration pins their pages.
         unsafe { ring.submitter().register_buffers(&buffers)? };
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         Ok(Self { ring, memory, piece, places: vec![0; depth], landed: Vec::with_capacity(depth) })
     }
 
-    /// Reads at every place that `next` gives, and shows to `seen` what stands there, in any order.
+    /// Reads at every position that `next` returns, and passes the bytes to `seen`, in any order.
     ///
     /// # Errors
-    /// A read failed or was short; others may still be in flight then. Or the buffers are not let go of.
+    /// A read failed or was short; others may still be in flight then. Or the buffers could not be unregistered.
     pub fn read_all(
         mut self,
         mut next: impl FnMut() -> Option<u64>,
@@ -86,13 +84,13 @@ impl RawReader {
         let buffer = self.memory[slot * self.piece..].as_mut_ptr();
         let read = opcode::ReadFixed::new(types::Fixed(0), buffer, self.piece as u32, slot as u16);
         let entry = read.offset(place).build().user_data(slot as u64);
-        // SAFETY: the buffer and the file are registered, and no slice of the buffer is lent: it is that of
-        // a slot that has arrived or was never used.
+        // SAFETY: the buffer and the file are registered, and no slice of the buffer is borrowed: its slot has
+        // completed or was never used.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the queue has a place for each slot");
     }
 
-    /// Hands to the kernel what was pushed, and waits until something has arrived.
+    /// Submits the queued reads, and waits for a completion.
     fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
@@ -103,7 +101,7 @@ impl RawReader {
         Ok(())
     }
 
-    /// What a slot's read has brought.
+    /// The bytes that a slot's read returned.
     fn arrived(&self, slot: usize, result: i32) -> io::Result<&[u8]> {
         match usize::try_from(result) {
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
@@ -113,7 +111,7 @@ impl RawReader {
     }
 }
 
-/// A ring as good as the kernel has one.
+/// The best ring that the kernel supports.
 fn ring(entries: u32) -> io::Result<IoUring> {
     let best = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(entries);
     best.or_else(|_| IoUring::new(entries))
@@ -148,16 +146,16 @@ mod tests {
         assert_eq!(error.expect_err("it is past the end").kind(), io::ErrorKind::UnexpectedEof);
     }
 
-    /// Memory that this process has pinned, in KiB, as the kernel counts it; of others who test beside us, too.
+    /// Memory that this process has pinned, in KiB, as the kernel counts it; tests that run beside this one count, too.
     fn pinned_kib() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").expect("it is always there");
         let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).expect("it has the line");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// 1. A reader has read all of its file and is gone.
-    /// 2. The kernel has closed its ring, and its buffers stay pinned until a thread of the kernel comes by.
-    /// 3. The next reader's buffers are more than the group may use.
+    /// 1. A reader has read all of its file and is dropped.
+    /// 2. The kernel has closed its ring, and its buffers stay pinned until a kernel thread releases them.
+    /// 3. The next reader's buffers exceed the limit of the group.
     #[test]
     fn nothing_is_pinned_when_all_is_read() {
         const LARGE: usize = 4 << 20;
@@ -169,7 +167,7 @@ mod tests {
             let mut places = [0].into_iter();
             reader.read_all(|| places.next(), |_, _| {}).expect("it is there");
         }
-        // Two buffers or three are what those who test beside us may have.
+        // Tests that run beside this one may have two or three buffers pinned.
         let pinned = pinned_kib();
         assert!(pinned < before + 3 * (LARGE as u64 >> 10), "{pinned} KiB, {before} before");
     }

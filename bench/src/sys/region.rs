@@ -1,15 +1,14 @@
-//! Region: memory as a virtual machine has it, of which pages come one by one, from somebody who may be slow.
+//! Region: memory as a virtual machine has it, whose pages a page-fault handler may supply one by one, slowly.
 //!
 //! ```text
 //!   reserved    |....[ 2 MiB | 2 MiB | 2 MiB ]......|     the mapping begins where a large page may
 //!                     ^ anonymous, or a file's: shared, or private and copied where it is written
 //! ```
 //!
-//! No slice of it is ever lent: a page that is absent is brought by the one that answers for it (`uffd`), and what a
-//! file holds may be changed through another mapping. So each access is a copy, or one word that is read or written
-//! for what it says and not for what the compiler would make of it.
+//! No slice of it is ever borrowed: a fault handler supplies absent pages (`uffd`), and the contents of a file may
+//! change through another mapping. So each access is a copy, or one volatile word.
 //!
-//! Not an invariant: that an access returns soon. One of a page that nobody brings waits for ever.
+//! Not an invariant: that an access returns soon. An access to a page that is never supplied waits for ever.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,12 +18,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::HUGE_BYTES;
 
-/// In which pages the kernel is asked to keep memory that is no file's.
+/// The page size that is asked of the kernel for anonymous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageKind {
-    /// Of 4 KiB.
+    /// 4 KiB.
     Small,
-    /// Of 2 MiB, where it has such.
+    /// 2 MiB, where the kernel has such pages.
     Huge,
 }
 
@@ -36,12 +35,12 @@ pub struct Region {
 }
 
 impl Region {
-    /// `len` bytes that are nobody else's, zeros at first.
+    /// `len` private bytes, zeros at first.
     pub fn anonymous(len: usize, pages: PageKind) -> io::Result<Self> {
         let region = Self::reserved(len)?;
         let (flags, protection) = (MapFlags::PRIVATE | MapFlags::FIXED, ProtFlags::READ | ProtFlags::WRITE);
         let at = region.start.as_ptr().cast();
-        // SAFETY: the range is reserved by us, and nobody was given its address yet.
+        // SAFETY: this value reserved the range, and has not given its address to any other code yet.
         unsafe { rustix::mm::mmap_anonymous(at, len, protection, flags)? };
         region.advise(match pages {
             PageKind::Small => Advice::LinuxNoHugepage,
@@ -50,12 +49,12 @@ impl Region {
         Ok(region)
     }
 
-    /// The first `len` bytes of `file`, as everybody who maps it has them.
+    /// The first `len` bytes of `file`, shared with all its mappings.
     pub fn shared(file: impl AsFd, len: usize) -> io::Result<Self> {
         Self::mapped(file, len, MapFlags::SHARED)
     }
 
-    /// The same, but for what is written here.
+    /// The same, but writes stay private.
     pub fn private(file: impl AsFd, len: usize) -> io::Result<Self> {
         Self::mapped(file, len, MapFlags::PRIVATE)
     }
@@ -64,31 +63,31 @@ impl Region {
         let region = Self::reserved(len)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let at = region.start.as_ptr().cast();
-        // SAFETY: the range is reserved by us, and nobody was given its address yet.
+        // SAFETY: this value reserved the range, and has not given its address to any other code yet.
         unsafe { rustix::mm::mmap(at, len, protection, kind | MapFlags::FIXED, file.as_fd(), 0)? };
         Ok(region)
     }
 
-    /// Addresses, and nothing behind them.
+    /// Reserves addresses without memory.
     fn reserved(len: usize) -> io::Result<Self> {
         let whole = len + HUGE_BYTES;
-        // SAFETY: the kernel chooses an address that is free.
+        // SAFETY: the kernel chooses an unused address.
         let reserved = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), whole, ProtFlags::empty(), MapFlags::PRIVATE)?
         };
         let reserved = NonNull::new(reserved).expect("nothing is mapped at 0");
         let bytes = reserved.cast::<u8>();
-        // SAFETY: so many bytes and a large page are reserved, and less than one is skipped.
+        // SAFETY: `len` bytes and a large page are reserved, and less than a large page is skipped.
         let start = unsafe { bytes.add(bytes.as_ptr().align_offset(HUGE_BYTES)) };
         Ok(Self { reserved, start, len })
     }
 
     fn advise(&self, advice: Advice) {
-        // SAFETY: a hint about memory that is ours; a kernel that cannot heed it gives other pages.
+        // SAFETY: a hint about memory that is ours; a kernel that ignores it uses other pages.
         let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, advice) };
     }
 
-    /// Each fault brings the page that was asked for, and no neighbours.
+    /// Each fault reads only its own page, and no neighbours.
     pub fn read_anywhere(&self) {
         self.advise(Advice::Random);
     }
@@ -98,21 +97,21 @@ impl Region {
         self.len
     }
 
-    /// Where it begins, for the one that answers for its pages.
+    /// Its address, for the fault handler.
     pub fn address(&self) -> usize {
         self.start.as_ptr().addr()
     }
 
     fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "{at} is outside of {}", self.len);
-        // SAFETY: it lies inside of what is mapped.
+        // SAFETY: it lies inside the mapping.
         unsafe { self.start.as_ptr().add(at) }
     }
 
     /// Writes `bytes` to `at`.
     pub fn fill(&mut self, at: usize, bytes: &[u8]) {
         let to = self.at(at, bytes.len());
-        // SAFETY: so many bytes are mapped there, which nobody borrows.
+        // SAFETY: as many bytes are mapped there, and no reference to them exists.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -121,7 +120,7 @@ impl Region {
     pub fn word(&self, at: usize) -> u64 {
         assert!(at.is_multiple_of(8));
         let from = self.at(at, 8).cast::<u64>();
-        // SAFETY: 8 aligned bytes are mapped there; whatever they are is a number.
+        // SAFETY: 8 aligned bytes are mapped there; any bytes are a valid number.
         unsafe { from.read_volatile() }
     }
 
@@ -130,22 +129,22 @@ impl Region {
     pub fn set_word(&mut self, at: usize, word: u64) {
         assert!(at.is_multiple_of(8));
         let to = self.at(at, 8).cast::<u64>();
-        // SAFETY: 8 aligned bytes are mapped there, which nobody borrows.
+        // SAFETY: 8 aligned bytes are mapped there, and no reference to them exists.
         unsafe { to.write_volatile(word) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this is what was reserved, and what is mapped in it was lent to nobody.
+        // SAFETY: this is the reserved range, and no reference to the memory in it exists.
         let unmapped = unsafe { rustix::mm::munmap(self.reserved.as_ptr(), self.len + HUGE_BYTES) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-// SAFETY: what is mapped belongs to the value alone.
+// SAFETY: the value owns the mapping alone.
 unsafe impl Send for Region {}
-// SAFETY: shared, it is only read, a word at a time.
+// SAFETY: through a shared reference it is only read, a word at a time.
 unsafe impl Sync for Region {}
 
 #[cfg(test)]

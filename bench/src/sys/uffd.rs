@@ -1,4 +1,4 @@
-//! Uffd: a thread that touches an absent page of a region waits until we have brought it.
+//! Uffd: a thread that touches an absent page of a region waits until a handler supplies it.
 //!
 //! ```text
 //!   a thread touches a page --fault--> waits         MISSING   nothing is there: COPY brings bytes
@@ -6,8 +6,8 @@
 //!   COPY or CONTINUE ----------------> goes on                 CONTINUE maps it
 //! ```
 //!
-//! It is the peer of our page-fault server: the same calls of the kernel, made by the simplest program that there
-//! can be. Nothing here knows of balloons and children; a region that is unmapped meanwhile gives an error.
+//! It is the peer of our page-fault server: the same system calls, made by the simplest possible program. It does not
+//! handle balloons and children; a region that is unmapped meanwhile gives an error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use super::region::Region;
 
-/// Which absent pages we are asked for.
+/// Which absent pages cause a fault message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Absent {
-    /// Those that nobody has.
+    /// Pages that do not exist yet.
     Missing,
-    /// Those that the file has, and the region's page table has not.
+    /// Pages that the file has and the region's page table has not.
     Minor,
     /// Both.
     Either,
@@ -69,7 +69,7 @@ struct Continue {
     mapped: i64,
 }
 
-/// What the kernel numbers a request that it reads and answers, of so many bytes.
+/// The kernel's number of a read-write request with an argument of `bytes` bytes.
 const fn request(number: u64, bytes: usize) -> libc::c_ulong {
     (3 << 30 | (bytes as u64) << 16 | 0xaa << 8 | number) as libc::c_ulong
 }
@@ -87,34 +87,34 @@ const MODE_MISSING: u64 = 1;
 const MODE_MINOR: u64 = 4;
 const EVENT_FAULT: u8 = 0x12;
 
-/// Bytes of a message, and where in it the address stands.
+/// Bytes of a message, and the offset of the address in it.
 const MESSAGE: usize = 32;
 const ADDRESS: usize = 16;
-/// Messages that are read at a time.
+/// Messages in one read.
 const MESSAGES: usize = 16;
-/// How long a look for faults waits at most.
+/// How long a poll for faults waits at most.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// How a handler waits for faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
-    /// It sleeps.
+    /// It sleeps in `poll`.
     Asleep,
-    /// It asks again and again.
+    /// It polls without sleeping.
     Spinning,
 }
 
 impl Uffd {
-    /// Those of `region`, which has to outlive what is answered.
+    /// The faults of `region`, which has to outlive the answers.
     ///
     /// # Errors
-    /// This kernel, or this user, may not.
+    /// This kernel does not support it, or this user may not use it.
     pub fn of(region: &Region, absent: Absent) -> io::Result<Self> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: no memory is concerned.
         let opened = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
         let opened = i32::try_from(ended(opened)?).expect("a descriptor is an int");
-        // SAFETY: the descriptor was just opened, and is nobody else's.
+        // SAFETY: the descriptor was just opened, and no other value owns it.
         let file = unsafe { File::from_raw_fd(opened) };
         let uffd = Self { file, start: region.address(), len: region.len() };
         let (mode, features) = match absent {
@@ -129,8 +129,8 @@ impl Uffd {
     }
 
     fn ask<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-        // SAFETY: the argument is of the layout that belongs to the request, whose number tells its size. What it
-        // makes the kernel write to lies in the registered region, of which nothing is lent to anybody.
+        // SAFETY: the argument has the layout of the request, whose number contains its size. The kernel writes to
+        // memory in the registered region only, to which no reference exists.
         let result = unsafe { libc::ioctl(self.file.as_raw_fd(), request, ptr::from_mut(argument)) };
         ended(result.into()).map(drop)
     }
@@ -140,7 +140,7 @@ impl Uffd {
         (self.start + at) as u64
     }
 
-    /// `bytes` are what stands at `at`, of which nothing was there; a process that waits for that goes on.
+    /// Copies `bytes` to the absent page at `at`; a thread that waits for it continues.
     pub fn copy(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         let (to, len) = (self.address(at, bytes.len()), bytes.len() as u64);
         let mut copy = Copy { to, from: bytes.as_ptr() as u64, len, mode: 0, copied: 0 };
@@ -148,7 +148,7 @@ impl Uffd {
         whole(copy.copied, bytes.len())
     }
 
-    /// What the file has at `at` is mapped; a process that waits for that goes on.
+    /// Maps the file's pages at `at`; a thread that waits for them continues.
     pub fn map(&self, at: usize, len: usize) -> io::Result<()> {
         let start = self.address(at, len);
         let mut map = Continue { start, len: len as u64, mode: 0, mapped: 0 };
@@ -156,7 +156,7 @@ impl Uffd {
         whole(map.mapped, len)
     }
 
-    /// Places that somebody waits for, as many as there are by now; none if nobody did for a moment.
+    /// Addresses that threads wait for, as many as are pending; none if no thread faulted for a moment.
     pub fn faults(&self, waiting: Waiting) -> io::Result<impl Iterator<Item = usize> + use<>> {
         let mut messages = [0; MESSAGE * MESSAGES];
         let bytes = match (&self.file).read(&mut messages) {
@@ -178,7 +178,7 @@ impl Uffd {
 
     fn wait(&self) -> io::Result<()> {
         let mut poll = libc::pollfd { fd: self.file.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the kernel reads and writes one entry, which is ours.
+        // SAFETY: the kernel reads and writes one entry, a local variable.
         let result = unsafe { libc::poll(ptr::from_mut(&mut poll), 1, PATIENCE.as_millis() as libc::c_int) };
         ended(result.into()).map(drop)
     }
@@ -190,7 +190,7 @@ impl AsFd for Uffd {
     }
 }
 
-/// A request that did less than it was asked to has left the rest for another one, which we never make.
+/// Fails if a request did less than `wanted`: we never send the rest.
 fn whole(done: i64, wanted: usize) -> io::Result<()> {
     if usize::try_from(done) == Ok(wanted) { Ok(()) } else { Err(io::ErrorKind::ResourceBusy.into()) }
 }
@@ -206,7 +206,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::os::unix::fs::FileExt;
 
-    /// The faults of a region, if this user may have them.
+    /// The faults of a region, if this user may handle them.
     fn uffd(region: &Region, absent: Absent) -> Option<Uffd> {
         match Uffd::of(region, absent) {
             Ok(uffd) => Some(uffd),

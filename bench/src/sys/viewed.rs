@@ -1,12 +1,12 @@
-//! Viewed: a file in the cache of another process of ours, read by maps of that process's memory.
+//! Viewed: a file in the cache of another of our processes, read by mappings of that process's memory.
 //!
 //! ```text
 //!   owner's socket --> the arena       mapped to be read        where the bytes are
-//!                      a page of ours  mapped to be written     where questions go
+//!                      a page of ours  mapped to be written     where requests go
 //! ```
 //!
-//! It does what the object in a program does once it knows that a descriptor is the file that it was: nothing but the
-//! read. The maps stay until the process ends.
+//! It does what the preloaded library does once it knows that a descriptor still refers to the same file: only the
+//! read. The mappings stay until the process ends.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
 use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
 
-/// Answers other processes of ours, by one thread, and where they find it: in a word for [`Viewed::attach`]. The socket
+/// Serves other processes of ours by one thread, and returns the word by which [`Viewed::attach`] finds it. The socket
 /// lies in `folder`.
 pub fn serve(owner: Arc<CacheOwner>, folder: &Path) -> io::Result<(Service, String)> {
     let (path, token) = (folder.join("view.socket"), owner.arena().token());
@@ -41,12 +41,12 @@ pub struct Viewed {
     id: MappingId,
     marker_told: AtomicU64,
     touched: AtomicU64,
-    /// The owner knows the file by it.
+    /// Kept open, since the owner identifies the file by it.
     _file: File,
 }
 
 impl Viewed {
-    /// The file at `path` in the cache at `place`.
+    /// Attaches to the file at `path` in the cache at `place`.
     pub fn attach(place: &str, path: &Path) -> io::Result<Self> {
         let known = place.split_once(':').and_then(|(token, socket)| Some((token.parse().ok()?, socket)));
         let Some((token, socket)) = known else {
@@ -65,12 +65,12 @@ impl Viewed {
         Ok(Self { viewer, handle, cell, id, marker_told, touched, _file: file })
     }
 
-    /// Reads what stands at `position` into `buffer`.
+    /// Reads the bytes at `position` into `buffer`.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         let Self { handle, cell, id, ref marker_told, ref touched, .. } = *self;
         let file = ViewedFile { handle, cell, id, marker_told, touched };
-        // SAFETY: nobody else has the buffer, and memory of ours is not in the arena, which is only read here.
+        // SAFETY: the buffer is borrowed mutably, and does not overlap the arena, which is only read here.
         let outcome = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         match outcome.end {
             ReadEnd::Full | ReadEnd::EndOfFile(_) => Ok(outcome.bytes),

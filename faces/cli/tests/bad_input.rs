@@ -1,12 +1,11 @@
-//! Bad input: what is not there, not allowed, not a file, or not as it was; and owners that go away.
+//! Bad input: files that are missing, forbidden, not regular or changed; and owners that end early.
 //!
-//! The promise is the same for all of it: nothing hangs, what is wrong is said
-//! with the file's name and a remedy, and a program under `run` sees exactly
-//! what it would have seen without.
+//! The promise is the same for all of it: nothing hangs, an error message names the file and a remedy, and a program
+//! under `run` sees exactly what it would see without.
 //!
-//! What needs rights this process does not have is left out, and says so on
-//! standard error. Failing devices are not here: making one takes the device mapper, which containers
-//! do not have. The library's tests have a device that fails on demand.
+//! Cases that need rights this process does not have are skipped, with a message on standard error. Failing devices are
+//! not tested here: making one takes the device mapper, which containers do not have. The library's tests have a device
+//! that fails on demand.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,10 +23,10 @@ use disk::{
     Ended, MEMORY, Report, assert_bytes, assert_same, noise, plain, program, python, quinion, scratch,
 };
 
-/// After this time a command is said to hang.
+/// After this time a command counts as hung.
 const HANGS: Duration = Duration::from_secs(300);
 
-/// Runs a command that might hang.
+/// Runs a command, and fails if it hangs.
 #[track_caller]
 fn output(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -60,7 +59,7 @@ fn run(words: &[&str]) -> Command {
     command
 }
 
-/// Runs a program with a report; what it printed and the report.
+/// Runs a program with a report; returns its output and the report.
 #[track_caller]
 fn reported(words: &[&str]) -> (Output, Report) {
     let scratch = scratch();
@@ -144,8 +143,8 @@ fn files_that_may_not_be_read() {
         as_nobody(&[&run[..], &["--", "cat", text(&path)]].concat())
     };
     assert_same("cat", &served("none"), &as_nobody(&["cat", text(&path)]));
-    // What may be read is served to an ordinary user too, if it is declared that it stays as it is: the kernel gives no
-    // lease on another user's file.
+    // A file that an ordinary user may read is served to that user, too, if it is declared immutable: the kernel gives
+    // no lease on another user's file.
     fs::set_permissions(&path, Permissions::from_mode(0o444)).expect("it is ours");
     let bytes = |served: &Output| {
         assert_eq!(served.stdout, b"secret");
@@ -171,7 +170,7 @@ fn empty_files_pipes_and_answers_of_the_kernel() {
     assert!(nothing.status.success() && nothing.stdout.is_empty());
     assert!(output(quinion().arg("stat").arg(&empty)).status.success());
     same(&["wc", text(&empty)]);
-    // Nobody writes into the pipe: whoever opened it to read would wait for ever.
+    // No process writes into the pipe: an open for reading would wait for ever.
     assert_complains(&output(quinion().arg("cat").arg(&fifo)), 1, &[text(&fifo), "pipe"]);
     assert_complains(&output(quinion().arg("stat").arg(&fifo)), 1, &[text(&fifo)]);
     assert_complains(&output(quinion().arg("cat").arg("/dev/null")), 1, &["/dev/null"]);
@@ -183,7 +182,7 @@ fn empty_files_pipes_and_answers_of_the_kernel() {
         "/proc/filesystems",
     ]);
     same(&["head", "-c", "70000", "/dev/zero"]);
-    // Their size says 0 and they have content.
+    // Their size is reported as 0, though they have content.
     let kernel = output(quinion().args(["cat", "/proc/sys/kernel/ostype"]));
     assert!(kernel.stdout == b"Linux\n" || !kernel.status.success(), "{kernel:?} lost the content silently");
 }
@@ -262,12 +261,12 @@ fn programs_that_cannot_be_started() {
     assert_complains(&output(quinion().arg("run")), 2, &["PROGRAM"]);
 }
 
-/// Whatever is the first for which there is no room, it is said what that was, and what can be done.
+/// Whichever resource runs out first, the message names it and a remedy.
 #[test]
 fn too_few_open_files() {
     let quinion = env!("CARGO_BIN_EXE_quinion");
     let with = |limit: u32| {
-        // Nothing but standard streams is inherited, so that the limit says how many more there may be.
+        // Only the standard streams are inherited, so that the limit says how many more descriptors there may be.
         let script =
             format!("for n in 3 4 5 6 7 8 9; do eval \"exec $n>&-\"; done; ulimit -n {limit}; exec \"$@\"");
         let mut command = plain("sh");
@@ -287,7 +286,8 @@ fn too_few_open_files() {
     assert!(with(256).status.success());
 }
 
-/// A program's status is worth more than a report: that there cannot be one is said before it starts.
+/// A program's status is worth more than a report: a report that cannot be written is an error before the program
+/// starts.
 #[test]
 fn a_report_that_cannot_be_written() {
     let scratch = scratch();
@@ -379,7 +379,7 @@ fn streams_that_are_closed() {
 
 // ---- files that change ----------------------------------------------------------------------------------
 
-/// A program under `run` that does what it is told.
+/// A program under `run` that reads commands from a pipe.
 struct Asked {
     child: Ended,
     to: ChildStdin,
@@ -407,7 +407,7 @@ impl Asked {
     }
 }
 
-/// What the program answers when it reads these bytes.
+/// The program's answer when it reads these bytes.
 fn answer(bytes: &[u8]) -> String {
     let mut child =
         plain("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
@@ -446,11 +446,11 @@ fn a_file_that_shrinks_gives_what_it_had_or_its_end() {
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("read 0 100000"), answer(&content[..100_000]));
     OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(50_001)).expect("it is ours");
-    // Still open: the bytes of before, or the end; nothing else.
+    // Still open: the old bytes, or the end of the file; nothing else.
     let seen = asked.ask("read 60000 1000");
     assert!([answer(&content[60_000..61_000]), answer(&[])].contains(&seen), "{seen}");
     assert_eq!(asked.ask("read 399000 5000"), answer(&[]), "the end is looked at again");
-    // Opened again: the file as it is.
+    // Opened again: the current file.
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("rest"), answer(&content[..50_001]));
     asked.end();
@@ -470,7 +470,7 @@ fn a_file_that_is_replaced_is_the_old_one_until_it_is_opened_again() {
     assert_eq!(asked.ask("rest"), answer(&old));
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("rest"), answer(&new));
-    // Written in place with the same size: seen by the next open.
+    // Written in place with the same size: the next open sees it.
     fs::write(&path, &old).expect("it is ours");
     asked.ask(&format!("open {}", text(&path)));
     assert_eq!(asked.ask("rest"), answer(&old));
@@ -481,20 +481,20 @@ fn a_file_that_is_replaced_is_the_old_one_until_it_is_opened_again() {
 
 // ---- owners that go away ----------------------------------------------------------------------------------
 
-/// Becomes a command in whose process no signal is ignored, as from a terminal. Who runs the tests may have said
-/// otherwise: by `nohup`, by `&` in a shell without jobs; and python itself ignores two.
+/// Runs a command in a process in which no signal is ignored, as from a terminal. The tests may be run with ignored
+/// signals: by `nohup`, or by `&` in a shell without job control; and python itself ignores two.
 const HEEDING: &str = "import os, signal, sys\n\
     for name in 'HUP', 'INT', 'TERM', 'PIPE', 'XFSZ': signal.signal(getattr(signal, 'SIG' + name), signal.SIG_DFL)\n\
     os.execv(sys.argv[1], sys.argv[1:])";
 
-/// A program that reads a file slowly, and has begun: its owner, and who reads what it prints.
+/// Starts a program that reads a file slowly, and waits until it reads: its owner, and a thread that reads its output.
 fn slow(path: &Path, naps: &str) -> (Child, JoinHandle<Vec<u8>>) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/slow.py");
     let command = run(&[text(python()), script, text(path), naps]);
     let mut heeding = plain(python());
     heeding.args(["-c", HEEDING]).arg(command.get_program()).args(command.get_args());
     let mut child = heeding.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    // It says that it has begun when it has written more than a pipe holds: somebody has to read.
+    // The program writes more than a pipe holds when it begins, so a thread has to read its output.
     let mut said = child.stderr.take().expect("piped");
     let reader = read_all(child.stdout.take());
     let mut begun = [0; 6];
@@ -544,7 +544,7 @@ fn signals_are_passed_on() {
         let (owner, printed) = slow(&path, "100000");
         signal(&owner, number);
         let status = Ended(owner).wait();
-        // Python answers the first with a status of its own making, by that signal too.
+        // Python turns the first signal into an exit status of its own; the process ends by that signal, too.
         assert_eq!(status.signal(), Some(number.as_raw()), "{status}");
         assert!(content.starts_with(&printed.join().expect("it only reads")));
     }

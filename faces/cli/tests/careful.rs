@@ -1,13 +1,12 @@
-//! Never wrong, also with programs that enter the kernel by instructions of their own (`programs/hostile.c`).
+//! Never wrong, also with programs whose own instructions enter the kernel (`programs/hostile.c`).
 //!
 //! ```text
 //!   hostile CASE --alone--> its output        closes, reopens, seeks, writes behind the C library's back
-//!                --under `run`--> the same, and reads that say where were served
+//!                --under `run`--> the same, and positional reads were served
 //! ```
 //!
-//! The files that are read lie in the system and are old, so that they may be
-//! served to such a program at all: it gets nothing of a file that changed a
-//! moment ago.
+//! The files that are read belong to the system and are old, so that they may be served to such a program at all: a
+//! file that changed a moment ago is not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,11 +25,11 @@ struct Built {
 }
 
 impl Built {
-    /// One that enters the kernel itself.
+    /// The program that enters the kernel itself.
     fn hostile(&self) -> PathBuf {
         self.folder.path().join("hostile")
     }
-    /// One that does not; the object it loads is in this folder.
+    /// The program that does not; the object it loads is in this folder.
     fn plain(&self, loaded: &str) -> PathBuf {
         self.folder.path().join(loaded).join("plain")
     }
@@ -47,7 +46,7 @@ fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
         let built = Built { folder: tempfile::tempdir().unwrap() };
-        // A file that is old and may be written: a source of these tests.
+        // An old file that may be written: a source of these tests.
         let old = concat!("-DOLD=\"", env!("CARGO_MANIFEST_DIR"), "/tests/programs/rules.c\"");
         compile("hostile.c", &built.hostile(), &[old]);
         for (loaded, words) in [("foreign", &["-DLIBRARY"][..]), ("harmless", &["-DLIBRARY", "-DHARMLESS"])] {
@@ -79,7 +78,7 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a case both ways, and compares. What the viewers did.
+/// Runs a case both ways, and compares. Returns the viewers' totals.
 fn same_with_and_without(program: &Path, case: &str) -> ViewerTotals {
     let folder = tempfile::tempdir().unwrap();
     let command = |name: &str| {
@@ -187,18 +186,19 @@ fn a_number_that_could_be_another_is_not_believed() {
     }
 }
 
-/// 1. An object's code begins with what the C library calls first, of which no unwind table tells.
-/// 2. There a load has the two bytes of a system call in its distance, with few bytes of code before it.
-/// 3. It is taken for one because there is too little to look at, and the whole process is served with care.
+/// 1. An object's code begins with a function without unwind information.
+/// 2. In it a load's offset has the two bytes of a system call, with few bytes of code before it.
+/// 3. The scan takes them for a system call, since there is too little code to decide, and serves the whole process in
+///    the careful mode.
 #[test]
 fn what_stands_where_the_code_begins_is_no_call_if_nothing_leads_to_it() {
     assert_eq!(numbers(&["-DFIRST"]), []);
     assert_eq!(numbers(&["-DFIRST", "-DPLAIN"]), [Some(186)]);
 }
 
-/// 1. An object closes a descriptor by a call with a prefix that means nothing.
-/// 2. The pair of bytes does not begin an instruction, so it is taken for a part of another one.
-/// 3. The object is taken for clean, and what it does is not seen.
+/// 1. An object closes a descriptor by a system call with a meaningless prefix.
+/// 2. The pair of bytes does not begin an instruction, so the scan takes it for part of another one.
+/// 3. The object passes as clean, and its call is not noticed.
 #[test]
 fn a_call_behind_prefixes_is_one() {
     assert_eq!(numbers(&["-DPREFIXES"]), [Some(3), Some(186)]);
@@ -224,7 +224,7 @@ fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
             "{program}"
         );
     }
-    // Full of tables that are no code.
+    // Full of tables that are not code.
     let ciphers = old_files()[0].with_file_name("libcrypto.so.3");
     if let Ok(bytes) = std::fs::read(ciphers) {
         assert_eq!(syscall_scan::scan(&bytes), Ok(vec![]));

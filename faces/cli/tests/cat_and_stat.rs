@@ -1,7 +1,6 @@
-//! `quinion cat` and `quinion stat` as they are typed, against files of known content.
+//! `quinion cat` and `quinion stat` as a user types them, on files of known content.
 //!
-//! What goes to standard output is compared byte by byte; what goes to standard
-//! error must name the file and, where there is one, the remedy.
+//! Standard output is compared byte by byte; standard error must name the file and, where there is one, the remedy.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -143,7 +142,7 @@ fn sizes_that_cannot_be_are_refused() {
 fn stat_tells_size_and_residency() {
     let files = Files::new();
     let (path, content) = files.file("some", 10_000);
-    // Read by the kernel just now, so it keeps all three pages unless it is in great need.
+    // The kernel has just read it, so it has all three pages cached unless memory is very short.
     let mut read = Vec::new();
     File::open(&path).and_then(|mut file| file.read_to_end(&mut read)).expect("it is there");
     assert_eq!(read, content);

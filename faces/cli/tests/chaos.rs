@@ -1,23 +1,23 @@
-//! Chaos: what programs do to files, at random from a seed, beside a twin without the cache, while the cache's owner
-//! is stopped, killed and restarted: no byte, result, error or offset differs.
+//! Chaos: random file operations of programs, from a seed, beside a twin without the cache, while the cache's owner is
+//! stopped, killed and restarted: no byte, result, error or offset differs.
 //!
 //! ```text
 //!   programs/chaos.c twin SEED     --without--> a line for each call     each actor has files of its own, so what it
 //!                                  --with-----> the same lines           gets follows from the seed
-//!   programs/chaos.c shared PHASE  roles 0, 1, 3 with, 2 without         the same files at once; each checks what it
-//! gets
-//!                                  1 and 3 may be killed, and come again against what was complete before it asked
+//!   programs/chaos.c shared PHASE  roles 0, 1, 3 with, 2 without         the same files at once; each checks its reads
+//!                                  1 and 3 may be killed and restarted   against what was complete before it asked
 //!   this test                      --SIGSTOP, SIGKILL, a new run--> the owner, at times from the seed
 //! ```
 //!
-//! A round is one of these for a second or two; rounds follow each other for `QUINION_CHAOS_SECONDS` in all, half of
-//! it for each mode. If nothing is said it is 120: so each kind of round comes at least once in each mode, and every
-//! merge waits two minutes for it; `cargo xtask nightly chaos` says 3600. A round that fails is told with its seed,
-//! its class and what was done last; `QUINION_CHAOS_SEED` repeats the rounds of one seed. The seed decides what is
-//! done, not how threads are interleaved: what differs in a twin by itself comes again, a race may take some rounds.
+//! A round is one of these for a second or two. Rounds follow each other for `QUINION_CHAOS_SECONDS` in all, half of
+//! the time for each mode. The default of 120 seconds runs each kind of round at least once in each mode, and delays
+//! every merge by two minutes; `cargo xtask nightly chaos` sets 3600. A round that fails is reported with its seed, its
+//! class and its last operations; `QUINION_CHAOS_SEED` repeats the rounds of one seed. The seed decides the operations,
+//! not how threads are interleaved: a difference that one twin causes alone can be repeated, a race may take some
+//! rounds.
 //!
-//! That the harness tells no lies is tested here: without the cache on both sides nothing differs, and each kind of
-//! round finds a change that was noted and not made.
+//! The harness itself is tested here, too: without the cache on both sides nothing differs, and each kind of round
+//! finds a change that is recorded and not made.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,12 +38,12 @@ use disk::{MEMORY, plain, quinion, scratch};
 const KINDS: [&str; 8] = ["twin", "locked", "records", "versions", "twin", "renames", "consumed", "appends"];
 const OPERATIONS: &str = "3000";
 const PHASE_MILLISECONDS: u64 = 1500;
-/// How much longer than without the cache a round may take. Nothing takes near as long; what does hangs.
+/// How much longer than without the cache a round may take. Any round that takes this long hangs.
 const HANGS: Duration = Duration::from_secs(90);
-/// Failures after which the rest is not tried.
+/// Failures after which the test stops.
 const FAILURES_MAX: usize = 12;
 
-/// One at a time: two rounds at once would slow each other, and the time is shared.
+/// Rounds run one at a time: two at once would slow each other, and they share the time limit.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The program, compiled once.
@@ -78,11 +78,11 @@ impl Random {
 
 #[allow(unsafe_code, reason = "a plain call")]
 fn signal(process: i32, signal: i32) {
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are plain numbers.
     unsafe { libc::kill(process, signal) };
 }
 
-/// Programs in a process group of their own, and all that they print.
+/// Programs in a process group of their own, and all of their output.
 struct Started {
     child: Child,
     output: Receiver<String>,
@@ -96,7 +96,7 @@ impl Started {
         let (mut out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
         let (sender, output) = channel();
         let (errors_sender, errors) = channel();
-        // The end of the output is the end of the last who could write to it, whoever was killed.
+        // The output ends when the last process that could write to it ends, whichever was killed.
         std::thread::spawn(move || {
             let mut text = Vec::new();
             let _ = out.read_to_end(&mut text);
@@ -112,18 +112,18 @@ impl Started {
     fn pid(&self) -> i32 {
         self.child.id() as i32
     }
-    /// What it wrote to standard error, once it has ended.
+    /// Its standard error, once it has ended.
     fn errors(&self) -> String {
         self.errors.recv_timeout(Duration::from_secs(5)).unwrap_or_default()
     }
-    /// Whether it has started a program, which goes on if it is killed.
+    /// Whether it has started a program, which survives it.
     fn has_started(process: i32) -> bool {
         let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
         tasks
             .map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default())
             .any(|all| !all.is_empty())
     }
-    /// Kills all of the group, and waits until they are gone.
+    /// Kills all of the group, and waits until its processes have ended.
     fn kill(&mut self) {
         signal(-self.pid(), libc::SIGKILL);
         let _ = self.output.recv_timeout(Duration::from_secs(20));
@@ -138,27 +138,27 @@ impl Drop for Started {
     }
 }
 
-/// What the programs of a round run under.
+/// The mode of a round: how its programs are run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
-    /// Nothing, to try the harness.
+    /// Without the cache, to test the harness.
     Alone,
     Default,
     AtOnce,
 }
 
-/// How the owner of a round lives.
+/// What happens to the owner of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
-    /// In peace: the report is there afterwards.
+    /// Nothing: its report is written afterwards.
     Calm,
     /// It is the `run` itself, which is stopped at times, and killed once.
     Own,
-    /// It outlives the run; it is stopped, killed and started anew.
+    /// It outlives the run; it is stopped, killed and restarted.
     Kept,
 }
 
-/// One round: everything of it follows from its seed and mode, but for how things are interleaved.
+/// One round. Its seed and mode determine all of it, except how threads are interleaved.
 struct Round {
     seed: u64,
     mode: Mode,
@@ -169,7 +169,7 @@ struct Round {
     runtime: TempDir,
 }
 
-/// A class, and words.
+/// A class, and a description.
 type Failure = (String, String);
 
 impl Round {
@@ -236,7 +236,7 @@ impl Round {
         fs::read_dir("/proc").expect("there is /proc").flatten().filter_map(owner).collect()
     }
 
-    /// Does to the owner what the seed says, until `is_over`.
+    /// Stops, kills and restarts the owner as the seed says, until `is_over`.
     fn disturb(&self, first: &[i32], mut also: impl FnMut(&mut Random), mut is_over: impl FnMut() -> bool) {
         let mut random = Random(self.seed ^ 0xc4a05);
         let mut killed = false;
@@ -258,7 +258,7 @@ impl Round {
                         std::thread::sleep(Duration::from_millis(random.below(300)));
                         signal(owner, libc::SIGCONT);
                     }
-                    // A `run` that is killed before it has started its program leaves none to be looked at.
+                    // A `run` that is killed before it has started its program leaves no program to check.
                     5 | 6 if self.life == Life::Own && !Started::has_started(owner) => (),
                     5 | 6 => {
                         signal(owner, libc::SIGKILL);
@@ -268,7 +268,7 @@ impl Round {
                 }
             }
             if self.life == Life::Kept && random.below(3) == 0 && !is_over() {
-                // A new owner, if there is none; the programs that are left from before go on without.
+                // Starts a new owner, if there is none; the older programs continue without one.
                 Started::new(self.run(&["true".to_owned()])).output.recv_timeout(HANGS).ok();
             }
         }
@@ -296,7 +296,7 @@ impl Round {
         if self.kind == "twin" { self.go_twin() } else { self.go_shared() }
     }
 
-    /// Bytes that were served, as far as a report is there to say so.
+    /// Bytes that were served, as far as there is a report.
     fn served(&self) -> u64 {
         let calm = self.life == Life::Calm && self.mode != Mode::Alone && self.report().exists();
         if calm { disk::Report::read(&self.report()).served() } else { 0 }
@@ -374,7 +374,7 @@ impl Round {
             outside.args(&words[1..]);
             Started::new(outside)
         };
-        // One whose end nobody minds may come again, with the role that it had.
+        // In these kinds, a program may be killed and restarted with the same role.
         let may_be_killed = matches!(self.kind, "locked" | "versions" | "renames") && self.life != Life::Own;
         let mut programs: Vec<Started> = (0..3).map(start).collect();
         let first: Vec<i32> = [0, 1].map(|role: usize| programs[role].pid()).to_vec();
@@ -401,7 +401,7 @@ impl Round {
                 let class: Vec<&str> = last.split_whitespace().skip(1).take(3).collect();
                 return Err((class.join(" "), said));
             }
-            // Who is stopped because another found something is told by that one.
+            // A program that stopped because another one found a difference reports nothing; the other one does.
             if last != "ok" && last != "stopped" {
                 return Err((
                     format!("{}: a program ends badly", self.kind),
@@ -423,13 +423,14 @@ impl Drop for Round {
     }
 }
 
-/// Rounds for so long, from the seed that is asked for; all that differs.
+/// Runs rounds for `time`, from the seed that is asked for, and fails with all differences.
 #[track_caller]
 fn rounds(mode: Mode, time: Duration) {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let asked = std::env::var("QUINION_CHAOS_SEED").ok();
     let asked = asked.map(|seed| seed.parse::<u64>().expect("QUINION_CHAOS_SEED: a number"));
-    // The same in each run of a minute, so that a merge fails for what it changes; a longer run goes on from there.
+    // Each short run starts with the same seeds, so that a merge fails because of its own changes; a longer run
+    // continues from there.
     let first = asked.unwrap_or(0);
     let (begun, mut count, mut served) = (Instant::now(), 0, 0);
     let mut failures: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -469,24 +470,24 @@ fn nothing_differs_AtOnce() {
     rounds(Mode::AtOnce, Duration::from_secs(seconds() / 2));
 }
 
-/// The harness itself: plain programs on both sides.
+/// The harness itself: programs without the cache on both sides.
 #[test]
 #[expect(non_snake_case, reason = "the mode's name")]
 fn nothing_differs_Alone() {
     rounds(Mode::Alone, Duration::from_secs(seconds() / 12));
 }
 
-/// A change that is noted and not made is found, by each kind of round.
+/// Each kind of round finds a change that is recorded and not made.
 #[test]
 fn each_kind_of_round_would_find_it() {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     for (seed, kind) in KINDS.iter().enumerate() {
-        // Not every lie shows: bytes may be written again before they are read. One of some must.
+        // Not every lie shows: bytes may be written again before they are read. At least one of several must show.
         let finds = |lie: u32| {
             let mut round = Round::new(seed as u64, Mode::Alone);
             round.lie = lie;
             round.go().is_err()
         };
-        assert!([20, 3, 40, 7, 90].into_iter().any(finds), "{kind}: lies, and nobody finds them");
+        assert!([20, 3, 40, 7, 90].into_iter().any(finds), "{kind}: no lie is found");
     }
 }

@@ -1,9 +1,9 @@
-//! Never old: what a program reads under `run` is what the kernel would have given, whoever changes the file and
-//! however. The program is `programs/coherence.c`, and each test has the name of its case.
+//! Coherence: what a program reads under `run` is what the kernel would have given, whichever process changes the file
+//! and however. The program is `programs/coherence.c`, and each test has the name of its case.
 //!
 //! ```text
 //!   the case alone --------> its output
-//!            under `run` --> the same, and nobody waited
+//!            under `run` --> the same, and no writer waited
 //! ```
 
 mod disk;
@@ -22,7 +22,7 @@ const NOBODY: u32 = 65534;
 const AT_ONCE: &[&str] = &["--attach", "at-once"];
 const TIMES: &[&str] = &["--attach", "at-once", "--coherence", "times"];
 
-/// The program, compiled once; who is not root can run it.
+/// The program, compiled once; users other than root can run it.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PROGRAM.get_or_init(|| {
@@ -37,14 +37,14 @@ fn program() -> &'static Path {
     path
 }
 
-/// A folder that everybody may look into.
+/// A folder that every user may search.
 fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).expect("it is ours");
     folder
 }
 
-/// A file of noise, written so long ago that its times are no longer young; everybody may write it.
+/// A file of random bytes that every user may write, with times so old that they can be trusted.
 fn file(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, disk::noise(300_000, 7)).expect("the disk has room");
@@ -71,14 +71,14 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).expect("plain text")
 }
 
-/// The case prints the same with us and without, each with a file of its own, which `make` makes.
+/// The case prints the same with the cache and without, each with a file of its own, which `make` makes.
 fn same(options: &[&str], case: &str, make: impl Fn(&str) -> PathBuf) {
     let expected = output(alone(case, &make("without")));
     assert_eq!(output(served(options, case, &make("with"))), expected, "{case} {options:?} (right: without)");
 }
 
-/// With these options, a file of that user's that nobody writes is served to that user: so a case in which nothing is
-/// served has left it to the kernel for a reason, and not because nothing ever is.
+/// With these options, a file that no process writes is served to its owner. So a case in which nothing is served was
+/// left to the kernel for a reason, and not because nothing is ever served.
 fn expect_that_some_file_is_served(options: &[&str], user: Option<u32>) {
     let folder = open_folder();
     let (control, report) = (file(folder.path(), "control"), folder.path().join("report"));
@@ -100,7 +100,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A process that is told what to do, line by line.
+/// A process that reads commands, line by line.
 struct Actor {
     child: Child,
     from: BufReader<ChildStdout>,
@@ -125,7 +125,7 @@ impl Actor {
 
 impl Drop for Actor {
     fn drop(&mut self) {
-        drop(self.child.stdin.take()); // it ends by that
+        drop(self.child.stdin.take()); // the end of its input ends it
         let _ = self.child.wait();
     }
 }
@@ -141,8 +141,8 @@ fn lost_write() {
     }
 }
 
-/// 1. Somebody stores to a mapped file, and a program of another user's reads it, who can have no lease.
-/// 2. He stores again to the same page, which moves no time, and unmaps it.
+/// 1. A process stores to a mapped file. A program of another user reads it, for which the kernel grants no lease.
+/// 2. The process stores again to the same page, which changes no time, and unmaps it.
 /// 3. The program opens the file anew.
 #[test]
 fn mapped_writer() {
@@ -175,7 +175,7 @@ fn mapped_writer() {
     }
 }
 
-/// A process that is no file's owner maps it, and the child that it leaves behind reads what it stores.
+/// A process of another user maps the file, and its orphaned child reads what it stores.
 #[test]
 fn own_map() {
     if !is_root() {
@@ -198,7 +198,8 @@ fn own_write_lock() {
     }
 }
 
-/// A lower file is edited while the file in front is open. It is the kernel's unless all file systems are wanted.
+/// A lower file of an overlay is edited while the upper one is open. The kernel serves it, unless all file systems are
+/// asked for.
 #[test]
 fn overlay_lower() {
     let folder = open_folder();
@@ -234,7 +235,7 @@ fn overlay_lower() {
     }
 }
 
-/// What `SEEK_DATA` and `SEEK_HOLE` say of a part that was allocated and never written depends on who has read it.
+/// The results of `SEEK_DATA` and `SEEK_HOLE` for an allocated and unwritten range depend on who has read it.
 #[test]
 fn preallocated() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
@@ -272,7 +273,7 @@ fn access_times() {
     for case in ["access_times", "access_times_unmoved"] {
         same(AT_ONCE, case, |name| file(folder.path(), name));
     }
-    // Each read is to be seen: such a mount is left to the kernel.
+    // On this mount each read changes the access time, so files on it are left to the kernel.
     let script = "mount -t tmpfs -o strictatime none mounted && cp file mounted && exec \"$@\"";
     std::fs::create_dir(folder.path().join("mounted")).expect("it is new");
     file(folder.path(), "file");
@@ -294,8 +295,8 @@ fn access_times() {
     assert_eq!(got, "moved 1\nmoved 1\nmoved 1\n");
 }
 
-/// 1. A file is served without a lease, because it was declared never to change.
-/// 2. One beside that folder is not.
+/// 1. A file is served without a lease, because its folder was declared immutable.
+/// 2. A file beside that folder is not.
 #[test]
 fn what_was_declared_never_to_change_is_served_without_a_lease() {
     let (declared, other) = (open_folder(), open_folder());

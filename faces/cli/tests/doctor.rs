@@ -1,7 +1,7 @@
-//! `quinion doctor` tells rightly what `run` will do.
+//! `quinion doctor` predicts correctly what `run` does.
 //!
-//! Each kind of program is made here and asked about, and where `run` can start
-//! it, what was said is compared with what `run` then does.
+//! Each kind of program is made here and examined, and where `run` can start it, the prediction is compared with what
+//! `run` then does.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// What is said of a program in JSON, and the exit code.
+/// The prediction for a program in JSON, and the exit code.
 fn asked(program: &Path) -> (String, i32) {
     let folder = tempfile::tempdir().unwrap();
     let output = quinion(&[
@@ -225,7 +225,7 @@ fn a_script_run_by_env_is_told_by_what_env_runs() {
     assert!(said.contains("\"interpreters\":[\"/usr/bin/env\",\"/") && said.contains("/cat\"]"), "{said}");
 }
 
-/// A shim reads nothing by itself: what it becomes does.
+/// A shim reads nothing by itself; the program that it executes does.
 #[test]
 fn a_script_that_becomes_a_program_is_told_by_that() {
     let folder = tempfile::tempdir().unwrap();

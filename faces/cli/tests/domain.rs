@@ -1,6 +1,6 @@
-//! Who may see what is cached: a process that changes its credentials under `run`, its children, and programs that it
-//! becomes. Each reads a file until it is served, becomes somebody else, and looks at what it has mapped: nothing of
-//! the cache may be left, and its reads go on by the kernel.
+//! Access to cached bytes: a process that changes its credentials under `run`, its children, and programs that it
+//! executes. Each reads a file until it is served, changes its user or another credential, and checks its mappings:
+//! none of the cache may be left, and the kernel serves its reads from then on.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -9,8 +9,8 @@ use std::process::Command;
 mod disk;
 use disk::{Report, noise, quinion, scratch};
 
-/// Reads a file until it is served, does `then`, and says what of the cache is mapped before and after. Then it reads
-/// four times as much, by the descriptor that it had and by a new one.
+/// Reads a file until it is served, does `then`, and prints how many mappings of the cache it had before and after.
+/// Then it reads four times as much, by the old descriptor and by a new one.
 const PROGRAM: &str = "
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -27,7 +27,7 @@ print('before', mapped(), flush=True)
 exec(then)
 print('after', mapped(), reads(file, 100) == read == reads(os.open(path, os.O_RDONLY), 100), flush=True)
 ";
-/// What it reads before, and after.
+/// Bytes that it reads before `then`, and after.
 const READ_BEFORE: u64 = 50 * 100_000;
 const READ_AFTER: u64 = 4 * READ_BEFORE;
 
@@ -50,8 +50,8 @@ fn is_root() -> bool {
     is_root
 }
 
-/// 1. A program of root's becomes another user without becoming another program.
-/// 2. It reads all that root's programs have cached, by the memory that it has mapped.
+/// 1. A program of root's changes its user without executing another program.
+/// 2. It reads all that root's programs have cached, through the mappings that it still has.
 #[test]
 fn other_domain() {
     if !is_root() {
@@ -72,7 +72,8 @@ fn other_domain() {
     }
 }
 
-/// The program above is served on while it becomes nobody else: without this the other tests would show nothing.
+/// The program above stays served if `then` changes no credential: without this check the other tests would show
+/// nothing.
 #[test]
 fn who_stays_who_he_is_is_served_on() {
     let folder = scratch();
@@ -84,7 +85,7 @@ fn who_stays_who_he_is_is_served_on() {
     assert_eq!(report.number("reasons", "domain"), 0, "{report:?}");
 }
 
-/// Runs the program, which becomes somebody else by `then`: nothing is mapped from then on, and nothing is served.
+/// Runs the program, which changes its credentials by `then`: from then on nothing is mapped, and nothing is served.
 #[track_caller]
 fn is_served_no_more_after(path: &Path, then: &str) {
     let (said, report) = said(path, then);
@@ -94,8 +95,8 @@ fn is_served_no_more_after(path: &Path, then: &str) {
     assert!(report.number("reasons", "domain") > 0, "{then}: {report:?}");
 }
 
-/// `capset` without any capability, `setns` into a name space of processes and of users, `unshare` of both: what is
-/// called, by its name in the C library and its number.
+/// `capset` without any capability, `setns` into a process and a user name space, `unshare` of both: each with its C
+/// library name and its system call number.
 const CHANGES: [(&str, &str, u32); 5] = [
     (
         "header = (ctypes.c_uint32 * 2)(0x20080522, 0); sets = (ctypes.c_uint32 * 6)(); words = (header, sets)",
@@ -123,7 +124,7 @@ os.waitpid(child, 0)",
     ("words = (0x20000000,)", "unshare", 272),
 ];
 
-/// Each of [`CHANGES`], by name and by number; where a container does not allow it, said so and passed over.
+/// Each of [`CHANGES`], by name and by number; a change that the container forbids is skipped with a message.
 fn each_change(does: impl Fn(&str, &str)) {
     if !is_root() {
         return;
@@ -144,7 +145,7 @@ fn each_change(does: impl Fn(&str, &str)) {
 }
 
 /// 1. A program of root's gives up its capabilities, or enters or makes another name space of users or processes.
-/// 2. It reads on what root's programs have cached.
+/// 2. It still reads what root's programs have cached.
 #[test]
 fn other_domain_by_capset_setns_and_unshare() {
     let folder = scratch();
@@ -153,8 +154,8 @@ fn other_domain_by_capset_setns_and_unshare() {
     each_change(|words, call| is_served_no_more_after(&path, &format!("{words}\n{call}")));
 }
 
-/// 1. A program forks, and its child joins and is served.
-/// 2. The child becomes somebody else, and reads on what it has mapped. Its parent is served still.
+/// 1. A program forks, and its child attaches and is served.
+/// 2. The child changes its credentials, and still reads its mappings. Its parent stays served.
 #[test]
 fn other_domain_of_a_forked_child() {
     let folder = scratch();
@@ -183,8 +184,8 @@ else:
     });
 }
 
-/// 1. A program does something after which it is served no more. What it had mapped stays.
-/// 2. It becomes somebody else, by a function or by a system call by its number, and has it mapped still.
+/// 1. A program does something after which it is no longer served. Its mappings stay.
+/// 2. It changes its user, by a function or by a system call number, and its mappings are still there.
 #[test]
 fn other_domain_of_who_was_served_no_more_before() {
     if !is_root() {
@@ -194,15 +195,15 @@ fn other_domain_of_who_was_served_no_more_before() {
     let path = folder.path().join("file");
     std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
     for then in ["os.setuid(65534)", "libc.syscall(105, 65534)", "libc.syscall(272, 0x20000000)"] {
-        // A ring of io_uring that there is no room for: nothing comes of it but that we stop.
+        // An io_uring for which there is no room: its only effect is that the program is no longer served.
         let (said, report) = said(&path, &format!("libc.syscall(425, 0, 0); assert mapped() == 2\n{then}"));
         assert_eq!(said, "before 2\nafter 0 True\n", "{then}");
         assert!(report.served() > 0 && report.served() < READ_AFTER, "{then}: {report:?}");
     }
 }
 
-/// 1. A program has itself killed if it asks for its number, as a filter of system calls may.
-/// 2. It becomes another user. What is mapped was taken away before, and it is not asked whose it is.
+/// 1. A program installs a system call filter that kills it if it calls `getpid`.
+/// 2. It becomes another user. The mappings were removed before, without a call of `getpid`.
 #[test]
 fn who_has_forbidden_our_calls_changes_its_user_without_any() {
     if !is_root() {
@@ -227,7 +228,8 @@ assert mapped() == 0
     }
 }
 
-/// A core of a program would have what all of them have read. And a child that joins again has it as its parent has.
+/// A core dump of a program would contain what all programs have read. A child that attaches again has the same mapping
+/// flags as its parent.
 #[test]
 fn what_is_mapped_of_the_cache_is_in_no_core_and_in_no_child() {
     let folder = scratch();
@@ -255,7 +257,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert_eq!(said, format!("before 2\n{all}\n{all}\nafter 2 True\n"));
 }
 
-/// 1. A program forks; its child, which may become anybody, has the memory of its parent's.
+/// 1. A program forks; its child, which may change its user, still has its parent's mappings.
 #[test]
 fn a_forked_child_has_nothing_of_its_parents_view() {
     let folder = scratch();
@@ -272,8 +274,8 @@ if child: os.waitpid(child, 0)
     assert!(lines.contains(&"after 2 True"), "the parent: {said}");
 }
 
-/// Forbids itself and all that it becomes to duplicate descriptors of other processes, as Yama does between processes
-/// that are not each other's children, and becomes the command.
+/// Forbids itself and its descendants to duplicate descriptors of other processes, as Yama does for processes that are
+/// not its children, and executes the command.
 const FORBIDDEN: &str = "
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -287,10 +289,10 @@ assert libc.syscall(GETFD, -1, 0, 0) == -1 and ctypes.get_errno() == 1
 os.execvp(sys.argv[1], sys.argv[1:])
 ";
 
-/// 1. The system lets nobody duplicate descriptors of a process that is not its child (kernel.yama.ptrace_scope), as
-///    the owner of a cache that stays is to do.
+/// 1. The system forbids a process to duplicate descriptors of a process that is not its child
+///    (kernel.yama.ptrace_scope), which the owner of a kept cache has to do.
 /// 2. Nothing is served.
-/// 3. Descriptors are sent instead, and threads that open, duplicate and close meanwhile find a number that is not
+/// 3. Descriptors are sent instead. Threads that open, duplicate and close at the same time find a number that is not
 ///    theirs, or lose one.
 #[test]
 fn an_owner_that_may_not_take_descriptors_is_sent_them() {

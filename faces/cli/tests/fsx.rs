@@ -1,5 +1,5 @@
-//! Fsx: the file system exerciser writes, cuts, punches, maps and reads a file at random, checks each read, and
-//! finds nothing wrong under `quinion run`; and what it wrote through the kernel is what others read from the cache.
+//! Fsx: the file system exerciser writes, truncates, punches, maps and reads a file at random, checks each read, and
+//! finds no fault under `quinion run`; and another program reads from the cache what it wrote through the kernel.
 //!
 //! ```text
 //!   quinion run -- fsx FILE                         a program that writes is left to the kernel as long as it does
@@ -57,7 +57,7 @@ fn it_finds_nothing_wrong() {
     }
 }
 
-/// It can find something: told to leave out one operation, it does, unless that was none that changes anything.
+/// Fsx can find faults: told to leave out one operation, it finds that, unless the operation changes nothing.
 #[test]
 fn it_would_find_it() {
     let folder = scratch();
@@ -68,7 +68,7 @@ fn it_would_find_it() {
         let output = fsx.current_dir(folder.path()).output().expect("fsx starts");
         !output.status.success()
     };
-    assert!((500..520).any(finds), "twenty operations were left out, and nobody missed any");
+    assert!((500..520).any(finds), "twenty operations were left out, and no run found one");
 }
 
 #[test]

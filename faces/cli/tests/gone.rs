@@ -1,7 +1,7 @@
-//! Gone: programs that are started where the cache is no more, or cannot be reached, or would not have it; and a `run`
-//! that is stopped itself.
+//! Gone: programs that are started where the cache has ended, cannot be reached, or refuses them; and a `run` that is
+//! stopped itself.
 //!
-//! Nobody says a word about it on a program's standard error, and nobody waits for it.
+//! Such a program runs without any message on its standard error and without waiting for the cache.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -37,9 +37,9 @@ fn assert_silent(output: &Output, expected: &str) {
 
 /// 1. A shell is started under `run`, and leaves another one behind that waits.
 /// 2. `run` ends, and the cache with it.
-/// 3. The other one starts programs: at once, by `posix_spawn` in one of them, and by way of another name. (One that is
-///    started at the very moment of the end may still complain: what is there when it is looked for may be gone when
-///    the linker opens it.)
+/// 3. The second shell starts programs: at once, by `posix_spawn` in one of them, and by way of another name. (A
+///    program that starts at the very moment of the end may still complain: the linker may find the object removed
+///    between its check and its open.)
 #[test]
 fn programs_that_are_started_when_the_cache_has_ended_say_nothing() {
     let folder = scratch();
@@ -65,7 +65,7 @@ os.waitpid(os.posix_spawnp('cat', ['cat', 'text'], os.environ), 0)
     assert_eq!(std::fs::read_to_string(&said).expect("it is there"), "");
 }
 
-/// The same for who may not open the object, or sees other processes than the owner.
+/// The same for a program that may not open the object, or is in another process name space than the owner.
 #[test]
 fn programs_that_cannot_reach_the_cache_say_nothing() {
     if !rustix::process::geteuid().is_root() {
@@ -75,7 +75,7 @@ fn programs_that_cannot_reach_the_cache_say_nothing() {
     let nobody = ["setpriv", "--reuid=65534", "--clear-groups", "cat", "/etc/hostname"];
     let apart = ["unshare", "--pid", "--fork", "--mount-proc", "cat", "/etc/hostname"];
     for words in [&nobody[..], &apart[..]] {
-        // Where a container may not do this, it may not do it without us.
+        // If the container forbids it, it is forbidden without us, too.
         let alone = Command::new(words[0]).args(&words[1..]).output().expect("it is there");
         if alone.status.success() {
             assert_silent(&run(words).output().expect("it starts"), &expected);
@@ -83,9 +83,10 @@ fn programs_that_cannot_reach_the_cache_say_nothing() {
     }
 }
 
-/// 1. A program is the first of its name space of processes, and reads a file for some time.
-/// 2. Another is the first of its own, and so has the same number.
-/// 3. Each is left alone: the owner would take one for the other, and free what the first has, who then waits for ever.
+/// 1. A program is the first process of its name space, and reads a file for some time.
+/// 2. Another program is the first of another name space, and so has the same number.
+/// 3. Neither is served: the owner would mistake one for the other, and free what the first has, which then waits for
+///    ever.
 #[test]
 fn programs_in_name_spaces_of_their_own_are_left_alone() {
     if !Command::new("unshare")
@@ -114,7 +115,7 @@ for i in range(12):
     assert_silent(&output, &"65536\n".repeat(24));
 }
 
-/// Who may use only so many addresses keeps them for himself.
+/// A program with a limit on its address space has all of it for itself.
 #[test]
 fn a_program_with_few_addresses_has_them_all() {
     let script = "ulimit -v 1000000; exec python3 -c 'import mmap; print(len(mmap.mmap(-1, 500 << 20)))'";
@@ -125,8 +126,7 @@ fn a_program_with_few_addresses_has_them_all() {
     assert_silent(&limited.output().expect("it starts"), &format!("{}\n", 500 << 20));
 }
 
-/// A program that bounds its addresses by itself, or has them locked, has them for itself, too; and so have its
-/// children.
+/// A program that limits its own address space, or locks its memory, has it for itself, too; and so have its children.
 #[test]
 fn own_limits() {
     let folder = scratch();
@@ -165,8 +165,8 @@ read()
     }
 }
 
-/// A handler that interrupts a read forks, and the child returns from it and goes on with the read: it has not
-/// inherited what is read from.
+/// A handler that interrupts a read forks, and the child returns from it into the read: it has not inherited the
+/// mapping that it was reading from.
 #[test]
 fn forks_in_handlers() {
     let folder = scratch();
@@ -184,7 +184,7 @@ fn forks_in_handlers() {
     }
 }
 
-/// Its runtime wants to be the first of all objects, and is not.
+/// Its runtime has to be the first of all loaded objects, and is not.
 #[test]
 fn a_program_that_watches_its_memory_runs_as_without_us() {
     let folder = scratch();
@@ -215,8 +215,8 @@ fn a_program_that_watches_its_memory_runs_as_without_us() {
 
 /// 1. A program reads a file by a lease of the cache's.
 /// 2. Both are stopped, as by Ctrl-Z.
-/// 3. Somebody opens the file for writing, and does not wait for who is stopped.
-/// 4. They go on, and the program reads what was written.
+/// 3. Another process opens the file for writing, and does not wait for the stopped processes.
+/// 4. They continue, and the program reads what was written.
 #[test]
 fn who_writes_does_not_wait_for_a_run_that_is_stopped() {
     let folder = scratch();
@@ -251,8 +251,8 @@ print(os.pread(fd, 8, 5000).decode())
     let mut out = child.0.stdout.take().expect("it is piped");
     std::io::Read::read_to_string(&mut out, &mut said).expect("it is text");
     assert_eq!((said.as_str(), child.wait().success()), ("bbbbbbbb\n", true));
-    // The kernel's time for those who do not answer is 45 seconds.
-    assert!(waited < Duration::from_secs(15), "who wrote waited for {waited:?}");
+    // The kernel breaks a lease after 45 seconds if its holder does not answer.
+    assert!(waited < Duration::from_secs(15), "the writer waited for {waited:?}");
 }
 
 /// The letter of a process's state.

@@ -1,7 +1,7 @@
-//! A control group with little memory: the cache has half of it at most, and gives way to programs.
+//! A control group with little memory: the cache takes half of it at most, and shrinks when programs need memory.
 //!
-//! The group is a real one, inside the one that the tests run in, with a limit of 300M. Where none can be made, as
-//! without the rights for it, the tests say so. What goes wrong here is that the kernel kills somebody.
+//! The group is a real one, inside the group of the tests, with a limit of 300M. Where none can be made (it takes
+//! rights), the tests are skipped with a message. The failure that they look for is a process killed by the kernel.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ mod disk;
 use disk::{plain, quinion, scratch};
 
 const MIB: usize = 1 << 20;
-/// What the group may use.
+/// The memory limit of the group.
 const LIMIT: usize = 300 * MIB;
 
-/// A group inside this process's, with that limit; gone when this is dropped.
+/// A group inside this process's, with that limit; removed when it is dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None`, and the reason is printed, if there can be none.
+    /// `None`, after printing the reason, if no group can be made.
     fn new(name: &str) -> Option<Self> {
         let skip = |why: &dyn std::fmt::Display| println!("SKIPPED: no control group for memory here: {why}");
         let Some((version, outer)) = quinion::internals::arena::memory_groups().into_iter().next() else {
@@ -31,7 +31,7 @@ impl Group {
             return None;
         }
         let group = Self(path);
-        // The limit of the first file alone: memory.max, or that of version 1.
+        // Only the limit of the first file: memory.max, or that of version 1.
         match std::fs::write(group.0.join(version.files()[0]), LIMIT.to_string()) {
             Ok(()) => Some(group),
             Err(error) => {
@@ -58,7 +58,7 @@ impl Drop for Group {
     }
 }
 
-/// Reads the file twice, and then takes so much memory in steps of which each takes some time.
+/// Reads the file twice, and then allocates `total` in steps of `step`, each of which takes `seconds`.
 fn script(total: usize, step: usize, seconds: f64) -> String {
     format!(
         "
@@ -77,8 +77,9 @@ print(sum(map(len, kept)))
     )
 }
 
-/// 1. In a group of 300M, with `--memory 200M`, a program reads so much that the cache is full, and takes 120M at once.
-/// 2. It is killed for memory.
+/// 1. In a group of 300M, with `--memory 200M`, a program fills the cache by its reads, and then allocates 120M at
+///    once.
+/// 2. It is killed for lack of memory.
 #[test]
 fn a_cache_leaves_programs_half_of_the_group_and_says_so() {
     let Some(group) = Group::new("half") else { return };
@@ -93,8 +94,8 @@ fn a_cache_leaves_programs_half_of_the_group_and_says_so() {
     assert!(disk::Report::read(&report).served() > 100 * MIB as u64);
 }
 
-/// 1. A program takes more than the cache leaves, by and by.
-/// 2. The cache keeps what it has, and somebody is killed.
+/// 1. A program allocates more than the cache leaves, step by step.
+/// 2. The cache does not shrink, and the kernel kills a process.
 #[test]
 fn a_cache_gives_way_before_the_kernel_kills() {
     let Some(group) = Group::new("way") else { return };

@@ -1,5 +1,5 @@
-//! Hints of programs: what a program under `run` says that it will want is in the cache afterwards, and what it says
-//! that it wants no longer is not. By the pages that the cache has, not by bytes that were served.
+//! Hints of programs: pages that a program under `run` announces are cached afterwards, and pages that it gives up are
+//! not. Checked by the cached pages, not by served bytes.
 //!
 //! ```text
 //!   programs/hints.c CASE --alone--------> what each call answered, a digest of what was read
@@ -45,7 +45,7 @@ fn program() -> &'static Path {
     program
 }
 
-/// How the program's calls reach us.
+/// How the program's calls are intercepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// By names alone.
@@ -54,7 +54,7 @@ enum Way {
     Patched,
 }
 
-/// What a case left behind.
+/// The result of a case.
 #[derive(Debug)]
 struct Outcome {
     /// What the program printed.
@@ -87,7 +87,7 @@ fn cached(file: &File) -> Vec<Range<u64>> {
     there.map(|range| range.bytes.start / PAGE..range.bytes.end.div_ceil(PAGE)).collect()
 }
 
-/// Looks until the cache has the pages `expected` of `file`, and fails with those it has if it never does.
+/// Waits until the cache has exactly the pages `expected` of `file`; fails with those it has after a minute.
 #[track_caller]
 fn wait_until_cached(what: &str, file: &File, expected: &[Range<u64>]) {
     let began = Instant::now();
@@ -97,7 +97,7 @@ fn wait_until_cached(what: &str, file: &File, expected: &[Range<u64>]) {
     assert_eq!(cached(file), expected, "{what} (right: the pages expected)");
 }
 
-/// Runs a case under a cache: the pages of the file that are cached then have to be those expected.
+/// Runs a case under a cache, which then has to have exactly the expected pages of the file.
 #[track_caller]
 fn leaves_cached(case: &str, way: Way, expected: &[Range<u64>]) -> Outcome {
     let (_folder, path) = file();
@@ -113,7 +113,7 @@ fn leaves_cached(case: &str, way: Way, expected: &[Range<u64>]) -> Outcome {
     let mut command = Command::new(program());
     command.arg(case).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
     session.point_to(&mut command);
-    // 1 The program says that it has done its case, and keeps the file open.
+    // 1 The program has printed that its case is done, and keeps the file open.
     let mut child = command.spawn().expect("it starts");
     let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut printed = String::new();
@@ -126,7 +126,7 @@ fn leaves_cached(case: &str, way: Way, expected: &[Range<u64>]) -> Outcome {
     let totals = session.stop();
     wait_until_cached(&format!("{case}, {way:?}, ended"), &ours, expected);
     assert_eq!(printed, alone, "{case}, {way:?} (right: without the cache)");
-    // The kernel's read is that of the pipe by which the program is told to end.
+    // The one kernel read is that of the pipe that ends the program.
     assert!(totals.files == 1 && totals.kernel_reads <= 1, "{case}, {way:?}: {totals:?}");
     Outcome { printed, totals, stats: cache.stats() }
 }
@@ -137,7 +137,7 @@ fn leaves_cached_both_ways(case: &str, expected: &[Range<u64>]) -> [Outcome; 2] 
     [Way::Names, Way::Patched].map(|way| leaves_cached(case, way, expected))
 }
 
-/// A case that asks for pages and reads none of them: they come because of the hint alone.
+/// A case that announces pages and reads none of them: only the hint brings them in.
 #[track_caller]
 fn is_fetched(case: &str, expected: Range<u64>) {
     let pages = expected.end - expected.start;
@@ -159,7 +159,7 @@ fn what_a_program_will_need_is_cached() {
     is_fetched("willneed-all", 0..PAGES);
 }
 
-/// What the next tests compare with: without a hint all of it stays.
+/// The reference for the next tests: without a hint all pages stay.
 #[test]
 fn what_is_read_without_a_hint_stays_cached() {
     for outcome in leaves_cached_both_ways("read", std::slice::from_ref(&(0..PAGES))) {
@@ -167,7 +167,7 @@ fn what_is_read_without_a_hint_stays_cached() {
     }
 }
 
-/// A case that reads all of the file, and says that it wants none of it again.
+/// A case that reads all of the file, and announces that it needs none of it again.
 #[track_caller]
 fn is_served_and_goes(case: &str) {
     for outcome in leaves_cached_both_ways(case, &[]) {
@@ -176,7 +176,7 @@ fn is_served_and_goes(case: &str) {
     }
 }
 
-/// As the kernel's, this hint takes no page away while there is room.
+/// Like the kernel's, this hint evicts no page while there is room.
 #[test]
 fn what_is_read_and_not_used_again_stays_while_there_is_room() {
     for outcome in leaves_cached_both_ways("noreuse", std::slice::from_ref(&(0..PAGES))) {

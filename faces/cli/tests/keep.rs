@@ -1,8 +1,8 @@
-//! A cache that outlives the command: what the next run finds, what it is told, and that nobody's death leaves anything
-//! that the next one trips over.
+//! A cache that outlives the command: what the next run finds, what it is told, and that the death of any process
+//! leaves nothing behind that breaks the next run.
 //!
-//! Each test has a folder for kept caches of its own, and ends the owners that it finds there, whatever happens to it.
-//! An owner is found by its command line, which names that folder: so it is seen also if it cannot be reached.
+//! Each test has a folder for kept caches of its own, and ends the owners of that folder whatever its result. An owner
+//! is found by its command line, which names the folder; so it is found even if it cannot be reached.
 
 use quinion_testing::hanging;
 use std::fs::{self, File};
@@ -22,11 +22,11 @@ use disk::{Ended, Report, noise, plain, quinion, scratch};
 
 const FILE_BYTES: usize = 3 << 20;
 
-/// A process that another test forks has this process's descriptors until its `exec`, which closes them: a socket that
-/// lingers would keep it there. So the test with such sockets runs alone.
+/// A process that another test forks has this process's descriptors until its `exec`, which closes them: a lingering
+/// socket would block it there. So the test with such sockets runs alone.
 static LINGERING: RwLock<()> = RwLock::new(());
 
-/// Beside other tests or alone, for as long as it is held.
+/// The lock that lets a test run beside others, or alone, while it is held.
 #[allow(dead_code, reason = "what counts is when they are dropped")]
 enum Turn {
     Beside(RwLockReadGuard<'static, ()>),
@@ -55,7 +55,7 @@ impl Home {
         Self { runtime, files: scratch(), _turn: turn }
     }
 
-    /// A file without any pattern.
+    /// A file of random bytes.
     fn file(&self, name: &str, seed: u64) -> PathBuf {
         let path = self.files.path().join(name);
         fs::write(&path, noise(FILE_BYTES, seed)).expect("the disk has room");
@@ -68,7 +68,7 @@ impl Home {
         command
     }
 
-    /// `quinion run --keep -- WORDS`, and where it reports.
+    /// `quinion run --keep -- WORDS`, with a report file.
     fn run(&self, words: &[&str]) -> Command {
         self.run_as("default", &[], words)
     }
@@ -84,7 +84,7 @@ impl Home {
         self.files.path().join(format!("{name}.report"))
     }
 
-    /// Runs a program to its end, which must be a good one; its output, and the report.
+    /// Runs a program, which must succeed; returns its output and the report.
     #[track_caller]
     fn ran(&self, options: &[&str], words: &[&str]) -> (Vec<u8>, Report) {
         let output = self.run_as("default", options, words).output().expect("our own command starts");
@@ -92,7 +92,7 @@ impl Home {
         (output.stdout, Report::read(&self.report_of("default")))
     }
 
-    /// The same bytes as the file has now; the report.
+    /// Reads the file, which must give its current bytes; returns the report.
     #[track_caller]
     fn reads(&self, path: &Path) -> Report {
         let (read, report) = self.ran(&[], &["cat", path.to_str().expect("a plain path")]);
@@ -117,7 +117,7 @@ impl Home {
         };
         let processes = fs::read_dir("/proc").expect("there is /proc").filter_map(|entry| {
             let process = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            // One that has ended and was not waited for has no words any more.
+            // A process that has ended and was not reaped has an empty command line.
             is_owner(&fs::read(format!("/proc/{process}/cmdline")).ok()?).then_some(process)
         });
         processes.collect()
@@ -130,7 +130,7 @@ impl Home {
         owners[0]
     }
 
-    /// What is left in the folder, but for what runs found out about files, and what programs load.
+    /// The names left in the folder, except the records about files and the objects that programs load.
     fn left(&self) -> Vec<String> {
         let folder = fs::read_dir(self.runtime.path().join("quinion")).expect("it was made");
         let names =
@@ -155,11 +155,11 @@ impl Drop for Home {
 
 #[allow(unsafe_code, reason = "a plain call")]
 fn kill(process: u32, signal: i32) {
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are plain numbers.
     unsafe { libc::kill(process as i32, signal) };
 }
 
-/// Waits until something is so. That it never is, is for whoever runs the tests to see.
+/// Waits until `so` holds. It has no time limit of its own.
 fn until(mut so: impl FnMut() -> bool) {
     while !so() {
         std::thread::sleep(Duration::from_millis(2));
@@ -167,7 +167,7 @@ fn until(mut so: impl FnMut() -> bool) {
 }
 
 fn is_gone(process: u32) -> bool {
-    // Nobody waits for an owner in a container without an init: what is left of it has no words.
+    // A container without an init does not reap an owner; an ended one has an empty command line.
     fs::read(format!("/proc/{process}/cmdline")).map_or(true, |words| words.is_empty())
 }
 
@@ -183,7 +183,7 @@ fn after(text: &str, what: &str) -> u64 {
     value[..digits].parse().unwrap_or_else(|_| panic!("{what} is no number in {text}"))
 }
 
-/// Reads all of a file when told to, a line at a time: how often, and what it read.
+/// Reads all of a file for each line of input, and prints how often and a digest.
 const READS_WHEN_TOLD: &str = "import sys,os,hashlib
 fd = os.open(sys.argv[1], os.O_RDONLY); print('ready', flush=True)
 for line in sys.stdin:
@@ -195,7 +195,7 @@ for line in sys.stdin:
     print(h.hexdigest(), flush=True)
 ";
 
-/// A run whose program waits to be told.
+/// A run whose program waits for commands.
 struct Waiting {
     run: Ended,
     input: Option<std::process::ChildStdin>,
@@ -225,7 +225,7 @@ impl Waiting {
         writeln!(self.input.as_mut().expect("it was not ended"), "go").expect("it listens");
         self.line()
     }
-    /// The program ends as it sees the end of its input.
+    /// Closes the program's input, which ends it.
     fn end(&mut self) -> std::process::ExitStatus {
         self.input = None;
         self.run.wait()
@@ -242,7 +242,7 @@ fn md5(path: &Path) -> String {
 
 // ---- what the next run finds --------------------------------------------------------------------
 
-/// Its first run joins it, and it ends with that.
+/// The first run attaches to it, and it ends with that run.
 #[test]
 fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
     let home = Home::new();
@@ -255,7 +255,7 @@ fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
     assert!(home.left().is_empty(), "{:?}", home.left());
 }
 
-/// The error alone: no cache is started, no report replaces an older one.
+/// Only the error: no cache is started, and no report replaces an older one.
 #[test]
 fn for_a_program_that_is_not_there_nothing_is_started_or_written() {
     let home = Home::new();
@@ -304,8 +304,8 @@ fn the_second_run_finds_what_the_first_has_read() {
     let first = home.reads(&path);
     assert!(first.number("device", "bytes") >= FILE_BYTES as u64, "{first:?}");
     let owner = home.owner();
-    // A file that was written a moment before it was first looked at is read once more: it might have been
-    // written again in that moment.
+    // A file that was written a moment before it was first checked is read once more: it might have been written again
+    // in that moment.
     home.reads(&path);
     let third = home.reads(&path);
     assert_eq!((third.number("device", "bytes"), third.number("asked", "questions")), (0, 0), "{third:?}");
@@ -327,7 +327,7 @@ fn a_file_that_was_changed_between_two_runs_is_read_anew() {
     let changed = |change: &dyn Fn(&mut File)| {
         let mut file = File::options().append(true).open(&path).expect("it is there");
         change(&mut file);
-        // While it is open to write the kernel reads it; what that reads is right.
+        // While it is open for writing the kernel serves it, with the current bytes.
         let (read, _) = home.ran(&[], &["cat", path.to_str().expect("a plain path")]);
         disk::assert_bytes("cat", &read, &fs::read(&path).expect("it is there"));
         drop(file);
@@ -338,7 +338,7 @@ fn a_file_that_was_changed_between_two_runs_is_read_anew() {
     // 3 another file of the same name
     fs::rename(home.file("other", 3), &path).expect("one folder");
     home.reads(&path);
-    // 4 one that was removed, and made anew, perhaps with its number
+    // 4 removed and made anew, perhaps with the same inode number
     fs::remove_file(&path).expect("it is there");
     home.file("file", 4);
     home.reads(&path);
@@ -384,7 +384,7 @@ fn memory_is_one_bound_however_many_runs_there_are() {
     assert_eq!((after(&kept, "\"runs_begun\":"), home.owners().len()), (4, 1), "{kept}");
 }
 
-/// So it keeps no file system busy, and the space of one that is removed is free at once.
+/// So it keeps no file system busy, and the space of a removed file is freed at once.
 #[test]
 fn a_file_that_nobody_has_open_is_closed_though_nobody_comes() {
     let home = Home::new();
@@ -423,7 +423,7 @@ fn runs_side_by_side_report_their_own_numbers() {
     assert!(second.end().success() && first.end().success());
     let report = |name| Report::read(&home.report_of(name));
     let (first, second) = (report("default"), report("second"));
-    // Each its file, once and twice, and python's own files, which are much smaller.
+    // Each run reads its file, once or twice, and python's own files, which are much smaller.
     let times = |report: &Report| report.served() / FILE_BYTES as u64;
     assert_eq!((times(&first), times(&second)), (1, 2), "{first:?} {second:?}");
     for report in [&first, &second] {
@@ -445,7 +445,7 @@ fn children_count_for_their_run() {
     assert!(after(&report.0, "\"processes\":") >= 10, "{report:?}");
 }
 
-/// A child that was forked, and started nothing: it has its parent's descriptor, and a page of its own to count on.
+/// A forked child that executes nothing: it has its parent's descriptor, and counters in a page of its own.
 #[test]
 fn what_a_forked_child_reads_counts_for_its_run() {
     const READS_AS_A_CHILD: &str = "import os,sys,hashlib
@@ -461,15 +461,15 @@ os.wait()
     let (said, report) =
         home.ran(&[], &[python, "-c", READS_AS_A_CHILD, path.to_str().expect("a plain path")]);
     assert_eq!(text(&said), format!("{}\n", md5(&path)).repeat(4));
-    // What Python reads of its own is less than the file.
+    // Python's own files are smaller than the file.
     let served = report.served();
     assert!((4 * FILE_BYTES as u64..5 * FILE_BYTES as u64).contains(&served), "{report:?}");
     assert_eq!(after(&report.0, "\"processes\":"), 2, "{report:?}");
 }
 
-/// 1. A run ends, and leaves a shell behind that waits.
-/// 2. The shell goes on, and starts a program that reads by the C library's inside alone.
-/// 3. The plan that the run brought is still there for it.
+/// 1. A run ends, and leaves a waiting shell behind.
+/// 2. The shell continues, and starts a program that reads only inside the C library.
+/// 3. The plan that the run brought is still available to it.
 #[test]
 fn a_program_that_one_left_behind_starts_is_patched() {
     let home = Home::new();
@@ -483,7 +483,7 @@ fn a_program_that_one_left_behind_starts_is_patched() {
     assert!(after(&report.0, "\"functions\":") > 0, "there is a plan: {report:?}");
     until(|| home.keeps().contains("\"runs\":0"));
     let before = after(&home.keeps(), "\"served_bytes\":");
-    fs::write(&fifo, "go\n").expect("somebody waits there");
+    fs::write(&fifo, "go\n").expect("the shell waits there");
     until(|| fs::read_to_string(&sum).expect("the shell made it").contains("end\n"));
     let plain = plain("sha256sum").arg(&path).output().expect("sha256sum starts");
     assert_eq!(fs::read_to_string(&sum).expect("it is there"), text(&plain.stdout) + "end\n");
@@ -497,8 +497,8 @@ fn a_program_that_one_left_behind_starts_is_patched() {
 fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
     let home = Home::new();
     home.ran(&["--memory", "32M", "--idle", "1h"], &["true"]);
-    home.ran(&["--memory", "32M", "--idle", "60m"], &["true"]); // the same in other words
-    home.ran(&["--memory", "33M"], &["true"]); // which is 32, in whole extents
+    home.ran(&["--memory", "32M", "--idle", "60m"], &["true"]); // the same time, spelled differently
+    home.ran(&["--memory", "33M"], &["true"]); // rounded down to whole extents: 32
     home.ran(&[], &["true"]);
     for (options, what) in [(["--memory", "64M"], "has 32.0 MiB of memory"), (["--idle", "2h"], "--idle 1h")]
     {
@@ -529,14 +529,14 @@ fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
         let output = home.quinion(&["run"]).args(words).args(["--", "true"]).output().expect("it starts");
         assert!(!output.status.success() && text(&output.stderr).contains(what), "{words:?}: {output:?}");
     }
-    assert_eq!(home.owners().len(), 2, "what could not begin has left nobody");
+    assert_eq!(home.owners().len(), 2, "a run that failed to start leaves no owner");
 }
 
-/// Says one line to the owner, and hears one.
+/// Sends one line to the owner, and returns one line of its answer.
 fn said(home: &Home, name: &str, line: &str) -> String {
     let socket = home.runtime.path().join(format!("quinion/{name}.socket"));
-    let mut stream = UnixStream::connect(socket).expect("somebody listens");
-    // It may end the connection before all of it is said.
+    let mut stream = UnixStream::connect(socket).expect("the owner listens");
+    // The owner may close the connection before all of it is sent.
     let _ = writeln!(stream, "{line}");
     let mut answer = String::new();
     let _ = BufReader::new(stream).read_line(&mut answer);
@@ -557,7 +557,7 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     }
     assert!(said(&home, "default", r#"{"ask":"status","later":1}"#).contains("\"answer\":\"status\""));
     assert!(said(&home, "default", r#"{"ask":"numbers"}"#).contains("refused"));
-    // What is no question ends the connection, and nothing else.
+    // An invalid request ends the connection, and nothing else.
     assert_eq!(said(&home, "default", "nonsense"), "");
     assert_eq!(said(&home, "default", &"x".repeat(2 << 20)), "");
     home.ran(&[], &["true"]);
@@ -565,19 +565,19 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     until(|| home.owners().is_empty());
 }
 
-/// A socket whose close waits for a minute, and the other end of it.
+/// A socket whose close waits for a minute, and its other end.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let stream =
         std::net::TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");
-    let (other, _) = listener.accept().expect("somebody has connected");
+    let (other, _) = listener.accept().expect("the other end has connected");
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(60))).expect("a socket");
     stream.set_nonblocking(true).expect("a socket");
     while (&stream).write(&[0; 1 << 16]).is_ok() {}
     (stream, other)
 }
 
-/// Says something with a descriptor, which nobody here keeps; its other end.
+/// Sends `bytes` with a descriptor whose only copy is then the owner's; returns its other end.
 fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use std::os::fd::{AsFd, AsRawFd};
@@ -587,8 +587,8 @@ fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
     let descriptors = [stream.as_fd()];
     assert!(with.push(SendAncillaryMessage::ScmRights(&descriptors)));
     sendmsg(to, &[std::io::IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL).expect("it is heard");
-    // The owner may have closed it by now, and then this close is the one that waits. What is forked from here on does
-    // not have it: a close takes the descriptor away before it waits.
+    // The owner may have closed it by now, and then this close is the one that waits. A later fork does not inherit it,
+    // since a close removes the descriptor before it waits.
     let entry = format!("/proc/self/fd/{}", stream.as_raw_fd());
     let socket = fs::read_link(&entry).expect("it is open");
     std::thread::spawn(move || drop(stream));
@@ -596,8 +596,8 @@ fn say_with_descriptor(to: &UnixStream, bytes: &[u8]) -> std::net::TcpStream {
     other
 }
 
-/// Descriptors that cannot be closed without waiting: with nonsense, with a good question, behind one, and in a
-/// connection that ends at once. The owner answers others meanwhile, and ends when it is told to.
+/// Descriptors whose close blocks: with an invalid request, with a valid one, behind one, and in a connection that ends
+/// at once. The owner answers other clients meanwhile, and ends when it is asked to.
 #[test]
 fn a_strangers_descriptor_costs_its_own_connection() {
     let home = Home::alone();
@@ -609,7 +609,7 @@ fn a_strangers_descriptor_costs_its_own_connection() {
     for (before, with, stays) in
         [("", "nonsense", true), ("", status, true), (status, status, true), ("", "x", false)]
     {
-        let mut stream = UnixStream::connect(&socket).expect("somebody listens");
+        let mut stream = UnixStream::connect(&socket).expect("the owner listens");
         stream.write_all(before.as_bytes()).expect("it is heard");
         others.push((say_with_descriptor(&stream, with.as_bytes()), stays.then_some(stream)));
         assert!(said(&home, "default", status.trim_end()).contains("\"answer\":\"status\""), "{with}");
@@ -617,17 +617,17 @@ fn a_strangers_descriptor_costs_its_own_connection() {
     home.ran(&[], &["true"]);
     let output = home.quinion(&["stop"]).output().expect("our own command starts");
     assert!(output.status.success() && !text(&output.stdout).contains("was killed"), "{output:?}");
-    assert!(begun.elapsed() < Duration::from_secs(40), "somebody waited: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(40), "a client waited: {:?}", begun.elapsed());
     assert_eq!((home.owners(), home.left()), (vec![], vec![]));
 }
 
-/// More of them than the owner has connections for.
+/// More such descriptors than the owner has connections for.
 #[test]
 fn strangers_who_say_nothing_or_talk_without_end_keep_nobody_away() {
     let home = Home::new();
     home.ran(&[], &["true"]);
     let socket = home.runtime.path().join("quinion/default.socket");
-    let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&socket).expect("somebody listens")).collect();
+    let silent: Vec<_> = (0..300).map(|_| UnixStream::connect(&socket).expect("the owner listens")).collect();
     home.ran(&[], &["true"]);
     let talks = Arc::new(AtomicBool::new(true));
     let talkers: Vec<_> = (0..2)
@@ -652,7 +652,7 @@ fn strangers_who_say_nothing_or_talk_without_end_keep_nobody_away() {
     assert!(home.quinion(&["stop"]).status().expect("it starts").success());
 }
 
-/// What is patched in programs is the owner's: it is there when the run that brought it is over.
+/// The owner keeps the plan for patching programs: it exists after the run that brought it has ended.
 #[test]
 fn a_plan_is_kept_once_and_found_by_its_number() {
     let home = Home::new();
@@ -674,13 +674,13 @@ fn a_plan_is_kept_once_and_found_by_its_number() {
     for plan in [vec![0, 255, 16], long] {
         assert_eq!(bytes.iter().filter(|bytes| **bytes == plan).count(), 1);
     }
-    assert!(plans.iter().all(|path| fs::write(path, "changed").is_err()), "nobody changes it");
+    assert!(plans.iter().all(|path| fs::write(path, "changed").is_err()), "the plan can be changed");
     for wrong in [r#"{"ask":"plan"}"#, r#"{"ask":"plan","plan":"0"}"#, r#"{"ask":"plan","plan":"xx"}"#] {
         assert!(said(&home, "default", wrong).contains("refused"), "{wrong}");
     }
 }
 
-/// An owner of a version that says other things.
+/// An owner of another version, with another protocol.
 #[test]
 fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
     let home = Home::new();
@@ -699,7 +699,7 @@ fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
         let _ = fs::remove_file(folder.join("default.socket"));
         let listener = UnixListener::bind(folder.join("default.socket")).expect("it is free");
         let owner = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("somebody comes");
+            let (mut stream, _) = listener.accept().expect("a run connects");
             let mut question = String::new();
             BufReader::new(stream.try_clone().expect("a second")).read_line(&mut question).expect("it asks");
             stream.write_all(answer.as_bytes()).expect("it listens");
@@ -718,7 +718,7 @@ fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
     assert!(home.owners().is_empty());
 }
 
-/// All who look for the folder pass over one that others may enter, and find the same next one.
+/// All commands that look for the folder skip one that other users may enter, and choose the same next one.
 #[test]
 fn a_folder_that_is_not_ours_alone_is_passed_over() {
     let (home, next) = (Home::new(), Home::new());
@@ -739,7 +739,11 @@ fn a_folder_that_is_not_ours_alone_is_passed_over() {
     output(&["stop"]);
     assert!(!next.runtime.path().join(".cache/quinion/default.lock").exists());
     let by_hand = home.quinion(&["keep-owner", "--name", "x", "--folder"]).arg(home.files.path()).output();
-    assert_eq!(by_hand.expect("it starts").status.code(), Some(1), "nobody becomes an owner without a lock");
+    assert_eq!(
+        by_hand.expect("it starts").status.code(),
+        Some(1),
+        "no process becomes an owner without the lock"
+    );
 }
 
 // ---- what the owner has of its first runner -----------------------------------------------------
@@ -752,7 +756,7 @@ fn the_owner_has_nothing_of_its_starters() {
     let script = "exec 9>held; trap '' TERM HUP; nohup \"$0\" run --keep --report none -- true 2>&1";
     let mut command = plain("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_quinion")]).current_dir(folder.path());
-    // Until all have closed it who hold the other end of what it writes to.
+    // The output ends when all processes have closed its write end.
     let output = command.env("XDG_RUNTIME_DIR", home.runtime.path()).output().expect("sh starts");
     assert!(output.status.success(), "{output:?}");
     let owner = home.owner();
@@ -772,7 +776,7 @@ fn the_owner_has_nothing_of_its_starters() {
     let (group, session, terminal) = (fields[2], fields[3], fields[4]);
     assert_eq!((group, session, terminal), (&*owner.to_string(), &*owner.to_string(), "0"), "{stat}");
     assert!(!fs::read_to_string(proc("environ")).expect("it lives").contains("XDG_RUNTIME_DIR"));
-    kill(owner, libc::SIGTERM); // which its starter ignored
+    kill(owner, libc::SIGTERM); // which the process that started it ignored
     until(|| home.owners().is_empty());
     until(|| home.left().is_empty());
 }
@@ -832,7 +836,7 @@ fn it_ends_when_nobody_has_used_it_for_long_and_not_before() {
     assert_eq!(home.owner(), owner, "a run keeps it");
     assert!(run.end().code() == Some(1));
     until(|| home.owners().is_empty() && home.left().is_empty());
-    // A program that its run has left behind keeps it, too.
+    // A program that its run has left behind keeps it alive, too.
     let script = "sleep 1000 > /dev/null 2>&1 & echo $!";
     let (left, _) = home.ran(&["--idle", "30ms"], &["sh", "-c", script]);
     let left: u32 = text(&left).trim().parse().expect("a number");
@@ -856,7 +860,7 @@ fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
     assert!(!home.left().is_empty(), "it could remove nothing");
     home.reads(&path);
     assert_ne!(home.owner(), first);
-    // Under a program, which goes on, and whose report says what is known.
+    // Under a program, which continues, and whose report says what is known.
     let mut run = Waiting::reading(&home, "default", &path);
     assert_eq!(run.tell(), md5(&path));
     kill(home.owner(), libc::SIGKILL);
@@ -865,7 +869,7 @@ fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
     assert!(run.end().success());
     let report = Report::read(&home.report_of("default"));
     assert!(report.0.contains("ended before the program"), "{report:?}");
-    // And what it left is removed by whoever looks.
+    // The next command that looks at the folder removes what the owner left.
     assert_eq!(home.keeps(), "{\"schema\":1,\"kept\":[]}\n");
     assert!(home.left().is_empty());
 }
@@ -886,8 +890,8 @@ fn rubbish_in_the_folder_is_in_nobodys_way() {
     assert_eq!(home.left(), ["-.lock"]);
 }
 
-/// Somebody cleans up in the folder: the next run cannot find the cache and starts another, and the first one ends, and
-/// takes nothing of the second along.
+/// A user removes the files in the folder: the next run cannot find the cache and starts another, and the first owner
+/// ends without removing any file of the second.
 #[test]
 fn one_that_nobody_can_find_any_more_ends() {
     let home = Home::new();
@@ -936,8 +940,8 @@ fn a_killed_program_is_told_of_as_ever() {
     home.reads(&path);
 }
 
-/// Runners and owners are killed at moments that differ, from before the first step to after the last. Whatever was
-/// left, the next run is as good as any, and there is one owner.
+/// Runs and owners are killed at different moments, from before the first step to after the last. Whatever is left, the
+/// next run works, and there is one owner.
 #[test]
 fn killed_at_any_moment_of_the_start_nothing_is_left_in_the_way() {
     let home = Home::new();
@@ -958,7 +962,7 @@ fn killed_at_any_moment_of_the_start_nothing_is_left_in_the_way() {
         home.reads(&path);
         home.owner();
         if moment % 2 == 1 {
-            kill(home.owner(), libc::SIGKILL); // the next begins from nothing
+            kill(home.owner(), libc::SIGKILL); // the next run starts without an owner
         }
     }
 }
@@ -980,7 +984,7 @@ fn many_that_start_at_once_start_one_owner() {
             disk::assert_same("cksum", &run.wait_with_output().expect("it is our child"), &expected);
         }
         assert_eq!((home.owners().len(), after(&home.keeps(), "\"runs_begun\":")), (1, 8), "round {round}");
-        // They end by all ways, and the next round begins at once.
+        // The runs end in every possible way, and the next round starts at once.
         match round {
             0 => assert!(home.quinion(&["stop"]).status().expect("it starts").success()),
             1 => kill(home.owner(), libc::SIGTERM),
@@ -1004,24 +1008,24 @@ fn one_that_stands_still_is_ended_by_stop() {
 }
 
 /// 1. A file system answers reads, and does not answer when a file is closed.
-/// 2. The owner closes what it took for each program that reads there.
-/// 3. The reads of others are not answered, nobody new is served, and the owner cannot be ended.
+/// 2. The owner closes the descriptors that it has of the programs that read there.
+/// 3. Reads of other programs are not answered, no new program is served, and the owner cannot be ended.
 #[test]
 fn a_file_system_that_hangs_when_a_file_is_closed_keeps_nobody_else() {
     closes_hang("at-once");
 }
 
-/// As above, where files are copied in the background, and what was taken for that is closed then.
+/// As above, where files are copied in the background, and the descriptors for the copies are closed then.
 #[test]
 fn a_file_system_that_hangs_when_a_copied_file_is_closed_keeps_nobody_else() {
     closes_hang("auto");
 }
 
 fn closes_hang(attach: &str) {
-    /// So many files for each program.
+    /// Files for each program.
     const FILES: usize = 10;
-    /// Opens the files and reads them when told to, again and again, for as long as it takes to start as many workers
-    /// as there may be, and says so; it closes none.
+    /// Opens the files and reads them for each line of input, for as long as it takes to start the maximum of workers,
+    /// and prints that it has; it closes none.
     const READS: &str = "import sys,os,time
 print('ready', flush=True)
 sys.stdin.readline()
@@ -1037,7 +1041,7 @@ print('read', flush=True); sys.stdin.readline()
     let options = [&["--file-systems", "all", "--coherence", "times"][..], &attached].concat();
     let home = Home::new();
     let python = disk::python().to_str().expect("a plain path");
-    // Who has a file of it open ends when it has ended: so it goes first, whatever fails.
+    // The readers have files of it open, and end when it has ended: so it is dropped first, whatever fails.
     let mut readers = Vec::new();
     let Some(hanging) = hanging::Hanging::in_flush() else { return };
     let hung = hanging.path();
@@ -1050,7 +1054,7 @@ print('read', flush=True); sys.stdin.readline()
     for reader in 0..8 {
         let files = [reader * FILES, (reader + 1) * FILES].map(|file| file.to_string());
         let mut command = run(&options, &[python, "-c", READS, hung, &files[0], &files[1]]);
-        command.env("QUINION_WAIT_MS", "20"); // what nobody answers is not waited for here for long
+        command.env("QUINION_WAIT_MS", "20"); // waits only briefly for an owner that does not answer
         readers.push(Waiting::start(command));
     }
     hanging.hang();
@@ -1065,7 +1069,7 @@ print('read', flush=True); sys.stdin.readline()
         std::fs::read_to_string(task.ok()?.path().join("syscall")).ok().filter(|call| call.starts_with("3 "))
     });
     assert!(closes.count() > 0, "no close hangs: this shows nothing");
-    // Other files are read by others, often enough to be copied.
+    // Other programs read other files, often enough to be copied.
     for round in 0..4 {
         let local = home.file(&format!("local{round}"), 5 + round);
         let local = local.to_str().expect("a plain path");
@@ -1084,11 +1088,11 @@ print('read', flush=True); sys.stdin.readline()
     drop(readers);
 }
 
-/// 1. Some programs read by the cache what lies on a file system that hangs, and the owner reads it for them.
-/// 2. The reads of others are not answered, nobody new is served, and the owner cannot be ended.
+/// 1. Some programs read files on a file system that hangs, and the owner reads them into the cache.
+/// 2. Reads of other programs are not answered, no new program is served, and the owner cannot be ended.
 #[test]
 fn a_file_system_that_hangs_keeps_its_own_programs_alone() {
-    /// Reads a page at once, and all of the file when told to.
+    /// Reads a page at once, and the whole file when it gets a line of input.
     const READS: &str = "import sys,os
 fd = os.open(sys.argv[1], os.O_RDONLY); n = len(os.pread(fd, 4096, 0)); print('ready', flush=True)
 sys.stdin.readline(); print('begins', flush=True)
@@ -1100,7 +1104,7 @@ for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
     let Some(hanging) = hanging::Hanging::new() else { return };
     let hung = hanging.path();
     let words = [python, "-c", READS, hung.to_str().expect("a plain path")];
-    // More than the owner has workers, and than may be at work on one file system.
+    // More programs than the owner has workers, and than may be at work on one file system.
     let mut readers: Vec<_> =
         (0..12).map(|_| Waiting::start(home.run_as("default", &options, &words))).collect();
     let served = home.quinion(&["keeps", "--json"]).output().expect("our own command starts");
@@ -1115,7 +1119,8 @@ for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
     }
     let owner = home.owner();
     kill(owner, libc::SIGTERM);
-    // What hangs in the kernel hangs there until the file system is gone; but nobody finds this owner any more.
+    // Threads that hang in the kernel stay there until the file system is removed; but no run finds this owner any
+    // more.
     until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
     home.ran(&options, &["true"]);

@@ -1,13 +1,13 @@
-//! Limits: a program that limits its addresses or locks its memory has them as without the cache, one that forks in a
-//! handler goes on in the child, and what the kernel says of a call before it looks at the file is said. The program is
-//! `programs/limits.c`.
+//! Limits: a program that limits its addresses or locks its memory can use as much as without the cache. A program that
+//! forks in a handler continues in the child. Errors that the kernel returns before it looks at the file are returned.
+//! The program is `programs/limits.c`.
 //!
 //! ```text
 //!   programs/limits.c CASE --alone-----------> its output, and how it ended
 //!                          --under `run`-----> the same, byte for byte
 //! ```
 //!
-//! The cache is larger than what the limits leave.
+//! The cache is larger than the address space that the limits leave.
 #![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn program() -> &'static Path {
     program
 }
 
-/// What a command printed and how it ended.
+/// The output of a command and how it ended.
 #[track_caller]
 fn told(mut command: Command) -> (String, Option<i32>) {
     let output = command.stdin(Stdio::null()).output().expect("it starts");
@@ -42,7 +42,7 @@ fn told(mut command: Command) -> (String, Option<i32>) {
     (String::from_utf8(output.stdout).expect("text"), output.status.code())
 }
 
-/// `words` under `run`, and what is said of it.
+/// Runs `words` under `run`, and returns its output and report.
 #[track_caller]
 fn run(attach: &str, words: &Command) -> ((String, Option<i32>), Report) {
     let report = scratch();
@@ -53,7 +53,7 @@ fn run(attach: &str, words: &Command) -> ((String, Option<i32>), Report) {
     (told(command), Report::read(&report))
 }
 
-/// Runs a case with and without the cache, its file in `folder`; what was served at the least.
+/// Runs a case with and without the cache, its file in `folder`; checks the least number of served bytes.
 #[track_caller]
 fn same_with_and_without(case: &str, folder: &Path, bytes_min: u64) {
     let file = folder.join("file");
@@ -103,7 +103,7 @@ limits! {
     cut_by_calls: 900_000
 }
 
-/// Where no device is below, the kernel has no such reads.
+/// Without a device below, the kernel does not support such reads.
 #[test]
 fn flags_of_files_in_memory() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {

@@ -1,8 +1,8 @@
-//! `quinion run --live` on a terminal: the picture is there while the program runs, the program's output stays, and
-//! the terminal is as it was however the run ends.
+//! `quinion run --live` on a terminal: the panel is shown while the program runs, the program's output stays, and the
+//! terminal is restored however the run ends.
 //!
-//! The terminal is a pseudo-terminal whose other end is an emulator, so what is looked at is what a person would see.
-//! A shell stands between as it does in life: without one the kernel hangs the terminal up when its leader is killed.
+//! The terminal is a pseudo-terminal whose other end is an emulator, so the tests see what a user would see. A shell
+//! runs between, as in real use: without one the kernel hangs the terminal up when its leader is killed.
 #![allow(unsafe_code, reason = "a pseudo-terminal is made and given to a child")]
 
 use std::fs::File;
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 80;
-/// What stands in a panel's first row.
+/// The beginning of a panel's first row.
 const MARK: &str = "- quinion: ";
-/// A machine that takes longer than this is not slow but stuck.
+/// A machine that takes longer than this is stuck, not slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A terminal, and what runs on it.
+/// A terminal, and the programs that run on it.
 struct Terminal {
     master: File,
     screen: vt100::Parser,
@@ -30,7 +30,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `quinion run ARGUMENTS` from a shell on a terminal of so many rows. The shell says how it ended.
+    /// Runs `quinion run ARGUMENTS` from a shell on a terminal of `rows` rows. The shell prints its exit status.
     fn run(rows: u16, arguments: &[&str]) -> Self {
         Self::run_in(&std::env::temp_dir(), rows, arguments)
     }
@@ -65,13 +65,13 @@ impl Terminal {
         Self { master, screen, bytes: Vec::new(), child: shell.spawn().unwrap() }
     }
 
-    /// Reads what is written until the screen is as wanted.
+    /// Reads the output until the screen is as wanted.
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) {
         let begun = Instant::now();
         while !is_so(&self.shown()) {
             assert!(begun.elapsed() < PATIENCE, "never: {what}\n{}\n{:?}", self.shown(), self.written());
             let mut fds = [libc::pollfd { fd: self.master.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-            // SAFETY: one descriptor that is ours.
+            // SAFETY: one descriptor, which this process owns.
             if unsafe { libc::poll(fds.as_mut_ptr(), 1, 100) } == 1 {
                 let mut some = [0; 4096];
                 let read = self.master.read(&mut some).unwrap_or(0);
@@ -101,7 +101,7 @@ impl Terminal {
         number.expect("it was waited for").trim().parse().unwrap()
     }
 
-    /// Fails unless the whole screen scrolls again: the last row is reached by lines that are written.
+    /// Fails unless the whole screen scrolls again: written lines reach the last row.
     fn expect_given_back(&mut self) {
         assert!(!self.shown().contains(MARK), "{}", self.shown());
         let lines: String = (0..ROWS * 2).map(|line| format!("\r\nline {line}")).collect();
@@ -126,30 +126,31 @@ fn pseudo_terminal(rows: u16) -> (File, OwnedFd) {
     let size = libc::winsize { ws_row: rows, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
     let (mut master, mut slave) = (-1, -1);
     let nothing = std::ptr::null_mut();
-    // SAFETY: the call fills two numbers and reads a size; what it opens is ours.
+    // SAFETY: the call writes two numbers and reads a size; it opens descriptors that no other value owns.
     unsafe {
         let answer = libc::openpty(&raw mut master, &raw mut slave, nothing, nothing.cast(), &raw const size);
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
-        // Nobody inherits the ends but by name.
+        // Children do not inherit the ends, except where they are passed explicitly.
         libc::fcntl(master, libc::F_SETFD, libc::FD_CLOEXEC);
         libc::fcntl(slave, libc::F_SETFD, libc::FD_CLOEXEC);
         (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave))
     }
 }
 
-/// Whether a line begins so; a program's own text stands in the panel, too, but not at the beginning.
+/// Whether a line begins with `beginning`; the panel shows a program's own text, too, but not at the beginning of a
+/// line.
 fn has_line(shown: &str, beginning: &str) -> bool {
     shown.lines().any(|line| line.starts_with(beginning))
 }
 
-/// Whether the panel tells of a file, and what is cached of it, or that nobody has it open.
+/// Whether the panel names a file, with how much of it is cached, or as closed.
 fn names(shown: &str, file: &str) -> bool {
     let is_told = |row: &str| row.contains(file) && (row.ends_with(" cached") || row.ends_with(" closed"));
     shown.lines().skip(usize::from(ROWS) - 3).any(is_told)
 }
 
 fn kill(process: i32, signal: i32) {
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are plain numbers.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
@@ -175,7 +176,7 @@ fn the_panel_is_below_the_output_and_gone_afterwards() {
     terminal.wait_until("the end", |shown| shown.contains("ended with 0"));
     assert!(terminal.shown().contains("98\n99\n100\nyou\nheard you\nended with 0"), "{}", terminal.shown());
     terminal.expect_given_back();
-    // No line was lost above either.
+    // The lines that scrolled off are all there, too.
     terminal.screen.screen_mut().set_scrollback(1000);
     assert!(terminal.shown().starts_with("1\n2\n3\n"), "{}", terminal.shown());
 }
@@ -194,7 +195,7 @@ fn the_file_that_is_read_is_named() {
     terminal.expect_given_back();
 }
 
-/// The numbers come from the process that keeps the cache; when that has ended, the panel and the program go on.
+/// The numbers come from the process that owns the cache; when that has ended, the panel and the program continue.
 #[test]
 fn a_kept_cache_is_shown_and_its_end_is_no_end() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,9 +215,9 @@ fn a_kept_cache_is_shown_and_its_end_is_no_end() {
     terminal.expect_given_back();
 }
 
-/// 1. The rows are taken.
-/// 2. Somebody kills us by a signal that nobody can catch.
-/// 3. The terminal scrolls in its upper part only, for ever.
+/// 1. The panel has reserved its rows.
+/// 2. Another process kills `quinion run` by a signal that cannot be caught.
+/// 3. From then on the terminal scrolls in its upper part only.
 #[test]
 fn a_run_that_is_killed_gives_the_rows_back() {
     let mut terminal = Terminal::run(ROWS, &watched("echo parent $PPID; read line; exit 0"));

@@ -1,4 +1,4 @@
-//! The matrix: programs that people have, on files four times the memory, with the cache and without it.
+//! The matrix: common programs, on files four times the memory, with the cache and without it.
 //!
 //! | | standard output, standard error, status | bytes from the cache |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | programs that read through descriptors 0 to 2 | the same | not asked |
 //! | programs that map files, or have the kernel copy them | the same | not asked |
 //!
-//! The second column keeps the first honest: an interposer that does nothing
-//! would also never be wrong. Programs that are storage, or measure it, are in `matrix_storage.rs`.
+//! The second column keeps the first honest: an interposer that does nothing would also be always right. Databases and
+//! storage benchmarks are in `matrix_storage.rs`.
 
 use std::path::Path;
 
@@ -125,7 +125,7 @@ fn gzip() {
     }
 }
 
-/// One file it maps; of many, and without maps, it reads them.
+/// It maps a single file; of many files, and without maps, it reads them.
 #[test]
 fn ripgrep() {
     disk::program("rg");
@@ -172,8 +172,8 @@ fn git() {
     }
 }
 
-/// A database that nobody else writes is opened as `immutable`: without locks. With locks it is served as well, as long
-/// as nobody writes.
+/// A database that no process writes can be opened as `immutable`: without locks. With locks it is served as well, as
+/// long as no process writes.
 #[test]
 fn sqlite3() {
     disk::program("sqlite3");
@@ -200,7 +200,7 @@ fn sqlite3() {
 
 // ---- programs that are left to the kernel, in part or whole ---------------------------------------------------------
 
-/// It opens its file as descriptor 0, where streams of the C library might read past us.
+/// It opens its file as descriptor 0, where C library streams might read without us.
 #[test]
 fn dd() {
     same(&["dd", "if=binary", "bs=64k", "status=none"]);
@@ -288,7 +288,7 @@ fn many_children() {
     served(&sh("seq 40 | xargs -P 20 -I{} sh -c 'cat text | head -c {}00000 | sha256sum' | sort"), &[]);
 }
 
-/// The report is what programs can read.
+/// The report has the format for programs.
 #[test]
 fn the_report_is_json() {
     let report = same(&["cat", "many/100", "a \"file\"\n\\ that is missing"]);

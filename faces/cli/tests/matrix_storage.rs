@@ -1,4 +1,4 @@
-//! The matrix's programs that are storage, or measure it: the same with the cache and without it, and served.
+//! The matrix's databases and storage benchmarks: the same with the cache and without it, and served.
 //!
 //! | program | what has to be the same | bytes from the cache, of those that it reads |
 //! |---|---|---|
@@ -10,9 +10,8 @@
 //! | duckdb: Parquet, CSV | the answers | all |
 //! | duckdb: its own format | the answers | not asked |
 //!
-//! What the first three print besides is times, which differ from run to run.
-//! The floors are what the programs read by what they were told to: whole files,
-//! or so many blocks. That sums would be missed is shown as well.
+//! The other output of the first three is times, which differ from run to run. The floors follow from what the programs
+//! were asked to read: whole files, or a number of blocks. The checks themselves are tested, too: a wrong sum is found.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -26,9 +25,9 @@ use disk::{Report, both_in, duckdb, files, plain, program, python, same_in, scra
 
 // ---- fio ------------------------------------------------------------------------------------------------
 
-/// More than the smallest cache holds.
+/// A little more than the smallest cache holds.
 const FIO_BYTES: u64 = 24 << 20;
-/// Blocks with their sums and their places in them.
+/// Blocks with checksums and their positions in them.
 const FIO_BLOCKS: [&str; 5] =
     ["--name=blocks", "--filename=blocks", "--size=24m", "--bs=4k", "--verify=crc32c"];
 const READ_IN_TURN: &str = "--rw=read";
@@ -45,7 +44,7 @@ fn blocks() -> TempDir {
     folder
 }
 
-/// Its errors and the KiB that it read, by its output for programs; version 3 has them there.
+/// Its errors and the KiB that it read, from its output for programs; version 3 has them in these fields.
 fn errors_and_kib(output: &Output) -> (String, u64) {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find(|line| line.starts_with("3;fio-"));
@@ -53,7 +52,7 @@ fn errors_and_kib(output: &Output) -> (String, u64) {
     (fields[4].to_owned(), fields[5].parse().expect("a number"))
 }
 
-/// Reads the file both ways, all of it; it found no wrong sum either way.
+/// Reads the whole file both ways; no checksum may be wrong either way.
 #[track_caller]
 fn fio(folder: &Path, engine: &str, way: &str) -> Report {
     let engine = format!("--ioengine={engine}");
@@ -104,7 +103,7 @@ fn fio_by_what_is_the_kernels() {
     }
 }
 
-/// A byte was changed behind fio's back: it says so, with the cache as without it.
+/// A byte was changed behind fio's back: it reports that, with the cache as without it.
 #[test]
 fn fio_would_find_it() {
     let folder = blocks();
@@ -121,7 +120,7 @@ fn fio_would_find_it() {
 
 // ---- db_bench -------------------------------------------------------------------------------------------
 
-/// Bytes of all keys and values, which nothing makes smaller.
+/// Bytes of all keys and values, which are not compressed.
 const DB_BYTES: u64 = 20_000 * (16 + 1_000);
 const DB_SHAPE: [&str; 4] = ["--db=database", "--num=20000", "--value_size=1000", "--compression_type=none"];
 
@@ -135,7 +134,7 @@ fn database() -> TempDir {
     folder
 }
 
-/// How many operations it says there were, and how many keys were found: all but the times.
+/// The number of operations and of keys found, from its output: all but the times.
 fn counts(output: &Output, benchmark: &str) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let is_result = |line: &&str| line.split_once(" :").is_some_and(|(name, _)| name.trim_end() == benchmark);
@@ -146,7 +145,7 @@ fn counts(output: &Output, benchmark: &str) -> Vec<String> {
     std::iter::once(words[at - 1].to_owned()).chain(found).collect()
 }
 
-/// Both ways, from databases that are the same; returns what was served.
+/// Both ways, from equal databases; returns the report.
 #[track_caller]
 fn db_bench(benchmark: &str, more: &[&str], expected_counts: &[&str]) -> u64 {
     let folder = database();
@@ -169,7 +168,7 @@ fn db_bench_in_turn() {
     assert!(served >= DB_BYTES, "{served} bytes");
 }
 
-/// A small cache of RocksDB's own, so that it reads again and again; most keys cost a block of 4 KiB.
+/// RocksDB's own cache is small, so that it reads again and again; most keys cost a block of 4 KiB.
 #[test]
 fn db_bench_at_random() {
     let small = ["--threads=2", "--reads=10000", "--cache_size=1000000"];
@@ -180,7 +179,7 @@ fn db_bench_at_random() {
     }
 }
 
-/// Half of the keys asked for are not there, and as many are missed with the cache as without it.
+/// Half of the keys do not exist, and as many are missed with the cache as without it.
 #[test]
 fn db_bench_looks_for_what_is_not_there() {
     let folder = database();
@@ -203,7 +202,8 @@ print(line.execute('SELECT id, words FROM line WHERE scattered > 4290000000 ORDE
 print(line.execute('PRAGMA integrity_check').fetchall())
 ";
 
-/// Locks are for who writes too; a database that nobody writes is read without them, if it is said so.
+/// SQLite locks because of writers; a database that no process writes is read without locks, if the caller declares
+/// that.
 #[test]
 fn pythons_sqlite3() {
     let python = python().to_str().expect("a plain path");
@@ -213,7 +213,7 @@ fn pythons_sqlite3() {
     same_in(files(), &[python, "-c", PYTHONS_SQLITE, "file:database?mode=ro"]);
 }
 
-/// It reads, writes, goes back and reads again; each way with a database of its own.
+/// It reads, writes, rolls back and reads again; each way with a database of its own.
 #[test]
 fn sqlite3_that_writes() {
     let script = "
@@ -252,5 +252,5 @@ fn duckdb_tables() {
     assert!(parquet >= bytes("table.parquet") / 10 * 9, "{parquet} bytes");
     assert!(csv >= bytes("table.csv"), "{csv} bytes");
     of("db");
-    fs::remove_file(folder.path().join("table.db")).expect("nobody holds it");
+    fs::remove_file(folder.path().join("table.db")).expect("the folder is ours");
 }

@@ -1,12 +1,12 @@
 //! The promise about memory: while a file four times the memory goes through the cache, the owner's
 //! proportional memory never exceeds what it was allowed by more than [`MARGIN_BYTES`].
 //!
-//! Proportional memory counts what processes share in equal parts, so what a
-//! viewer maps of the arena is counted in part there. Both are looked at: the
-//! owner alone, and while viewers run, the owner and its program together.
+//! Proportional memory divides shared pages equally among the processes that map them, so a viewer's mappings of the
+//! arena count in part for the viewer. Both are checked: the owner alone, and, while viewers run, the owner and its
+//! program together.
 //!
-//! The kernel's account is read every few milliseconds. A peak between two
-//! looks could be missed, but what a cache holds only grows: the last looks see it.
+//! The kernel's account is read every few milliseconds. A peak between two readings could be missed, but a cache's
+//! memory only grows, so the last readings show it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,18 +17,18 @@ use std::time::Duration;
 mod disk;
 use disk::{Ended, noise, quinion, scratch};
 
-/// Code, stacks, and the library's own notes.
+/// Code, stacks, and the library's own data.
 const MARGIN_BYTES: u64 = 48 << 20;
 const LOOKS_EVERY: Duration = Duration::from_millis(10);
 
-/// Proportional memory of a process, in bytes; `None` if it has ended, or may not be looked at.
+/// Proportional memory of a process, in bytes; `None` if it has ended, or may not be inspected.
 fn proportional(process: u32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// The children of a process whose one thread that makes any is the first.
+/// The children of a process whose first thread makes all of them.
 fn children(process: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|number| number.parse().ok()).collect()
@@ -41,7 +41,7 @@ struct Peaks {
     looks: u64,
 }
 
-/// Runs the command to its end and looks at it meanwhile.
+/// Runs the command to its end and samples its memory meanwhile.
 fn watch(words: &[&str], file: &Path) -> Peaks {
     let mut command = quinion();
     command.args(words).arg(file).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,12 +1,12 @@
-//! Offsets that change hands while threads, duplicates and children use them (`programs/offset_storm.c`).
+//! Offsets that are handed over while threads, duplicates and children use them (`programs/offset_storm.c`).
 //!
 //! ```text
 //!   storm   each byte of a phase is given to one caller, and the last offset is where the kernel alone would have it
-//!   fifo    a real-time reader that meets a hand-over does not keep the thread from its processor that is at it
+//!   fifo    a real-time reader that meets a hand-over does not starve the thread that does it
 //! ```
 //!
-//! The program finds out by itself whether what it got is possible, with the cache and without it. It says so on its
-//! standard output, and fails with what is wrong.
+//! The program itself checks that its results are possible, with the cache and without it. It prints that on its
+//! standard output, or fails with the difference.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -35,7 +35,7 @@ impl Stage {
         let mut command = plain(self.path("storm"));
         command.current_dir(self.0.path()).args(words).output().expect("it starts")
     }
-    /// Under `run`; what it said, and how many bytes were served.
+    /// Under `run`; returns its output, and how many bytes were served.
     fn served(&self, words: &[&str]) -> (Output, u64) {
         let report = self.path("report");
         let mut command = quinion();

@@ -1,4 +1,4 @@
-//! Patched: what the C library does inside itself is served too, and where it cannot be patched nothing is lost.
+//! Patched: reads inside the C library are served, too, and where it cannot be patched nothing is lost.
 //!
 //! ```text
 //!   programs/patched.c CASE   --alone----------------------> its output
@@ -58,7 +58,7 @@ fn built() -> &'static Built {
     })
 }
 
-/// Lines of text; no two parts of it are alike.
+/// Lines of text without any repeated part.
 fn content() -> Vec<u8> {
     let mut text = String::new();
     let mut state = 88172645463325252u64;
@@ -78,7 +78,7 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Runs `words` and the file's path; what it printed.
+/// Runs `words` with the file's path, and returns the output.
 fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Option<&str>) -> String {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).arg(file.file_name().unwrap()).current_dir(file.parent().unwrap());
@@ -97,7 +97,7 @@ fn output(words: &[&str], file: &Path, session: Option<&Session>, preload: Optio
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs words with a cache and without, each with a file of its own. What the viewers did.
+/// Runs `words` with a cache and without, each with a file of its own. Returns the viewers' totals.
 fn same(words: &[&str], plan: Option<&Plan>, preload: Option<&str>) -> ViewerTotals {
     let (_one, without) = file();
     let expected = output(words, &without, None, None);
@@ -159,9 +159,9 @@ fn what_a_stream_writes_is_what_another_reads() {
     case("written", None);
 }
 
-/// 1. A stream that may write reads; its descriptor's offset is the kernel's.
-/// 2. It is closed with bytes that are still to be written.
-/// 3. These go where the stream is, counted from the descriptor's offset: that has to be there.
+/// 1. A writable stream reads; the kernel keeps its descriptor's offset.
+/// 2. The stream is closed with unwritten bytes.
+/// 3. These are written at the stream's position, relative to the descriptor's offset, which has to be right.
 #[test]
 fn what_a_stream_writes_when_it_is_closed_goes_where_it_stands() {
     let patched = case("updated", Some(plan()));
@@ -180,7 +180,7 @@ fn a_library_bound_to_the_c_library_itself_is_served() {
     served_when_patched("deepbind", FILE_BYTES);
 }
 
-/// By names alone this goes wrong, and nothing could be done about it.
+/// By names alone the result is wrong, which cannot be helped.
 #[test]
 fn what_such_a_library_does_to_our_descriptors_is_seen() {
     let patched = case("unseen", Some(plan()));
@@ -205,7 +205,7 @@ fn children_that_are_made_without_clone3_do_not_end_it() {
     served_when_patched("filtered", 3 * FILE_BYTES);
 }
 
-/// Programs that everybody has and that read through streams.
+/// Common programs that read through streams.
 #[test]
 fn sha256sum_and_sort_are_served() {
     for words in [&["sha256sum"][..], &["sort"], &["cut", "-c", "1-8"], &["sed", "-n", "1000p"]] {
@@ -235,8 +235,8 @@ fn sha256sum_and_sort_are_served() {
     }
 }
 
-/// As before version 2.34 of the C library, where `dlsym` lay in a library that few programs load: then nothing has it,
-/// and our object finds the functions by itself.
+/// As before version 2.34 of the C library, where `dlsym` was in a library that few programs load: then no program has
+/// it, and our object finds the functions by itself.
 #[test]
 fn programs_without_dlsym_are_served_and_patched() {
     let folder = tempfile::tempdir().unwrap();
@@ -258,8 +258,8 @@ fn programs_without_dlsym_are_served_and_patched() {
     }
 }
 
-/// A library that was loaded for another one alone has a function that we stand in front of, and no `dlsym` of ours
-/// sees it: liburing under a plug-in. It is the one that is called.
+/// A library that was loaded only as another one's dependency has a function that we interpose, and our `dlsym` does
+/// not see it: liburing under a plug-in. The call has to reach that function.
 #[test]
 fn what_a_plug_in_brings_along_is_called() {
     let folder = tempfile::tempdir().unwrap();
@@ -298,7 +298,7 @@ fn what_a_plug_in_brings_along_is_called() {
 
 // ---- where it is not possible ---------------------------------------------------------------------------------
 
-/// The machine's C library, its bytes changed by `change`, which is told where a name's function is in the file.
+/// The machine's C library, its bytes changed by `change`, which gets the file offset of each function.
 fn changed(change: impl FnOnce(&mut [u8], &dyn Fn(&str) -> usize)) -> Elf {
     let path = library_of(Path::new(LINKER)).unwrap();
     let library = Elf::open(&path).unwrap();
@@ -328,7 +328,7 @@ fn a_plan_for_another_library_does_nothing() {
     assert!(totals.bytes > 0, "names lead to us all the same");
 }
 
-/// The same build by its number, and yet not the same bytes.
+/// The same build number, but other bytes.
 #[test]
 fn a_plan_whose_bytes_are_not_there_does_nothing() {
     let library = changed(|bytes, place| {

@@ -1,5 +1,5 @@
-//! Pointers: a program that hands over addresses which are not its memory hears what it would hear without the cache.
-//! The program is `programs/pointers.c`.
+//! Pointers: a program that passes addresses outside its memory gets the same results as without the cache. The program
+//! is `programs/pointers.c`.
 //!
 //! ```text
 //!   programs/pointers.c CASE --alone-----------> its output, and how it ended
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Each case runs by names alone and with the C library patched, with an owner that takes over each file at its first
-//! read (`--attach at-once`) and, as in the default mode, with one that leaves each to the kernel at first. A case of
-//! which much is to be served also says so by the numbers of the session.
+//! read (`--attach at-once`) and with one that leaves each file to the kernel at first, as in the default mode. A case
+//! of which much has to be served also checks the numbers of the session.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -22,7 +22,7 @@ use quinion_cli::run::{LINKER, Session, plan_for};
 const FILE_BYTES: usize = 300_123;
 
 /// The program, compiled once; and once more with the cases that make system calls by instructions of their own, which
-/// change how all of a program is served.
+/// change how the whole program is served.
 fn program(has_instructions: bool) -> &'static Path {
     static BUILT: [OnceLock<(tempfile::TempDir, PathBuf)>; 2] = [const { OnceLock::new() }; 2];
     let (_, program) = BUILT[usize::from(has_instructions)].get_or_init(|| {
@@ -40,7 +40,7 @@ fn program(has_instructions: bool) -> &'static Path {
     program
 }
 
-/// Bytes no two parts of which are alike.
+/// Bytes without any repeated part.
 fn content() -> Vec<u8> {
     let mut state = 88172645463325252u64;
     let next = || {
@@ -58,7 +58,7 @@ fn command(case: &str, file: &Path) -> Command {
     command
 }
 
-/// What a program printed and how it ended.
+/// The output of a program and how it ended.
 fn told(mut command: Command) -> (String, Option<i32>) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     assert!(stderr.is_empty(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
@@ -66,11 +66,11 @@ fn told(mut command: Command) -> (String, Option<i32>) {
     (String::from_utf8(stdout).unwrap(), status.code())
 }
 
-/// How readily the owner takes files over.
+/// When the owner takes files over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Attach {
     AtOnce,
-    /// As `run` does by itself.
+    /// The default of `run`.
     Default,
 }
 
@@ -143,7 +143,8 @@ pointers! {
     filter_seccomp_amid_reads: 100
 }
 
-/// Nobody hears of the ban, so whatever is asked afterwards ends the program: what is no file is asked nothing of.
+/// Our code does not notice this filter, so any later system call of ours would end the program: we make none for a
+/// descriptor that is not a served file.
 #[test]
 fn strict_seccomp_by_instruction() {
     for is_patched in [false, true] {

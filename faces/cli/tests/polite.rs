@@ -1,7 +1,7 @@
-//! Never worse: `run` leaves to the kernel what that serves as well, and takes over what pays.
+//! Never worse: `run` leaves files to the kernel that the kernel serves as well, and takes over the others.
 //!
 //! ```text
-//!   a file of so many bytes, held by the kernel or not --run: a program reads it--> the same output
+//!   a file of some size, in the kernel's page cache or not --run: a program reads it--> the same output
 //!                                                                               `-> who served it, by the report
 //! ```
 //!
@@ -15,10 +15,10 @@ use std::path::Path;
 
 use disk::{Report, quinion, scratch};
 
-/// Larger than what is asked for at once.
+/// Larger than any single read request.
 const LARGE: usize = 6 << 20;
 
-/// A file of `bytes` bytes, of which the kernel holds all, and nothing that is not written yet.
+/// Makes a file of `bytes` bytes that is fully in the kernel's page cache, and written back.
 fn make(path: &Path, bytes: usize) {
     let mut file = File::create(path).expect("the disk has room");
     let bytes: Vec<u8> = (0..bytes).map(|i| (i / 7) as u8 ^ (i >> 12) as u8).collect();
@@ -27,19 +27,19 @@ fn make(path: &Path, bytes: usize) {
     std::fs::read(path).expect("it is ours");
 }
 
-/// Has the kernel let go of what it holds of a file, where it does that; some file systems hold all there is.
+/// Has the kernel drop its cached pages of a file, where it can; some file systems are in memory.
 fn make_cold(path: &Path) {
     let file = File::open(path).expect("it is ours");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("a hint");
 }
 
-/// Runs a program with the options; its report. It must print what it prints without us.
+/// Runs a program with the options, and returns its report. The program must print what it prints without us.
 #[track_caller]
 fn run(options: &[&str], words: &[&str]) -> Report {
     run_with("64M", options, words)
 }
 
-/// The same with so much memory.
+/// The same with `--memory`.
 #[track_caller]
 fn run_with(memory: &str, options: &[&str], words: &[&str]) -> Report {
     let folder = scratch();
@@ -65,12 +65,16 @@ fn a_small_file_that_is_read_once_is_the_kernels() {
     let path = path.to_str().expect("a plain name");
     let report = run(&[], &["cat", path, path, path]);
     assert_eq!((report.served(), report.number("served", "files"), left(&report)), (0, 0, 3), "{report:?}");
-    assert!(report.0.contains("--attach at-once"), "nothing is served, and nobody says why: {report:?}");
+    assert!(
+        report.0.contains("--attach at-once"),
+        "nothing is served, and the report does not say why: {report:?}"
+    );
     let report = run(&["--attach", "at-once"], &["cat", path, path, path]);
     assert_eq!((report.served(), report.number("served", "files")), (300_000, 3), "{report:?}");
 }
 
-/// Whether the kernel holds it or not: it reads it as fast, and holds it then for the next who does.
+/// Whether the kernel has the file cached or not: the kernel reads it as fast as we do, and has it cached for the next
+/// reader.
 #[test]
 fn a_large_file_that_is_read_once_is_the_kernels() {
     let folder = scratch();
@@ -90,8 +94,8 @@ fn a_large_file_that_is_read_once_is_the_kernels() {
     }
 }
 
-/// 1. The kernel holds a file, which a program reads in small pieces, over and over.
-/// 2. When it has read it some times, the file is copied out of the kernel's memory while nobody waits.
+/// 1. The kernel has a file cached, which a program reads in small pieces, over and over.
+/// 2. After some rounds, the file is copied from the kernel's page cache in the background.
 /// 3. From then on its reads are hits.
 #[test]
 fn what_is_read_often_is_taken_over_out_of_the_kernels_memory() {
@@ -115,7 +119,7 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
     make(&path, LARGE);
     std::fs::write(&program, READS).expect("the disk has room");
     let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
-    // Without us it would go on for a minute, as no round of it is free of system calls.
+    // Without us it would run for a minute, since no round of it is free of system calls.
     let report = report_of(&["python3", program, path]);
     assert!(left(&report) >= 1, "the interpreter's own files are, too: {report:?}");
     assert_eq!(report.number("served", "reads"), report.number("served", "hits"), "it was there: {report:?}");
@@ -124,7 +128,7 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
     assert!(report.number("served", "reads") >= 1400, "it was never taken over: {report:?}");
 }
 
-/// As above, by a program that opens the file for each reading.
+/// As above, by a program that opens the file for each round.
 #[test]
 fn what_is_opened_often_is_taken_over_too() {
     const READS: &str = "
@@ -152,9 +156,9 @@ print(after - before < 100)
     assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
 }
 
-/// 1. Programs read a large file, each of them once, as those of a script do.
-/// 2. The third asks for it, and it is copied while nobody waits.
-/// 3. From then on they find it.
+/// 1. Several programs read a large file, each of them once, as the commands of a script do.
+/// 2. At the third, the file is copied in the background.
+/// 3. From then on they read it from the cache.
 #[test]
 fn what_one_program_after_another_reads_is_taken_over_too() {
     let folder = scratch();
@@ -168,7 +172,7 @@ fn what_one_program_after_another_reads_is_taken_over_too() {
     assert!(report.served() >= LARGE as u64, "it was never taken over: {report:?}");
 }
 
-/// Runs a program with `run` only.
+/// Runs a program only under `run`.
 fn report_of(words: &[&str]) -> Report {
     let folder = scratch();
     let report = folder.path().join("report");
@@ -180,7 +184,7 @@ fn report_of(words: &[&str]) -> Report {
 }
 
 /// 1. A program reads a file four times the memory from end to end.
-/// 2. It is evicted behind its reader, and nothing comes back: it stays served.
+/// 2. The file is evicted behind the reader, and no page is read again: it stays served.
 #[test]
 fn a_scan_of_a_file_larger_than_memory_stays_served() {
     const BYTES: usize = 256 << 20;
@@ -192,8 +196,8 @@ fn a_scan_of_a_file_larger_than_memory_stays_served() {
     assert!(!report.0.contains("would have held"), "{report:?}");
 }
 
-/// Reads pages of a file at random, in rounds; says a sum of the bytes, which are the same in each round. It goes on
-/// until the kernel, or the cache, has answered nearly all reads of two rounds, or for so many rounds.
+/// Reads pages of a file at random, in rounds, and prints a sum of the bytes, which are the same in each round. It ends
+/// when the kernel, or the cache, has served nearly all reads of two rounds, or after a number of rounds.
 const AT_RANDOM: &str = "
 import hashlib, os, random, sys
 def calls():
@@ -215,10 +219,10 @@ for number in range(int(sys.argv[3])):
 print(sums)
 ";
 
-/// 1. A program reads at random in a file six times as large as the memory: what it needs next was evicted for what it
-///    needed before.
-/// 2. The file is left to the kernel. The report says how much memory would have served it.
-/// 3. With so much it is served, and nothing is left.
+/// 1. A program reads at random in a file six times as large as the memory: the pages that it needs next were evicted
+///    for those that it needed before.
+/// 2. The file is left to the kernel. The report says how much memory would have been enough.
+/// 3. With that much memory it is served, and nothing is left to the kernel.
 #[test]
 fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() {
     const BYTES: usize = 96 << 20;
@@ -237,18 +241,18 @@ fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() 
     let (_, rest) = note.split_once("`--memory ").expect("it says how much");
     let memory = rest.split('`').next().expect("a size").to_owned();
     let mib: usize = memory.strip_suffix('M').and_then(|digits| digits.parse().ok()).expect("in MiB");
-    // A file is taken over if it takes a fourth of the memory at most.
+    // A file is taken over only if it takes at most a fourth of the memory.
     assert!((BYTES >> 20..=(5 * BYTES) >> 20).contains(&mib), "{note}");
     assert!(report.number("kernel", "reads") >= 8 * 11_000, "it was not left to the kernel: {report:?}");
-    // The same with as much memory as was said.
+    // The same with as much memory as the report named.
     let report = run_with(&memory, &[], &["python3", program, path, "cache", "150"]);
     assert!(!report.0.contains(words), "{report:?}");
     assert!(report.number("served", "reads") >= 2 * 11_000, "it was not served: {report:?}");
 }
 
-/// 1. A program says of a file that it will read it at random, as RocksDB says of each table that it opens.
-/// 2. It reads it from end to end, and says before each piece that it wants that next.
-/// 3. If it is believed the file comes in pieces, each of which it waits for.
+/// 1. A program announces random reads of a file, as RocksDB does for each table that it opens.
+/// 2. It reads the file from end to end, and announces each piece before it reads it.
+/// 3. If the first hint were believed, the file would be read in pieces, each of which the program waits for.
 #[test]
 fn what_a_program_does_counts_for_more_than_what_it_says() {
     const READS: &str = "

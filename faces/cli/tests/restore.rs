@@ -1,10 +1,10 @@
-//! `quinion restore` as it is typed: machines are served, who ends it is obeyed, and what it says is so.
+//! `quinion restore` as a user types it: machines are served, signals end it, and its messages are right.
 //!
 //! ```text
 //!   quinion restore --snapshot FILE --socket PATH  <--- the fake machine monitors of the library's tests
 //! ```
 //!
-//! Here the server is a process of its own, so what it has open and how much memory it takes can be seen.
+//! Here the server is a process of its own, so its open descriptors and its memory can be counted.
 
 use quinion_testing::vmm;
 use std::fs;
@@ -27,7 +27,7 @@ fn be_the_monitor() {
 }
 
 const REMOVALS: Need = Need::Userfault(kernel::EVENT_REMOVE);
-/// Whoever has not said it by now never will.
+/// The longest that a test waits for a message of the server.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 struct Stage {
@@ -64,7 +64,7 @@ impl Stage {
     fn serve(&self, words: &[&str]) -> Served {
         Served::start(self.command(words))
     }
-    /// A command that cannot begin.
+    /// A command that fails to start.
     fn fails(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
@@ -88,11 +88,11 @@ impl Served {
         served.says("serving");
         served
     }
-    /// Waits for a line with this in it.
+    /// Waits for a line that contains `words`.
     fn says(&self, words: &str) -> String {
         self.says_one_of(&[words])
     }
-    /// Waits for a line with any of these in it.
+    /// Waits for a line that contains any of `words`.
     fn says_one_of(&self, words: &[&str]) -> String {
         let mut said = Vec::new();
         loop {
@@ -109,7 +109,7 @@ impl Served {
     fn threads(&self) -> usize {
         fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
     }
-    /// Memory of its own that is there, without the arena.
+    /// Resident anonymous memory, without the arena.
     fn anonymous_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -122,10 +122,10 @@ impl Served {
             libc::kill(self.child.id() as i32, signal)
         };
     }
-    /// Stops it, as one that gets no processor; until [`Served::go_on`].
+    /// Stops it, as if it got no processor time; until [`Served::go_on`].
     fn pause(&self) {
         self.signal(libc::SIGSTOP);
-        // One thread takes the signal, and the others run on until they hear of it.
+        // One thread takes the signal, and the others run until they notice.
         let state = |task: &Path| fs::read_to_string(task.join("stat")).unwrap_or_default();
         let is_stopped =
             |task: PathBuf| state(&task).rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
@@ -135,7 +135,7 @@ impl Served {
     fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }
-    /// Ends it as a user does; its code, and what it reports.
+    /// Ends it by a signal; returns its exit code and its last report.
     fn stop(mut self, signal: i32) -> (Option<i32>, String) {
         self.signal(signal);
         let mut report = String::new();
@@ -166,7 +166,7 @@ fn assert_fails(output: &Output, code: i32, words: &str) {
     assert!(said.contains(words), "`{words}` is not in: {said}");
 }
 
-/// The number behind a name in a line of JSON.
+/// The number behind a key in a line of JSON.
 #[track_caller]
 fn number(report: &str, name: &str) -> u64 {
     let (_, rest) = report.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name}: {report}"));
@@ -183,7 +183,7 @@ fn machines_are_served_and_reported() {
     let served = stage.serve(&["--memory", "64M", "--json", "--on-failure", "leave"]);
     let socket = fs::metadata(stage.socket()).unwrap();
     assert!(socket.file_type().is_socket());
-    assert_eq!(socket.permissions().mode() & 0o777, 0o600, "nobody else may have our snapshot");
+    assert_eq!(socket.permissions().mode() & 0o777, 0o600, "other users may not connect");
     let mut monitors = [(); 4].map(|()| Monitor::start(&stage.plan().in_regions(2)));
     monitors.iter_mut().for_each(|monitor| monitor.tell("touch 0 3000 2"));
     for monitor in &mut monitors {
@@ -217,7 +217,7 @@ fn a_server_that_ends_kills_who_cannot_do_without() {
     }
 }
 
-/// Whoever read what it says has gone, as `| head` does: that is no reason to give anybody up.
+/// The reader of its messages has ended, as `| head` does: that is no reason to give any machine up.
 #[test]
 fn machines_are_served_when_nobody_reads_what_is_said() {
     if !vmm::has("machines_are_served_when_nobody_reads_what_is_said", &[REMOVALS]) {
@@ -232,7 +232,7 @@ fn machines_are_served_when_nobody_reads_what_is_said() {
     for _ in 0..3 {
         Monitor::start(&stage.plan()).does("touch 0 300 2");
     }
-    // More than there are workers have nothing to say.
+    // More peers than workers are silent.
     for _ in 0..10 {
         let mut peer = UnixStream::connect(stage.socket()).unwrap();
         peer.write_all(b"nonsense\n").unwrap();
@@ -291,28 +291,28 @@ fn it_does_not_begin_with_what_is_not_right() {
     for words in ["9100", "localhost:9100", "127.0.0.1:99999"] {
         assert_fails(&stage.fails(&["--metrics", words]), 2, "127.0.0.1:9100");
     }
-    // Now, and not when hours of it are to be written.
+    // The error comes at the start, and not after hours, when the record is written.
     assert_fails(&stage.fails(&["--record", "/no/such/record"]), 1, "/no/such/record");
     assert_fails(&stage.fails(&["--record", stage.disk.path().to_str().unwrap()]), 1, "record");
     assert_eq!(fs::read_dir(stage.disk.path()).unwrap().count(), 1, "nothing is left of the try");
-    // A file is not swept aside for a socket.
+    // A file is not replaced by a socket.
     fs::write(stage.socket(), "precious").unwrap();
     assert_fails(&stage.fails(&[]), 1, "socket");
     assert_eq!(fs::read(stage.socket()).unwrap(), b"precious");
     fs::remove_file(stage.socket()).unwrap();
-    // Nor is somebody who listens.
+    // A socket on which another process listens is not replaced either.
     let living = UnixListener::bind(stage.socket()).unwrap();
     assert_fails(&stage.fails(&[]), 1, "socket");
     assert!(UnixStream::connect(stage.socket()).is_ok(), "it is still there");
-    // Who listens no more is.
+    // A socket on which no process listens any more is replaced.
     drop(living);
     let served = stage.serve(&[]);
     assert_fails(&stage.fails(&[]), 1, "socket");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
-/// Thousands that say nothing, or nonsense: in a process that may open few files. (So many at a time as have room at
-/// the door: more of the silent would wait to be connected until others are late.)
+/// Thousands of connections that are silent, or send nonsense, to a process that may open few files. (Only as many at a
+/// time as the backlog has room for: more silent ones would wait to be connected until others have timed out.)
 #[test]
 fn thousands_of_peers_cost_little() {
     if !vmm::has("thousands_of_peers_cost_little", &[REMOVALS]) {
@@ -346,11 +346,11 @@ fn thousands_of_peers_cost_little() {
     late.does("touch 0 500 2");
 }
 
-/// A crowd fills the table, and a machine waits at the door for ever:
-///  1 the server is busy; a crowd connects, and hangs up
-///  2 a machine connects behind them and hands over its memory, which goes well: nobody has to accept for that
-///  3 the server accepts all of them in one go; those who are gone have its places, and the machine is refused
-///  4 what it handed over is closed unread, and its first touch is answered by nobody
+/// A crowd of peers fills the table, and a machine waits in the backlog for ever:
+///  1 the server is busy; a crowd connects, and closes its connections
+///  2 a machine connects behind them and sends its memory, which succeeds: that needs no accept
+///  3 the server accepts all of them at once; closed connections take its places, and the machine is refused
+///  4 its message is closed unread, and no process answers its first fault
 #[test]
 fn who_has_hung_up_is_in_nobodys_way() {
     if !vmm::has("who_has_hung_up_is_in_nobodys_way", &[REMOVALS]) {
@@ -373,7 +373,7 @@ fn who_has_hung_up_is_in_nobodys_way() {
     }
 }
 
-/// One for which there is no room has handed over its memory before it could hear that. It would wait without end.
+/// A machine for which there is no room has sent its memory before it learns that. It would wait without end.
 #[test]
 fn a_machine_too_many_does_not_wait_without_end() {
     if !vmm::has("a_machine_too_many_does_not_wait_without_end", &[REMOVALS]) {
@@ -400,11 +400,11 @@ fn a_machine_too_many_does_not_wait_without_end() {
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
 }
 
-/// One that was refused, and does not die, has nobody's place:
-///  1 the first has the only place; who comes late is refused, killed, and held on his way out, until no more may be
-///  2 that is told once; who comes then waits at the door
-///  3 the first ends: who waits is served, beside those who are dying yet
-///  4 they die: nobody has to wait any more, and the next is refused
+/// A refused machine that has not died yet occupies no place:
+///  1 the first machine has the only place; late ones are refused, killed, and held in their exit, up to a maximum
+///  2 that is reported once; the next machine waits in the backlog
+///  3 the first machine ends: the waiting one is served, though the refused ones are still dying
+///  4 they die: no machine has to wait any more, and the next is refused
 #[test]
 fn who_was_refused_and_does_not_die_has_nobodys_place() {
     let test = "who_was_refused_and_does_not_die_has_nobodys_place";
@@ -414,7 +414,7 @@ fn who_was_refused_and_does_not_die_has_nobodys_place() {
     const CROWDED: &str = "cannot accept connections";
     let stage = Stage::new(Image::new(48, 100));
     let served = stage.serve(&["--vms-max", "1", "--json"]);
-    // Its memory is there before the server hears of it.
+    // Its memory is sent before the server accepts it.
     let late = || {
         served.pause();
         let late = Monitor::start(&stage.plan());
@@ -443,7 +443,7 @@ fn who_was_refused_and_does_not_die_has_nobodys_place() {
     assert!(served.says_one_of(&["has ended", CROWDED]).contains("has ended"), "it was told already");
     waiting.does("touch 0 100 2");
     let (held, mut last) = late();
-    // He is not held.
+    // This machine is not held.
     drop(held);
     served.says(CROWDED);
     let refused = dying.len() as u64 + 1;
@@ -459,7 +459,7 @@ fn who_was_refused_and_does_not_die_has_nobodys_place() {
     assert_eq!(told, [2, refused, 0], "{report}");
 }
 
-/// The command, allowed so many open files.
+/// The command, with a limit of open files.
 fn may_open(files: u64, mut command: Command) -> Command {
     // SAFETY: one system call between fork and exec.
     #[allow(unsafe_code, reason = "between fork and exec")]
@@ -472,7 +472,7 @@ fn may_open(files: u64, mut command: Command) -> Command {
     command
 }
 
-/// Each has two pages of its own; this process is all of them.
+/// Each machine has two pages of its own; this process plays all of them.
 #[test]
 fn hundreds_of_machines_are_served_at_once() {
     if !vmm::has("hundreds_of_machines_are_served_at_once", &[REMOVALS]) {
@@ -483,7 +483,8 @@ fn hundreds_of_machines_are_served_at_once() {
     let command = stage.command(&["--vms-max", "300", "--on-failure", "leave"]);
     let served = Served::start(may_open(1024, command));
     let before = served.descriptors();
-    // They are kept by this process's end, not by that of their connections: Firecracker says nothing of those.
+    // A machine's end is that of this process, not that of its connection: Firecracker promises nothing about
+    // connections.
     let machines: Vec<_> = (0..MACHINES)
         .map(|number| {
             let userfault = kernel::Userfault::open(kernel::EVENT_REMOVE).unwrap();
@@ -506,7 +507,7 @@ fn hundreds_of_machines_are_served_at_once() {
         }
     });
     for page in 0..2 * MACHINES {
-        let judged = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("nobody answers {page}"));
+        let judged = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("page {page} is not answered"));
         assert_eq!(judged, Ok(()));
     }
     reader.join().unwrap();

@@ -1,5 +1,5 @@
-//! A real Firecracker, if `$FIRECRACKER_BIN` names one: it makes a snapshot of a guest of ours, and goes on from it
-//! with its memory served by `quinion restore`.
+//! A real Firecracker, if `$FIRECRACKER_BIN` names one: it makes a snapshot of a guest of ours, and resumes it with its
+//! memory served by `quinion restore`.
 //!
 //! ```text
 //!   first    boots the guest, which fills 16 MiB and checks them for ever:  F V V V   --pause--> memory, state
@@ -110,7 +110,7 @@ impl Firecracker {
         assert!(answer.starts_with("HTTP/1.1 20"), "{method} {path}: {answer}");
     }
 
-    /// Waits until the guest has checked its memory so many times.
+    /// Waits until the guest has checked its memory `times` times.
     fn checks(&mut self, times: usize) {
         let mut serial = self.serial.by_ref().bytes().map(|byte| byte.expect("the guest goes on"));
         let mut seen = 0;

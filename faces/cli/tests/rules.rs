@@ -1,17 +1,16 @@
-//! Never wrong: a program that does to descriptors what programs do prints the same with the cache and
-//! without it. The program is `programs/rules.c`.
+//! Never wrong: a program that uses descriptors in common ways prints the same with the cache and without it. The
+//! program is `programs/rules.c`.
 //!
 //! ```text
 //!   programs/rules.c RULE --alone-----------> its output, and how it ended
 //!                         --under `run`-----> the same, byte for byte
 //! ```
 //!
-//! Each rule is a test of its own name, and most run four times: with a naive owner
-//! that has room for 6 pages, where nearly every read waits and evicts, and with
-//! the cache itself, where nearly every read is a hit; by names alone, and with the
-//! C library patched. All run again with an owner that leaves each file to the kernel
-//! at first, so that descriptors change hands in the middle of it. A rule that is about
-//! what must not be served also says so by the numbers of the session.
+//! Each rule is a test of its own name, and most run four times: with a naive owner that has room for 6 pages, where
+//! nearly every read waits and evicts, and with the cache itself, where nearly every read is a hit; each by names
+//! alone, and with the C library patched. All run again with an owner that leaves each file to the kernel at first, so
+//! that files are taken over in the middle of the run. A rule about reads that must not be served also checks the
+//! numbers of the session.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -53,7 +52,7 @@ fn rules() -> &'static Rules {
     })
 }
 
-/// A file whose every part differs from every other.
+/// A file without any repeated part.
 fn content(bytes: usize) -> Vec<u8> {
     let mut state = 88172645463325252u64;
     let next = || {
@@ -79,18 +78,18 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Who owns the cache.
+/// The owner of the cache.
 #[derive(Clone, Copy)]
 enum Room {
     /// A naive owner with room for a few pages: nearly every read waits for it and evicts.
     FewPages,
     /// The cache itself, in which everything fits: nearly every read is a hit.
     Cache,
-    /// The same, of an owner that leaves files to the kernel for some reads, twice.
+    /// The cache, with an owner that leaves each file to the kernel for some reads, twice.
     Hesitant,
 }
 
-/// A cache whose owner says "not yet" to each file once.
+/// A cache whose owner declines each file once.
 #[derive(Debug)]
 struct Hesitant {
     owner: CacheOwner,
@@ -153,7 +152,7 @@ fn owner(room: Room) -> Arc<dyn Owner> {
     }
 }
 
-/// How the program's calls reach us.
+/// How the program's calls are intercepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// By names alone.
@@ -162,7 +161,7 @@ enum Way {
     Patched,
 }
 
-/// A session whose programs' calls reach us that way.
+/// A session whose programs' calls are intercepted that way.
 fn session(room: Room, way: Way) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
     let mut session = Session::start(owner(room)).unwrap();
@@ -172,7 +171,7 @@ fn session(room: Room, way: Way) -> Session {
     session
 }
 
-/// Runs a case both ways, each with a file of its own, and compares. What the viewers did.
+/// Runs a case both ways, each with a file of its own, and compares. Returns the viewers' totals.
 fn same_with_and_without(case: &str, seed: u32, room: Room) -> ViewerTotals {
     same_in_a_way(case, seed, room, Way::Names)
 }
@@ -210,7 +209,7 @@ macro_rules! rules {
                     assert!(totals.reads > 0, "nothing was served: {totals:?}");
                 }
             }
-            // What is read in few calls may end before it is our turn.
+            // A case with few calls may end before the file is taken over.
             same_in_a_way(stringify!($name), 1, Room::Hesitant, Way::Patched);
         }
     )* };
@@ -225,7 +224,7 @@ rules! {
 }
 
 /// 1. A descriptor is duplicated by `dup`, `dup2` and `fcntl`, and sent to itself through a socket.
-/// 2. Of each of the five, reads that say where are served, and reads at the offset they share are not.
+/// 2. Of each of the five, positional reads are served, and reads at the shared offset are not.
 #[test]
 fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
     let totals = same_with_and_without("positioned", 1, Room::Cache);
@@ -236,15 +235,15 @@ fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
     assert!(totals.reads >= 100, "{totals:?}");
 }
 
-/// 1. A program's calls to become another fail, while nobody else opens anything.
-/// 2. What it opens afterwards is served at its offset.
+/// 1. A program's `exec` calls fail, while no other thread opens anything.
+/// 2. Files that it opens afterwards are served at their offset.
 #[test]
 fn an_exec_that_failed_is_over() {
     let totals = same_with_and_without("exec_amid_opens", 1, Room::Cache);
     assert!(totals.reads >= 300, "{totals:?}");
 }
 
-/// A program that inherits a descriptor as its standard input reads it: where it says, by us.
+/// A program that inherits a descriptor as its standard input reads it: positional reads are served.
 #[test]
 fn what_was_inherited_is_adopted() {
     use quinion::internals::arena::control::Reason;
@@ -254,19 +253,20 @@ fn what_was_inherited_is_adopted() {
     assert_eq!(same_with_and_without("inherited_writer", 1, Room::Cache).reads, 0);
 }
 
-/// 1. A process forks, and its child forks twice more; each reads the file by a descriptor of its own and by the one
-///    it has from its parent.
-/// 2. Each is a viewer, and nearly all that they read are hits.
+/// 1. A process forks, and its child forks twice more. Each reads the file by a descriptor of its own, and by the one
+///    that it inherited.
+/// 2. Each is a viewer, and nearly all of its reads are hits.
 #[test]
 fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
     let totals = same_with_and_without("forked_viewer", 1, Room::Cache);
     assert_eq!(totals.viewers, 4, "{totals:?}");
-    // Of each child 74 reads to the end, 50 more, 100 that say where, and of each first 50 by what it inherited.
+    // Of each child 74 reads to the end, 50 more, 100 positional ones, and of each the first 50 by the inherited
+    // descriptor.
     assert!(totals.reads >= 4 * 170, "{totals:?}");
     assert!(totals.asked * 4 < totals.reads, "{totals:?}");
 }
 
-/// What a program says of how it will read, before its file is attached and after, arrives.
+/// A program's hints, before its file is attached and after, reach the owner.
 #[test]
 fn hints_arrive_at_the_owner() {
     let folder = tempfile::tempdir().unwrap();
@@ -279,13 +279,13 @@ fn hints_arrive_at_the_owner() {
     output(advice);
     session.stop();
     const ALL: u64 = (1 << 56) - 1;
-    // Those that are not waited for may overtake each other.
+    // Messages that are sent without waiting may overtake each other.
     let sorted = |mut hints: Vec<(Advice, u64, u64)>| {
         hints.sort_unstable_by_key(|&(advice, position, len)| (advice as u64, position, len));
         hints
     };
     let expected = [
-        (Advice::Normal, 0, ALL), // it said that it would read at random
+        (Advice::Normal, 0, ALL), // it announced random reads
         (Advice::Sequential, 0, ALL),
         (Advice::WillNeed, 4096, 8192),
         (Advice::WillNeed, 100_000, 50_000),
@@ -296,7 +296,7 @@ fn hints_arrive_at_the_owner() {
     assert_eq!(sorted(owner.hints.lock().unwrap().clone()), sorted(expected.to_vec()));
 }
 
-/// Whether the kernel has every page of `file`; `None` if it does not let go of what it has.
+/// Whether the kernel has every page of `file` cached; `None` if the kernel cannot drop its pages first.
 fn is_filled_by(case: &str, run: impl FnOnce(Command)) -> Option<bool> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
@@ -317,7 +317,7 @@ fn is_filled_by(case: &str, run: impl FnOnce(Command)) -> Option<bool> {
 
 /// 1. A program reads a file with hints of its own.
 /// 2. Its reads are served.
-/// 3. Each hint makes the kernel read the same bytes into its page cache, from which nobody reads them.
+/// 3. Each hint makes the kernel read the same bytes into its own page cache, where they are never used.
 #[test]
 fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
     let alone = is_filled_by("hints", |command| drop(output(command)));
@@ -327,7 +327,7 @@ fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
         output(command);
         assert!(session.stop().reads > 0);
     });
-    // A kernel that lets go of its pages once need not do so the next time.
+    // A kernel that drops its pages once need not do so the next time.
     let (Some(alone), Some(served)) = (alone, served) else { return };
     assert_eq!((alone, served), (true, false));
 }
@@ -338,7 +338,7 @@ fn a_file_that_was_written_here_is_never_served() {
 }
 
 /// 1. A program reads a file in many calls, at its offset and elsewhere, by one thread and by several.
-/// 2. The kernel serves the first of them, we the rest, and what was read is the same.
+/// 2. The kernel serves the first reads, the cache the rest, and all bytes are right.
 #[test]
 fn descriptors_change_hands_while_they_are_read() {
     use quinion::internals::arena::control::Reason;

@@ -1,7 +1,7 @@
-//! `run` as its callers see it: statuses, signals, reports, an owner that dies, and programs everybody has.
+//! `run` as its callers see it: exit statuses, signals, reports, an owner that dies, and common programs.
 //!
-//! This test binary is its own `quinion run`: started with `QUINION_TEST_RUN` set, it runs the program
-//! in its arguments, as the command would with a naive owner. So it has a `main` of its own.
+//! This test binary is its own `quinion run`: started with `QUINION_TEST_RUN` set, it runs the program in its
+//! arguments, as the command would, with a naive owner. So it has a `main` of its own.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -37,8 +37,8 @@ fn main() {
     println!("all well");
 }
 
-/// Signals that who runs the tests ignores, as a shell without jobs does for what it starts by `&`, would be ignored by
-/// every program that is started here, and some of them wait for one.
+/// Resets signals that this process was started to ignore, as a shell without job control does for `&`. Every program
+/// started here would inherit that, and some of them wait for a signal.
 fn heed_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: the default is no handler, and no other thread runs yet.
@@ -181,7 +181,7 @@ fn a_report_that_cannot_be_written_replaces_no_status() {
         let output = reporting_to("kill -TERM $$", "text", Some(file)).output().unwrap();
         assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{output:?}");
     }
-    // Nobody can be told.
+    // Standard error cannot take the message.
     let full = std::fs::File::options().write(true).open(full).unwrap();
     let status = reporting_to("exit 7", "text", None).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(7));
@@ -197,7 +197,7 @@ fn a_report_goes_where_it_is_wanted() {
     let output = command.current_dir(folder.path()).output().unwrap();
     assert!(text(&output.stdout).starts_with("out\n{\"schema\":1,"), "{output:?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file is named so");
-    // A pipe that somebody reads takes all of it; who opens it for both waits for nobody.
+    // A pipe with a reader takes the whole report; an open for reading and writing does not wait for another process.
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let mut reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
@@ -220,7 +220,7 @@ fn started(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>
 
 #[allow(unsafe_code, reason = "a plain call")]
 fn kill(child: &Child, signal: i32) {
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are plain numbers.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
@@ -248,15 +248,16 @@ fn signals_sent_to_us_reach_the_program() {
     }
 }
 
-/// Counts the interrupts it gets, until none came for a while.
+/// Counts the interrupts that it gets, until none has come for a while.
 const COUNTS: &str = "import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); print('ready', flush=True); n = 0
 while signal.sigtimedwait([signal.SIGINT], 0.5 if n else 20): n += 1
 print(n)
 ";
 
-/// Starts what its arguments say, in a group of both, and interrupts it: it alone, or the group after it, as timeout(1)
-/// does, and by that name; ignoring that itself from the start, or by then, or not.
+/// Starts the command of its arguments, in one process group with itself, and interrupts it: it alone, or the group
+/// after it, as timeout(1) does, and with that name; it ignores the signal itself from the start, from then on, or not
+/// at all.
 const INTERRUPTS: &str = "import os, signal, subprocess, sys
 os.setpgid(0, 0)
 default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -286,7 +287,7 @@ fn what_was_ignored_stays_ignored() {
     let script = "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" sh -c 'echo ready; read line; echo $line'";
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{script} & me=$!; wait $me")]).arg(std::env::current_exe().unwrap());
-    // In the background the shell gives no input, so the program waits on a file's end instead.
+    // A shell gives no input to a background program, so the program waits for another file's end instead.
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     assert!(rest(child.stdout.take().unwrap()).starts_with("ready\n"));
@@ -304,7 +305,7 @@ fn what_was_ignored_stays_ignored() {
     }
 }
 
-/// Runs the program in a shell that says in `redirection` what becomes of its streams.
+/// Runs the program in a shell whose `redirection` sets its standard streams.
 fn with_streams(redirection: &str, words: &[&str]) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("QUINION_TEST_RUN=1 \"$0\" \"$@\" {redirection}")]);
@@ -312,7 +313,7 @@ fn with_streams(redirection: &str, words: &[&str]) -> Output {
 }
 
 fn standard_streams_that_are_closed_stay_closed() {
-    // Its status says which are open.
+    // Its exit status says which streams are open.
     let open = "s=0; for n in 0 1 2; do test -e /proc/$$/fd/$n && s=$((s + (1 << n))); done; exit $s";
     for closed in 0..8 {
         let streams = ["<&-", ">&-", "2>&-"].into_iter().enumerate();
@@ -321,7 +322,7 @@ fn standard_streams_that_are_closed_stay_closed() {
         let output = with_streams(&words.join(" "), &["sh", "-c", open]);
         assert_eq!(output.status.code(), Some(7 & !closed), "{words:?}: {output:?}");
     }
-    // So nothing is taken for empty, and nothing lost in silence.
+    // So a closed stream is not taken for an empty one, and no output is lost silently.
     for (redirection, words) in [("<&-", &["cat"][..]), (">&-", &["cat", "/etc/passwd"])] {
         let output = with_streams(redirection, words);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -332,7 +333,7 @@ fn standard_streams_that_are_closed_stay_closed() {
 fn we_stop_and_go_on_with_the_program() {
     let (mut child, lines) = started(sh("echo ready; kill -STOP $$; echo went on"));
     #[allow(unsafe_code, reason = "a plain call")]
-    // SAFETY: a plain call with a place for the status.
+    // SAFETY: a plain call with a valid pointer for the status.
     let status = unsafe {
         let mut status = 0;
         assert_eq!(libc::waitpid(child.id() as i32, &raw mut status, libc::WUNTRACED), child.id() as i32);
@@ -357,7 +358,7 @@ fn long_file(folder: &Path) -> PathBuf {
     path
 }
 
-/// What people type; F is a file and D a database, as words or in quotes.
+/// Common command lines; F is a file and D a database, as words or in quotes.
 const SCRIPTS: &[&str] = &[
     "cat F",
     "cat < F",
@@ -410,7 +411,7 @@ const SCRIPTS: &[&str] = &[
      min(i) from x\").fetchall())'",
 ];
 
-/// Programs a machine may lack; every other is installed by `scripts/setup`.
+/// Programs that a machine may lack; `scripts/setup` installs every other one.
 const OPTIONAL: &[&str] = &["xxd", "perl", "git"];
 
 const MAKE_DATABASE: &str = "create table x(i integer, t text); \
@@ -439,7 +440,7 @@ fn programs_everybody_has_print_the_same() {
     }
 }
 
-/// Puts the names of the file and of the database where the script says F and D.
+/// Replaces F and D in the script by the names of the file and of the database.
 fn with_names(script: &str, file: &Path, database: &Path) -> String {
     let (file, database) = (file.display().to_string(), database.display().to_string());
     let word = |word: &str| match word {
@@ -473,7 +474,7 @@ fn reported(command: &mut Command) -> (Output, String) {
     (output, std::fs::read_to_string(file).unwrap())
 }
 
-/// The number behind the first `key`, which is all these tests need of JSON.
+/// The number behind the first `key`: these tests need no more of JSON.
 fn number(report: &str, key: &str) -> u64 {
     let at = report.find(&format!("\"{key}\":")).unwrap_or_else(|| panic!("no {key} in {report}"));
     let digits = report[at + key.len() + 3..].split(|letter: char| !letter.is_ascii_digit()).next().unwrap();
@@ -488,7 +489,7 @@ fn programs_started_by_the_program_are_served() {
     assert!(output.status.success());
     assert!(number(&report, "processes") >= 10, "{report}");
     assert!(number(&report, "bytes") >= 6 * FILE_BYTES as u64, "{report}");
-    assert!(number(&report, "files") >= 6, "{report}"); // and what the C library reads for itself
+    assert!(number(&report, "files") >= 6, "{report}"); // and files that the C library reads for itself
     assert_eq!(number(&report, "patched"), number(&report, "processes"), "{report}");
 }
 
@@ -513,7 +514,7 @@ fn calls_reach_us_as_was_asked() {
             (processes, patched),
             "{report}"
         );
-        let extra = number(&report, "bytes") - served; // what the C library reads for itself: who we are, our language
+        let extra = number(&report, "bytes") - served; // files that the C library reads for itself: users, the locale
         assert!(extra < if how == "auto" { 1 << 20 } else { 1 }, "{report}");
     }
     let output = quinion(&["true"]).env("QUINION_TEST_REPORT", "text").output().unwrap();
@@ -525,7 +526,7 @@ fn the_report_has_its_schema() {
     let folder = tempfile::tempdir().unwrap();
     let file = long_file(folder.path());
     let name = file.display().to_string();
-    // By names alone: the C library reads files for itself too.
+    // By names alone: the C library reads files for itself, too.
     let (_, report) = reported(quinion(&["cat", &name]).env("QUINION_TEST_INTERCEPT", "plt"));
     assert!(
         report.starts_with("{\"schema\":1,\"program\":[\"cat\",\"") && report.ends_with("}\n"),
@@ -598,7 +599,7 @@ fn a_static_program_runs_unharmed() {
     assert_eq!(output.status.code(), Some(5));
     assert!(report.contains("is statically linked"), "{report}");
 
-    // Rights of somebody else: only root can make such a file, and root loses none by it.
+    // A set-user-id file of another user: only root can make one, and it takes no right from root.
     let set_id = folder.path().join("cat");
     std::fs::copy("/bin/cat", &set_id).unwrap();
     std::fs::set_permissions(&set_id, std::fs::Permissions::from_mode(0o4755)).unwrap();
@@ -613,7 +614,7 @@ fn a_static_program_runs_unharmed() {
     }
 }
 
-/// A dynamic linker that refuses our object ends the program before anything of it, or of us, has run.
+/// A dynamic linker that refuses our object ends the program before any code of the program, or of ours, has run.
 fn what_did_not_attach_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -633,7 +634,7 @@ fn what_did_not_attach_is_told() {
     }
 }
 
-/// A program that reads slowly and says what it read at the end.
+/// A program that reads slowly and prints a digest of its reads at the end.
 const SLOW: &str = "import sys,time,hashlib,os
 fd = os.open(sys.argv[1], os.O_RDONLY); h = hashlib.md5(); n = 0
 while True:
@@ -665,13 +666,13 @@ fn a_program_finishes_beside_a_stopped_owner() {
     let (mut child, mut lines, expected) = slow_reader(&long_file(folder.path()));
     kill(&child, libc::SIGSTOP);
     let mut line = String::new();
-    lines.read_line(&mut line).unwrap(); // not to the end: the owner has the other side too
+    lines.read_line(&mut line).unwrap(); // not to the end: the owner has the write end, too
     assert_eq!(line, expected);
     kill(&child, libc::SIGCONT);
     assert!(child.wait().unwrap().success());
 }
 
-/// What `nm` says of the object's dynamic symbols, sorted.
+/// The dynamic symbols of the object that `nm` prints, sorted.
 fn names_in_object(which: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let object = folder.path().join("preload.so");
@@ -684,26 +685,27 @@ fn names_in_object(which: &str) -> Vec<String> {
     names
 }
 
-/// It has no allocator of its own (`no_std`), so who is not among these is not called: `malloc`, a mutex.
-/// `dlsym` and `dl_iterate_phdr` take the linker's lock; the start calls them, and a wrapper that runs before it.
+/// The object has no allocator of its own (`no_std`), so functions that are not in this list are not called: `malloc`,
+/// a mutex. `dlsym` and `dl_iterate_phdr` take the linker's lock; only the start calls them, and a wrapper that runs
+/// before it.
 fn the_objects_imports() {
     let names = names_in_object("--undefined-only");
     let imports: Vec<&str> =
         names.iter().filter_map(|name| name.strip_prefix(['U', 'w'])?.trim().split('@').next()).collect();
     let bytes = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
-    // `environ` is a variable: what `execv` and its like hand on.
+    // `environ` is a variable: the environment that `execv` and its like pass on.
     let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "environ", "fileno"];
-    // What linkers put into every object, to be called if it is there.
+    // Symbols that linkers put into every object, called only if they exist.
     let start =
         ["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"];
     let is_known = |name: &&&str| start.contains(name) || bytes.contains(name) || others.contains(name);
     assert_eq!(imports.iter().find(|name| !is_known(name)), None, "{imports:?}");
-    // The linker ends a program whose C library has not the versions that are asked for. This is the oldest on x86-64.
+    // The linker ends a program whose C library lacks the required versions. This is the oldest on x86-64.
     let is_old = |name: &&String| name.ends_with("@GLIBC_2.2.5");
     let versioned: Vec<&String> = names.iter().filter(|name| name.contains('@')).collect();
     assert!(versioned.len() > others.len(), "{names:?}");
     assert_eq!(versioned.into_iter().find(|name| !is_old(name)), None);
-    // Before version 2.34 most programs have no `dlsym`, and the linker ends who asks for it firmly.
+    // Before version 2.34 most programs have no `dlsym`, and the linker ends a program that requires it.
     assert!(names.iter().any(|name| name.trim_start().starts_with("w dlsym@")), "{names:?}");
 }
 

@@ -1,8 +1,8 @@
-//! What `run` has programs load: a file that nobody else can put there or change, and that stays when the owner ends.
+//! The object that `run` preloads: a file that no other user can create or change, and that stays when the owner ends.
 //!
-//! A path that names a process, as `/proc/PID/fd/N`, means another process's file when that number is used again. So
-//! what is tested is the value of `LD_PRELOAD` that programs have, where it leads, and what happens to who is in the
-//! way there.
+//! A path that names a process, as `/proc/PID/fd/N`, leads to another process's file when that number is reused. So the
+//! tests check the value of `LD_PRELOAD` in programs, the file that it names, and what happens if another file has that
+//! name.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 mod disk;
 use disk::{Report, quinion, scratch};
 
-/// A user with two places for the object: the one that is looked at first, and a home.
+/// A user with two places for the object: the first choice, and a home.
 struct User {
     runtime: TempDir,
     home: TempDir,
@@ -44,7 +44,7 @@ impl User {
         command
     }
 
-    /// What a program under `run` is told to load.
+    /// The value of `LD_PRELOAD` in a program under `run`.
     #[track_caller]
     fn object(&self) -> PathBuf {
         let output = self.run(&["sh", "-c", "echo $LD_PRELOAD"]).output().expect("it starts");
@@ -69,7 +69,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is ours");
 }
 
-/// What a command printed that did well and complained of nothing.
+/// The output of a command that must succeed without messages.
 #[track_caller]
 fn said(output: &Output) -> String {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
@@ -80,7 +80,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether nobody but root and we can change what `path` leads to, all the way from the root.
+/// Whether only root and this user can change the file that `path` leads to, all the way from the root.
 #[track_caller]
 fn assert_nobody_else_can_change(path: &Path) {
     let us = rustix::process::geteuid().as_raw();
@@ -97,11 +97,11 @@ fn assert_nobody_else_can_change(path: &Path) {
     }
 }
 
-/// 1. A shell is started under `run`, and leaves another one behind that waits.
+/// 1. A shell is started under `run`, and leaves a second one behind that waits.
 /// 2. `run` ends, and the cache with it.
-/// 3. The other one starts programs, as itself and as another user. What they are told to load is what it was, and they
-///    say nothing. (When the owner's number is used again by another user, a path by that number is what that user
-///    likes: root's next program would run its code.)
+/// 3. The second shell starts programs, as itself and as another user. Their `LD_PRELOAD` is unchanged, and they print
+///    no message. (When another user's process reuses the owner's number, a path by that number is chosen by that user:
+///    root's next program would run that user's code.)
 #[test]
 fn stale_preload() {
     let (user, folder) = (User::new(), scratch());
@@ -119,7 +119,7 @@ fn stale_preload() {
         "setpriv --reuid=65534 --clear-groups sh -c 'echo $LD_PRELOAD; echo three' | tr -d :",
         "su nobody -s /bin/sh -c 'echo $LD_PRELOAD; echo three' | tr -d :",
     ];
-    // Where a container may not do this, it may not do it without us.
+    // If the container forbids it, it is forbidden without us, too.
     let can = |other: &&str| {
         let alone = Command::new("sh").args(["-c", other]).env_remove("LD_PRELOAD").output();
         is_root() && alone.is_ok_and(|output| output.stdout == b"\nthree\n")
@@ -143,8 +143,8 @@ fn stale_preload() {
     assert_eq!(rest, format!("{object}\ntwo\n{}", "\nthree\n".repeat(others.len())));
 }
 
-/// 1. The object that programs have loaded is removed, or something else has its name.
-/// 2. The next program is told to load it, and its linker complains, or loads what is there.
+/// 1. The object that programs have loaded is removed, or another file gets its name.
+/// 2. The next program is told to load it, and its linker complains, or loads that other file.
 #[test]
 fn an_object_that_is_gone_or_another_is_not_handed_on() {
     let (user, folder) = (User::new(), scratch());
@@ -159,7 +159,7 @@ fn an_object_that_is_gone_or_another_is_not_handed_on() {
     }
 }
 
-/// Whatever lies under the object's name is looked at before it is used.
+/// A file under the object's name is checked before it is used, whatever it is.
 #[test]
 fn what_is_planted_is_not_loaded() {
     let user = User::new();
@@ -197,7 +197,7 @@ fn what_is_planted_is_not_loaded() {
         assert!(user.served() >= 1 << 20, "{what}");
     }
     assert_eq!(fs::read_to_string(&elsewhere).expect("it is there"), "it", "a link is not followed");
-    // What is as it should be stays the very file: programs have it loaded.
+    // A correct file is kept as the same inode: programs have it loaded.
     let inode = || object.metadata().expect("it is there").ino();
     let before = inode();
     user.object();
@@ -207,7 +207,7 @@ fn what_is_planted_is_not_loaded() {
     assert_eq!(objects.count(), 1, "nothing else is left: {names:?}");
 }
 
-/// A folder in which others can write, or that they can replace, is passed over.
+/// A folder that other users can write, or replace, is skipped.
 #[test]
 fn a_folder_that_others_can_write_is_refused() {
     let user = User::new();
@@ -227,11 +227,11 @@ fn a_folder_that_others_can_write_is_refused() {
         set_mode(path, 0o700);
     }
     assert!(user.object().starts_with(&first));
-    // By way of a link, into a folder of ours.
+    // Through a link, into a folder of ours.
     fs::remove_dir_all(&first).expect("it is ours");
     symlink(user.home.path(), &first).expect("it is ours");
     assert!(user.object().starts_with(&second));
-    // What separates names in `LD_PRELOAD`, or is replaced there.
+    // Characters that separate names in `LD_PRELOAD`, or that the linker expands there.
     for name in ["a b", "a:b", "$LIB", "a\nb"] {
         let odd = user.home.path().join(name);
         fs::create_dir(&odd).expect("it is ours");
@@ -262,8 +262,8 @@ fn a_folder_that_is_mounted_noexec_is_passed_over() {
     assert!(Path::new(object.trim_end()).starts_with(user.home.path()), "{object}");
 }
 
-/// 1. Another user makes `/tmp/quinion-UID`, before the one whose number that is.
-/// 2. That one's caches are elsewhere; where there is no other place he is told what to do.
+/// 1. Another user makes `/tmp/quinion-UID` with this user's UID, before this user does.
+/// 2. This user's caches are elsewhere; if there is no other place, a message gives a remedy.
 #[test]
 fn a_folder_of_another_users_denies_nothing() {
     const USER: u32 = 61_234;

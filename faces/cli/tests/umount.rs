@@ -1,6 +1,6 @@
-//! What every program has closed keeps no file system busy: `umount` under `run` answers as it does without, and so it
-//! does from outside, when a cache that outlives its command has read from there. What a program has open keeps it
-//! busy, as without.
+//! Files that every program has closed do not keep their file system busy: `umount` under `run` returns what it returns
+//! without, and so it does outside, when a cache that outlives its command has read from there. A file that a program
+//! has open keeps it busy, as without.
 //!
 //! ```text
 //!   mount --> read until it is served, or being copied --> close --> umount: 0
@@ -20,8 +20,8 @@ use tempfile::TempDir;
 
 const FILE_BYTES: usize = 24 << 20;
 
-/// Mounts, reads, closes and unmounts, some times, and says what each `umount` answered. By itself, by programs that it
-/// starts, and while it has the file open.
+/// Mounts, reads, closes and unmounts, several times, and prints the result of each `umount`: by itself, by programs
+/// that it starts, and while it has the file open.
 const PROGRAM: &str = r"
 import ctypes, os, subprocess, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -55,7 +55,7 @@ const EXPECTED: &str = "closed 0\nclosed 0\nclosed 0\nclosed 0\nopen 16\nclosed 
 /// Serves file systems without leases, too.
 const ALL: &[&str] = &["--file-systems", "all", "--coherence", "times"];
 
-/// A folder to mount at, in which nothing is mounted when it goes.
+/// A folder to mount at; unmounted when it is dropped.
 struct Place {
     folder: TempDir,
 }
@@ -114,7 +114,7 @@ fn done(command: &mut Command) -> Output {
     output
 }
 
-/// Whether file systems can be mounted here; says so if not.
+/// Whether file systems can be mounted here; prints a message if not.
 fn can_mount() -> bool {
     let place = Place::new();
     let mounts = plain("mount").args(["-t", "tmpfs", "none"]).arg(place.at()).output();
@@ -125,7 +125,7 @@ fn can_mount() -> bool {
     can
 }
 
-/// The program, in a name space of mounts of its own or not, says under `run` what it says without.
+/// The program prints the same under `run` as without, in a mount name space of its own or not.
 #[track_caller]
 fn unmounts(mount: &[&str], place: &Place, options: &[&str], apart: bool) -> Report {
     let name_space: &[&str] = if apart { &["unshare", "-m"] } else { &[] };
@@ -139,7 +139,7 @@ fn unmounts(mount: &[&str], place: &Place, options: &[&str], apart: bool) -> Rep
     Report::read(&report)
 }
 
-/// Both modes, in a name space of mounts of its own and not.
+/// Both modes, in a mount name space of its own and not.
 #[track_caller]
 fn unmounts_always(mount: &[&str], place: &Place, more: &[&str]) {
     let without =
@@ -171,7 +171,7 @@ fn umount_of_memory_inside_the_run() {
     unmounts_always(&["mount", "-t", "tmpfs", "none"], &Place::new(), &[]);
 }
 
-/// Of a file system on which there are no leases, and which is served only to who says so.
+/// A file system without leases, which is served only if the user asks for that.
 #[test]
 fn umount_of_an_overlay_inside_the_run() {
     if !can_mount() {
@@ -248,7 +248,7 @@ impl Kept {
         fs::set_permissions(runtime.path(), mode).expect("it is ours");
         Self { runtime }
     }
-    /// Runs a program by it, and returns what it says and the report.
+    /// Runs a program under it, and returns its output and the report.
     #[track_caller]
     fn run(&self, options: &[&str], words: &[&str]) -> (Vec<u8>, Report) {
         let report = self.runtime.path().join("report");
@@ -266,7 +266,7 @@ impl Drop for Kept {
     }
 }
 
-/// Reads a file some times and closes it.
+/// Reads a file several times and closes it.
 const READS: &str = r"
 import os, sys
 file = os.open(sys.argv[1], os.O_RDONLY)
@@ -275,7 +275,8 @@ for _ in range(6):
 os.close(file)
 ";
 
-/// What a kept cache has read, or copied, can be unmounted by anybody a few seconds later; and it was warm until then.
+/// A file system from which a kept cache has read, or copied, can be unmounted by any process a few seconds later; the
+/// files were cached until then.
 #[test]
 fn umount_from_outside_of_what_a_kept_cache_has_read() {
     if !can_mount() {
@@ -341,8 +342,8 @@ fn another_file_system_in_the_place_of_one_that_was_read() {
     place.unmount();
 }
 
-/// Writes, reads and removes a file that takes more than half of the room, some times: by `unlink`, by a name that goes
-/// to another, and by a program that it starts.
+/// Writes, reads and removes a file that takes more than half of the space, several times: by `unlink`, by a rename
+/// over it, and by a program that it starts.
 const REMOVER: &str = r"
 import os, subprocess, sys
 place = sys.argv[1]
@@ -366,7 +367,7 @@ for turn in range(6):
 print('done')
 ";
 
-/// The space of a file that was removed is free when that returns.
+/// The space of a removed file is free when the call returns.
 #[test]
 fn removed_space() {
     for options in [&[][..], &["--attach", "at-once"]] {

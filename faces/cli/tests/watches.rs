@@ -1,12 +1,12 @@
-//! A program under `run` that watches files hears what it hears without: all reads of the programs of the run, and
-//! nothing of the owner's. What is watched is served to nobody from the moment somebody wants to watch it, and what the
-//! owner had open of it is closed before. The programs here say all that they hear, with and without the cache.
+//! A program under `run` that watches files gets the same events as without: all reads of the programs of the run, and
+//! none of the owner's. From the moment a program sets a watch, the watched file is not served to any program, and the
+//! owner closes its descriptors of it before. The programs here print all their events, with and without the cache.
 #![cfg(target_os = "linux")]
 
 mod disk;
 use disk::{Report, noise, plain, quinion, scratch};
 
-/// Watches a file, opens, reads and closes it, and says what it heard of that.
+/// Watches a file, opens, reads and closes it, and prints the events.
 const PROGRAM: &str = "
 import ctypes, os, struct, sys
 libc, path = ctypes.CDLL(None, use_errno=True), sys.argv[1]
@@ -49,8 +49,8 @@ fn a_program_that_watches_files_hears_what_it_hears_without() {
     assert!(report.served() > 0 && report.number("reasons", "watched") > 0, "{report:?}");
 }
 
-/// A child reads a file, before and after its parent watches that, or the folder, by inotify or fanotify; and by a
-/// descriptor from before the watch, and by one from after it. What the parent hears.
+/// A child reads a file, before and after its parent watches it, or its folder, by inotify or fanotify; by a descriptor
+/// from before the watch, and by one from after it. Prints the parent's events.
 const OF_ANOTHER: &str = "
 import ctypes, os, struct, sys
 libc, path, how = ctypes.CDLL(None, use_errno=True), sys.argv[1], sys.argv[2]
@@ -131,7 +131,7 @@ fn reads_of_another_process_of_the_run_are_heard() {
     }
 }
 
-/// Who wants to hear of changes alone, of what is in a folder, hears them from the kernel: reads are served.
+/// A watch for changes only, of the files of a folder, gets its events from the kernel: reads are served.
 #[test]
 fn a_watch_for_changes_takes_nothing_from_the_cache() {
     let report = reads_of_another("changes");

@@ -1,17 +1,17 @@
-//! Whoever writes, whoever reads: what was written before is what is read after, in every order of viewers and
-//! others, and files are served all the same until somebody writes, and again when he is through.
+//! Writers and readers in every order, viewers and other processes: each read gives what was written before. Files are
+//! served nevertheless until a process opens them for writing, and again after it has closed them.
 //!
 //! ```text
 //!   this test --line--> programs/writers.c, under the cache     A, B: two viewers of one owner
-//!             --line--> programs/writers.c, without it          O: somebody else
+//!             --line--> programs/writers.c, without it          O: another process
 //! ```
 //!
-//! Each step is asked for and answered before the next one is, so the order is known, and what a read must give is
-//! what the file holds, read here through the kernel. That reads were served is seen by what the viewers counted;
-//! that they were not is no promise, but where somebody writes.
+//! Each step is answered before the next one is sent, so the order is known, and each read must give the current
+//! contents of the file, which the test reads through the kernel. The viewers' counters show that reads were served;
+//! that reads were not served is checked only while another process writes.
 //!
-//! The owner asks for leases, as `quinion run` does, and where there are none says so: then the steps are the
-//! same, and so must be what is read by who opens the file anew.
+//! The owner asks for leases, as `quinion run` does, and where there are none says so: then the steps are the same, and
+//! so must be the reads through newly opened descriptors.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -42,7 +42,7 @@ fn program() -> &'static Path {
     path
 }
 
-/// A process that is told what to do.
+/// A process that reads commands from a pipe.
 struct Actor {
     child: Child,
     to: ChildStdin,
@@ -64,7 +64,7 @@ impl Actor {
         self.from.read_line(&mut answer).unwrap();
         answer.trim_end().to_owned()
     }
-    /// Asks for what works.
+    /// Sends a command that must succeed.
     fn tell(&mut self, line: &str) {
         let answer = self.ask(line);
         assert!(
@@ -84,7 +84,7 @@ impl Drop for Actor {
     }
 }
 
-/// The digest of the program's.
+/// The program's digest.
 fn digest(bytes: &[u8]) -> String {
     let digest = bytes
         .iter()
@@ -110,11 +110,11 @@ impl Stage {
     fn new() -> Self {
         Self::with(WithoutLease::Leases)
     }
-    /// One that serves by a look at times what has no lease.
+    /// A stage that serves files without a lease by a check of their times.
     fn by_times() -> Self {
         Self::with(WithoutLease::Times)
     }
-    /// A file that was written so long ago that its times tell whether it is written again.
+    /// A file with times so old that a later write changes them.
     fn file(&self) -> PathBuf {
         let path = self.folder.path().join("file");
         let content: Vec<u8> = (0..FILE_BYTES).map(|i| (i / 512 + i % 7) as u8).collect();
@@ -133,7 +133,7 @@ impl Stage {
     fn served(&self) -> u64 {
         self.session.totals().bytes
     }
-    /// Whether files there have leases: then much more can be promised.
+    /// Whether the kernel grants leases on files there: then much more can be promised.
     fn has_leases(&self, file: &Path) -> bool {
         self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Validation::Sure)
     }
@@ -143,12 +143,12 @@ impl Stage {
     }
 }
 
-/// Longer than files are too young for their times to tell.
+/// Longer than the age up to which a file's times cannot be trusted.
 fn rest() {
     std::thread::sleep(Duration::from_millis(150));
 }
 
-/// Reads some places of a file, all of which must be what the file holds; whether all were served.
+/// Reads some parts of a file, which must all be right; returns whether all were served.
 fn reads_right(stage: &Stage, actor: &mut Actor, name: char, file: &Path) -> bool {
     let truth = std::fs::read(file).unwrap();
     let before = stage.served();
@@ -161,7 +161,7 @@ fn reads_right(stage: &Stage, actor: &mut Actor, name: char, file: &Path) -> boo
     stage.served() - before == asked && asked > 0
 }
 
-/// Opens, reads and closes again and again until it is served; each time it must be right.
+/// Opens, reads and closes until the file is served; each read must be right.
 fn is_served_again(stage: &Stage, actor: &mut Actor, file: &Path) {
     for _ in 0..3000 {
         actor.open('z', file, libc::O_RDONLY);
@@ -180,20 +180,20 @@ fn a_file_opened_to_read_and_write_is_the_kernels() {
     let stage = Stage::new();
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
-    assert!(!reads_right(&stage, &mut a, 'a', &file), "nobody says that it stays as it is");
+    assert!(!reads_right(&stage, &mut a, 'a', &file), "there is no guarantee that it does not change");
     a.tell("pwrite a 200 5000 4000");
     reads_right(&stage, &mut a, 'a', &file);
     a.tell("close a");
     is_served_again(&stage, &mut a, &file);
 }
 
-/// By times it is served where reads say the place, and what is written is seen.
+/// By times, positional reads are served, and writes are seen.
 #[test]
 fn by_times_a_file_opened_to_read_and_write_is_served_and_what_is_written_is_read() {
     let stage = Stage::by_times();
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
-    assert!(reads_right(&stage, &mut a, 'a', &file), "nobody has written");
+    assert!(reads_right(&stage, &mut a, 'a', &file), "no process has written");
     assert_eq!(stage.mode(&file), Validation::Looked);
     for byte in 1..20 {
         a.tell(&format!("pwrite a {byte} 5000 4000"));
@@ -203,7 +203,7 @@ fn by_times_a_file_opened_to_read_and_write_is_served_and_what_is_written_is_rea
     assert!(reads_right(&stage, &mut a, 'a', &file), "it is long ago");
 }
 
-/// Reads of what can write use the kernel's offset, as writes do.
+/// Reads of a writable descriptor use the kernel's offset, as writes do.
 #[test]
 fn a_write_goes_where_the_reads_before_it_ended() {
     for stage in [Stage::new(), Stage::by_times()] {
@@ -229,8 +229,8 @@ fn what_one_viewer_writes_the_other_reads() {
         assert!(reads_right(&stage, &mut a, 'a', &file));
         let has_leases = stage.has_leases(&file);
         b.open('b', &file, libc::O_RDWR);
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "somebody has it open for writing");
-        assert!(!reads_right(&stage, &mut b, 'b', &file), "somebody has it open for writing");
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "a process has it open for writing");
+        assert!(!reads_right(&stage, &mut b, 'b', &file), "a process has it open for writing");
         b.tell(write);
         assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: it is being written");
         b.tell(write);
@@ -246,7 +246,7 @@ fn what_one_viewer_writes_the_other_reads() {
     }
 }
 
-/// A descriptor that can only write, or cuts the file.
+/// A descriptor that can only write, or whose open truncates the file.
 #[test]
 fn who_opens_only_to_write_is_seen_too() {
     for (flags, write) in [
@@ -279,9 +279,9 @@ fn a_file_cut_by_its_name_is_cut() {
 }
 
 /// 1. A reads by a lease.
-/// 2. Somebody else opens the file for writing, which waits for the owner.
-/// 3. He writes, bit by bit; A reads each.
-/// 4. He is through, and the file is served again.
+/// 2. Another process opens the file for writing, which waits for the owner.
+/// 3. It writes, piece by piece; A reads each.
+/// 4. It closes the file, and the file is served again.
 #[test]
 fn what_somebody_else_writes_is_read() {
     let stage = Stage::new();
@@ -294,10 +294,10 @@ fn what_somebody_else_writes_is_read() {
     o.open('o', &file, libc::O_RDWR);
     for write in ["pwrite o 1 4096 0", "pwrite o 2 70000 99000", "ftruncate o 150000"] {
         o.tell(write);
-        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: somebody else writes");
+        assert!(!reads_right(&stage, &mut a, 'a', &file), "{write}: another process writes");
     }
     a.open('b', &file, libc::O_RDONLY);
-    assert!(!reads_right(&stage, &mut a, 'b', &file), "somebody else writes");
+    assert!(!reads_right(&stage, &mut a, 'b', &file), "another process writes");
     o.tell("pwrite o 3 70000 99000");
     reads_right(&stage, &mut a, 'b', &file);
     o.tell("close o");
@@ -307,7 +307,7 @@ fn what_somebody_else_writes_is_read() {
     is_served_again(&stage, &mut a, &file);
 }
 
-/// A has the file open for writing itself, so there is no lease, and is served by its times.
+/// A has the file open for writing itself, so there is no lease, and the file is served by its times.
 #[test]
 fn what_somebody_else_writes_is_read_by_who_can_write_too() {
     let stage = Stage::by_times();
@@ -345,8 +345,8 @@ fn stores_to_mapped_memory_are_read() {
     }
 }
 
-/// A lease makes whoever opens the file for writing wait, or, if he does not want to, refuses him. None of that
-/// happens to a program under `run`, whether it reads the file itself or another one does.
+/// With a lease, an open for writing waits; an open that must not wait fails. Neither happens to a program under `run`,
+/// whether it reads the file itself or another program does.
 #[test]
 fn a_viewers_open_for_writing_is_not_refused() {
     for flags in [libc::O_RDWR, libc::O_WRONLY, libc::O_WRONLY | libc::O_TRUNC] {
@@ -369,7 +369,7 @@ fn a_viewers_open_for_writing_is_not_refused() {
 
 /// 1. A's reads bring the file into the cache.
 /// 2. B opens it to read and write, and does not write.
-/// 3. B is through, and A reads it again: nothing is asked for twice.
+/// 3. B closes it, and A reads it again: no byte is read from the file twice.
 #[test]
 fn who_could_write_and_does_not_costs_no_pages() {
     let stage = Stage::new();
@@ -386,7 +386,7 @@ fn who_could_write_and_does_not_costs_no_pages() {
     assert_eq!(stage.session.totals().misses, misses);
 }
 
-/// The description lives on by another number, or in a child that is no viewer of ours.
+/// The file description stays open by another descriptor, or in a child that is not a viewer of ours.
 #[test]
 fn a_description_that_others_have_too_writes() {
     let stage = Stage::new();
@@ -417,7 +417,7 @@ fn a_description_that_others_have_too_writes() {
     assert_eq!(b.answer(), "back");
 }
 
-/// What was written before a lock was taken is read under it, by leases and by times.
+/// Bytes written before a lock was taken are read under the lock, by leases and by times.
 #[test]
 fn what_was_written_before_a_lock_is_read_after_it() {
     for stage in [Stage::new(), Stage::by_times()] {
@@ -433,7 +433,7 @@ fn what_was_written_before_a_lock_is_read_after_it() {
     }
 }
 
-/// A writer that dies is through.
+/// A writer that dies counts as closed.
 #[test]
 fn a_writer_that_is_killed_is_through() {
     let stage = Stage::new();
@@ -447,8 +447,8 @@ fn a_writer_that_is_killed_is_through() {
 }
 
 /// 1. A process writes, and forks.
-/// 2. It ends, and the file is the kernel's still.
-/// 3. Its child writes; that is the first thing it ever does.
+/// 2. It ends, and the kernel still serves the file.
+/// 3. Its child writes, as its very first action.
 #[test]
 fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
     let stage = Stage::new();
@@ -467,7 +467,7 @@ fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
     assert_eq!(written, "4096");
 }
 
-/// Random steps of two viewers and somebody else, against what the file holds.
+/// Random steps of two viewers and another process, compared with the contents of the file.
 #[test]
 fn whoever_writes_in_whatever_order() {
     let mut state = 88172645463325252u64;
@@ -520,7 +520,7 @@ fn turns(stage: Option<&Stage>, database: &Path) -> Actor {
     actor
 }
 
-/// Two processes of sqlite write one database in turns, one of them served, and each sees all that the other wrote.
+/// Two sqlite processes write one database in turns, one of them served, and each sees all of the other's writes.
 fn two_databases_in_turns(mode: &str) {
     let stage = Stage::new();
     let path = stage.folder.path().join("database");
@@ -581,7 +581,7 @@ fn the_report_says_what_was_done_about_others() {
     let mode = &text[at..][text[at..].find(&entry).expect(&text) + entry.len()..];
     assert!(mode.starts_with("lease\",\"why\":\"\"}") || mode.starts_with("kernel\",\"why\":\""), "{mode}");
 
-    // One that somebody has open for writing is left to the kernel.
+    // A file that a process has open for writing is left to the kernel.
     let _writer = OpenOptions::new().append(true).open(&file).unwrap();
     let mut lines = Command::new(env!("CARGO_BIN_EXE_quinion"));
     lines.args(["run", "--attach", "at-once", "--report", "text", "--report-file"]).arg(&report);

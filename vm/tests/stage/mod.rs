@@ -1,8 +1,8 @@
 //! Stage: a snapshot on a disk, a cache, and a place for a socket, for tests in which VMs are served.
 //!
-//! The folder of the snapshot is on a disk, so that the cache reads it directly. All is removed with the stage.
+//! The folder of the snapshot is on a disk, so that the cache reads it directly. Dropping the stage removes all of it.
 //!
-//! Invariant: nothing is served before a test asks for it.
+//! Invariant: the server starts only when a test asks for it.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use quinion_testing::vmm::{Image, Plan};
 use quinion_vm::{RestoreOptions, Server};
 use tempfile::TempDir;
 
-/// The usual options, as `choose` changes them.
+/// The usual options, with the changes of `choose`.
 pub fn options(choose: impl FnOnce(&mut RestoreOptions)) -> RestoreOptions {
     let mut options = RestoreOptions::default();
     choose(&mut options);

@@ -1,7 +1,7 @@
-//! Random: pages of the file in an order that nobody can foresee, each page once.
+//! Random: pages of the file in an unpredictable order, each page once.
 //!
-//! No page comes twice, so nothing can be had from a cache, and what the device
-//! read is to be exactly what was asked for: readahead that guesses is seen.
+//! No page is read twice, so a cache cannot help, and the device should read exactly what was asked for. Readahead that
+//! guesses shows as excess.
 
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -30,7 +30,7 @@ const FUTURES: &str = "futures, 32 at once";
 const READ_AT: &str = "read_at, 1 at once";
 const RAW: &str = "raw io_uring, 32 at once";
 const PREAD: &str = "O_DIRECT pread, 1 at once";
-/// Bytes of the cache: fewer than are read, so that pages have to leave too.
+/// Bytes of the cache: fewer than are read, so that pages are evicted, too.
 const MEMORY: u64 = 64 << 20;
 
 type Run = fn(&Target, Places) -> Result<Option<u64>, Unmeasured>;
@@ -67,7 +67,7 @@ fn alternative(target: &Rc<Target>, name: &'static str, reads: usize, run: Run) 
     .excused(METRICS.len())
 }
 
-/// What was asked for: it takes no time, and each byte comes once.
+/// The bytes asked for, each once, in no time: the reference for the device rows.
 fn asked() -> Alternative {
     Alternative::new(ASKED, |_| Ok(vec![f64::NAN, f64::NAN, 1.0, 1.0, 1.0]))
 }
@@ -139,7 +139,7 @@ impl Places {
         Self(all.into_iter())
     }
 
-    /// What of the file they are together.
+    /// Bytes of all the pages together.
     fn bytes(&self) -> u64 {
         (self.0.len() * PAGE) as u64
     }

@@ -1,9 +1,8 @@
 //! Sequential: the file from its first byte to its last.
 //!
-//! A way that copies does so into memory that is its own and warm after the first
-//! read. A way that does not copy (pin, mmap, raw reads into buffers of their own) has
-//! nothing to do but to look, as everybody else does too; that is what these ways
-//! are for, and it shows in the CPU time.
+//! A way that copies does so into memory of its own, which is warm after the first read. A way that does not copy (pin,
+//! mmap, raw reads into its own buffers) only looks at the pages, as every other way does, too; the saved copy shows in
+//! the CPU time.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};

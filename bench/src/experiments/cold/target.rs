@@ -1,8 +1,7 @@
-//! Target: the file that is read cold, and what a run of it costs.
+//! Target: the file that is read cold, and the cost of reading it.
 //!
-//! The clock and the counters run from the opening of the file to the end of
-//! whatever was built to read it; what is done before, to make the file cold,
-//! does not count. The most memory that was held is asked for the same time (`limit`).
+//! The clock and the counters run from opening the file to dropping everything that was built to read it. What makes
+//! the file cold happens before, and does not count. The peak of memory covers the same time (`limit`).
 
 use std::fs::File as KernelFile;
 use std::path::PathBuf;
@@ -16,34 +15,31 @@ use crate::fixtures::scratch::Scratch;
 use crate::harness::machine::{device_bytes, kernel_thread_seconds, passed, process_bytes};
 use crate::harness::{Settings, Unmeasured};
 
-/// The file that is read, and with how much memory.
+/// The file, and the memory of the caches that read it.
 pub struct Target {
-    /// The file.
     pub scratch: Scratch,
-    /// MiB of the caches that read it from end to end.
+    /// MiB of the caches that read the file from end to end.
     pub memory_mib: u64,
     folder: PathBuf,
     drops: Drops,
 }
 
-/// What a run cost, whatever its work is measured in.
+/// The cost of a run, whatever its work is measured in.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Elapsed.
     pub seconds: f64,
-    /// Of processors.
+    /// CPU time of the process.
     pub cpu_seconds: f64,
-    /// The same by threads of the kernel, of the whole machine.
+    /// CPU time of the kernel's threads, of the whole machine.
     pub kernel_seconds: f64,
-    /// Held at most, the kernel's page cache included; not a number where nobody counts.
+    /// The peak of memory, the kernel's page cache included; not a number if it was not counted.
     pub memory_bytes: f64,
-    /// What the device read in bytes, as the disk, the process and our cache have counted it; not a number
-    /// where nobody counts.
+    /// Bytes that the device read, as the disk, the process and our cache count them; not a number where there is no
+    /// such counter.
     pub device_bytes: [f64; 3],
 }
 
 impl Target {
-    /// A new one.
     pub fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(&settings.folder, settings.pick(256 << 20, 4 << 30))?;
         let (memory_mib, folder) = (settings.pick(64, 256), settings.folder.clone());
@@ -55,7 +51,7 @@ impl Target {
         Ok(KernelFile::open(self.scratch.path())?)
     }
 
-    /// What `run` costs from a cold start. It answers what our cache says it has read, if there was one.
+    /// The cost of `run` from a cold start. `run` returns what our cache says it has read, if there was one.
     pub fn measure(
         &self,
         cpu_ns: fn() -> f64,
@@ -77,7 +73,7 @@ impl Target {
         Ok(Cost { seconds, cpu_seconds: cpu / 1e9, kernel_seconds, memory_bytes, device_bytes })
     }
 
-    /// The file in a new cache of so many bytes.
+    /// The file in a new cache of `memory` bytes.
     pub fn cached(&self, memory: u64) -> Result<Cached, Unmeasured> {
         let cache = Cache::builder().memory(memory).build()?;
         let file = cache.open(self.scratch.path())?;
@@ -89,15 +85,14 @@ impl Target {
     }
 }
 
-/// A file, and the cache it is read through.
+/// A file, and the cache through which it is read.
 pub struct Cached {
-    /// The file.
     pub file: File,
     cache: Cache,
 }
 
 impl Cached {
-    /// Ends both, and says what was read from the device.
+    /// Drops both, and returns what was read from the device.
     pub fn device_bytes(self) -> Option<u64> {
         Some(self.cache.stats().device_bytes)
     }

@@ -204,7 +204,7 @@ impl<C: Sync> Subject for Peer<C> {
     }
     fn insert(peer: &mut &Self, number: u64) {
         let mut page = Arc::new([0; PAGE]);
-        write_page(Arc::get_mut(&mut page).expect("nobody else has it yet"), number);
+        write_page(Arc::get_mut(&mut page).expect("the only reference"), number);
         Peer::insert(peer, number, page);
     }
     fn has_evicted(&self) -> bool {

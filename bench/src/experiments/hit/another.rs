@@ -1,7 +1,7 @@
-//! Another: what does a hit cost in another process, which reads our memory by a map that it cannot write to?
+//! Another: what does a hit cost in another process, which reads our memory by a read-only mapping?
 //!
 //! ```text
-//!   own process      File::read_at by the process that has the cache
+//!   own process      File::read_at by the process that owns the cache
 //!   viewer           this program again, with read-only maps of the same memory, as a process that is served freely
 //!   by run, careful  this program again under `quinion run`: its pread is answered out of the owner's memory
 //!   pread            the same process without `run`, by the kernel
@@ -9,9 +9,10 @@
 //!
 //! All read the whole file first, and then the same random pages of it.
 //!
-//! This program enters the kernel by instructions of its own, so `run` serves it with care: before each read its
-//! descriptor is looked at, by two system calls. That is what its row shows beside `pread`. Programs are mostly served
-//! freely, and then a hit is the viewer's read, which `cargo bench -p quinion --bench viewer` asks in more situations.
+//! This program enters the kernel by instructions of its own, so `run` serves it in the careful mode: before each read
+//! it checks the descriptor, by two system calls. The row beside `pread` shows that cost. Most programs are served
+//! without it, and then a hit is the viewer's read, which `cargo bench -p quinion --bench viewer` measures in more
+//! situations.
 
 use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
@@ -37,7 +38,7 @@ use crate::harness::timing::alone;
 use crate::harness::{Alternative, Case, Extent, Settings, Unmeasured};
 use crate::sys::{self, Viewed};
 
-/// What the worker calls it.
+/// The name of the worker's job.
 pub const JOB: &str = "hit";
 const PATH: &str = "path";
 const READS: &str = "reads";
@@ -50,9 +51,9 @@ const OWN: &str = "own process";
 const VIEWER: &str = "viewer";
 const BY_RUN: &str = "by run, careful";
 const PREAD: &str = "pread";
-/// What is wanted of the viewer at least, beside the process that has the cache.
+/// The least ratio wanted of the viewer, beside the process that owns the cache.
 const GOAL: f64 = 0.95;
-/// Runs by the kernel until it has kept all of the file.
+/// Passes of kernel reads at most, until the kernel has cached the whole file.
 const WARM_RUNS_MAX: u32 = 5;
 
 /// Random pages of one file.
@@ -74,13 +75,13 @@ pub fn case(settings: &Settings) -> Case {
         .compare("cpu", BY_RUN, PREAD, None)
 }
 
-/// A file that nobody writes to, so that its owner may be believed, and ours that has it.
+/// A file that no process writes to, so that the owner may be trusted to serve it, and its handle in our cache.
 struct Ground {
     bytes: u64,
     reads: u64,
     path: PathBuf,
     own: File,
-    /// Answers viewers, which find its memory at `cache`.
+    /// Serves viewers, which find its memory at `cache`.
     _service: Service,
     cache: String,
     folder: ScratchFolder,
@@ -97,7 +98,7 @@ impl Ground {
         let own = warm(cache.open(&path)?)?;
         let owner = Arc::new(CacheOwner::new(cache).with_rules(by_times()));
         let (service, cache) = sys::serve(owner, folder.path())?;
-        // A thread that is served with care is not served files that changed a moment ago.
+        // In the careful mode, files that changed a moment ago are not served.
         std::thread::sleep(Duration::from_millis(2500));
         let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };
         Ok(Self { bytes, reads, path, own, _service: service, cache, folder })
@@ -126,8 +127,8 @@ impl Ground {
         Err(Unmeasured::Failed(format!("by `run` only {served} bytes were served from the cache")))
     }
 
-    /// Where the kernel takes pages before anybody needs them, the file may be warm no more after a run; it is another
-    /// time.
+    /// Where the kernel reclaims pages ahead of need, the file may no longer be fully cached after a run; the run is
+    /// repeated then.
     fn by_kernel(&self, seed: u64) -> Result<f64, Unmeasured> {
         let (file, mut runs) = ([KernelFile::open(&self.path)?], 0);
         loop {
@@ -145,12 +146,12 @@ impl Ground {
     }
 }
 
-/// What a cache of the whole file takes.
+/// Memory that a cache of the whole file needs.
 fn memory_for(bytes: u64) -> u64 {
     bytes + bytes / 16 + (64 << 20)
 }
 
-/// The worker's part: by a view of the cache, or by `pread`, whoever answers it.
+/// The worker's part: reads by a view of the cache, or by `pread`, served by `run` or by the kernel.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let file = KernelFile::open(task.text(PATH)?)?;
     let bytes = file.metadata()?.len();
@@ -165,7 +166,7 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     Ok(Answer::default().with(CPU, [cpu_ns]))
 }
 
-/// Of reads at random, once all of the file has been read.
+/// CPU time of random reads, once the whole file has been read.
 fn after_all(
     read: impl Fn(&mut [u8], u64) -> Result<usize, Unmeasured>,
     bytes: u64,
@@ -181,7 +182,7 @@ fn after_all(
     cpu_ns(|page, position| read(page, position), bytes, reads, seed)
 }
 
-/// Of this thread for each of so many reads at random.
+/// CPU time of this thread for each of `reads` random reads.
 fn cpu_ns(
     read: impl Fn(&mut [u8; PAGE], u64) -> Result<usize, Unmeasured>,
     bytes: u64,
@@ -202,7 +203,7 @@ fn cpu_ns(
     Err(Unmeasured::Failed(format!("{right} of {reads} pages were read as they stand in the file")))
 }
 
-/// Rules by which a file is served that this very process has open for writing.
+/// Rules under which a file is served even though this process has it open for writing.
 fn by_times() -> ServeRules {
     ServeRules { coherence: WithoutLease::Times, ..ServeRules::default() }
 }

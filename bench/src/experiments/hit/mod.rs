@@ -215,7 +215,7 @@ fn beside_one(files: &Shared<Files>, load: Load) -> Case {
     case.compare("cpu", TWO, "1 thread", goal)
 }
 
-/// The file, cached by everybody.
+/// The file, cached in each way.
 struct Files {
     bytes: u64,
     kernel: [KernelFile; THREADS_MAX],

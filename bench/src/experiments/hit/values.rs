@@ -85,7 +85,7 @@ fn case(files: &Shared<Files>, peers: &Shared<Peers>, load: Load) -> Case {
     case.bound("cpu", OURS, COPY, Some(COPY_GOAL))
 }
 
-/// The pages, by everybody who has them.
+/// The pages, in each of the caches.
 struct CachedPages<'h> {
     files: &'h Files,
     #[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "there are none to be asked"))]
@@ -141,7 +141,7 @@ impl Peers {
 #[cfg(feature = "peers")]
 fn page(number: u64) -> Page {
     let mut page = Page::new([0x51; PAGE]);
-    let first = Page::get_mut(&mut page).expect("nobody else has it yet");
+    let first = Page::get_mut(&mut page).expect("the only reference");
     first[..8].copy_from_slice(&word_at(number * PAGE as u64).to_le_bytes());
     page
 }

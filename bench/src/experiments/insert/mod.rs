@@ -265,7 +265,7 @@ impl Whole {
     /// Calls `insert` for each run of frames of a thread: the same runs, however they are inserted.
     fn each_run(&self, thread: usize, insert: impl Fn(FillRun)) {
         let run_pages = RUN_PAGES_MAX.min(256 << self.load.order);
-        let mut taken = self.taken[thread].lock().expect("nobody panics with it");
+        let mut taken = self.taken[thread].lock().expect("no thread panics while it holds the lock");
         for index in self.load.range(thread).step_by(run_pages as usize) {
             let run = self.stage.take(index, run_pages);
             taken.push(run);
@@ -301,7 +301,7 @@ impl Subject for Whole {
     }
 
     fn take_out(&self, thread: usize) {
-        let mut taken = self.taken[thread].lock().expect("nobody panics with it");
+        let mut taken = self.taken[thread].lock().expect("no thread panics while it holds the lock");
         for run in taken.drain(..) {
             self.stage.complete(run, Order(self.load.order));
             self.stage.evict(run, Order(self.load.order));

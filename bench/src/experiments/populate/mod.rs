@@ -1,4 +1,4 @@
-//! Populate: how fast is a virtual machine's memory filled, beside all ways that the kernel has?
+//! Populate: how fast is a virtual machine's memory filled, beside every way that the kernel offers?
 //!
 //! ```text
 //!   ours     a memory file is populated: by one thread and by two in a cache that is built for it, and in one that had
@@ -7,13 +7,13 @@
 //!   grabs    ours, by other ways to find and create folios
 //! ```
 //!
-//! One thread works unless a name says two; the memory is new in each repetition, and letting go of it is not
-//! timed. New to the process, not to the machine: before each run as much is made resident as it takes, so that nobody
-//! pays for what the host took back from the one before. The order changes from repetition to repetition, there are
-//! seven, all are printed, and each side is judged by its lower quartile: what is left of the host's part makes a run
-//! slower and never faster. The peers that no goal names are fewer times beside one of ours, in a case of their own.
-//! Elapsed time counts, for a virtual machine waits for it; the CPU time beside it is that of the threads that
-//! work.
+//! One thread works unless a name says two. The memory is new in each repetition, and freeing it is not timed. It is
+//! new to the process, not to the machine: before each run as much memory is made resident as the run takes, so that no
+//! run pays for memory that the host reclaimed from the run before. The order changes from repetition to repetition,
+//! there are seven, all are printed, and each side is judged by its lower quartile: what remains of the host's
+//! influence makes a run slower and never faster. Peers that no goal names are repeated fewer times beside one of ours,
+//! in a case of their own. Elapsed time is measured, since a virtual machine waits for it; the CPU time beside it is
+//! that of the working threads.
 
 mod grabs;
 mod ours;
@@ -33,25 +33,25 @@ pub use ours::{cache, file};
 pub use peers::{faults_of, timed};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];
-/// A full run's repetitions of what is judged, and of the rest, of which one takes most of a minute.
+/// A full run's repetitions of judged cases, and of the others, of which one takes most of a minute.
 const REPEAT: usize = 7;
 const REPEAT_REST: usize = 3;
 
-/// What is wanted of ours at least, of the kernel's best: in a cache that has just been built, by one thread
-/// and by two, and in one that had as much memory before.
+/// The least ratios wanted of ours beside the kernel's best: in a cache that has just been built, by one thread and by
+/// two, and in one that had as much memory before.
 const GOALS: [(&str, f64); 4] =
     [(ours::ONE, 0.75), (ours::TWO, 1.0), (ours::GROWN, 1.3), (ours::WRITE, 0.75)];
-/// And of all of them, of what page-fault servers do.
+/// The least ratio wanted of all of them beside the copies of page-fault servers.
 const COPY_GOAL: f64 = 1.5;
 
-/// Everybody fills as much; and ours, by other ways to grab.
+/// All alternatives fill as many bytes; then ours, by other ways to find and create folios.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, stage);
     let cases = [judged(settings, &stage), rest(settings, &stage)];
     cases.into_iter().chain(grabs::cases(settings)).collect()
 }
 
-/// Whom a goal names.
+/// The peers that a goal names.
 const NAMED: [&str; 3] = [BEST, BEST_BY_TWO, UFFD_COPY];
 
 fn judged(settings: &Settings, stage: &Shared<Stage>) -> Case {
@@ -82,14 +82,14 @@ fn rest(settings: &Settings, stage: &Shared<Stage>) -> Case {
         std::iter::once(ours).chain(peers(stage, |peer| !NAMED.contains(&peer.name))).collect()
     });
     let others = PEERS.iter().filter(|peer| !NAMED.contains(&peer.name));
-    // What is filled already and only mapped copies nothing: it tells how much of the work the copy is.
+    // Peers that only map filled memory copy nothing: they show how much of the work the copy is.
     others.fold(case.usually(REPEAT_REST), |case, peer| match peer.copies() {
         true => case.compare("time", ours::ONE, peer.name, None),
         false => case.bound("time", ours::ONE, peer.name, None),
     })
 }
 
-/// A case in which memory is resident before each.
+/// A case in which memory is made resident before each run.
 fn of(
     settings: &Settings,
     stage: &Shared<Stage>,
@@ -109,14 +109,14 @@ fn peers(stage: &Rc<Stage>, is_wanted: impl Fn(&Peer) -> bool) -> Vec<Alternativ
     wanted.map(|peer| alternative(stage, peer.name, |stage| stage.fill(peer))).collect()
 }
 
-/// How much is filled. A build with checks in it measures nothing, and only shows that all of this runs.
+/// Bytes to fill. A build with checks measures nothing, and only shows that all of this runs.
 fn bytes(settings: &Settings) -> u64 {
     settings.pick(if cfg!(debug_assertions) { 16 << 20 } else { 256 << 20 }, 3 << 30)
 }
 
 fn stage(settings: &Settings) -> Result<Stage, Unmeasured> {
     let bytes = bytes(settings);
-    // The file that is copied from, one that is filled or made resident, ours that has grown, what is going away.
+    // The source file, a file that is filled or made resident, ours that has grown, and memory that is being freed.
     check_memory(5 * bytes + (512 << 20))?;
     Stage::new(bytes)
 }

@@ -1,8 +1,8 @@
-//! Ours: a memory file is populated, 2 MiB at a time, straight into folios that nobody has seen.
+//! Ours: a memory file is populated, 2 MiB at a time, directly into folios that no reader has seen yet.
 //!
 //! ```text
 //!   fresh   the cache has just been built: its memory is taken from the machine meanwhile, and that is timed
-//!   grown   the cache had as much before, and gave it back to itself: only frames change hands
+//!   grown   the cache had as much before, and freed it into its own pool: frames are only reassigned
 //! ```
 //!
 //! The source is the peers' large page that stays near the processor.
@@ -28,7 +28,7 @@ pub enum Way {
     Write { chunk: usize },
 }
 
-/// A cache with room for so much, in folios of up to this order, which are grabbed so.
+/// A cache with room for `bytes`, in folios of at most `order`, which `grabbing` finds and creates.
 pub fn cache(bytes: u64, order: u8, grabbing: Grabbing) -> Result<Cache, Unmeasured> {
     let tuning = Tuning::default().grabbing(grabbing);
     let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
@@ -46,18 +46,18 @@ pub fn fresh(stage: &Stage, way: Way) -> Result<Spent, Unmeasured> {
     filled(stage, &file, way)
 }
 
-/// One in a cache that had as much before.
+/// A file in a cache that had as much memory before.
 pub struct Grown {
     file: OnceCell<MemFile>,
 }
 
 impl Grown {
-    /// It begins when somebody wants it.
+    /// The file is made when it is first needed.
     pub fn new() -> Self {
         Self { file: OnceCell::new() }
     }
 
-    /// The file filled again, of which nothing is there when it begins.
+    /// Fills the file again, after it was emptied.
     pub fn again(&self, stage: &Stage) -> Result<Spent, Unmeasured> {
         let way = Way::Populate { threads: 1 };
         if self.file.get().is_none() {
@@ -71,7 +71,7 @@ impl Grown {
     }
 }
 
-/// Nothing is left of what the file has.
+/// Frees all pages of the file.
 pub fn empty(file: &MemFile) -> Result<(), Unmeasured> {
     file.punch_hole(0, file.len())?;
     match file.stats()?.memory_bytes() {
@@ -106,7 +106,7 @@ fn filled(stage: &Stage, file: &MemFile, way: Way) -> Result<Spent, Unmeasured> 
     Ok(spent)
 }
 
-/// Fills what of the file lies between the two bytes, multiples of 2 MiB.
+/// Fills the file from byte `from` to byte `to`, both multiples of 2 MiB.
 pub fn populate(stage: &Stage, file: &MemFile, from: u64, to: u64) {
     let came = file.populate_with(from..to, |slice| {
         while slice.left() > 0 {

@@ -1,7 +1,7 @@
-//! List: the programs, and by which words they are called.
+//! List: the programs, and their command lines.
 //!
-//! To add one: a line in [`PROGRAMS`], with words that read files of `data.rs`, and print the same each time. A program
-//! that behaves otherwise where nobody reads its output (grep, tar) is given a reader.
+//! To add one: a line in [`PROGRAMS`], with words that read files of `data.rs`, and that print the same each time. The
+//! output of a program that behaves differently without a reader (grep, tar) is read.
 
 use super::data::{BLOCKS, Data};
 use super::turn::OutputCheck;
@@ -11,15 +11,15 @@ use crate::harness::Unmeasured;
 /// A program.
 pub struct Program {
     pub name: &'static str,
-    /// How it is called. Told whether its files are in somebody's memory.
+    /// Its command line, given whether its files are in memory, ours or the kernel's.
     pub words: Words,
     pub says: OutputCheck,
-    /// By how much we are wanted to do more operations a second, where it counts them.
+    /// The ratio wanted of its operations per second, if it counts them.
     pub warm_goal: f64,
     pub cold_goal: f64,
     /// How often a full run repeats it.
     pub repeat: usize,
-    /// How long a run has to be in which it stands for its kind though nobody named it; `None` if it has to be named.
+    /// The extent of a run in which it represents its kind without being named; `None` if it runs only by name.
     pub stands: Option<Extent>,
 }
 
@@ -70,7 +70,7 @@ const IN_TURN: &str = "read";
 /// The program that does nothing.
 pub const NOTHING: &str = "true";
 
-/// All of them, those that do little but read first.
+/// All of them; programs that do little but read come first.
 pub const PROGRAMS: [Program; 40] = [
     Program::new(NOTHING, |_, _| plain(NOTHING)).quick(),
     Program::fio("fio randread, psync", |d, m| fio(d, m, "psync", AT_RANDOM), 1.3).quick(),
@@ -143,18 +143,18 @@ print(line.execute('SELECT count(*), sum(scattered), max(words) FROM line').fetc
 const GIT_ALL: &str =
     "cd repository && git rev-list --objects --all | cut -d' ' -f1 | git cat-file --batch | cksum";
 
-/// Words without anything that a shell would care for.
+/// Words without anything that a shell would interpret.
 fn plain(words: &str) -> Result<Vec<String>, Unmeasured> {
     Ok(words.split(' ').map(str::to_owned).collect())
 }
 
-/// A failure anywhere in a pipe is the script's.
+/// A script fails if any command of a pipe fails.
 fn shell(script: &str) -> Result<Vec<String>, Unmeasured> {
     Ok(["bash", "-o", "pipefail", "-c", script].map(str::to_owned).to_vec())
 }
 
-/// Blocks of 4 KiB: an eighth of the file at random from the device, which answers one by one; the file in turn;
-/// and where the device is not asked more of them than the file has, for a time that can be measured.
+/// Blocks of 4 KiB. Cold, an eighth of the file at random, since the device answers one by one; or the file in order.
+/// In memory, no more distinct blocks than the file has, for long enough to be measured.
 fn fio(data: &Data, is_in_memory: bool, engine: &str, way: &str) -> Result<Vec<String>, Unmeasured> {
     let bytes = data.file_bytes();
     let read = match data.extent() {
@@ -176,7 +176,7 @@ fn fio(data: &Data, is_in_memory: bool, engine: &str, way: &str) -> Result<Vec<S
     Ok(words.map(str::to_owned).into_iter().chain(more).chain(depth).collect())
 }
 
-/// RocksDB's own cache is small, so that its reads are reads of files.
+/// RocksDB's own cache is small, so that its reads become reads of files.
 fn db_bench(data: &Data, benchmark: &str) -> Result<Vec<String>, Unmeasured> {
     let reads = if benchmark == "readseq" { -1 } else { data.reads() as i64 };
     let words = ["db_bench", "--use_existing_db=1", "--threads=2", "--seed=5", "--verify_checksum=1"];

@@ -1,4 +1,4 @@
-//! Programs: what people run anyway, unmodified, by `quinion run` and by the kernel.
+//! Programs: common programs, unmodified, by `quinion run` and by the kernel.
 //!
 //! ```text
 //!   list   the programs and their words    data   what they read, made once    turn   one of them, run and measured
@@ -8,26 +8,26 @@
 //!   resident   the kernel has all of the files already                 quinion run -- us: PROGRAM
 //!              "us" is this command again, which measures from inside
 //!   warm       it has run five times before, by the same cache,       quinion run -- us: PROGRAM x 6
-//!              which was let finish what it did each time
+//!              which finished its background work each time
 //! ```
 //!
-//! Nobody who types `quinion run` knows which of the three it will be, and in none may it cost more than a
-//! twentieth. Cold, the whole command is measured, as its user sees it; warm and resident the program alone, since a
-//! cache that is warm has been started before. What a start costs shows in the row `true`, cold, which reads nothing.
+//! A user who types `quinion run` does not know which of the three states applies, and in none may it cost more than a
+//! twentieth. In the cold state the whole command is measured, as its user sees it. Warm and resident, the program
+//! alone is measured, since a warm cache was started before. The cost of a start shows in the row `true`, cold, which
+//! reads nothing.
 //!
-//! The kernel serves what is read once or twice, and a file that is read more often is copied while nobody waits: cold
-//! and resident show that it costs nothing, and warm is what it comes to.
+//! The kernel serves files that are read once or twice; the owner copies a file that is read more often, in the
+//! background. The cold and resident states show that this costs nothing; the warm state shows what it gains.
 //!
-//! CPU seconds are those of all processes that were started, the owner's included. "Served" is the share of the bytes
-//! that the program reads by calls, as the kernel counts them without us, which it does not read by calls of the
-//! kernel's with us: cold, as the report says. What programs map, or have the kernel read for them by a queue, is in
-//! neither.
+//! CPU seconds are those of all started processes, the owner's included. "Served" is a share of the bytes that the
+//! program reads by calls: the kernel counts them in a run without us, and the calls that still reach the kernel with
+//! us; in the cold state the report tells. Bytes that programs map, or read by a queue, count in neither.
 //!
 //! Memory is the most that all of these processes held, with the kernel's page cache for them (`limit`), and "device"
-//! what they had read from devices, both of the cold command as a whole. Warm and resident, memory is told of ours
-//! alone: the kernel's page cache was filled before.
+//! what they read from devices, both of the cold command as a whole. Warm and resident, only our memory is told: the
+//! kernel's page cache was filled before.
 //!
-//! Invariant: both ways print the same, or the case fails. Of what prints times, all else is compared.
+//! Invariant: both ways print the same, or the case fails. Where a program prints times, all else is compared.
 
 mod data;
 mod list;
@@ -67,7 +67,7 @@ const KERNEL: &str = "kernel";
 
 /// Nothing may take more than 1.05 times as long.
 const NOT_WORSE: f64 = 1.0 / 1.05;
-/// Counted repetitions of a full run: there are many cases; and of those that take seconds.
+/// Counted repetitions of a full run: few, since there are many cases; and of programs that take seconds.
 const REPEAT: usize = 5;
 const REPEAT_LONG: usize = 2;
 
@@ -85,7 +85,7 @@ pub struct Options {
     only: Vec<Words>,
 }
 
-/// What one `--only` says: a name as a whole, or words between commas.
+/// The value of one `--only`: a name as a whole, or words between commas.
 #[derive(Clone, Debug)]
 struct Words(Vec<String>);
 
@@ -102,12 +102,12 @@ impl Options {
         self.only.iter().flat_map(|Words(words)| words.iter().map(String::as_str))
     }
 
-    /// Whether somebody chose.
+    /// Whether the option was given.
     pub fn is_given(&self) -> bool {
         !self.only.is_empty()
     }
 
-    /// That each word names a program.
+    /// Checks that each word names a program.
     pub fn check(&self) -> Result<(), String> {
         let is_known = |word: &str| word == ALL || PROGRAMS.iter().any(|program| program.name.contains(word));
         match self.words().find(|word| !is_known(word)) {
@@ -148,7 +148,7 @@ impl State {
         }
     }
 
-    /// How often the program has run by the same cache.
+    /// How often the same cache has run the program before.
     fn turns_before(self) -> u64 {
         if self == Self::Warm { 5 } else { 0 }
     }
@@ -177,7 +177,7 @@ fn case(data: &Shared<Data>, program: &'static Program, state: State) -> Case {
             case.compare(OPERATIONS, OURS, KERNEL, Some(program.goal(state)))
         }
     };
-    // One that does nothing shows what a start costs, and is no measure of what programs take.
+    // A program that does nothing shows the cost of a start, not of a program's reads.
     let time_goal = Some(NOT_WORSE).filter(|_| program.name != list::NOTHING);
     let case = case.compare(TIME, OURS, KERNEL, time_goal).compare(CPU, OURS, KERNEL, None);
     let case = match state {
@@ -197,20 +197,20 @@ impl Program {
     }
 }
 
-/// A program in a state, and what is known of it.
+/// A program in a state, and what earlier runs showed.
 struct Plan {
     data: Rc<Data>,
     program: &'static Program,
     state: State,
     words: Vec<String>,
-    /// What it reads by calls, without us; `None` if the kernel does not say.
+    /// Bytes that it reads by calls, without us; `None` if the kernel does not count them.
     read_bytes: Cell<Option<u64>>,
-    /// What it said first, and has to say each time.
+    /// The checksum of its first output, which each later output has to match.
     said: OnceCell<u64>,
 }
 
 impl Plan {
-    /// Runs the program once: whether it is there, and what it reads.
+    /// Runs the program once, to see whether it is installed, and what it reads.
     fn new(data: Rc<Data>, program: &'static Program, state: State) -> Result<Self, Unmeasured> {
         let words = (program.words)(&data, state != State::Cold)?;
         let plan = Self { data, program, state, words, read_bytes: Cell::default(), said: OnceCell::new() };
@@ -255,7 +255,7 @@ impl Plan {
         Ok(taken.numbers(command::served_bytes(&std::fs::read_to_string(&report)?) / read))
     }
 
-    /// What is in memory is as the state says.
+    /// Brings the files into memory, or out of it, as the state says.
     fn bring_about(&self) -> Result<(), Unmeasured> {
         match self.state {
             State::Cold => self.data.make_cold(),
@@ -268,8 +268,8 @@ impl Plan {
         self.check(turn)
     }
 
-    /// Measured by ourselves in another process, which `run` starts if it has words; our parent computes for us
-    /// then.
+    /// Measured by this command in another process. `run` starts that process if `run` has words; then our parent
+    /// process is the owner, whose CPU time counts.
     fn inside(&self, run: &[String], owners: u64) -> Result<ProgramRun, Unmeasured> {
         let task = WorkerTask::new(JOB)
             .with(turn::OWNERS, owners)
@@ -290,7 +290,7 @@ impl Plan {
     }
 }
 
-/// A turn with what it took beside time; not a number where the kernel does not say.
+/// A turn with its costs beside time; not a number where the kernel does not count them.
 struct CostedRun {
     turn: ProgramRun,
     memory_bytes: f64,
@@ -298,7 +298,7 @@ struct CostedRun {
 }
 
 impl CostedRun {
-    /// A turn, and what all of its processes took.
+    /// Runs a turn, and adds what all of its processes cost.
     fn of(turn: impl FnOnce() -> Result<ProgramRun, Unmeasured>) -> Result<Self, Unmeasured> {
         let before = process_bytes();
         let (turn, memory_bytes) = peak_of(turn)?;

@@ -1,13 +1,13 @@
-//! Turn: a program run once, what it cost, and whether it said what it should.
+//! Turn: one run of a program, its cost, and whether it printed what it should.
 //!
 //! ```text
 //!   us -- starts --> program      its output is read to the end, so that it never waits for us
-//!    |                 | ends     /proc/PID/io: what it and its children have read, while nobody has asked for its status
+//!    |                 | ends     /proc/PID/io: what it and its children have read, until we wait for its status
 //!    '-- status <------'
 //! ```
 //!
-//! fio and db_bench measure themselves, and print times; what they say of their
-//! speed is taken from that, and what else they say has to be the same each time.
+//! fio and db_bench measure themselves, and print times. Their speed is taken from their output, and the rest of the
+//! output has to be the same each time.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
@@ -21,38 +21,38 @@ use crate::fixtures::worker::{Answer, CPU, SECONDS, WorkerTask};
 use crate::harness::Unmeasured;
 use crate::sys;
 
-/// What the worker is asked for, and by which words.
+/// The worker's job, and the keys of its parameters.
 pub const JOB: &str = "turn";
 pub const OWNERS: &str = "owners";
 pub const FOLDER: &str = "folder";
 pub const SAYS: &str = "says";
 pub const WORDS: &str = "words";
-/// How often it is run before the turn that counts.
+/// The number of runs before the one that counts.
 pub const BEFORE: &str = "before";
-/// Between words of a command in one value, and what stands for the end of a line in one of them.
+/// The separator of a command's words in one value, and the substitute for a line end in a word.
 const BETWEEN: &str = "\u{1f}";
 const LINE_END: &str = "\u{1e}";
 const OPERATIONS: &str = "operations";
 const READ: &str = "read";
-/// A sum of what was said, in two halves that a number holds exactly.
+/// A checksum of the output, in two halves that a number holds exactly.
 const SAID: &str = "said";
 
-/// How a program says what came of it.
+/// How a program's output is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutputCheck {
-    /// By its output, which is always the same.
+    /// The output is always the same.
     Output,
-    /// As fio does, in its form for programs.
+    /// fio's format for programs.
     Fio,
-    /// As db_bench does, of this benchmark.
+    /// db_bench's format, for this benchmark.
     DbBench(&'static str),
 }
 
-/// Benchmarks of db_bench's that are known.
+/// The known benchmarks of db_bench.
 const BENCHMARKS: [&str; 3] = ["readrandom", "readseq", "multireadrandom"];
 
 impl OutputCheck {
-    /// As a word.
+    /// The check as a word.
     pub fn written(self) -> &'static str {
         match self {
             Self::Output => "output",
@@ -67,7 +67,8 @@ impl OutputCheck {
         known.ok_or_else(|| Unmeasured::Failed(format!("nothing says `{word}`")))
     }
 
-    /// Operations a second, if it tells, and a sum of all else; `None` if this is not how it should look.
+    /// Operations per second, if the output tells them, and a checksum of the rest; `None` if the output has another
+    /// form.
     fn look(self, output: &[u8]) -> Option<(f64, u64)> {
         let text = || String::from_utf8_lossy(output).into_owned();
         match self {
@@ -84,14 +85,14 @@ fn sum(said: impl Hash) -> u64 {
     sum.finish()
 }
 
-/// Version 3 of its form: the error, the KiB that were read, their speed, and operations a second.
+/// Version 3 of fio's format: the error, the KiB read, their speed, and operations per second.
 fn fio(text: &str) -> Option<(f64, u64)> {
     let line = text.lines().find(|line| line.starts_with("3;fio-"))?;
     let fields: Vec<&str> = line.split(';').collect();
     Some((fields.get(7)?.parse().ok()?, sum(&fields[4..6])))
 }
 
-/// The name of the benchmark, operations a second, how many there were, and what was found.
+/// The name of the benchmark, operations per second, their number, and what was found.
 fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
     let is_result = |line: &&str| line.split_once(" :").is_some_and(|(name, _)| name.trim_end() == benchmark);
     let line = text.lines().find(is_result)?;
@@ -104,23 +105,23 @@ fn db_bench(text: &str, benchmark: &str) -> Option<(f64, u64)> {
     Some((before("ops/sec")?.parse().ok()?, sum((before("operations"), found))))
 }
 
-/// What one turn of a program was.
+/// The result of one turn.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProgramRun {
-    /// Operations a second, as it says; not a number if it does not.
+    /// Operations per second, from its output; not a number if it does not tell them.
     pub operations: f64,
-    /// From its start to its end.
+    /// Elapsed time from its start to its end.
     pub seconds: f64,
-    /// Computed by it and by those that it waited for.
+    /// CPU time of the program and of the children that it waited for.
     pub cpu_seconds: f64,
-    /// What it read by calls, if the kernel tells.
+    /// Bytes that it read by calls, if the kernel counts them.
     pub read_bytes: Option<u64>,
-    /// A sum of what it said.
+    /// A checksum of its output.
     pub said: u64,
 }
 
 impl ProgramRun {
-    /// What a worker answered.
+    /// The result that a worker returned.
     pub fn of(answer: &Answer) -> Self {
         let said = answer.list(SAID);
         let half = |at: usize| said.get(at).map_or(0, |&half| half as u64);
@@ -152,7 +153,7 @@ fn split(words: &str) -> Vec<String> {
     words.replace(LINE_END, "\n").split(BETWEEN).map(str::to_owned).collect()
 }
 
-/// The worker's part: runs the program, more than once if that was said, and answers for the last time.
+/// The worker's part: runs the program, several times if asked, and reports the last run.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let says = OutputCheck::read(task.text(SAYS)?)?;
     let words = split(task.text(WORDS)?);
@@ -175,8 +176,8 @@ pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     Ok(ProgramRun { cpu_seconds: turn.cpu_seconds + owner_seconds, ..turn }.answer())
 }
 
-/// People do not run a program again within a millisecond: an owner that copies while nobody waits has time for it,
-/// until nothing more is computed.
+/// Waits until the owner computes nothing more. A user does not run a program again within a millisecond, so an owner
+/// that copies in the background has time to finish.
 fn wait_until_idle(owner_ns: impl Fn() -> f64) {
     const PAUSE: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(5);
@@ -191,7 +192,7 @@ fn wait_until_idle(owner_ns: impl Fn() -> f64) {
     }
 }
 
-/// Without a terminal, in a plain locale, and without settings of this machine's.
+/// Without a terminal, in a plain locale, and without this machine's settings.
 pub fn plain(command: &mut Command) {
     command.env("LC_ALL", "C").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
     command.stdin(Stdio::null());
@@ -222,12 +223,12 @@ pub fn run_and_look(mut command: Command, says: OutputCheck) -> Result<ProgramRu
     Ok(ProgramRun { operations, seconds, cpu_seconds, read_bytes, said })
 }
 
-/// Standard output and standard error, to their ends.
+/// Reads standard output and standard error to their ends.
 fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
     let (output, wrong) = (child.stdout.take(), child.stderr.take());
     let wrong = std::thread::spawn(move || {
         let mut text = Vec::new();
-        // What cannot be read is not shown.
+        // Standard error is only for messages: a failed read leaves them out.
         let _ = wrong.expect("it is a pipe").read_to_end(&mut text);
         String::from_utf8_lossy(&text).into_owned()
     });
@@ -236,7 +237,7 @@ fn read_all(child: &mut Child) -> Result<(Vec<u8>, String), Unmeasured> {
     Ok((bytes, wrong.join().unwrap_or_default()))
 }
 
-/// How it ended, and what it and its children have read: the kernel tells as long as nobody has asked for the status.
+/// Its exit status, and what it and its children have read: the kernel tells until the status is collected.
 fn end_of(child: &mut Child) -> Result<(ExitStatus, Option<u64>), Unmeasured> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).map_err(std::io::Error::from)?;

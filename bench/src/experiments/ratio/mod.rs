@@ -1,20 +1,18 @@
-//! Ratio: how many reads does a cache answer, by which rules, on what people really asked for?
+//! Ratio: how many reads does a cache answer, under which policy, on recorded workloads?
 //!
 //! ```text
-//!   trace   what was asked for: files of two formats          synthetic   a trace of our own, where there is none
+//!   trace   the references: files of two formats          synthetic   a trace of our own, where there is none
 //!   ours    the cache's policy code over rings like its own   peers       others, as they are described
 //!   lists   pages in order, for the peers                     real        one row through a cache
 //!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
 //! ```
 //!
-//! Nothing is timed: a reference is a hit or it is not, and every run of one
-//! trace answers the same. Sizes are shares of the pages that a trace asks for
-//! at all. Each case is one trace at one size; everybody is asked the same
-//! references in their order, from an empty cache on, and first reads count as misses.
+//! Nothing is timed: a reference is a hit or a miss, and every run of one trace gives the same result. Sizes are shares
+//! of the distinct pages of a trace. Each case is one trace at one size. Every alternative gets the same references in
+//! the same order and starts with an empty cache; first reads count as misses.
 //!
-//! Loops stand beside the traces: a file larger than the cache, read from end to
-//! end again and again. No cache can answer more than its size of each round,
-//! and one that evicts what was read longest ago answers nothing.
+//! Loops stand beside the traces: a file larger than the cache, read from end to end again and again. No cache can hit
+//! more than its size in each round, and LRU hits nothing.
 //!
 //! Not modelled: folios of several pages, readahead, writes.
 
@@ -44,18 +42,18 @@ const SIMULATED: &str = "simulated";
 const RATIO: &str = "hit ratio";
 const METRICS: [Metric; 1] = [Metric::gain(RATIO, "%")];
 
-/// Points that ours may be behind S3-FIFO, and the real cache behind its simulation.
+/// Percentage points by which ours may be behind S3-FIFO, and the real cache behind its simulation.
 const POINTS_BEHIND_MAX: f64 = 1.0;
-/// The trace and size that a real cache is asked too.
+/// The trace and size that a real cache runs, too.
 const REAL_TRACE: &str = "cloudPhysicsIO";
 const REAL_PERCENT: f64 = 10.0;
-/// Pages of the cache that loops are larger than, and how often they go round.
+/// Pages of the cache of the loop cases, and the rounds of a loop.
 const LOOP_CACHE_PAGES: usize = 4096;
 const LOOP_ROUNDS: usize = 10;
-/// How much larger.
+/// Sizes of the loops, in sizes of the cache.
 const LOOPS: [f64; 3] = [1.25, 2.0, 5.0];
 
-/// The traces and the sizes, where the command line says them.
+/// The traces and the sizes, if the command line gives them.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Traces of ratio")]
 #[group(id = "ratio")]
@@ -77,7 +75,7 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
-    /// Whether somebody said something of it.
+    /// Whether one of the options was given.
     pub fn is_given(&self) -> bool {
         self.traces.is_some() || !self.sizes.is_empty()
     }
@@ -87,7 +85,7 @@ impl Options {
     }
 }
 
-/// A trace that is read when the first case wants it, and goes away with the last.
+/// A trace that is read when the first case needs it, and dropped with the last.
 #[derive(Clone)]
 struct Source {
     name: String,
@@ -110,7 +108,7 @@ impl Source {
     }
 }
 
-/// Each trace at each size, the loops, and what a real cache is asked.
+/// Each trace at each size, the loops, and the row of a real cache.
 pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
     let sources = match sources(settings, options) {
         Ok(sources) => sources,
@@ -164,7 +162,8 @@ fn compared(case: Case) -> Case {
     case.bound(RATIO, OURS, OPTIMUM, None)
 }
 
-/// Ours and all others, with `pages` pages each. Pages come to ours as `came` says; the others do not know.
+/// Ours and all others, with `pages` pages each. Ours is told how pages were fetched (`came`); the others have no such
+/// notion.
 fn everybody(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternative> {
     let ours = move |kind: PolicyKind| {
         move |trace: &Trace| percent_of(trace, Ours::new(&trace.places, pages, kind.build(), came))
@@ -188,7 +187,7 @@ fn asked(trace: &Rc<Trace>, name: &'static str, ask: impl Fn(&Trace) -> f64 + 's
     Alternative::new(name, move |_| Ok(vec![ask(&trace)]))
 }
 
-/// Asks for all pages of `trace`: how many of them were there, in per cent.
+/// Runs all references of `trace`, and returns the hits in per cent.
 fn percent_of(trace: &Trace, mut cache: impl Simulated) -> f64 {
     let hits = trace.references.iter().filter(|page| cache.ask(**page)).count();
     debug_assert!(cache.held() <= trace.unique(), "no page is held twice");
@@ -199,7 +198,7 @@ fn share(hits: u64, trace: &Trace) -> f64 {
     hits as f64 / trace.references.len() as f64 * 100.0
 }
 
-/// One row through a cache, beside the simulation of as many pages as the cache turned out to hold.
+/// One row by a real cache, beside the simulation with as many pages as that cache turned out to hold.
 fn confirmed_by_a_cache(source: Source) -> Case {
     let case =
         Case::new(format!("{}{AT}{REAL_PERCENT} %, through a cache", source.name), &METRICS, move || {
@@ -225,7 +224,7 @@ fn confirmed_by_a_cache(source: Source) -> Case {
 mod tests {
     use super::*;
 
-    /// What all reach on a trace of a few pages, ours and two lists included.
+    /// The hits of all policies on a trace of a few pages, ours and two lists included.
     fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
         let trace = Rc::new(Trace::new("x", asked));
         let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];

@@ -1,15 +1,14 @@
-//! Ours: the cache's own policy code over rings as the cache has them, without the cache.
+//! Ours: the cache's own policy code over rings like the cache's, without the cache.
 //!
 //! ```text
 //!   rings     a queue of pages for each class            policy      quinion::policy, as it is
-//!   shadows   an age for each page that left             ages        quinion::workingset, as it is
+//!   shadows   an age for each evicted page             ages        quinion::workingset, as it is
 //!   nodes     64 places each: shadows are lost with a node that only remembers, the oldest first,
 //!             when there are more such nodes than the cache would have
 //! ```
 //!
-//! Folios are single pages here. In the cache a stream that needs room first drops
-//! what it has read itself and is behind it; so does this: the youngest page of its ring
-//! that was read once.
+//! Folios are single pages here. In the cache, a stream that needs room first drops pages that it has read itself and
+//! left behind. So does this simulation: it drops the youngest page of the stream's ring that was read once.
 //!
 //! Invariants:
 //!  1. No more pages are held than the cache was made for.
@@ -29,24 +28,24 @@ use super::peers::Simulated;
 /// Places that a node of the index has, as a power of two.
 const NODE_SHIFT: u32 = 6;
 
-/// A policy and the rings it judges.
+/// A policy and the rings that it decides over.
 pub struct Ours {
     pages_max: u64,
     policy: Box<dyn Policy>,
     came: FetchOrigin,
     rings: [VecDeque<u32>; CLASSES],
     held: Weights,
-    /// The ring of each page that is held.
+    /// The ring of each cached page.
     class: Vec<Option<Class>>,
     reads: Vec<u8>,
-    /// Pages that came back soon.
+    /// The state of each page at its eviction, for pages that returned soon.
     standing: Vec<EvictedState>,
     ages: WorkingSet,
     shadows: Shadows,
 }
 
 impl Ours {
-    /// A cache of `pages_max` pages at `places`, all of which come as `came` says.
+    /// A cache of `pages_max` pages; the pages at `places` are all fetched as `came` says.
     pub fn new(places: &[u64], pages_max: usize, policy: Box<dyn Policy>, came: FetchOrigin) -> Self {
         Self {
             pages_max: pages_max as u64,
@@ -62,11 +61,11 @@ impl Ours {
         }
     }
 
-    /// What the shadow of `page` says, which is consumed.
+    /// Takes the shadow of `page`, and returns what it says.
     fn refault(&mut self, page: u32) -> Option<Refault> {
         let memory = self.shadows.take(page)?;
         let refault = self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held));
-        // What has had its time in Main is new again, as in the cache.
+        // As in the cache, a page that has aged in Main counts as new.
         Some(refault).filter(|_| memory.standing == EvictedState::Plain)
     }
 
@@ -94,7 +93,8 @@ impl Ours {
         }
     }
 
-    /// A stream makes its own room: it gives up the youngest page that it has read, if nobody else did.
+    /// A stream makes its own room: it evicts the youngest page that it has read, unless another reader has read it,
+    /// too.
     fn drop_behind(&mut self) -> bool {
         let stream = Class::Stream as usize;
         if self.came != FetchOrigin::Stream {
@@ -143,17 +143,17 @@ impl Simulated for Ours {
     }
 }
 
-/// What is remembered of the pages that left, as long as the nodes it stands in are allowed to stay.
+/// The shadows of evicted pages, as long as their nodes are kept.
 struct Shadows {
     memory: Vec<Option<ShadowInfo>>,
     /// The node of each page.
     node: Vec<u32>,
     /// The pages of node n are those from `first[n]` up to `first[n + 1]`.
     first: Vec<u32>,
-    /// Pages held, and shadows, of each node.
+    /// Cached pages and shadows of each node.
     live: Vec<u32>,
     remembered: Vec<u32>,
-    /// Nodes that only remember, the oldest first, each with the number of its entry here.
+    /// Nodes that hold only shadows, the oldest first, each with the number of its entry here.
     order: VecDeque<(u32, u32)>,
     /// The number of each node's entry; 0 if it has none.
     entry: Vec<u32>,
@@ -195,7 +195,7 @@ impl Shadows {
         self.memory[page as usize]
     }
 
-    /// A page is held from now on; its shadow is gone.
+    /// The page is cached from now on; its shadow is dropped.
     fn enter(&mut self, page: u32) {
         let node = self.node[page as usize] as usize;
         self.live[node] += 1;
@@ -203,7 +203,7 @@ impl Shadows {
         self.look_at(node);
     }
 
-    /// A page is held no more; this is remembered of it.
+    /// The page is no longer cached; `memory` becomes its shadow.
     fn leave(&mut self, page: u32, memory: Option<ShadowInfo>) {
         let node = self.node[page as usize] as usize;
         self.live[node] -= 1;
@@ -218,7 +218,7 @@ impl Shadows {
         }
     }
 
-    /// The node has changed: whether it only remembers now.
+    /// Updates whether the node, which has changed, holds only shadows.
     fn look_at(&mut self, node: usize) {
         let is_alone = self.live[node] == 0 && self.remembered[node] > 0;
         if is_alone && self.entry[node] == 0 {

@@ -1,4 +1,4 @@
-//! Peers: how others choose what stays, as they are described.
+//! Peers: the replacement policies of other caches, as published.
 //!
 //! | peer | source |
 //! |---|---|
@@ -9,19 +9,19 @@
 //! | ARC | N. Megiddo, D. S. Modha, FAST 2003 |
 //! | optimum | L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966 |
 //!
-//! Each is told one page at a time and says whether it had it.
+//! Each policy gets one page number at a time and returns whether the page was cached.
 //!
-//! Invariant: none holds more pages than it was made for.
+//! Invariant: no policy holds more pages than it was made for.
 
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::lists::{Chain, Chains};
 
-/// A cache of pages that were numbered from 0 on.
+/// A cache of pages, which are numbered from 0.
 pub trait Simulated {
-    /// Somebody asks for `page`: whether it is there. It is afterwards, as a rule.
+    /// References `page`, and returns whether it was cached. Most policies cache it then.
     fn ask(&mut self, page: u32) -> bool;
-    /// How many pages are there.
+    /// The number of cached pages.
     fn held(&self) -> usize;
 }
 
@@ -58,7 +58,7 @@ impl Simulated for Fifo {
     }
 }
 
-/// The least recently used goes.
+/// Evicts the least recently used page.
 pub struct Lru {
     pages_max: usize,
     chains: Chains<1>,
@@ -89,14 +89,14 @@ impl Simulated for Lru {
 const INACTIVE: Chain = 0;
 const ACTIVE: Chain = 1;
 
-/// Linux's two lists: a new page is inactive, its second read makes it active, and so does its return within
-/// the pages that are active. Shadows are not bounded.
+/// Linux's two lists: a new page is inactive. Its second read makes it active, and so does a refault whose distance is
+/// within the size of the active list. Shadows are not bounded.
 pub struct Linux {
     pages_max: usize,
     chains: Chains<2>,
     referenced: Vec<bool>,
     age: u64,
-    /// The age at which each page was evicted, and one more; 0 if it was not.
+    /// The age at which each page was evicted, plus one; 0 if it was not evicted.
     evicted: Vec<u64>,
 }
 
@@ -152,7 +152,7 @@ impl Simulated for Linux {
 const SMALL: u8 = 1;
 const MAIN: u8 = 2;
 
-/// S3-FIFO as published: a small queue of a tenth, a main queue, and a queue of ghosts as long as it.
+/// S3-FIFO as published: a small queue of a tenth, a main queue, and a ghost queue as long as the main one.
 pub struct S3Fifo {
     pages_max: usize,
     small_max: usize,
@@ -277,11 +277,11 @@ const FREQUENT: Chain = 1;
 const RECENT_GHOSTS: Chain = 2;
 const FREQUENT_GHOSTS: Chain = 3;
 
-/// ARC: two lists by recency and frequency, a list of ghosts of each, and a border that the ghosts move.
+/// ARC: two lists by recency and by frequency, a ghost list of each, and a target that ghost hits move.
 pub struct Arc {
     pages_max: usize,
     chains: Chains<4>,
-    /// Pages that the recent list is meant to have.
+    /// The target size of the recency list.
     target: usize,
 }
 
@@ -291,7 +291,7 @@ impl Arc {
         Self { pages_max, chains: Chains::new(unique), target: 0 }
     }
 
-    /// Makes a ghost of a page: the paper's REPLACE.
+    /// Turns a page into a ghost: the paper's REPLACE.
     fn replace(&mut self, found: Option<Chain>) {
         let recent = self.chains.len(RECENT);
         let is_over = recent > self.target || (found == Some(FREQUENT_GHOSTS) && recent == self.target);
@@ -309,7 +309,7 @@ impl Arc {
         };
     }
 
-    /// Room for a page that is nowhere: the paper's case IV.
+    /// Makes room for a page that is on no list: the paper's case IV.
     fn make_room(&mut self) {
         let (recent, all) =
             (self.chains.len(RECENT), (0..4).map(|chain| self.chains.len(chain)).sum::<usize>());
@@ -359,8 +359,8 @@ const WINDOW: Chain = 0;
 const PROBATION: Chain = 1;
 const PROTECTED: Chain = 2;
 
-/// W-TinyLFU: a window of 1 %, behind it a segmented LRU that a page enters only if it was asked for more
-/// often, lately, than the one that would have to go.
+/// W-TinyLFU: a window of 1 %, and behind it a segmented LRU. That admits a page only if the page was referenced more
+/// often, lately, than the page that it would replace.
 pub struct TinyLfu {
     pages_max: usize,
     window_max: usize,
@@ -383,7 +383,8 @@ impl TinyLfu {
         }
     }
 
-    /// The window has one too many: it goes on, or somebody goes.
+    /// Shrinks the window to its size. Its oldest page moves on to probation, or is evicted, or replaces another page
+    /// there.
     fn settle(&mut self) {
         while self.chains.len(WINDOW) > self.window_max {
             let candidate = self.chains.pop_oldest(WINDOW).expect("it holds more than none");
@@ -430,7 +431,8 @@ impl Simulated for TinyLfu {
     }
 }
 
-/// A count-min sketch: four rows of counters up to 15, which are halved when ten times the cache was added.
+/// A count-min sketch: four rows of counters up to 15, all halved after as many additions as ten times the cache's
+/// size.
 struct Sketch {
     counters: Vec<[u8; ROWS]>,
     mask: u64,
@@ -489,8 +491,8 @@ pub fn spread(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The most hits that a cache of `pages_max` pages can have: what is asked for last goes first. It may keep
-/// a page out, as every cache here may lose one at once.
+/// The most hits that a cache of `pages_max` pages can have: it evicts the page whose next reference is the latest. It
+/// may decline to cache a page, since each policy here may evict a page at once.
 pub fn optimum(references: &[u32], unique: usize, pages_max: usize) -> u64 {
     const NEVER: u32 = u32::MAX;
     let mut next = vec![NEVER; references.len()];
@@ -499,7 +501,7 @@ pub fn optimum(references: &[u32], unique: usize, pages_max: usize) -> u64 {
         next[at] = last[*page as usize];
         last[*page as usize] = at as u32;
     }
-    // The page that is asked for again the latest is on top; entries that are overtaken stay and are passed over.
+    // The page whose next reference is the latest is on top; outdated entries stay and are skipped.
     let mut heap: BinaryHeap<(u32, u32)> = BinaryHeap::new();
     let mut due = vec![0_u32; unique];
     let mut is_held = vec![false; unique];

@@ -1,4 +1,4 @@
-//! Trace: which pages somebody asked for, one after another.
+//! Trace: the pages that a workload referenced, in order.
 //!
 //! ```text
 //!   name.csv        version,time,op,size,lbn         size in bytes, lbn in sectors of 512 bytes (libCacheSim)
@@ -6,9 +6,8 @@
 //!   *.zst           either, compressed
 //! ```
 //!
-//! Pages are numbered anew, in the order of their places, so that what simulates
-//! a cache can keep an array of them; the place is kept, because shadows share nodes
-//! with their neighbours. Every page of a request is a reference.
+//! Pages are renumbered in the order of their positions, so that a simulated cache can index an array by them. The
+//! position is kept, since shadows share nodes with their neighbours. Every page of a request is a reference.
 //!
 //! ARC's traces are of N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache",
 //! FAST 2003. libCacheSim's is of CloudPhysics.
@@ -20,22 +19,21 @@ use std::path::{Path, PathBuf};
 
 const SECTOR_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
-/// Pages of one request at most: more is a damaged line, and not a reason to run out of memory.
+/// Pages of one request at most: a larger number is a damaged line, and must not exhaust memory.
 const REQUEST_PAGES_MAX: u64 = 1 << 20;
 
-/// What was asked for.
+/// The references of a workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
-    /// What it is called.
     pub name: String,
-    /// The pages asked for, in their order; each below `places.len()`.
+    /// The pages referenced, in order; each below `places.len()`.
     pub references: Vec<u32>,
-    /// Where each page is, in pages; rising.
+    /// The position of each page, in pages; rising.
     pub places: Vec<u64>,
 }
 
 impl Trace {
-    /// The references to pages at `asked`.
+    /// The references to the pages at positions `asked`.
     pub fn new(name: impl Into<String>, asked: &[u64]) -> Self {
         let unique: HashSet<u64> = asked.iter().copied().collect();
         let mut places: Vec<u64> = unique.into_iter().collect();
@@ -46,12 +44,12 @@ impl Trace {
         Self { name: name.into(), references, places }
     }
 
-    /// How many different pages are asked for.
+    /// The number of distinct pages.
     pub fn unique(&self) -> usize {
         self.places.len()
     }
 
-    /// Pages of a cache of `percent` % of the pages there are; at least one.
+    /// Pages of a cache of `percent` % of the distinct pages; at least one.
     pub fn cache_pages(&self, percent: f64) -> usize {
         ((self.unique() as f64 * percent / 100.0) as usize).max(1)
     }
@@ -59,7 +57,7 @@ impl Trace {
     /// Reads the trace in the file at `path`.
     ///
     /// # Errors
-    /// The file cannot be read, or a line of it is not understood; which one, and what is expected there.
+    /// The file cannot be read, or a line of it cannot be parsed; the text says which one, and what is expected there.
     pub fn read(path: &Path) -> Result<Self, String> {
         let wrong = |why: String| format!("{}: {why}", path.display());
         let (name, format, is_compressed) = named(path).ok_or_else(|| {
@@ -80,7 +78,7 @@ impl Trace {
     }
 }
 
-/// The traces in the folder `dir`, by their names; other files are passed over.
+/// The traces in the folder `dir`, sorted by name; other files are skipped.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -97,12 +95,12 @@ pub fn found_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// What the trace at `path` is called.
+/// The name of the trace at `path`.
 pub fn name_of(path: &Path) -> Option<String> {
     named(path).map(|(name, ..)| name)
 }
 
-/// How the lines of a trace are written.
+/// The format of a trace's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Format {
     /// libCacheSim's.

@@ -1,7 +1,7 @@
 //! Host: our side of a restore: a snapshot in a file, a cache for it, and a page-fault server.
 //!
-//! A cold one is made for each restore, cache and server. A warm one keeps its cache, and where the image is
-//! mapped also the server, whose image it is; only the guest is new then.
+//! A cold host has its cache and server made for each restore. A warm one keeps its cache, and where the image is
+//! mapped also the server, which owns the image; only the guest is new then.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ use crate::sys::Region;
 /// Bytes that are read at a time.
 const STEP: usize = 2 << 20;
 
-/// A snapshot, and where its server is met.
+/// A snapshot, and the socket of its server.
 pub struct Host {
     pub scratch: Scratch,
-    /// A cache in which all of it is, once somebody wanted one, and what keeps it there: the file has no name, and what
-    /// is cached of such a one goes with its last handle.
+    /// A cache that holds the whole snapshot, made at first use, and a handle that keeps it cached: the file has no
+    /// name, and the pages of such a file are dropped with its last handle.
     warm: OnceCell<(Cache, File)>,
-    /// A server whose image is all there, once somebody wanted one.
+    /// A server whose image is fully resident, made at first use.
     resident: OnceCell<(Server, PathBuf)>,
     folder: ScratchFolder,
 }
 
-/// How a guest is made that a server at a path fills.
+/// How to make a guest whose memory the server at a path fills.
 pub type NewGuest = fn(&Path, usize) -> Result<Guest, Unmeasured>;
 
-/// A server's options by which its image can be mapped.
+/// Options of a server that hands out its image for mapping.
 pub fn handing_out_the_image() -> RestoreOptions {
     let mut options = RestoreOptions::new();
     options.minor = true;
@@ -41,27 +41,27 @@ pub fn handing_out_the_image() -> RestoreOptions {
 }
 
 impl Host {
-    /// One of a snapshot of `bytes` bytes.
+    /// A host with a snapshot of `bytes` bytes.
     pub fn new(settings: &Settings, bytes: u64) -> Result<Self, Unmeasured> {
         let scratch = Scratch::new(&settings.folder, bytes)?;
-        // The path of a socket is short.
+        // In the temporary folder, since the path of a socket has to be short.
         let folder = ScratchFolder::new(&std::env::temp_dir())?;
         Ok(Self { scratch, warm: OnceCell::new(), resident: OnceCell::new(), folder })
     }
 
-    /// How long the snapshot is, and the guest's memory.
+    /// Bytes of the snapshot, and of the guest's memory.
     pub fn len(&self) -> usize {
         self.scratch.bytes() as usize
     }
 
-    /// A cache in which there is room for all of it and nothing else, with nothing in it.
+    /// An empty cache with room for the whole snapshot and nothing else.
     pub fn cache(&self) -> Result<Cache, Unmeasured> {
-        // An image is memory of the cache in one piece, and what is read for it goes straight there.
+        // An image is one contiguous piece of the cache's memory, and is read directly into place.
         let bytes = self.scratch.bytes();
         Ok(Cache::builder().memory(bytes + bytes / 8 + (64 << 20)).build()?)
     }
 
-    /// One that has all of it.
+    /// The cache that holds the whole snapshot.
     pub fn warm_cache(&self) -> Result<Cache, Unmeasured> {
         if let Some((cache, _)) = self.warm.get() {
             return Ok(cache.clone());
@@ -75,8 +75,8 @@ impl Host {
         Ok(self.warm.get_or_init(|| (cache, file)).0.clone())
     }
 
-    /// A server over `cache` with these options, until a guest that is made so has done its work; and the order
-    /// in which that wanted its memory, if the options want that.
+    /// Runs a server over `cache` with these options until a guest that `guest` made has done its work. Returns the
+    /// guest's result, and the recorded trace if the options ask for one.
     pub fn serve<T>(
         &self,
         cache: &Cache,
@@ -93,8 +93,8 @@ impl Host {
         Ok((done, trace))
     }
 
-    /// A guest that maps the image of a server that has all of it: another guest has touched it before. The first call
-    /// decides what a fault is answered with.
+    /// Maps the resident image of a server into a new guest; another guest has touched all of it before. The first call
+    /// fixes how the server answers faults.
     pub fn serve_resident<T>(
         &self,
         options: RestoreOptions,

@@ -74,7 +74,7 @@ impl Stage {
     }
 }
 
-/// Scattered faults, answered by everybody.
+/// Scattered faults, answered in each way.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, Stage::new);
     let name = format!("{} scattered faults", pick(settings, 1000, 10_000, 100_000));

@@ -1,4 +1,4 @@
-//! Populated: a snapshot file becomes a guest's memory, from its first byte to its last. What are batched grabs worth?
+//! Populated: a snapshot file becomes a guest's memory, from its first byte to its last. What do batched grabs gain?
 //!
 //! ```text
 //!   cold   nothing of the file is in memory, and the cache is new: the device and fresh memory are in it
@@ -8,8 +8,8 @@
 //!   one by one   a lookup, and a hold of the lock, for each
 //! ```
 //!
-//! The memory is a file in memory, in folios of a page as the kernel's guest memory has it, and in folios of up to 2
-//! MiB as ours has it if nobody says otherwise. `populate` tells what the grabs alone are.
+//! The memory is a memory file: in folios of a page, like the kernel's guest memory, and in folios of up to 2 MiB,
+//! which is our default. `populate` measures the grabs alone.
 
 use std::cell::OnceCell;
 use std::fs::File as KernelFile;
@@ -70,7 +70,7 @@ pub fn cases(settings: &Settings) -> Vec<Case> {
             Ok(WAYS.map(|way| alternative(&snapshot, way, order, before)).into())
         });
         let case = case.compare("time", BATCHED, SINGLE, None).compare("cpu", BATCHED, SINGLE, None);
-        // A thread that begins with all of it has to have had it.
+        // A run that starts with the file cached needs a run before it that cached it.
         if before == Before::Cold { case.without_warm_up() } else { case }.usually(REPEAT)
     };
     CASES.into_iter().map(case).collect()
@@ -99,7 +99,7 @@ fn alternative(
 }
 
 impl Snapshot {
-    /// A cache that has all of the file.
+    /// A cache that holds the whole file.
     fn warmed(&self, cache: Cache) -> Result<(Cache, File), Unmeasured> {
         let source = cache.open(self.scratch.path())?;
         let (mut buffer, mut position) = (vec![0; STEP], 0);
@@ -109,7 +109,7 @@ impl Snapshot {
         Ok((cache, source))
     }
 
-    /// What it costs to fill new memory in `cache` with all of the file, which is looked at afterwards.
+    /// The cost of filling new memory in `cache` with the whole file, which is compared afterwards.
     fn populate(
         &self,
         cache: &Cache,

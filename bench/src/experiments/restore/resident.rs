@@ -7,8 +7,8 @@
 //!   MAP_PRIVATE        the kernel's own faults, of a file that it has cached
 //! ```
 //!
-//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest, who then touches all of it; that is timed too, for it finds
-//! it all there.
+//! In units of 4 KiB, 64 KiB and 2 MiB, ahead of the guest, which then touches all of it; that is timed too, since it
+//! should find all of it mapped.
 
 use std::fs::File;
 use std::rc::Rc;

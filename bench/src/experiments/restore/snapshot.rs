@@ -1,22 +1,22 @@
-//! Snapshot: it is in a file. From nothing to all of it touched by the guest, page by page, how long does it take?
+//! Snapshot: it is in a file. How long does a guest take to touch all of it, page by page, starting from nothing?
 //!
 //! ```text
 //!   cold   nothing of the file is in memory, ours or the kernel's         warm   all of it is
 //!
 //!   server, COPY        ours: a page-fault server, and a guest that hands its faults over as Firecracker does
 //!   server, CONTINUE    ours: the same, and the guest maps the server's image instead of being copied to
-//!   server, replayed    ours, by copies: what the guest wanted at its last restore comes before it asks
+//!   server, replayed    ours, by copies: what the guest touched at its last restore is copied ahead of its faults
 //!
 //!   MAP_PRIVATE         the kernel's own way: the file is mapped, and read ahead as it likes
 //!   handler, COPY 4K    as the example handlers do it: the file is mapped, and each fault copies a page from there
 //!   eager, COPY 2M      all of the file is copied before the guest begins
-//!   raw io_uring        nobody restores anything: the file is read past the kernel's cache, as fast as that can be
+//!   raw io_uring        no restore: the file is read past the kernel's cache, as fast as that can be
 //! ```
 //!
-//! What the device reads is counted where all is cold, for the process: a page that is wanted twice, or read ahead and
-//! never touched, shows there. CPU time is the whole process's, those of the faulting threads and the server together.
-//! The server and its cache begin and end with each restore; where all is warm, the cache is older than the server, and
-//! the image's server than the guest.
+//! In the cold cases the bytes that the device reads are counted, for the process: a page that is read twice, or read
+//! ahead and never touched, shows there. CPU time is that of the whole process, the faulting threads and the server
+//! together. The server and its cache start and end with each restore. In the warm cases the cache is older than the
+//! server, and the image's server older than the guest.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -49,7 +49,7 @@ const REPLAYED: &str = "server, replayed";
 const MAP_PRIVATE: &str = "MAP_PRIVATE";
 const HANDLER: &str = "handler, COPY 4K";
 const EAGER: &str = "eager, COPY 2M";
-/// The bound of what begins with nothing in memory.
+/// The bound of the cold cases.
 const RAW: &str = "raw io_uring";
 const RAW_DEPTH: usize = 4;
 const UNIT: usize = 2 << 20;
@@ -59,14 +59,14 @@ struct Snapshot {
     host: Host,
     file: File,
     drops: Drops,
-    /// In which order a guest wants it, once one was watched.
+    /// The order in which a guest touches it, recorded once.
     trace: OnceCell<Trace>,
 }
 
 impl Snapshot {
     fn new(settings: &Settings) -> Result<Self, Unmeasured> {
         let bytes = bytes(settings);
-        // The guest's, the kernel's, ours cold and warm.
+        // The guest's memory, the kernel's, and ours cold and warm.
         check_memory(4 * bytes + (512 << 20))?;
         let host = Host::new(settings, bytes)?;
         let file = File::open(host.scratch.path())?;
@@ -77,7 +77,7 @@ impl Snapshot {
         self.host.len()
     }
 
-    /// Nobody has anything of it, or all that `way` needs is there.
+    /// Evicts the snapshot everywhere, or brings all that `way` needs into memory.
     fn prepare(&self, way: &str, before: Before) -> Result<(), Unmeasured> {
         if way == REPLAYED && self.trace.get().is_none() {
             let mut options = RestoreOptions::new();
@@ -132,7 +132,7 @@ pub fn cases(settings: &Settings) -> [Case; 2] {
     })
 }
 
-/// From nothing to all of it touched.
+/// One restore: from nothing to all pages touched.
 type Run = fn(&Snapshot, Before) -> Result<(), Unmeasured>;
 
 const OURS: [(&str, Run); 3] = [
@@ -142,7 +142,7 @@ const OURS: [(&str, Run); 3] = [
 ];
 const PEERS: [(&str, Run); 3] = [(MAP_PRIVATE, map_private), (HANDLER, handler), (EAGER, eager)];
 
-/// By a server of ours, with these options, and a guest that is made so.
+/// By a server of ours, with these options, and a guest that `guest` makes.
 fn served(
     snapshot: &Snapshot,
     before: Before,

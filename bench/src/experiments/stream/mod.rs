@@ -1,4 +1,4 @@
-//! Stream: what does it cost to read a file four times as large as memory once, and what is left of what was hot?
+//! Stream: what does it cost to read a file four times as large as memory once, and how much of the hot file survives?
 //!
 //! ```text
 //!   hot file     read before: once, or twice; or all the time meanwhile, a page every 250 us
@@ -8,25 +8,25 @@
 //!     O_DIRECT      io_uring, 512 KiB a read, many in flight, registered buffers: no cache at all
 //!   hot file     how much of it is still there
 //!
-//!   RAM-backed   32 files on a disk in memory, reads of 64 KiB, a job for each core: nothing hides what reclaim costs
-//!   full machine no group has a limit, but somebody holds all memory but for as much: the kernel's own thread reclaims
+//!   RAM-backed   32 files on a disk in memory, reads of 64 KiB, a job for each core: the cost of reclaim shows
+//!   full machine no group has a limit, but a process holds all memory except as much: kswapd reclaims
 //! ```
 //!
-//! Everybody works in a process of its own inside one limit of memory, ours too:
-//! our cache is smaller than the limit by what the process itself needs. The hot file is read
-//! into the same cache as the stream; where there is none, by the kernel's.
+//! Every alternative runs in a process of its own inside one memory limit, ours too: our cache is smaller than the
+//! limit by what the process itself needs. The hot file is read into the same cache as the stream; an alternative
+//! without a cache reads it by the kernel's.
 //!
-//! The sizes of reads are the program's; a way that has no cache reads in its own. What
-//! the device read is told by the kernel for the process (`read_bytes` of `/proc/self/io`), and by our cache.
-//! `cpu` is that of the process and of the kernel's threads, of the whole machine, which
-//! is not to be had more exactly; `cpu (process)` is exact, and `kswapd` is that thread alone.
+//! The program chooses the sizes of its reads; a way that has no cache uses its own. The bytes that the device read are
+//! counted by the kernel for the process (`read_bytes` of `/proc/self/io`), and by our cache. `cpu` is that of the
+//! process and of all kernel threads of the machine, which cannot be had more exactly; `cpu (process)` is exact, and
+//! `kswapd` is that thread alone.
 //!
-//! A job does not know that its part ends before the file does: what was read ahead at its end is read once more
-//! by the next. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
+//! A job does not know that its part ends before the file does: what it read ahead past its end, the next job reads
+//! once more. That is a window for each of 4 jobs, 2 % of what a quick run streams and 1 in 2000 of a full one.
 //!
-//! Evenness is the slowest interval of a run, of 100 ms, beside the middle one. All intervals of the last repetition
-//! are told with
-//! the throughput of each way, in MB/s: a curve on the page of `--out`, and a line of its `series.jsonl`.
+//! Evenness is the slowest interval of a run, of 100 ms, beside the median one. All intervals of the last repetition
+//! are recorded with the throughput of each way, in MB/s: a curve on the page of `--out`, and a line of its
+//! `series.jsonl`.
 
 mod way;
 mod work;
@@ -71,22 +71,21 @@ const METRICS: [Metric; 10] = [
     Metric::cost(P50, "us"),
     Metric::cost(P99, "us"),
 ];
-/// What everybody should answer: each byte read once, and all of what was hot kept.
+/// What every alternative should give: each byte read once, and all of the hot file still cached.
 const WANTED: &str = "wanted";
 
-/// What is wanted of us at least: three quarters of the CPU of buffered reads (pinned, a tenth), 0.4 of that of
-/// DONTCACHE; each
-/// byte from the device once, as it is printed, and all of the hot file.
+/// The least ratios wanted of us: three quarters of the CPU time of buffered reads (pinned, a tenth), 0.4 of that of
+/// DONTCACHE; each byte from the device once, as it is printed, and all of the hot file.
 const BUFFERED_CPU_GOAL: f64 = 1.0 / 0.75;
 const DONTCACHE_CPU_GOAL: f64 = 1.0 / 0.4;
 const PINNED_CPU_GOAL: f64 = 1.0 / 0.1;
 const DEVICE_GOAL: f64 = 0.995;
 const HOT_GOAL: f64 = 0.995;
-/// And at least so much of the evenness of those who have no cache.
+/// The least ratio of evenness, beside the ways without a cache.
 const EVEN_GOAL: f64 = 0.9;
 /// A full run's repetitions: one takes minutes.
 const REPEAT: usize = 5;
-/// Of the machine's memory, what is left beside the limit to all else that runs, where somebody holds the rest.
+/// Memory of the machine that is left, beside the limit, to all other processes while one process holds the rest.
 const LEFT_BYTES: u64 = 1 << 30;
 
 /// When the hot file is read.
@@ -107,7 +106,7 @@ impl Hot {
             Self::Meanwhile => "hot read meanwhile",
         }
     }
-    /// How often from end to end before the stream.
+    /// How often the hot file is read from end to end before the stream.
     fn before(self) -> u64 {
         match self {
             Self::Never => 0,
@@ -127,7 +126,7 @@ const SITUATIONS: [(u64, u64, Hot); 5] = [
     (1024 * KIB, 4, Hot::Twice),
 ];
 
-/// Sizes, jobs, and what is hot; and without a disk.
+/// Sizes, jobs and hot files; and the cases without a disk.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let files = Shared::new(settings, Files::new);
     let in_memory = Shared::new(settings, Files::in_memory);
@@ -156,7 +155,7 @@ fn count(jobs: u64) -> String {
     if jobs == 1 { "1 job".to_owned() } else { format!("{jobs} jobs") }
 }
 
-/// How the stream is read, and what is hot beside it.
+/// How the stream is read, and when the hot file is.
 #[derive(Clone, Copy)]
 struct Situation {
     block: u64,
@@ -165,7 +164,7 @@ struct Situation {
 }
 
 impl Situation {
-    /// Whether ours is read as a plain stream, too: where the original's figures were taken, by one job.
+    /// Whether ours is read as a plain stream, too: in the situation of the original's figures, by one job.
     fn has_plain(self) -> bool {
         self.block == 64 * KIB && self.jobs == 1 && self.hot == Hot::Once
     }
@@ -220,7 +219,7 @@ fn pinned_rows(case: Case) -> Case {
         .compare(CACHE, pinned, WANTED, Some(DEVICE_GOAL))
 }
 
-/// The rows beside a stream that nobody said anything of.
+/// The rows of a stream that is read without any hint.
 fn plain_rows(case: Case) -> Case {
     let (ours, plain) = (Way::Ours.name(), Way::Plain.name());
     [THROUGHPUT, CPU_ALL, CACHE, HOT]
@@ -228,7 +227,7 @@ fn plain_rows(case: Case) -> Case {
         .fold(case, |case, metric| case.compare(metric, ours, plain, None))
 }
 
-/// What everybody should answer.
+/// The values that every alternative should reach.
 fn wanted() -> Alternative {
     let mut values = vec![f64::NAN; METRICS.len()];
     for (metric, value) in METRICS.iter().zip(&mut values) {
@@ -249,7 +248,7 @@ fn alternative(files: &Rc<Files>, situation: Situation, way: Way) -> Alternative
     alternative.excused(METRICS.len()).with_series(THROUGHPUT, series)
 }
 
-/// The metrics, in their order, of what a worker answers who has read so many bytes.
+/// The metrics, in their order, of the answer of a worker that read `bytes` bytes.
 fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
     let of = |key| answer.number(key);
     let (bytes, gib) = (bytes as f64, bytes as f64 / f64::from(1 << 30));
@@ -267,22 +266,22 @@ fn values(answer: &Answer, bytes: u64) -> Vec<f64> {
     ]
 }
 
-/// What is streamed, and what is hot.
+/// The files of the stream, and the hot file.
 struct Files {
     place: Place,
-    /// All that is streamed, each file in full.
+    /// All files of the stream, each read in full.
     stream: Vec<PathBuf>,
-    /// How long each of them is.
+    /// The length of each of them.
     each: u64,
     hot: Option<Scratch>,
     limit: u64,
-    /// All other memory, where no group has the limit.
+    /// All other memory, in the case in which no group has the limit.
     held: Option<Region>,
     interval_ms: u64,
     depth: u64,
 }
 
-/// Where the files are. They are there as long as this is.
+/// Where the files are. They exist as long as this value.
 enum Place {
     Device { stream: Scratch, drops: Drops },
     Memory(Disk),
@@ -297,7 +296,7 @@ impl Files {
         Ok(Self::of(settings, Place::Device { stream, drops }, paths, bytes, hot))
     }
 
-    /// The same, while somebody holds all memory that the machine has beside the limit.
+    /// The same, while one process holds all memory that the machine has beside the limit.
     fn on_a_full_machine(settings: &Settings) -> Result<Self, Unmeasured> {
         let files = Self::new(settings)?;
         let spare = machine::available_bytes().unwrap_or(0);

@@ -71,7 +71,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// By `way`, in reads of `block` bytes; we with a cache of `memory` bytes, who has none with
+    /// A stream by `way`, in reads of `block` bytes: ours with a cache of `memory` bytes, the way without a cache with
     /// `depth` reads in flight.
     pub fn new(way: Way, block: usize, memory: u64, depth: usize) -> Result<Self, Unmeasured> {
         let cache = way.is_ours().then(|| Cache::builder().memory(memory).build()).transpose()?;

@@ -64,7 +64,7 @@ fn parts(files: usize, each: u64, jobs: u64) -> Vec<Vec<Part>> {
 /// What a worker does.
 pub fn work(task: &WorkerTask) -> Result<Answer, Unmeasured> {
     let way = Way::of(task.text("way")?);
-    let way = way.ok_or_else(|| Unmeasured::Failed("nobody streams that way".to_owned()))?;
+    let way = way.ok_or_else(|| Unmeasured::Failed("there is no such way to stream".to_owned()))?;
     let (block, depth) = (task.number("block")? as usize, task.number("depth")? as usize);
     let files = (0..task.number("files")?).map(|file| Ok(PathBuf::from(task.text(&file_key(file))?)));
     let files = files.collect::<Result<Vec<PathBuf>, Unmeasured>>()?;

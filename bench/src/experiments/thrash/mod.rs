@@ -1,7 +1,7 @@
 //! Thrash: what is left of a cache when the file is twice as large as it?
 //!
 //! ```text
-//!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, everybody under one limit
+//!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, every alternative under one limit
 //!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
 //!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
 //!     quinion, three walks: ours, where a page enters the index by three ways down, split or not
@@ -13,18 +13,17 @@
 //!
 //! The file is twice as large as the limit; and, for the rates alone, four times and a quarter more.
 //!
-//! `random` is for a while and not for a number of reads: first until the cache is
-//! what it will be, then counted. Half of the reads can be hits, whatever is kept;
-//! what differs is what a miss costs, and what it does to the others. Bytes from the device per
-//! byte read are the misses: 0.50 if everything that fits was kept. Each works in a process
-//! of its own, inside the limit, ours too: our cache is smaller than the limit by what the process itself needs.
-//! The kernel is told that the reads are random, as we are.
+//! `random` runs for a time and not for a number of reads: first until the cache is in its steady state, then counted.
+//! Half of the reads can be hits, whichever pages are kept; the alternatives differ in what a miss costs, and how it
+//! disturbs other reads. Bytes from the device per byte read are the misses: 0.50 if the cache is always full. Each
+//! alternative runs in a process of its own, inside the limit, ours too: our cache is smaller than the limit by what
+//! the process itself needs. The kernel is told that the reads are random, as our cache is.
 //!
-//! Our threads compute as much of a miss as the kernel's do, but for what the loop
-//! device copies; that is in the time of the kernel's threads, which is added to `cpu`.
+//! Our threads do as much of a miss's work as the kernel's do, except for the loop device's copy; that is in the time
+//! of the kernel's threads, which is added to `cpu`.
 //!
-//! `switch` needs no disk: its file is nowhere. Steps by which shadows are cut are told by the tree itself;
-//! without any, the experiment fails, for then it has not measured what it says.
+//! `switch` needs no disk: its file has no storage. The tree itself counts the shadows that are split. Without any, the
+//! experiment fails, since it has not measured what it claims.
 
 mod random;
 mod switch;

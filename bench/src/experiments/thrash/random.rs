@@ -165,7 +165,7 @@ impl Reader {
     }
 }
 
-/// Makes the readers of an task, one for each thread.
+/// Makes the readers of a task, one for each thread.
 fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>, Unmeasured> {
     let open = || -> Result<KernelFile, Unmeasured> { Ok(KernelFile::open(path)?) };
     let advised = || -> Result<Reader, Unmeasured> {
@@ -196,7 +196,7 @@ fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>,
         }
         PREAD => (0..jobs).map(|_| advised()).collect(),
         DIRECT => (0..jobs).map(|_| direct()).collect(),
-        _ => Err(Unmeasured::Failed(format!("nobody reads by `{way}`"))),
+        _ => Err(Unmeasured::Failed(format!("`{way}` is no way to read"))),
     }
 }
 

@@ -11,13 +11,12 @@
 //! | single walk | as a batch of one: conflict, shadow, cut and store on one way down |
 //! | three walks | a way down each for the conflict check, the order of the shadow, and the store |
 //!
-//! Both find the same, cut the same and end with the same tree; they differ
-//! in how often they go down to it. What is around that, a page from nowhere and the copy, is the
-//! same too, so a ratio of times says what the walks are worth to a whole read.
+//! Both find the same, split the same shadows and end with the same tree; they differ in the number of walks. The rest
+//! of a read, a new page and the copy, is the same too, so a ratio of times says what the walks cost in a whole read.
 //!
-//! As in the original's measurement there are 16 jobs, and a limit on the memory of the process: everybody who is
-//! measured is a worker in a group of its own, and the cache is smaller than the limit by what the process needs.
-//! Which of two jobs comes first to the file's lock is not ours to say: counts differ a little from run to run.
+//! As in the original's measurement there are 16 jobs, and a limit on the memory of the process: each measured
+//! alternative is a worker in a group of its own, and the cache is smaller than the limit by what the process needs.
+//! Which of two jobs gets the file's lock first is not determined: counts differ a little from run to run.
 
 use std::sync::Arc;
 use std::thread;
@@ -30,7 +29,7 @@ use crate::fixtures::pages::{PAGE, Pages, shuffled, word_of};
 use crate::fixtures::worker::{Answer, CPU, Meter, SECONDS, WorkerTask};
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
 
-/// What the worker calls it.
+/// The name of the worker's job.
 pub const JOB: &str = "switch";
 
 const METRICS: [Metric; 5] = [
@@ -133,7 +132,7 @@ fn in_sequence(file: &File) -> Result<(), Unmeasured> {
     Ok(())
 }
 
-/// Each page once, the jobs in turn.
+/// Reads each page once, the jobs in turn.
 fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     let job = |first: u64| -> Result<(), Unmeasured> {
         let file = file.clone();
@@ -153,7 +152,7 @@ fn page_by_page(file: &File, load: Load) -> Result<(), Unmeasured> {
     })
 }
 
-/// Each page of `bytes` is the one that stands there.
+/// Checks that each page of `bytes` is the one at its position.
 fn check(bytes: &[u8], position: u64) -> Result<(), Unmeasured> {
     let mut pages = (position / PAGE as u64..).zip(bytes.chunks(PAGE));
     match pages.find(|(page, bytes)| bytes[..8] != word_of(*page)) {

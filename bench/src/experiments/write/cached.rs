@@ -80,7 +80,7 @@ const fn load(
     Load { name, bytes, places, before, threads, goal }
 }
 
-/// The files, one for each who writes.
+/// The files, one for each writer.
 struct Files {
     kernel: Written,
     order_0: Written,

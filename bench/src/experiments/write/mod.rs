@@ -1,7 +1,7 @@
 //! Write: what does a buffered write cost, beside the kernel's own?
 //!
 //! ```text
-//!   new pages      4 KiB to pages that nobody has cached, in order and at random, as many as may be changed
+//!   new pages      4 KiB to pages that are not cached, in order and at random, as many as may be dirty
 //!                  before writing back begins                                             `cached`
 //!   overwrites     of what is cached: changed already, and clean, which takes a lock once for each page
 //!   appends        a few bytes, and a sync, again and again: what a log does              `synced`

@@ -1,8 +1,8 @@
 //! Synced: a few bytes at the end of a file, and a sync, again and again.
 //!
-//! The device is waited for each time, and by far the most of what passes is that. So nobody can be much
-//! faster than another; what is asked is that we are not slower. What the device has to write for each byte, the file
-//! system's journal included, tells what the waiting is for; others that write to it meanwhile are in it.
+//! Each sync waits for the device, which is nearly all of the time. So no alternative can be much faster than another;
+//! the goal is that we are not slower. The bytes that the device writes for each byte, the file system's journal
+//! included, explain the wait; writes of other processes count in them, too.
 
 use std::cell::Cell;
 use std::fs::File as KernelFile;
@@ -59,16 +59,16 @@ fn case(settings: &Settings, name: &str, bytes: usize) -> Case {
         .compare(DEVICE, OURS_DURABLE, KERNEL_DURABLE, None)
 }
 
-/// What makes an append durable.
+/// The call that makes an append durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
-    /// A call of its own.
+    /// A sync after it.
     BySync,
-    /// The append itself.
+    /// The append itself, by its flags.
     ByWrite,
 }
 
-/// Appends of so many bytes to a file in `folder`, and what that took for each.
+/// Appends `bytes` bytes at a time to a file in `folder`, and times each.
 fn timed(
     folder: &Path,
     bytes: usize,

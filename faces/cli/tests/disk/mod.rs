@@ -97,7 +97,7 @@ pub fn files() -> &'static Path {
     })
 }
 
-/// Makes the files aside and renames the folder: whoever finds it finds it complete.
+/// Makes the files in a new folder and renames it into place, so that other processes see it only complete.
 fn make_files(folder: &Path) {
     let aside = scratch();
     fs::write(aside.path().join("binary"), noise(LARGE_BYTES + 4097, 1)).expect("the disk has room");
@@ -110,7 +110,7 @@ fn make_files(folder: &Path) {
     }
     let aside = aside.keep();
     if fs::rename(&aside, folder).is_err() {
-        assert!(folder.exists(), "neither we nor somebody else could make {}", folder.display());
+        assert!(folder.exists(), "neither this process nor another one could make {}", folder.display());
         fs::remove_dir_all(aside).expect("the folder is ours");
     }
 }
@@ -132,7 +132,7 @@ pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     noise
 }
 
-/// Lines that say their numbers; at least `bytes` bytes, and no end of line at the end.
+/// Lines that contain their numbers; at least `bytes` bytes, and no line end at the end.
 fn write_text(path: &Path, bytes: usize) -> std::io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     let mut written = 0;
@@ -233,7 +233,7 @@ pub fn both_in(folder: &Path, words: Words) -> (Output, Output, Report) {
     (served, expected, Report::read(&report))
 }
 
-/// Compares without printing megabytes.
+/// Compares two outputs without printing megabytes.
 #[track_caller]
 pub fn assert_same(what: &str, left: &Output, right: &Output) {
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
@@ -242,7 +242,7 @@ pub fn assert_same(what: &str, left: &Output, right: &Output) {
     assert_eq!(said(left), said(right), "{what}: standard error");
 }
 
-/// Two outputs are the same; else where they begin to differ.
+/// Fails unless two outputs are the same; shows where they begin to differ.
 #[track_caller]
 pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
     if left != right {
@@ -255,7 +255,7 @@ pub fn assert_bytes(what: &str, left: &[u8], right: &[u8]) {
     }
 }
 
-/// Ends a child whatever happens to the test.
+/// Kills a child when it is dropped, whatever the test's result.
 pub struct Ended(pub std::process::Child);
 
 impl Ended {

@@ -1,4 +1,4 @@
-"""Does to a file what its standard input says, a line at a time, and answers with one line each."""
+"""Reads commands for a file from standard input, one a line, and answers with one line each."""
 import hashlib
 import os
 import sys

@@ -1,6 +1,6 @@
-/* Calls: one way of entering the kernel by name of a macro; what the scan makes of each is in careful.rs. */
+/* Calls: one way of entering the kernel for each macro; careful.rs has the scan's verdict on each. */
 #ifdef FIRST
-    /* Where the code begins, in no function that is known of: a load from so far away that its bytes are a call's. */
+    /* At the beginning of the code, outside any known function: a load whose distant offset has the bytes of a call. */
     .section .init, "ax"
     sub $8, %rsp
     .byte 0x48, 0x8b, 0x05, 0x75, 0x0f, 0x05, 0x00
@@ -91,7 +91,7 @@ table:
     .size f, . - f
 
 #ifdef DATA_BETWEEN_FUNCTIONS
-    /* As the tables of hand-written ciphers: nothing here could set a number. */
+    /* Like the tables of hand-written ciphers: no instruction here could set a system call number. */
     .fill 64, 1, 0xf1
     .byte 0x0f, 0x05
     .fill 64, 1, 0xf1

@@ -1,16 +1,15 @@
 /*
- * Chaos: does to a few files what programs do to files, at random from a seed.
- * `chaos.rs` starts it with and without the cache, and stops, kills and
- * restarts the cache's owner meanwhile.
+ * Chaos: random file operations on a few files, from a seed. `chaos.rs` starts it with and without the cache, and
+ * stops, kills and restarts the cache's owner meanwhile.
  *
  *   chaos twin DIR SEED OPERATIONS BREAK
  *       Four actors (two threads, two processes), each with files of its own.
- *       What an actor does and gets follows from the seed alone: each call with
+ *       An actor's operations and results follow from the seed alone: each call with
  *       its result, error, offset and a hash of its bytes is a line of DIR/log.N.
  *       Two runs by one seed write the same lines.
  *   chaos shared PHASE DIR CONTROL SEED ROLE MILLISECONDS BREAK
- *       Many processes on the same files, at once. Nothing follows from the
- *       seed but what each tries; what they get is checked here:
+ *       Many processes on the same files, at once. The seed decides only what
+ *       each tries; the results are checked here:
  *         locked     a mutex and a copy of each file in CONTROL: each read is compared with the copy
  *         versions   blocks that carry file, number and version; a read may not show a version older than
  *                    the last that was complete before it began, nor one that was not begun when it ended
@@ -21,10 +20,10 @@
  *   chaos child FD OFFSET LENGTH
  *       Started by the others by exec: reads at OFFSET of FD (-1: where it stands) to its standard output.
  *
- * BREAK makes the Nth change a lie (0: none): it is noted and not made, and that must be found.
- * The last line is `ok ...`, or `wrong ...` after what was done last.
+ * BREAK makes the Nth change a lie (0: none): it is recorded and not made, and the checks must find it. The last line
+ * is `ok ...`, or `wrong ...` after the last operations.
  *
- * Words of 8 bytes are written and read whole: they are aligned, and the kernel and we copy at least that much
+ * Words of 8 bytes are written and read whole: they are aligned, and the kernel and the cache copy at least that much
  * at once.
  */
 #define _GNU_SOURCE
@@ -57,7 +56,7 @@ static const char *self;
 static _Atomic long changes;
 static long break_at;
 
-/* Whether this change is the one that is only noted. */
+/* Whether this change is the one that is only recorded. */
 static int is_lie(void) { return atomic_fetch_add(&changes, 1) + 1 == break_at; }
 
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
@@ -95,12 +94,12 @@ static void die(const char *what) {
 
 /* ---- ways to read and to write ------------------------------------------------------------------------------- */
 
-/* A reader or writer: what it needs so that no two share anything. */
+/* A reader or writer, with buffers and files of its own, so that no two share anything. */
 struct hand {
     uint64_t random;
     int pipe[2];
     int aside;            /* a file without a name */
-    char *shared;         /* memory that a child writes for us */
+    char *shared;         /* memory in which a child returns bytes */
     char path[PATH];
 };
 static void make_hand(struct hand *hand, uint64_t seed, const char *dir) {
@@ -127,7 +126,7 @@ static void in_parts(struct iovec parts[3], void *buf, size_t len) {
     parts[1] = (struct iovec){(char *)buf + len / 3, 0};
     parts[2] = (struct iovec){(char *)buf + len / 3, len - len / 3};
 }
-/* The file again, by a description of its own. */
+/* Opens the file again, with a new description. */
 static int again(struct hand *hand, int fd, int flags) {
     snprintf(hand->path, PATH, "/proc/self/fd/%d", fd);
     return open(hand->path, flags | O_CLOEXEC);
@@ -148,7 +147,7 @@ static int passed(int fd) {
 }
 
 extern char **environ;
-/* Another program reads at `off` of fd, or where it stands. */
+/* Another program reads at `off` of fd, or at its current offset. */
 static ssize_t by_program(int fd, void *buf, size_t len, off_t off) {
     char words[3][24];
     enum { GIVEN = 600 };
@@ -193,7 +192,7 @@ static int child_main(char **words) {
     }
     return 0;
 }
-/* A forked child reads, or writes, by the descriptor that it has from us. */
+/* A forked child reads, or writes, by the inherited descriptor. */
 static ssize_t by_child(struct hand *hand, int fd, void *buf, size_t len, off_t off, int writes) {
     volatile ssize_t *got = (ssize_t *)(hand->shared + CHUNK);
     *got = -ECANCELED;
@@ -215,7 +214,7 @@ static ssize_t by_child(struct hand *hand, int fd, void *buf, size_t len, off_t 
 
 enum { READS = 18, RARE_READS = 20, WRITES = 11 };
 
-/* Up to `len` (at most CHUNK) bytes at `off`; how many, or -errno. Moves the descriptor's offset or not, as it likes. */
+/* Reads up to `len` (at most CHUNK) bytes at `off`; returns how many, or -errno. May change the descriptor's offset. */
 static ssize_t read_by(struct hand *hand, int way, int fd, void *buf, size_t len, off_t off) {
     struct iovec parts[3];
     struct stat about;
@@ -265,7 +264,7 @@ static ssize_t read_by(struct hand *hand, int way, int fd, void *buf, size_t len
     case 12: return result(preadv2(fd, parts, 3, off, 0));
     case 13: return result(syscall(SYS_pread64, fd, buf, len, off));
     case 14: {
-        /* What is direct reads around the page cache, after it was written back. */
+        /* A direct read bypasses the page cache, after write-back. */
         static __thread char *page;
         if (!page && posix_memalign((void **)&page, 4096, CHUNK + 8192)) return -ENOMEM;
         if ((other = again(hand, fd, O_RDONLY | O_DIRECT)) < 0) return -errno;
@@ -414,10 +413,10 @@ static void drop_map(struct actor *actor) {
 }
 
 /*
- * lseek by SEEK_DATA or SEEK_HOLE: its error, or whether it kept to its contract. The place itself is not compared: a store
- * through a mapping gives blocks to a whole folio of the kernel's page cache, and how large that is follows from what was read
- * before, so two runs of the same program without a cache differ as well. What holds always: the answer is not before `off`
- * nor after the end, the offset is there afterwards, and what SEEK_DATA went over is zeros.
+ * lseek by SEEK_DATA or SEEK_HOLE: its error, or whether it kept its contract. The position itself is not compared: a
+ * store through a mapping allocates blocks for a whole folio of the kernel's page cache, whose size depends on earlier
+ * reads, so two runs of the same program without a cache differ as well. The contract: the result is not before `off`
+ * nor after the end, it is the offset afterwards, and the bytes that SEEK_DATA skipped are zeros.
  */
 static ssize_t sought(int fd, off_t off, int what, char *buf) {
     struct stat about;
@@ -426,7 +425,7 @@ static ssize_t sought(int fd, off_t off, int what, char *buf) {
     int kept = !fstat(fd, &about) && at >= off && at <= about.st_size && lseek(fd, 0, SEEK_CUR) == at;
     while (what == SEEK_DATA && kept && over < at) {
         ssize_t n = pread(fd, buf, at - over < CHUNK ? at - over : CHUNK, over);
-        if (n < 0) break; /* it may be open for writing alone */
+        if (n < 0) break; /* it may be open for writing only */
         for (ssize_t i = 0; i < n; i++) kept &= !buf[i];
         kept &= n > 0;
         over += n;
@@ -439,7 +438,7 @@ static void one_operation(struct actor *actor, int op, int writes_percent) {
     struct hand *hand = &actor->hand;
     uint64_t *random = &hand->random;
     int slot = below(random, SLOTS), to = below(random, SLOTS), file = below(random, FILES), fd = actor->fd[slot], status;
-    if (to == slot) to = (slot + 1) % SLOTS; /* else what is dropped is what is used */
+    if (to == slot) to = (slot + 1) % SLOTS; /* else the slot in use would be dropped */
     char path[PATH], other[PATH];
     struct stat about;
     struct iovec parts[3];
@@ -609,7 +608,7 @@ static void one_operation(struct actor *actor, int op, int writes_percent) {
         return;
     }
     case 37: {
-        /* A stream on a descriptor of ours gives back what it read ahead. */
+        /* A stream on a descriptor of ours seeks back over the bytes that it read ahead. */
         int copy = dup(fd);
         FILE *stream = copy < 0 ? NULL : fdopen(copy, "r");
         if (!stream) { note(actor, "%d fdopen %d = %d\n", op, slot, -errno); if (copy >= 0) close(copy); return; }
@@ -642,7 +641,7 @@ static void one_operation(struct actor *actor, int op, int writes_percent) {
         note_bytes(actor, op, "exec", slot, len, 0, n);
         return;
     case 40:
-        /* What cannot be written to is an error, and nobody's death. */
+        /* A bad pointer gives an error, and ends no process. */
         n = result(below(random, 2) ? pread(fd, (void *)16, 4096, 0) : read(fd, (void *)16, 4096));
         note(actor, "%d bad pointer %d = %zd\n", op, slot, n);
         return;
@@ -678,7 +677,7 @@ static void write_file(struct actor *actor, int file, size_t bytes) {
     }
     close(fd);
 }
-/* Reads all of it often enough that it pays to take it over. */
+/* Reads the whole file often enough for it to be taken over. */
 static void read_often(const char *path, char *buf) {
     for (int i = 0; i < 5; i++) {
         int fd = open(path, O_RDONLY);
@@ -783,7 +782,7 @@ static uint64_t seed;
 static int role;
 static long until;
 
-/* What a thread did last. */
+/* The last operations of a thread. */
 static __thread char ring[RING][160];
 static __thread unsigned ring_at;
 static __thread int thread_number;
@@ -802,7 +801,7 @@ static void amend(const char *format, ...) {
     vsnprintf(line + at, sizeof ring[0] - at, format, list);
     va_end(list);
 }
-/* The first that finds something tells; all stop. */
+/* The first thread that finds a difference reports it; all stop. */
 static void wrong(const char *format, ...) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&once);
@@ -826,7 +825,7 @@ static void pause_any(uint64_t *random) {
     if (!below(random, 50)) usleep(below(random, 3000));
 }
 
-/* locked: what a file holds is known exactly, because only who holds the mutex changes it. */
+/* locked: a file's contents are known exactly, since only the holder of the mutex changes it. */
 
 enum { HELD = 3 };
 struct held { int fd, writes; uint64_t generation; char *map; int64_t map_size; };
@@ -838,7 +837,7 @@ static int open_model(int file, int flags) {
     if (fd < 0) wrong("open of file %d: %s", file, strerror(errno));
     return fd;
 }
-/* Who was to change it was killed in the middle: makes the file what the copy says. */
+/* The process that changed it was killed in the middle: restores the file from the copy. */
 static void repair(void) {
     char path[PATH], other[PATH];
     did("repair");
@@ -943,7 +942,7 @@ static void change_model(struct hand *hand, int file, char *buf) {
         memcpy(model->bytes, buf, len), model->size = len;
         close(fd);
     } else {
-        /* Another file by the same name; perhaps with the number of the one before. */
+        /* Another file with the same name, perhaps with the same inode number. */
         size_t size = file ? below(random, 200000) : LARGE - below(random, 10000);
         did("file %d is another one, of %zu bytes, %s", file, size, way == 18 ? "renamed over" : "made anew");
         if (way == 19 && !lie && unlink(path)) wrong("locked: unlink: %s", strerror(errno));
@@ -1029,7 +1028,7 @@ static void *versions(void *given) {
     char *buf = malloc(CHUNK + 4096), path[PATH];
     int fds[SHARED_FILES][2];
     for (int file = 0; file < SHARED_FILES; file++) shared_name(path, "v", file), fds[file][0] = fds[file][1] = -1;
-    /* The first thread writes: the blocks whose number is our role's. */
+    /* The first thread writes the blocks of its role. */
     int writes = thread_number == 0;
     while (goes_on()) {
         int file = below(random, SHARED_FILES);
@@ -1068,7 +1067,7 @@ static void *versions(void *given) {
     return NULL;
 }
 
-/* renames: each role's path is always some whole file; a word is role:8 place:24 generation:32. */
+/* renames: each role's path always names a complete file; a word is role:8 place:24 generation:32. */
 
 static size_t words_of(uint64_t generation, int who) { return 512 * (1 + mix(generation * ROLES + who) % (who ? 20 : 1200)) + mix(generation) % 100; }
 static void *renames(void *given) {
@@ -1132,7 +1131,7 @@ static void *renames(void *given) {
     return NULL;
 }
 
-/* appends: a record is instance and number; each instance's numbers follow each other. */
+/* appends: a record is instance and number; each instance's numbers are consecutive. */
 
 struct appended { uint64_t instance, number; };
 static void *appends(void *given) {
@@ -1167,7 +1166,7 @@ static void *appends(void *given) {
             if (!below(random, 20)) close(fd), fd = -1;
             if (!below(random, 8)) usleep(below(random, 4000));
         } else if (!writes) {
-            /* Follows the end of the file, by its offset or by saying where; and what was complete before it looked must come. */
+            /* Follows the end of the file, by the offset or by position; records completed before must be in it. */
             int complete = about.st_size - at >= (off_t)sizeof buf, how = below(random, 3);
             if (!how && lseek(fd, at, SEEK_SET) != at) wrong("appends: lseek");
             did("follow at %ld of %ld, by %d", (long)at, (long)about.st_size, how);
@@ -1184,7 +1183,7 @@ static void *appends(void *given) {
             if (n < (ssize_t)sizeof buf[0]) {
                 usleep(500);
                 if (!below(random, 10)) close(fd), fd = -1;
-                /* From the beginning, now that it is longer. */
+                /* From the beginning, since the file is longer now. */
                 if (++turns % 30 == 0) at = 0, memset(expected, 0, sizeof expected);
             }
         }
@@ -1272,7 +1271,7 @@ static void *records(void *given) {
     return NULL;
 }
 
-/* consumed: one description, whose offset is that of all who read by it. */
+/* consumed: one description, whose offset all readers share. */
 
 static struct { int fd; size_t record, count; _Atomic uint8_t *taken; pthread_barrier_t all; uint64_t random[CROWD]; } feast;
 
@@ -1332,7 +1331,7 @@ static void *consumed(void *given) {
         }
         did("round %ld, records of %zu", round, feast.record);
         feast.fd = open(path, below(&random, 3) ? O_RDONLY : O_RDWR);
-        memset((void *)feast.taken, 0, 16384); /* no member is there yet */
+        memset((void *)feast.taken, 0, 16384); /* no other member has started yet */
         pthread_barrier_init(&feast.all, NULL, CROWD);
         pthread_t threads[CROWD];
         for (int i = 0; i < CROWD; i++) {
@@ -1349,7 +1348,7 @@ static void *consumed(void *given) {
     return NULL;
 }
 
-/* Makes the files of all phases; whoever is the first. */
+/* Makes the files of all phases; the first process to get here does. */
 static void make_shared(void) {
     char path[PATH], *buf = malloc(CHUNK);
     pthread_mutexattr_t robust;

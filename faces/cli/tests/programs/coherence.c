@@ -1,4 +1,4 @@
-// What programs do to files while they are read, each case by its name; see tests/coherence.rs.
+// File operations while files are read, each case by its name; see tests/coherence.rs.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ static int lost_write(const char *path, int seconds, int readers) {
     for (double end = now() + seconds; now() < end; rounds++) {
         char name[4096];
         snprintf(name, sizeof name, "%s.%ld", path, rounds % 8);
-        if (rounds < 8) { // large, and read so often that it pays to take it over
+        if (rounds < 8) { // large, and read often enough to be taken over
             int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
             for (int i = 0; i < 80; i++) if (write(fd, block, sizeof block) != sizeof block) fail(name);
             if (fsync(fd) || close(fd)) fail(name);
@@ -62,7 +62,7 @@ static int lost_write(const char *path, int seconds, int readers) {
         for (int i = 1; i <= readers; i++) pthread_create(&threads[i], 0, read_elsewhere, 0);
         for (int i = 0; i <= readers; i++) pthread_join(threads[i], 0);
         int wrong = lseek(shared_fd, 0, SEEK_CUR) != RECORDS * 8;
-        char *map = mmap(0, 4096, PROT_READ, MAP_PRIVATE, shared_fd, 0); // what the kernel has
+        char *map = mmap(0, 4096, PROT_READ, MAP_PRIVATE, shared_fd, 0); // the kernel's view
         for (long i = 0; i < RECORDS; i++) wrong |= ((long *)map)[i] != i;
         munmap(map, 4096);
         if (pwrite(shared_fd, block, 4096, 0) != 4096) fail(name);
@@ -74,7 +74,7 @@ static int lost_write(const char *path, int seconds, int readers) {
     return bad != 0;
 }
 
-// ---- mapped_writer: stores to a page that is dirty already move no time -----------------------------------
+// ---- mapped_writer: stores to a dirty page do not change the file's times -----------------------------------
 
 static int mapped_writer(const char *path) {
     int fd = open(path, O_RDWR);
@@ -91,7 +91,7 @@ static int mapped_writer(const char *path) {
     return 0;
 }
 
-/// Prints the first bytes of a file at each line that it is sent; opened anew each time, or once.
+/// Prints the first bytes of a file for each line of input; opened anew each time, or once.
 static int reader(const char *path, int anew) {
     int fd = open(path, O_RDONLY);
     for (;;) {
@@ -103,12 +103,12 @@ static int reader(const char *path, int anew) {
     }
 }
 
-// ---- own_map: the child of who has mapped a file reads it -------------------------------------------------
+// ---- own_map: the child of a process that mapped a file reads it -------------------------------------------------
 
 static int own_map(const char *path) {
     int pipes[2];
     if (pipe(pipes)) fail("pipe");
-    if (fork()) { // waits until all that it started have ended
+    if (fork()) { // waits until all its descendants have ended
         char byte;
         close(pipes[1]);
         read(pipes[0], &byte, 1);
@@ -124,7 +124,7 @@ static int own_map(const char *path) {
         usleep(100000);
         _exit(0);
     }
-    usleep(600000); // the parent is gone, and the file's times are old
+    usleep(600000); // the parent has ended, and the file's times are old
     int reader = open(path, O_RDONLY), wrong = 0;
     for (int i = 1; i < 50; i++) {
         char stored[16], got[9] = {0};
@@ -147,7 +147,7 @@ static void breaks(int signal) { broken = 1; }
 static int own_write_lock(const char *path) {
     signal(SIGIO, breaks);
     char bytes[4096];
-    // Read before, and closed: nobody has it open.
+    // Read before, and closed: no process has it open.
     int fd = open(path, O_RDONLY);
     for (int i = 0; i < 50; i++) pread(fd, bytes, sizeof bytes, 0);
     close(fd);
@@ -158,7 +158,7 @@ static int own_write_lock(const char *path) {
     for (int i = 0; i < 50; i++) read(fd, bytes, sizeof bytes);
     printf("soon %d broken %d held %d\n", now() - begun < 10, broken, fcntl(fd, F_GETLEASE) == F_WRLCK);
     close(fd);
-    // The lease is asked for by another number, of a descriptor that only reads.
+    // The lease is taken through another descriptor, which can only read.
     fd = open(path, O_RDONLY);
     for (int i = 0; i < 50; i++) pread(fd, bytes, sizeof bytes, 0);
     int other = dup(fd);
@@ -167,7 +167,7 @@ static int own_write_lock(const char *path) {
     printf("broken %d held %d\n", broken, fcntl(fd, F_GETLEASE) == F_WRLCK);
     close(fd);
     close(other);
-    // A lock of the other kind keeps nobody from reading.
+    // A lock of the other kind does not prevent reads.
     fd = open(path, O_RDWR);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     begun = now();
@@ -177,7 +177,7 @@ static int own_write_lock(const char *path) {
     return 0;
 }
 
-// ---- what else is asked of a file -------------------------------------------------------------------------
+// ---- other calls on a file -------------------------------------------------------------------------
 
 static int preallocated(const char *path) {
     static char bytes[65536];

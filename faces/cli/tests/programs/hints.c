@@ -1,7 +1,6 @@
 /*
- * Hints: a program that says which bytes of a file it will want, or wants no
- * longer, and prints what each call answered. `hints CASE FILE`; after its case
- * it says "done" and keeps the file open until its input ends.
+ * Hints: a program that announces which bytes of a file it will need, or needs no longer, and prints the result of each
+ * call. `hints CASE FILE`; after its case it prints "done" and keeps the file open until its input ends.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -42,7 +41,7 @@ int main(int argc, char **argv) {
     const char *name = argv[1];
     fd = open(argv[2], O_RDONLY);
     if (fd < 0) return 3;
-    /* The range that lies inside: 100 pages from page 50 on. */
+    /* The pages that lie fully inside the range: 100 from page 50 on. */
     const off_t at = 50 * PAGE, len = 100 * PAGE;
     if (!strcmp(name, "readahead")) {
         say(name, readahead(fd, at, len));

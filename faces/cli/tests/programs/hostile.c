@@ -1,13 +1,11 @@
 /*
- * Hostile: a program that does things to descriptors behind the C library's
- * back, by system call instructions of its own, and prints a digest of what the
- * C library's calls gave it. With and without the cache it must print the same.
+ * Hostile: a program that changes descriptors behind the C library's back, by system call instructions of its own, and
+ * prints a digest of the bytes that the C library's calls read. With and without the cache it must print the same.
  *
- *   hostile CASE ONE TWO SCRATCH     ONE, TWO: files nobody changes; SCRATCH: to be written
+ *   hostile CASE ONE TWO SCRATCH     ONE, TWO: files that do not change; SCRATCH: to be written
  *
- * Compiled three ways: as it is; with -DPLAIN, where what enters the kernel is
- * in an object that is loaded later (-DLIBRARY), or in one that is harmless
- * (-DLIBRARY -DHARMLESS).
+ * Compiled three ways: as it is; with -DPLAIN, where the instructions that enter the kernel are in an object that is
+ * loaded later (-DLIBRARY), or in a harmless one (-DLIBRARY -DHARMLESS).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,23 +18,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A file that is old and may be written; who runs this names it. */
+/* An old file that may be written; an argument names it. */
 #ifndef OLD
 #define OLD "/dev/null"
 #endif
 
 #if !defined(PLAIN) && !defined(HARMLESS)
-/* A call whose number cannot be told from the code: it comes in a register, as in any wrapper. */
+/* A call whose number is not in the code: it comes in a register, as in any wrapper. */
 long own_call(long number, long a, long b, long c, long d);
 __asm__(".text\n.type own_call, @function\nown_call:\n.cfi_startproc\n"
         "mov %rdi, %rax\nmov %rsi, %rdi\nmov %rdx, %rsi\nmov %rcx, %rdx\nmov %r8, %r10\n"
         "syscall\nret\n.cfi_endproc\n.size own_call, . - own_call\n");
 
-/* The descriptor becomes another file's. */
+/* The descriptor now refers to another file. */
 static int own_reopen(int fd, const char *path, int flags) {
     own_call(SYS_close, fd, 0, 0, 0);
     int now = own_call(SYS_openat, AT_FDCWD, (long)path, flags, 0644);
-    if (now != fd) { /* some lower number was free */
+    if (now != fd) { /* a lower number was free */
         own_call(SYS_dup2, now, fd, 0, 0);
         own_call(SYS_close, now, 0, 0, 0);
     }
@@ -57,7 +55,7 @@ __attribute__((constructor)) static void begin(void) {
 }
 void meddle(int step) { (void)step; }
 #else
-/* Runs before dlopen returns, and reads on where the program was. */
+/* Runs before dlopen returns, and continues the program's reads. */
 __attribute__((constructor)) static void begin(void) {
     unsigned char bytes[100];
     long n = own_call(SYS_read, shared_fd, (long)bytes, sizeof bytes, 0);
@@ -103,7 +101,7 @@ static void c_reopen(void) {
     close(fd);
 }
 
-/* The offset moves, or the description is another one of the same file. */
+/* The offset changes, or the descriptor refers to another description of the same file. */
 static void c_offset(void) {
     int fd = must_open(one, O_RDONLY);
     for (int i = 0; i < 200; i++) {
@@ -118,7 +116,7 @@ static void c_offset(void) {
     close(fd);
 }
 
-/* The same file, opened so that it cannot be read. */
+/* The same file, opened for writing only. */
 static void c_writeonly(void) {
     int fd = must_open(scratch, O_RDONLY);
     add(pread(fd, buf, 4000, 0));
@@ -131,7 +129,7 @@ static void c_writeonly(void) {
     say("writeonly");
 }
 
-/* A descriptor that may write reads as any other. */
+/* A writable descriptor reads like any other. */
 static void c_readwrite(void) {
     int fd = must_open(OLD, O_RDWR);
     for (int i = 0; i < 50; i++) add(pread(fd, buf, 3000, 512 * i));
@@ -140,7 +138,7 @@ static void c_readwrite(void) {
     close(fd);
 }
 
-/* Writes that nobody hears of are seen by the next read. */
+/* The next read sees writes that the C library did not make. */
 static void c_written(void) {
     int fd = must_open(scratch, O_RDONLY);
     int out = own_call(SYS_openat, AT_FDCWD, (long)scratch, O_RDWR, 0);
@@ -157,7 +155,7 @@ static void c_written(void) {
     close(fd);
 }
 
-/* One thread reads while another exchanges the file: each read is of one of the two, wholly. */
+/* One thread reads while another replaces the file under the descriptor: each read is from one file only. */
 static volatile int stop;
 static void *exchange(void *arg) {
     int fd = *(int *)arg, to[2] = {must_open(one, O_RDONLY), must_open(two, O_RDONLY)};
@@ -181,8 +179,8 @@ static void c_threads(void) {
 }
 #else
 
-/* An object is loaded whose code enters the kernel. It is found by the path that this program names, so dlopen was told
- * who called. */
+/* Loads an object whose code enters the kernel. It is found by a path relative to this program, so dlopen got the right
+ * caller. */
 static void c_load(void) {
     int fd = shared_fd = must_open(one, O_RDONLY);
     shared_path = two;

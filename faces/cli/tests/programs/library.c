@@ -1,7 +1,6 @@
 /*
- * Library: what stands beside a program. Loaded by it past everybody (deepbind), or
- * loaded in front of it, with a wrapper of its own (WRAPS) or a thread of its own
- * (THREADS).
+ * Library: an object beside a program. The program loads it with calls bound to the C library itself (deepbind), or it
+ * is preloaded, with a wrapper of its own (WRAPS) or a thread of its own (THREADS).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 /*
- * Limits: a program that limits its addresses, locks its memory, or forks in a handler, while its reads are served, and
- * prints what it finds then. Run with and without the cache it must print the same, and end the same way.
+ * Limits: a program that limits its address space, locks its memory, or forks in a handler, while its reads are served,
+ * and prints the effects. Run with and without the cache it must print the same, and end the same way.
  * `limits CASE FILE`; FILE is a copy of its own, of more than 300,000 bytes.
  */
 #define _GNU_SOURCE
@@ -33,14 +33,14 @@ static void say(const char *what, long value) {
     printf("%s %ld %s\n", what, value, value < 0 ? strerrorname_np(errno) : "-");
     fflush(stdout);
 }
-/* A descriptor all of whose file was read, and some again: it is served by now, and what it reads is cached. */
+/* A descriptor whose file was read completely, and partly again: it is served by now, and its file is cached. */
 static int warm(void) {
     int fd = open(path, O_RDONLY);
     for (int i = 0; i < 4; i++)
         if (pread(fd, reference, FILE_READ, 0) != FILE_READ) { perror("pread"); exit(2); }
     return fd;
 }
-/* Whether reads of all lengths bring what is in the file. */
+/* Whether reads of all lengths return the file's bytes. */
 static int reads_well(int fd) {
     for (long at = 0; at < FILE_READ; at += 10007) {
         long len = at % 5 ? 64 : 9000, left = FILE_READ - at;
@@ -80,7 +80,7 @@ static void c_limits_itself(void) {
     }
     limited(warm(), 0);
 }
-/* Of a child that has read nothing yet, what the limit leaves is its own; also if nobody saw it set. */
+/* A child that has read nothing yet has all of the limit for itself; also if our code did not see it set. */
 static void c_limited_children(void) {
     int fd = warm();
     for (int way = 0; way < 4; way++) {
@@ -102,7 +102,7 @@ static void c_limited_children(void) {
     if (write(start[1], "x", 1) != 1) exit(2);
     wait(0);
 }
-/* What is no limit takes nothing away. */
+/* A call that sets no limit changes nothing. */
 static void c_no_limit(void) {
     int fd = warm();
     struct rlimit now = { RLIM_INFINITY, RLIM_INFINITY };
@@ -113,7 +113,7 @@ static void c_no_limit(void) {
     for (int i = 0; i < 100; i++)
         if (!reads_well(fd)) say("reads", 0);
 }
-/* One that has stopped before, because it watches files. */
+/* A program that is no longer served, because it watches files. */
 static void c_watches_and_limits_itself(void) {
     int fd = warm();
     close(inotify_init());
@@ -131,7 +131,7 @@ static void *reader(void *fd) {
     }
     return 0;
 }
-/* Other threads are in the middle of reads. */
+/* While other threads are in the middle of reads. */
 static void c_threads(void) {
     int fd = warm();
     for (int round = 0; round < 20; round++) {
@@ -204,7 +204,7 @@ static void ticking(void (*handler)(int)) {
     sigaction(SIGALRM, &action, 0);
     setitimer(ITIMER_REAL, &ticks, 0);
 }
-/* The child returns from the handler and goes on with the read that was interrupted. */
+/* The child returns from the handler and continues the interrupted read. */
 static void forking_reads(void) {
     static const long LENGTHS[] = { 64, 4096, 100000 };
     int fd = warm();
@@ -227,7 +227,7 @@ static void forking_reads(void) {
     say("reads", reads_well(fd));
 }
 static void c_forking_handler(void) { forking_reads(); }
-/* The same with all other signals held back, all the time. */
+/* The same with all other signals blocked throughout. */
 static void c_forking_handler_with_signals_held(void) {
     sigset_t all;
     sigfillset(&all);
@@ -244,7 +244,7 @@ static void limits_in_handler(int signal) {
     if (mine == MAP_FAILED) bad++;
     else for (long at = 0; at < 300 * MIB; at += MIB) memset(mine + at, 0xff, 300);
 }
-/* The addresses go, and are the program's for something else, while the read that was interrupted waits. */
+/* The mappings are removed, and the program reuses their addresses, while the interrupted read waits. */
 static void c_limiting_handler(void) {
     warm();
     for (int round = 0; round < 60; round++) {
@@ -268,7 +268,7 @@ static void c_limiting_handler(void) {
 }
 
 /* ---- errors ---- */
-/* What the kernel says of a buffer before it looks at the file. */
+/* Errors that the kernel returns for a buffer before it looks at the file. */
 static void c_kernel_addresses(void) {
     int fd = warm();
     struct stat stat;
@@ -296,7 +296,7 @@ static void c_kernel_addresses(void) {
     }
     say("nowhere", pread(fd, 0, 0, 0));
 }
-/* Flags of reads that file systems may not know. */
+/* Read flags that a file system may not support. */
 static void c_flags(void) {
     int fd = warm();
     struct stat stat;

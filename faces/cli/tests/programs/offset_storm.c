@@ -1,13 +1,13 @@
 /*
- * Offset storm: threads, duplicates and children read one read-only descriptor while its offset changes hands between
+ * Offset storm: threads, duplicates and children read one read-only descriptor while its offset is handed over between
  * the kernel and the cache, and every byte is accounted for.
  *
  *   offset_storm storm FILE SECONDS SEED    FILE holds the numbers 0, 1, 2, .. of four bytes each
  *   offset_storm fifo FILE                  a real-time reader on the processor of a thread that hands the offset over
  *
- * The storm goes in phases. In a phase the offset only grows, so the reads at the offset and the seeks from the offset
- * on must tile what lies between where the phase began and where it ended: a byte that was given twice, or to nobody,
- * or an offset that was set back, leaves an overlap or a hole.
+ * The storm goes in phases. In a phase the offset only grows, so the reads at the offset and the relative seeks must
+ * tile the range from the beginning of the phase to its end: a byte that two readers got, or that none got, or an
+ * offset that was set back, leaves an overlap or a hole.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,7 +34,7 @@ static const char *path;
 static long file_bytes;
 static int fd;
 static volatile int ends;
-/* Whether this phase is beyond the end of the file: seeks only, which the kernel has to work out. */
+/* Whether this phase is beyond the end of the file: only seeks, which the kernel has to compute. */
 static volatile int beyond;
 static pthread_barrier_t begin, end;
 static struct claims claims[THREADS + 1];
@@ -58,7 +58,7 @@ static double now(void) {
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Where `len` bytes are from; they must be neighbours in the file. */
+/* The position of `len` bytes, which must be consecutive in the file. */
 static long place(const uint32_t *bytes, long len) {
     if (len <= 0 || len % 4) fail("length", len, 0);
     for (long i = 1; i < len / 4; i++)
@@ -79,7 +79,7 @@ static long highest(const struct claims *of) {
     return highest;
 }
 
-/* Calls that leave the descriptor as it is. */
+/* Calls that do not hand the offset over. */
 static void plain(struct claims *to, unsigned *seed) {
     uint32_t bytes[READ_MAX / 4];
     unsigned kind = beyond ? 10 : next(seed, 16);
@@ -161,7 +161,7 @@ static void handing(struct claims *to, unsigned *seed) {
     }
 }
 
-/* `sendfile` takes no lock of the offset, so it is called when nobody else reads. */
+/* `sendfile` takes no lock of the offset, so it is called when no other thread reads. */
 static void sends(struct claims *to, unsigned *seed) {
     uint32_t bytes[READ_MAX / 4];
     int pipes[2];
@@ -184,7 +184,7 @@ static void *reads(void *argument) {
     }
 }
 
-/* Opens and closes the same file all the time, so that numbers are used again at once. */
+/* Opens and closes the same file all the time, so that descriptor numbers are reused at once. */
 static void *reopens(void *argument) {
     unsigned seed = 5;
     uint32_t bytes[READ_MAX / 4];
@@ -285,7 +285,7 @@ static int fifo(void) {
         puts("no real-time class");
         return 0;
     }
-    alarm(20); /* who waits for ever is ended */
+    alarm(20); /* ends a thread that waits for ever */
     for (int i = 1; i <= 500; i++) {
         usleep(200);
         expect("read", read(fd, &byte, 4), 4);

@@ -1,7 +1,7 @@
 /*
- * Patched: a program that reads in ways that names do not lead anywhere: through
- * streams, through aio, in a library bound to the C library itself. One way a
- * case; prints a digest of every byte it got. `patched CASE FILE [LIBRARY]`.
+ * Patched: a program whose reads do not go through interposed names: through streams, through aio, in a library bound
+ * directly to the C library. Each case is one way, and prints a digest of every byte it got. `patched CASE FILE
+ * [LIBRARY]`.
  */
 #define _GNU_SOURCE
 #include <aio.h>
@@ -33,7 +33,7 @@ static void add(const void *bytes, ssize_t len) {
 }
 static void say(const char *what, long value) { printf("%s %ld %016lx\n", what, value, digest); fflush(stdout); }
 
-/* What remains of a stream, by one of several calls. */
+/* Reads the rest of a stream by one of several calls. */
 static long drain(FILE *f, int how) {
     long sum = 0;
     ssize_t n = 1;
@@ -62,7 +62,7 @@ static void c_streams(void) {
         if (i % 7 == 0) fseek(f, -10, SEEK_CUR), add(buf, fread(buf, 1, 5, f));
     }
     say("sought", ftell(f));
-    /* The descriptor and the stream by turns. */
+    /* The descriptor and the stream alternately. */
     fflush(f);
     say("under it", lseek(fileno(f), 0, SEEK_CUR));
     rewind(f);
@@ -156,7 +156,7 @@ static void c_aio(void) {
     say("aio", sum);
     say("offset", lseek(fd, 0, SEEK_CUR));
 }
-/* A library whose calls go to the C library past everybody. */
+/* A library whose calls go directly to the C library. */
 static void *from_library(const char *name) {
     void *loaded = dlopen(library, RTLD_NOW | RTLD_DEEPBIND);
     if (!loaded) { puts(dlerror()); exit(2); }
@@ -168,7 +168,7 @@ static void c_deepbind(void) {
     digest = digest_of(path, &sum);
     say("loaded", sum);
 }
-/* Such a library shares a descriptor of ours, which no name could tell. */
+/* Such a library shares a descriptor of ours, which no interposed call shows. */
 static void c_unseen(void) {
     int (*shared_with)(int) = from_library("shared_with");
     int fd = open(path, O_RDONLY);
@@ -177,7 +177,7 @@ static void c_unseen(void) {
     for (int i = 0; i < 10; i++) add(buf, read(i % 2 ? fd : other, buf, 700));
     say("shared", lseek(other, 0, SEEK_CUR));
 }
-/* Nothing that can be written can be executed. */
+/* No writable memory is executable. */
 static void c_maps(void) {
     FILE *f = fopen("/proc/self/maps", "r");
     char line[1000];
@@ -211,9 +211,9 @@ static void c_cancelled(void) {
     for (int i = 0; i < 20; i++) {
         pthread_t t;
         void *result;
-        waiting = fdopen(dup(ends[0]), "r"); /* another each time: its lock may go with the thread */
+        waiting = fdopen(dup(ends[0]), "r"); /* a new stream each time: a cancelled thread may keep its lock */
         pthread_create(&t, NULL, blocked, i % 2 ? waiting : NULL);
-        if (i % 3) usleep(2000); /* so that it mostly waits by then; either way it must end */
+        if (i % 3) usleep(2000); /* so that the thread mostly waits by then; it must end in any case */
         pthread_cancel(t);
         pthread_join(t, &result);
         say("cancelled", result == PTHREAD_CANCELED);
@@ -222,10 +222,10 @@ static void c_cancelled(void) {
     say("cleaned", cleaned > 0);
     FILE *f = fopen(path, "r");
     say("read", drain(f, 0));
-    _exit(0); /* the streams above are left as they are */
+    _exit(0); /* without flushing the streams above */
 }
 
-/* Without clone3, which containers hide: children are made by an older call then. */
+/* Without clone3, which containers forbid: an older call makes the children then. */
 static void c_filtered(void) {
     if (!getenv("FILTERED")) {
         struct sock_filter steps[] = {
@@ -235,8 +235,8 @@ static void c_filtered(void) {
             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
         };
         struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
-        /* Who is about to become another program loses the object by the filter, and asks for it again: this one permits
-           all that it does. */
+        /* A program that installs a filter is not given the object at its next exec. It asks for it again here, since
+           this filter permits all of the object's system calls. */
         const char *preload = getenv("LD_PRELOAD");
         if (preload) preload = strdup(preload);
         setenv("FILTERED", "1", 1);

@@ -1,6 +1,6 @@
 /*
- * Pointers: a program that hands the C library and the kernel addresses that are not its memory, or not quite, and
- * prints what they answer. Run with and without the cache it must print the same, and end the same way.
+ * Pointers: a program that passes the C library and the kernel addresses that are not, or only partly, its memory, and
+ * prints their answers. Run with and without the cache it must print the same, and end the same way.
  * `pointers CASE FILE`; FILE is a copy of its own, of more than 300,000 bytes.
  */
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@ static uint64_t digest_of(const unsigned char *p, long len) {
     for (long i = 0; i < len; i++) digest = (digest ^ p[i]) * 1099511628211ull;
     return digest;
 }
-/* What a call answered, and the error if it is one. */
+/* The result of a call, and its error if it failed. */
 static void say(const char *what, long value) {
     printf("%s %ld %s\n", what, value, value < 0 ? strerrorname_np(errno) : "-");
     fflush(stdout);
@@ -48,7 +48,7 @@ static int fd_ro(void) {
     if (fd < 0) { perror("open"); exit(2); }
     return fd;
 }
-/* A descriptor all of whose file was read, and some again: it is served by now, and what it reads is cached. */
+/* A descriptor whose file was read completely, and partly again: it is served by now, and its file is cached. */
 static int warm(void) {
     int fd = fd_ro();
     for (int i = 0; i < 3; i++)
@@ -56,13 +56,13 @@ static int warm(void) {
     return fd;
 }
 
-/* ---- bad places ---- */
+/* ---- bad addresses ---- */
 static unsigned char *pages(int count, int protection) {
     unsigned char *at = mmap(NULL, count * PAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) { perror("mmap"); exit(2); }
     return at;
 }
-/* Some good pages, behind them none, and behind that good ones again. */
+/* Some mapped pages, then a hole, then mapped pages again. */
 enum { BEHIND = 30 };
 static unsigned char *edge(int good) {
     unsigned char *at = pages(good + 1 + BEHIND, PROT_READ | PROT_WRITE);
@@ -124,7 +124,7 @@ static void c_bad_buffers(void) {
         close(fd);
     }
 }
-/* Buffers of which the first bytes are good: how many arrive is the kernel's to say. */
+/* Buffers of which only the first bytes are mapped: the kernel decides how many bytes arrive. */
 static void c_partly_bad_buffers(void) {
     static const long GOOD[] = {1, 3, 16, 40, 500, 3000, PAGE, PAGE + 10, 5 * PAGE};
     for (int i = 0; i < 9; i++) {
@@ -144,7 +144,7 @@ static void c_partly_bad_buffers(void) {
         close(fd);
     }
 }
-/* What was never read before is asked for first. */
+/* Parts that were never read before come first. */
 static void c_bad_buffers_of_cold_files(void) {
     struct place place[20];
     int places = bad_places(place);
@@ -172,11 +172,11 @@ static void c_bad_arrays(void) {
     for (int i = 0; i < 1025; i++) good[i] = (struct iovec){buf + 100 * i, 100 - i % 3};
     for (int i = 0; i < places; i++)
         for (int count = 1; count < 70; count += 17) arrays(fd, place[i].name, (void *)place[i].at, count);
-    /* Two parts can be read, and no more. */
+    /* Only two of the vectors can be read. */
     struct iovec *end = (struct iovec *)edge(1);
     memcpy(end - 2, good, 2 * sizeof *good);
     for (int count = 1; count < 5; count++) arrays(fd, "two", end - 2, count);
-    /* Not on a multiple of eight. */
+    /* Not aligned to eight bytes. */
     memcpy((char *)(end - 3) + 1, good, 2 * sizeof *good);
     arrays(fd, "askew", (struct iovec *)((char *)(end - 3) + 1), 2);
     static const int COUNT[] = {-1, 0, 1, 8, 16, 31, 32, 33, 64, 1024, 1025};
@@ -233,12 +233,12 @@ static void c_bad_messages(void) {
         drain();
         drain();
     }
-    /* The second of two lies where nothing is. */
+    /* The second of two is at an unmapped address. */
     struct mmsghdr *end = (struct mmsghdr *)edge(1) - 1;
     *end = (struct mmsghdr){rights};
     say("cut", sendmmsg(pair[0], end, 2, 0));
     drain();
-    /* Control data that is cut, and that says it is longer than it is. */
+    /* Control data that is cut off, and whose length is too large. */
     unsigned char *cut = edge(1) - 20;
     memcpy(cut, &control, 20);
     rights.msg_control = cut;
@@ -266,7 +266,7 @@ static void exec_by(int how, char **arguments, char **environment) {
     }
 }
 enum { EXECS = 5 };
-/* Also where a child runs in its parent's memory, with its signals as they were at first. */
+/* Also in a child that runs in its parent's memory, with the default signal handlers. */
 static void exec_both(const char *name, char **arguments, char **environment) {
     for (int how = 0; how < EXECS; how++)
         for (int in_place = 0; in_place < 3; in_place++) {
@@ -280,7 +280,7 @@ static void exec_both(const char *name, char **arguments, char **environment) {
             waitpid(child, &status, 0);
             printf("%s %d %d: %x\n", name, how, in_place, status);
         }
-    if (arguments != words) return; /* which the C library counts itself */
+    if (arguments != words) return; /* the C library counts the arguments itself */
     pid_t child = -1;
     int status = -1, error = posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environment);
     if (!error) waitpid(child, &status, 0);
@@ -310,7 +310,7 @@ static void c_bad_environments(void) {
     exec_both("value without end", words, one);
     say("rest", read(fd, buf, 5000));
 }
-/* What is a fault in the C library itself is one with the cache, too: of the same kind, and no other answer. */
+/* A fault inside the C library is a fault with the cache, too, with the same signal. */
 static void faults_in(const char *name, void (*what)(void *), void *argument) {
     int status;
     pid_t child = fork();
@@ -369,7 +369,7 @@ static void show(int number) {
         : now.sa_sigaction == recovers ? "recovers" : "another";
     printf("%s %x %d %d\n", what, now.sa_flags, sigismember(&now.sa_mask, SIGUSR1), sigismember(&now.sa_mask, SIGSEGV));
 }
-/* A handler of the program's own gets its own faults, and none for what the kernel would answer. */
+/* A handler of the program gets the program's faults, and none where the kernel would return an error. */
 static void c_recovering_handler(void) {
     int fd = warm();
     show(SIGSEGV);
@@ -459,7 +459,7 @@ static void c_ignored(void) {
     fflush(stdout);
     execl(self, self, "shows_signals", path, NULL);
 }
-/* What a program finds that is started: run by the cases above and below. */
+/* The state of a program after exec: run by the cases above and below. */
 static void c_shows_signals(void) {
     show(SIGSEGV);
     show(SIGBUS);
@@ -522,7 +522,7 @@ static void c_default_deaths(void) {
     faults_in("deep", recurses, NULL);
     say("rest", read(fd, buf, 5000));
 }
-/* More handlers than anybody has. */
+/* More handlers than any real program has. */
 #define EACH8(X, n) X(n##0) X(n##1) X(n##2) X(n##3) X(n##4) X(n##5) X(n##6) X(n##7)
 #define EACH64(X) EACH8(X, 1) EACH8(X, 2) EACH8(X, 3) EACH8(X, 4) EACH8(X, 5) EACH8(X, 6) EACH8(X, 7) EACH8(X, 8)
 #define HANDLER(n) static void handler##n(int number) { caught = n; (void)number; }
@@ -538,7 +538,7 @@ static void c_many_handlers(void) {
             printf("%d %d %ld\n", before == (i || round ? all[(i + 63) % 64] : SIG_DFL), caught, (long)pread(fd, (void *)8, 5000, 0));
         }
 }
-/* A handler that makes the page good and lets the instruction go on. */
+/* A handler that maps the page and lets the instruction continue. */
 static unsigned char *guarded;
 static void opens_page(int number, siginfo_t *info, void *context) {
     (void)number, (void)context;
@@ -560,7 +560,7 @@ static void c_guarded_pages(void) {
     *guarded = 6;
     printf("%d %d\n", *guarded, caught);
 }
-/* Threads that read well beside one that does not. */
+/* Threads with good buffers beside one with a bad buffer. */
 static volatile int done;
 static void *reads_well(void *unused) {
     long wrong = 0;
@@ -590,7 +590,7 @@ static void c_threads(void) {
     printf("wrong %ld\n", wrong);
 }
 
-/* ---- a kernel that forbids ---- */
+/* ---- system call filters ---- */
 static void c_strict_seccomp(void) {
     int fd = warm(), status, ends[2];
     read(fd, buf, 1000);
@@ -600,7 +600,7 @@ static void c_strict_seccomp(void) {
         fflush(stdout);
         pid_t child = fork();
         if (!child) {
-            /* A child that is served by then, and one that has read nothing. */
+            /* A child that is served by now, and one that has read nothing. */
             int mine = how ? warm() : fd;
             if (how) read(mine, buf, 500);
             if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) _exit(3);
@@ -615,7 +615,7 @@ static void c_strict_seccomp(void) {
         printf("%x %ld\n", status, (long)lseek(sink, 0, SEEK_CUR));
         printf("%ld\n", (long)lseek(fd, 0, SEEK_CUR));
     }
-    /* Here, too. */
+    /* And in this process. */
     int right = read(fd, buf, 500) == 500;
     fflush(stdout);
     if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) _exit(3);
@@ -625,7 +625,7 @@ static void c_strict_seccomp(void) {
     syscall(SYS_exit, 10 + right);
 }
 #ifdef INSTRUCTIONS
-/* The same, said by an instruction of the program's own: nobody hears of it. What is read then is no file, by the C library. */
+/* The same by an instruction of the program, which we do not see. The C library then reads what is not a file. */
 static long by_instruction(long number, long a, long b) {
     long answer;
     __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b) : "rcx", "r11", "memory");
@@ -656,7 +656,7 @@ static void c_strict_seccomp_by_instruction(void) {
 #else
 #define MORE(X)
 #endif
-/* Only what the program does itself from then on is allowed: no question about a file, no futex, no mask. */
+/* From then on only the program's own calls are allowed: no query about a file, no futex, no signal mask. */
 static volatile int told;
 static void *looks_on(void *fd) {
     told = -1;
@@ -721,7 +721,7 @@ static void filter_case(int threads, int forks) {
 }
 #define COLD_BYTES (256L << 20)
 static int cold_fd;
-/* Threads that are in the middle of reads of what is not in memory when another forbids all calls but a few, for all. */
+/* Threads are in the middle of reads of uncached bytes when another one forbids nearly all calls, for all of them. */
 static volatile int cold_readers;
 static void *reads_cold(void *seed) {
     static const long pages = COLD_BYTES / PAGE;

@@ -1,7 +1,6 @@
 /*
- * Rules: a program that does to descriptors what programs do, one rule a case,
- * and prints a digest of every byte it got. Run with and without the cache it
- * must print the same. `rules CASE FILE [SEED]`; FILE is a copy of its own.
+ * Rules: a program that uses descriptors in common ways, one rule a case, and prints a digest of every byte it got. Run
+ * with and without the cache it must print the same. `rules CASE FILE [SEED]`; FILE is a copy of its own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -126,7 +125,7 @@ static void c_fork(void) {
     fflush(stdout);
     pid_t child = fork();
     int in = child ? to_parent[0] : to_child[0], out = child ? to_child[1] : to_parent[1];
-    /* Turn by turn they must see the file exactly once. */
+    /* Reading alternately, they must get the file exactly once. */
     for (int turn = 0; turn < 50; turn++) {
         if (!child || turn) if (read(in, &token, 1) != 1) exit(2);
         ssize_t n = rd(fd, 3001);
@@ -140,7 +139,7 @@ static void c_fork(void) {
     say("rest", rest(fd, 65536) + rest(unread, 65536));
 }
 static void c_forkread(void) {
-    /* Both read until the end at the same time: together every byte once. */
+    /* Both read to the end at the same time: together they get every byte once. */
     int fd = ro(), p[2];
     rd(fd, 12345);
     if (pipe(p)) exit(2);
@@ -223,8 +222,8 @@ static void c_exec(void) {
     rd(fd, 100);
     execl(self, "rules", "rest", path, number, NULL);
 }
-/* One thread becomes another program while another opens files and reads: what that inherits stands where the reads
-   ended, or before the last. A long environment makes the becoming long. */
+/* One thread executes another program while another opens files and reads: the inherited offset is where the last read
+   ended, or where it began. A long environment makes the exec slow. */
 struct passed { volatile int fd; volatile long position; volatile long lost; };
 static struct passed *passed;
 static void *opens_and_reads(void *unused) {
@@ -254,7 +253,7 @@ static void c_exec_amid_opens(void) {
     char *arguments[] = {(char *)self, "exec_amid_opens_child", (char *)path, number, NULL};
     for (int round = 0; round < ROUNDS; round++) {
         int status;
-        passed->fd = -1, passed->position = 0; /* the thread may come to nothing */
+        passed->fd = -1, passed->position = 0; /* the thread may not get as far as this */
         pid_t child = fork();
         if (!child) {
             pthread_t thread;
@@ -273,7 +272,7 @@ static void c_exec_amid_opens(void) {
         if (status) printf("round %d: %x\n", round, status);
     }
     printf("lost %ld\n", passed->lost);
-    /* What failed is over: a descriptor that is opened now is served at its offset. */
+    /* The failed exec has ended: a descriptor that is opened now is served at its offset. */
     if (execl("/nonexistent", "x", "1", "2", "3", "4", "5", "6", "7", NULL) != -1 || errno != ENOENT) printf("wrong\n");
     if (syscall(SYS_execve, "/nonexistent", arguments, environ) != -1 || errno != ENOENT) printf("wrong\n");
     int fd = ro();
@@ -442,7 +441,7 @@ static void c_vectors(void) {
     say("errno", errno);
     say("rest", rest(fd, 60000));
 }
-/* A name of lseek's that programs of old have. */
+/* A name of lseek in old programs. */
 off_t old_seek(int fd, off_t at, int how);
 __asm__(".symver old_seek, llseek@GLIBC_2.2.5");
 static void c_seek(void) {
@@ -587,7 +586,7 @@ static void c_errors(void) {
     say("nothing", read(fd, buf, 0));
     say("null", read(fd, NULL, 10)); say("errno", errno);
     rd(fd, 100);
-    ssize_t (*volatile plain_read)(int, void *, size_t) = read; /* fortified, it would end the program */
+    ssize_t (*volatile plain_read)(int, void *, size_t) = read; /* the fortified call would abort the program */
     say("too long", plain_read(fd, buf, (size_t)-1)); say("errno", errno);
     rd(fd, 100);
     say("before the start", pread(fd, buf, 10, -5)); say("errno", errno);
@@ -635,7 +634,7 @@ static void c_passed(void) {
     memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof got);
     for (int i = 0; i < 10; i++) rd(i % 2 ? fd : got, 1111);
     say("passed", lseek(got, 0, SEEK_CUR));
-    /* One that can write arrives. */
+    /* A writable descriptor arrives. */
     int third = ro();
     rd(third, 100);
     int again = open("/proc/self/fd/0", O_RDONLY);
@@ -747,7 +746,7 @@ static void *opener(void *result) {
     return NULL;
 }
 static void c_children(void) {
-    /* A child of vfork does things to its descriptors while other threads of the parent read theirs. */
+    /* A child of vfork changes its descriptors while other threads of the parent read theirs. */
     pthread_t t, u;
     uint64_t sums[2] = {0, 0}, more[2] = {0, 0}, all[2] = {0, 0};
     for (int round = 0; round < 20; round++) {
@@ -774,7 +773,7 @@ static void c_children(void) {
     }
     printf("children %lu %lu\n", all[0] + more[0], all[1] + more[1]);
 }
-/* ---- reads that say where they begin, of descriptors whose offset is shared ---- */
+/* ---- positional reads of descriptors whose offset is shared ---- */
 static void at(int fd, long count) {
     static uint64_t x = 1;
     for (long i = 0; i < count; i++) {
@@ -819,7 +818,7 @@ static void c_positioned(void) {
     say("positioned", lseek(fd, 0, SEEK_CUR));
     close(fd), close(third);
     at(other, 10);
-    /* The numbers again, for other files. */
+    /* The same descriptor numbers, for other files. */
     int pipes[2];
     if (pipe(pipes)) exit(2);
     errno = 0;
@@ -833,7 +832,7 @@ static void c_positioned(void) {
     rd(onto, 100);
     say("other files", lseek(onto, 0, SEEK_CUR));
 }
-static void c_unshared(void) { /* sendfile and its like use the offset in the kernel, and leave the rest */
+static void c_unshared(void) { /* sendfile and similar calls use the offset in the kernel, and other reads do not */
     int fd = ro(), p[2];
     rd(fd, 1000);
     if (pipe(p)) exit(2);
@@ -859,7 +858,7 @@ static void c_adopted_child(void) {
     lseek(fd, 0, SEEK_SET);
     at(fd, 100);
     close(fd);
-    fd = open("/proc/self/exe", O_RDONLY); /* the same number, and another file */
+    fd = open("/proc/self/exe", O_RDONLY); /* the same number, for another file */
     at(fd, 10);
     say("reused", fd);
 }
@@ -868,7 +867,7 @@ static void c_exec_amid_opens_child(void) {
     int fd = was->fd;
     if (fd >= 0 && lseek(fd, 0, SEEK_CUR) < was->position) was->lost++;
 }
-static void c_inherited_writer(void) { /* a descriptor that can write comes through exec */
+static void c_inherited_writer(void) { /* a writable descriptor is inherited through exec */
     int w = open(path, O_RDWR);
     char number[16];
     snprintf(number, sizeof number, "%d", w);
@@ -936,7 +935,7 @@ static void c_fork_among_threads(void) { /* children of threads, while other thr
     }
     printf("fork among threads %ld %lu %lu\n", well, sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]);
 }
-static void c_crowd(void) { /* more processes at a time than there is room for */
+static void c_crowd(void) { /* more processes at a time than the owner has room for */
     int p[2], q[2], well = 0;
     char byte = 0;
     if (pipe(p) || pipe(q)) exit(2);
@@ -955,7 +954,7 @@ static void c_crowd(void) { /* more processes at a time than there is room for *
     int fd = ro();
     say("rest", rest(fd, 65536));
 }
-static void c_scrubbed(void) { /* a program without our environment reads what is left */
+static void c_scrubbed(void) { /* a program without our environment reads the rest */
     int fd = ro();
     rd(fd, 5000);
     char number[16];
@@ -970,7 +969,7 @@ static void c_scrubbed(void) { /* a program without our environment reads what i
     at(fd, 20);
     execve(self, argv, none);
 }
-static void c_vfork_writes_nothing(void) { /* what a child of vfork does to its descriptors is not the parent's */
+static void c_vfork_writes_nothing(void) { /* a child of vfork changes its own descriptors, not the parent's */
     int fd = ro(), other = ro();
     rd(fd, 1000), rd(other, 2000);
     pid_t child = vfork();
@@ -1032,7 +1031,7 @@ static void c_flags(void) {
 static void retried(int fd, struct iovec *v, int count, off_t position, int flags) {
     memset(buf, 0, 100000);
     ssize_t n = preadv2(fd, v, count, position, flags);
-    /* What must not wait, or is not known, is read again without the flag. */
+    /* A read that must not wait, or whose flag is unknown, is repeated without the flag. */
     if (n < 0 && errno != EAGAIN && errno != EOPNOTSUPP) { perror("preadv2"); exit(2); }
     size_t sum = 0;
     for (int i = 0; i < count; i++) sum += v[i].iov_len;
@@ -1065,7 +1064,7 @@ static void c_read_flags(void) {
     say("none", preadv2(fd, v, 3, 0, 0x20000000)), say("errno", errno);
     say("rest", rest(fd, 9000));
 }
-static void c_advice(void) { /* what is said before the file is attached, after, of a range, of a duplicate */
+static void c_advice(void) { /* hints before the file is attached, after, for a range, for a duplicate */
     int fd = ro();
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     at(fd, 5);
@@ -1086,7 +1085,7 @@ static void *closer(void *unused) {
     for (int i = 0; i < 3000; i++) {
         close(number_of_both);
         int fd = open(files[i % 2].path, O_RDONLY);
-        if (fd != number_of_both) { /* somebody else had the number meanwhile */
+        if (fd != number_of_both) { /* another thread had the number meanwhile */
             dup2(fd, number_of_both);
             close(fd);
         }
@@ -1102,7 +1101,7 @@ static void *either(void *wrong) {
         off_t position = (x >> 33) % 15000;
         ssize_t n = pread(number_of_both, mine, sizeof mine, position);
         if (n < 0 && errno == EBADF) continue;
-        /* All of it is of the one or all of it is of the other. */
+        /* All bytes are from one file or all are from the other. */
         int fits = 0;
         for (int i = 0; i < 2; i++)
             fits |= n == (ssize_t)sizeof mine && !memcmp(mine, files[i].bytes + position, n);
@@ -1129,7 +1128,7 @@ static void c_close_elsewhere(void) {
 }
 static sigjmp_buf away;
 static void jumper(int signal) { (void)signal; siglongjmp(away, 1); }
-static void c_longjmp(void) { /* handlers that never come back to the read they interrupted */
+static void c_longjmp(void) { /* handlers that never return to the interrupted read */
     struct sigaction a = {.sa_handler = jumper};
     struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
     volatile long jumps = 0;
@@ -1194,7 +1193,7 @@ static void c_cancel_disabled(void) {
     at(shared, 20);
     say("rest", rest(shared, 9000));
 }
-/* A close that is cancelled before it closes leaves the descriptor, and its offset. */
+/* A close that is cancelled before it closes keeps the descriptor and its offset. */
 static void *closes(void *ignored) {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     rd(shared, 5000);
@@ -1214,7 +1213,7 @@ static void c_close_cancelled(void) {
     say("open at", lseek(shared, 0, SEEK_CUR));
     say("rest", rest(shared, 9000));
 }
-/* A program that may do only what `cat` does becomes that. */
+/* A program that may only make the system calls of `cat` executes `cat`. */
 static void c_confined(void) {
     static const int allowed[] = {
         SYS_read, SYS_write, SYS_open, SYS_openat, SYS_close, SYS_fstat, SYS_newfstatat, SYS_mmap, SYS_mprotect, SYS_munmap,
@@ -1248,7 +1247,7 @@ static void c_confined(void) {
     say("rest", rest(fd, 9000));
 }
 
-/* ---- the kernel's other ways ---- */
+/* ---- other kernel interfaces ---- */
 static void c_aio(void) {
     aio_context_t context = 0;
     int fd = ro();
@@ -1267,7 +1266,7 @@ static void c_aio(void) {
     say("after a ring", rest(ro(), 9000));
 }
 static void c_closed_by_stream(void) {
-    /* Numbers go from us to the C library and back. */
+    /* Descriptor numbers go from us to the C library and back. */
     int fd = open(path, O_RDONLY);
     dup2(fd, 50);
     at(50, 5);

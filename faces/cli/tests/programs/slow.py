@@ -1,4 +1,4 @@
-"""Reads a file slowly with os.read and writes what it read; says on standard error when it has begun."""
+"""Reads a file slowly with os.read and writes its bytes; prints on standard error when it has begun."""
 import os
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Makes tables with duckdb, and asks for what is in them; prints the answers."""
+"""Makes tables with duckdb, queries them, and prints the answers."""
 import sys
 
 import duckdb

@@ -1,4 +1,4 @@
-"""Does to a database what it is told, a line of SQL at a time, and answers each with a line."""
+"""Runs SQL statements from standard input, one a line, and answers each with a line."""
 import sqlite3, sys
 
 database = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)

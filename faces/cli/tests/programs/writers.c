@@ -1,10 +1,10 @@
 /*
- * Writers: does to files what it is told, a line at a time, and answers each line with one of its own.
+ * Writers: reads one command a line, does to files what it says, and answers with one line each.
  * A descriptor is named by a letter. Numbers are decimal; an error is "error NUMBER".
  *
  *   open D PATH FLAGS   read D LEN   pread D LEN AT   pwrite D BYTE LEN AT   write D BYTE LEN   close D
  *   dup D E   truncate PATH LEN   ftruncate D LEN   map D LEN   store BYTE LEN AT   unmap   lock D   fork   exit
- *   orphan D BYTE LEN AT   a child that does nothing but write, whenever it gets a signal
+ *   orphan D BYTE LEN AT   a child that only writes, whenever it gets a signal
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -86,7 +86,7 @@ int main(void) {
         else if (!strcmp(what, "lock") && sscanf(text, "%*s %c", &d) == 1) {
             struct flock l = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
             say_number(fcntl(fds[d - 'a'], F_SETLK, &l));
-        } else if (!strcmp(what, "fork")) { /* the child goes on, and the parent waits for it */
+        } else if (!strcmp(what, "fork")) { /* the child continues, and the parent waits for it */
             pid_t child = fork();
             if (child > 0) { waitpid(child, NULL, 0); say("back"); }
             else say_number(child);

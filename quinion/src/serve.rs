@@ -116,7 +116,7 @@ const GLANCE_MILLIS: u32 = 2;
 /// Files that one viewer has attached at most: each takes some memory of ours. More are left to the kernel.
 const HANDLES_MAX: usize = 4096;
 /// Processes that may wait to be heard at a time.
-const LISTEN_MAX: i32 = 128;
+pub const LISTEN_MAX: i32 = 128;
 /// How long one who is about to unmount something waits for what others are at.
 const HEAR_MAX: Duration = Duration::from_millis(200);
 /// How often what is under way for one viewer is waited for in vain.

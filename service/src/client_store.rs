@@ -13,7 +13,8 @@
 //! What is **known** of an object is its open handle. How long that is believed is [`Freshness`]; by default not at
 //! all. It is kept and forgotten by the rules of `quinion_object`'s `known.rs`.
 //!
-//! When the server has ended, or cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], a GET
+//! When the server has ended, reads go on at the one that listens in its place, as a client's do. Without one, or when
+//! it cannot be asked, a read is an error that says so; or, by [`Failover::Direct`], which waits for none, a GET
 //! of the store given. A stream that has begun goes on there under the condition of its strong ETag, and is an error
 //! without one.
 //!

@@ -78,8 +78,7 @@ impl ClientFile {
     /// What `read` makes of it: of an object whose server has ended, at the one that is there now.
     #[inline]
     fn with_server<T>(&self, mut read: impl FnMut(&Self) -> Result<T>) -> Result<T> {
-        self.inner.connection.viewer()?; // in a forked child no lock is waited for
-        let answer = match self.inner.reopened.newest() {
+        let answer = match self.inner.newest()? {
             Some(inner) => read(&Self { inner }),
             None => read(self),
         };
@@ -301,8 +300,7 @@ impl ClientFile {
 
     /// It, as the last server has opened it that it was read at. No server is asked.
     fn newest(&self) -> Result<Self> {
-        self.inner.connection.viewer()?; // in a forked child no lock is waited for
-        Ok(self.inner.reopened.newest().map_or_else(|| self.clone(), |inner| Self { inner }))
+        Ok(self.inner.newest()?.map_or_else(|| self.clone(), |inner| Self { inner }))
     }
 
     fn copied(&self, offset: u64, len: u64) -> Result<PinnedBytes> {

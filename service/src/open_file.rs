@@ -48,13 +48,6 @@ impl Reopened {
         Self { timeout, newest: RwLock::default(), is_some: AtomicBool::new(false) }
     }
 
-    /// The newest, whose server may have ended as well. Not in a forked child.
-    #[inline]
-    pub(crate) fn newest(&self) -> Option<Arc<OpenFile>> {
-        let is_some = self.is_some.load(Ordering::Relaxed);
-        is_some.then(|| self.newest.read().unwrap_or_else(PoisonError::into_inner).clone()).flatten()
-    }
-
     fn set(&self, new: &Arc<OpenFile>) {
         let old = self.newest.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(new));
         self.is_some.store(true, Ordering::Relaxed);
@@ -63,6 +56,19 @@ impl Reopened {
 }
 
 impl OpenFile {
+    /// The newest that was opened again, whose server may have ended as well; `None` if there was no need yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`], if there is one: the lock may be a thread's that the child has not.
+    #[inline]
+    pub(crate) fn newest(&self) -> Result<Option<Arc<Self>>> {
+        if !self.reopened.is_some.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        self.connection.viewer()?;
+        Ok(self.reopened.newest.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
     /// An object, as a server has opened it.
     pub(crate) fn object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Arc<Self>> {
         let (answer, about) = connection.open(url)?;
@@ -92,10 +98,9 @@ impl OpenFile {
             return Err(gone);
         }
         let mut retry = RetryDeadline::new(DEADLINE);
-        let mut connection = self
-            .reopened
-            .newest()
-            .map_or_else(|| Arc::clone(&self.connection), |newest| Arc::clone(&newest.connection));
+        let newest = self.newest()?;
+        let mut connection =
+            Arc::clone(newest.as_ref().map_or(&self.connection, |newest| &newest.connection));
         while let Some(next) = connection.successor(self.reopened.timeout) {
             connection = next;
             let opened = Self::object(&connection, &self.name, self.reopened.timeout);

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use quinion::internals::serve::listen;
+use quinion::internals::serve::{LISTEN_MAX, listen};
 use quinion::internals::sys::fork::ForkGuard;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
@@ -39,8 +39,6 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Longer names make paths that no socket can have.
 const NAME_BYTES_MAX: usize = 48;
-/// Clients that may wait to be accepted at a socket that was given.
-const LISTEN_MAX: i32 = 128;
 /// Between two looks at a server that is to end.
 const PAUSE: Duration = Duration::from_millis(2);
 

@@ -523,12 +523,18 @@ fn serve_elsewhere(socket: &Path, store: &common::Server) -> Process {
     server
 }
 
-#[test]
-fn readers_go_on_at_the_next_server_however_the_one_before_has_ended() {
+/// A store, the folder of a socket, the socket, and a server there in a process of its own.
+fn elsewhere() -> (common::Server, tempfile::TempDir, PathBuf, Process) {
     let store = common::Server::with_object(8_000_000);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("q/s.sock");
-    let mut server = serve_elsewhere(&socket, &store);
+    let server = serve_elsewhere(&socket, &store);
+    (store, folder, socket, server)
+}
+
+#[test]
+fn readers_go_on_at_the_next_server_however_the_one_before_has_ended() {
+    let (store, _folder, socket, mut server) = elsewhere();
     let mut readers: Vec<_> = (0..8).map(|_| Process::start("go-on", &socket, &[])).collect();
     readers.iter().for_each(|reader| drop(reader.says("goes on")));
     // How many reads each has done, and the longest of them.
@@ -565,10 +571,7 @@ fn readers_go_on_at_the_next_server_however_the_one_before_has_ended() {
 
 #[test]
 fn an_object_that_was_replaced_between_two_servers_is_not_read_on() {
-    let store = common::Server::with_object(8_000_000);
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("q/s.sock");
-    let mut server = serve_elsewhere(&socket, &store);
+    let (store, _folder, socket, mut server) = elsewhere();
     let client = Client::connect(socket.to_str().unwrap()).unwrap();
     let (object, mut buffer) = (client.open(URL).unwrap(), [0; 10_000]);
     object.read_exact_at(&mut buffer, 0).unwrap();

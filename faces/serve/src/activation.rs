@@ -12,7 +12,7 @@ const FIRST: RawFd = 3;
 /// The socket that was given, if one was. To be called once.
 ///
 /// # Errors
-/// More than one was given.
+/// More than one was given; it is not open.
 pub fn socket() -> Result<Option<OwnedFd>, String> {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
     if number("LISTEN_PID") != Some(std::process::id()) {
@@ -20,7 +20,11 @@ pub fn socket() -> Result<Option<OwnedFd>, String> {
     }
     match number("LISTEN_FDS") {
         None | Some(0) => Ok(None),
-        // SAFETY: the manager has given it to this process, and nothing else here has opened or owns it.
+        Some(1) if std::fs::symlink_metadata(format!("/proc/self/fd/{FIRST}")).is_err() => {
+            Err(format!("the service manager gives no socket as descriptor {FIRST}, though it says so"))
+        }
+        // SAFETY: it is open, as was looked at just now. The manager has given it to this process, and the program
+        // calls this before it opens anything that it keeps: so no other value owns it.
         Some(1) => Ok(Some(unsafe { OwnedFd::from_raw_fd(FIRST) })),
         Some(more) => Err(format!("the service manager gives {more} sockets; give one, for clients")),
     }

@@ -393,7 +393,7 @@ fn a_newer_server_replaces_the_one_that_is_there_and_readers_go_on() {
     };
     let mut server = start(&["--replace"]);
     let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
-    let object = client.open("s3://bucket/a").unwrap();
+    let object = client.with_reconnect_timeout(TIME_MAX).open("s3://bucket/a").unwrap();
     let (is_over, expected) = (AtomicBool::new(false), data(7, 3 << 20));
     let longest = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..8)

@@ -235,12 +235,16 @@ impl Bench {
     fn warm(&self) {
         let server = self.server();
         self.run("client-scan");
-        let before = self.store.control.gets();
-        let warm: Vec<f64> = (0..REPETITIONS).map(|_| self.run("client-scan")).collect();
-        let gets = self.store.control.gets() - before;
-        let bare: Vec<f64> = (0..REPETITIONS).map(|_| self.run("bare-scan")).collect();
-        self.count("warm scan, client-scan, ms", median(&warm) / 1e6);
-        self.say("a late worker's warm scan", "client-scan beside bare-scan", &ratios(&bare, &warm));
+        let mut gets = 0;
+        let times = rotated(&["bare-scan", "client-scan"], |role| {
+            let before = self.store.control.gets();
+            let time = self.run(role);
+            gets += if role == "client-scan" { self.store.control.gets() - before } else { 0 };
+            time
+        });
+        let [bare, warm] = &times[..] else { unreachable!("there are two") };
+        self.count("warm scan, client-scan, ms", median(warm) / 1e6);
+        self.say("a late worker's warm scan", "client-scan beside bare-scan", &ratios(bare, warm));
         self.count("a late worker's GETs", gets as f64);
         drop(server);
     }

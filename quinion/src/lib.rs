@@ -98,7 +98,7 @@ pub mod internals {
     pub mod lists;
     #[cfg(not(quinion_model))]
     pub mod mapping;
-    // Judge: numbers in, decisions out.
+    // Policy: numbers in, decisions out.
     #[cfg(feature = "std")]
     pub mod readahead;
     #[cfg(feature = "std")]

@@ -630,7 +630,7 @@ impl Owner for CacheOwner {
         let bound = self.cache.arena().bound();
         let room = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::room_of(bound) };
         let attached = || self.candidates().into_iter().map(|(inode, file)| (inode, file.bytes)).collect();
-        let left = polite.judge(file, inode, spent, room, attached)?;
+        let left = polite.kernel_credit(file, inode, spent, room, attached)?;
         if let Some(bytes) = left.short {
             self.note_short(inode, RefusedFile { bytes, is_refused: false });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -9,7 +9,7 @@
 //!
 //! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
 //! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
-//! that truncation will take. B20, whether a window met shadows of its own working set, is judged where
+//! that truncation will take. B20, whether a window met shadows of its own working set, is checked where
 //! shadows are.
 
 use std::sync::Arc;

@@ -245,7 +245,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
     let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
     let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
     thread::scope(|scope| {
-        let judging = rig.readahead.lock();
+        let held_readahead = rig.readahead.lock();
         let late = scope.spawn(|| rig.try_read(0, 4).unwrap());
         // If it comes even later than this it hits, and this test shows nothing; it cannot fail by that.
         thread::sleep(Duration::from_millis(30));
@@ -255,11 +255,15 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
             rig.filemap.read(&rig.mapping, Reader::plain(&other), wait_policy, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
-        drop(judging);
+        drop(held_readahead);
         assert_eq!(late.join().unwrap(), 4 * PAGE_SIZE);
     });
     let report = rig.readahead.lock().report();
-    assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
+    assert_eq!(
+        (report.windows, report.exact, report.lost_windows),
+        (0, 0, 0),
+        "no window planned: {report:?}"
+    );
     rig.finish();
 }
 
@@ -270,7 +274,7 @@ fn a_page_that_eight_miss_at_a_time_is_judged_once() {
     const READERS: u32 = 8;
     const ROUNDS: u32 = 300;
     let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
-    rig.readahead.lock().set_hint(Hint::Random); // each judgement is of one page and has nothing to do with others
+    rig.readahead.lock().set_hint(Hint::Random); // each decision is of one page and has nothing to do with others
     let start = Barrier::new(READERS as usize);
     thread::scope(|scope| {
         for _ in 0..READERS {

@@ -139,8 +139,8 @@ impl Rings {
         frame
     }
     fn list(&self, frame: Frame, came: FetchOrigin) {
-        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
-        self.reclaim.list([(frame, came)], promise);
+        let reservation = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+        self.reclaim.list([(frame, came)], reservation);
     }
     fn add(&self, index: u64, order: u8, came: FetchOrigin) -> Frame {
         let fate =
@@ -275,7 +275,7 @@ fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
     rings.check();
 }
 
-/// Pages become dirty between a judgement and an eviction: those victims join their rings again.
+/// Pages become dirty between a scan and an eviction: those victims join their rings again.
 #[test]
 fn writers_and_reclaim_leave_every_folio_in_one_ring_and_no_dirty_one_is_lost() {
     let rings = Rings::new();
@@ -318,9 +318,9 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
                 for round in 0..40 {
                     for index in 0..60 {
                         // A promise first, as a fill has: what is inserted and not listed yet is accounted for.
-                        let promise = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+                        let reservation = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
                         let frame = rings.insert((thread * 1000 + round) * 64 + index, 0);
-                        rings.reclaim.list([(frame, FetchOrigin::Asked)], promise);
+                        rings.reclaim.list([(frame, FetchOrigin::Asked)], reservation);
                     }
                     match (thread + round) % 4 {
                         0 => drop(rings.reclaim(50)),
@@ -339,7 +339,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     assert_eq!(rings.reclaim.weights().total(), pages);
     while rings.reclaim(1000) > 0 {}
     assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
-    assert_eq!(rings.reclaim.lists().lock().promised(), 0, "all promises were kept or given back");
+    assert_eq!(rings.reclaim.lists().lock().reserved(), 0, "all promises were kept or given back");
     rings.reclaim.lists().give_back();
     rings.check();
 }

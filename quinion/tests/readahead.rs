@@ -1,6 +1,6 @@
 //! What readahead promises, seen at the device: which pages are read, and how often.
 //!
-//! The judgement itself is tested beside it, around a naive cache; here it
+//! The decision itself is tested beside it, around a naive cache; here it
 //! works in the real read path, with a small cache and a device that is watched.
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Tests named with a letter and a number hold the statement of that name: W of
-//! the working set, B of batched insertion. W01, W02 and W06 are in the room that judges. W03
+//! the working set, B of batched insertion. W01, W02 and W06 are beside the policies. W03
 //! speaks of groups of memory, of which there are none here; what comes nearest is
 //! a mapping that the cache has let go.
 
@@ -209,9 +209,9 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
         arena.free(frame, order);
     }
     (0..100).for_each(|i| drop(add(&new, i * NODE, 1, 0)));
-    let promise = reclaim.lists().reserve(100, LockWait::Wait).unwrap();
+    let reservation = reclaim.lists().reserve(100, LockWait::Wait).unwrap();
     let frames = (0..100).map(|i| new.try_hold(PageIndex(i * NODE)).unwrap().frame());
-    reclaim.list(frames.map(|frame| (frame, FetchOrigin::Asked)), promise);
+    reclaim.list(frames.map(|frame| (frame, FetchOrigin::Asked)), reservation);
     let guard = old.lock();
     thread::scope(|scope| {
         scope.spawn(|| assert!(reclaim.reclaim(50, LockWait::Try) >= 50));

@@ -66,7 +66,7 @@ fn fill(file: &MemFile, mib: u64, generation: u32) {
     }
 }
 
-/// Reads all of the file and judges it.
+/// Reads all of the file and checks it.
 fn read_all(file: &MemFile, generation: u32) {
     let mut piece = vec![0; 100_000];
     let mut at = 0;

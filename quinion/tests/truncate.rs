@@ -47,7 +47,7 @@ impl Refusing {
     fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::Relaxed);
     }
-    fn judge(&self) -> io::Result<()> {
+    fn refusal(&self) -> io::Result<()> {
         if self.refuses.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
     }
     /// What the file holds, past the cache.
@@ -84,11 +84,11 @@ impl Backend for Refusing {
         self.file.sync(kind, range)
     }
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.judge()?;
+        self.refusal()?;
         Backend::set_size(&self.file, bytes)
     }
     fn punch(&self, range: Range<u64>) -> io::Result<()> {
-        self.judge()?;
+        self.refusal()?;
         self.file.punch(range)
     }
 }

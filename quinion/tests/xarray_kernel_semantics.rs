@@ -5,7 +5,7 @@
 //! the kernel's test         what it checks                                   here
 //! xa_err                    what a store says when there is no node          a_store_without_nodes_..
 //! xas_retry                 a reader that meets a retry entry                none: no such entries. A reader
-//!                                                                            judges what it finds: xarray_walk
+//!                                                                            checks what it finds: xarray_walk
 //! xa_load                   every index while the tree grows, shrinks        every_index_loads_while_..
 //! xa_mark_1                 set, ask, clear; marks under a large store       a_mark_is_set_asked_cleared_..
 //! xa_mark_2, _3             a marked search at its bounds, in a large entry  a_marked_search_keeps_to_..

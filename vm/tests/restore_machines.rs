@@ -1,7 +1,7 @@
 //! Restore: machines receive their snapshot by page faults, whatever they do to their memory meanwhile.
 //!
 //! ```text
-//!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each judges what it reads (vmm/)
+//!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each checks what it reads (vmm/)
 //! ```
 
 use quinion_testing::vmm;

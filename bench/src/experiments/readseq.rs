@@ -284,7 +284,7 @@ impl Databases {
             Some((insertion, orders)) => self.tuned(insertion, orders, memory)?,
             None => command(&self.words()),
         };
-        let measured = limit.judge(measure(limit.inside(&command), |_| Some(0.0)))?;
+        let measured = limit.explain_end(measure(limit.inside(&command), |_| Some(0.0)))?;
         if ours.is_some() {
             self.check_ours()?;
         }

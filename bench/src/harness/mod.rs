@@ -295,7 +295,7 @@ pub struct Case {
     usual_min: usize,
     /// Counted repetitions at most.
     repeat_max: usize,
-    judged: Estimator,
+    estimator: Estimator,
     before_each: Option<BeforeEach>,
     prepare: Prepare,
 }
@@ -315,7 +315,7 @@ impl Case {
             usual_max: usize::MAX,
             usual_min: 0,
             repeat_max: usize::MAX,
-            judged: Estimator::Median,
+            estimator: Estimator::Median,
             before_each: None,
             prepare: Box::new(prepare),
         }
@@ -337,9 +337,9 @@ impl Case {
         Self { usual_min: repetitions, ..self }
     }
 
-    /// Each side is judged by its better quartile: where other processes can only make a run slower.
+    /// Each side is estimator by its better quartile: where other processes can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
-        Self { judged: Estimator::LowerQuartile, ..self }
+        Self { estimator: Estimator::LowerQuartile, ..self }
     }
 
     /// `before` runs before each run of each alternative, not timed: the state that one of them leaves behind does not
@@ -430,7 +430,7 @@ impl Case {
         mut passed: impl FnMut(),
     ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
         let repetitions = self.repetitions(settings);
-        let Self { name, metrics, comparisons, warm_ups, judged, mut before_each, prepare, .. } = self;
+        let Self { name, metrics, comparisons, warm_ups, estimator, mut before_each, prepare, .. } = self;
         let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
         for repetition in 0..repetitions {
             run_all(&mut taken, repetition, &mut before_each)?;
@@ -442,7 +442,7 @@ impl Case {
         let row = |comparison: &Comparison| Row {
             experiment,
             case: format!("{name}: {}", comparison.ours),
-            ..comparison.row(&metrics, &taken, judged)
+            ..comparison.row(&metrics, &taken, estimator)
         };
         Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
     }
@@ -546,7 +546,7 @@ fn run_all(
 
 impl Comparison {
     /// The row, still without its experiment and its case.
-    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Estimator) -> Row {
+    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], estimator: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
         let better = metrics[at].better;
@@ -569,15 +569,15 @@ impl Comparison {
         let of_peer = numbers(&peers);
         let each = ratios(better, &ours, &peers);
         let of_ratios = Quartiles::of(&each);
-        let sides = of_ours
-            .zip(of_peer)
-            .map(|(ours, peer)| ratio(better, judged.number(ours, better), judged.number(peer, better)));
-        let ratio = match judged {
+        let sides = of_ours.zip(of_peer).map(|(ours, peer)| {
+            ratio(better, estimator.number(ours, better), estimator.number(peer, better))
+        });
+        let ratio = match estimator {
             Estimator::Median => of_ratios.map(|ratios| ratios.median),
             Estimator::LowerQuartile => of_ratios.and(sides),
         };
         let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
-        let number = |of: Option<Quartiles>| of.map(|of| judged.number(of, better));
+        let number = |of: Option<Quartiles>| of.map(|of| estimator.number(of, better));
         let (quinion, peer) = (number(of_ours), number(of_peer));
         let nearly =
             |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
@@ -596,7 +596,7 @@ impl Comparison {
             peer_runs: peers,
             peer_name: self.peer,
             standing: self.standing,
-            judged,
+            estimator,
             ratio,
             spread: if self.peer.is_some() { of_ratios } else { of_ours }.map(ends),
             goal,

@@ -502,13 +502,13 @@ fn hundreds_of_machines_are_served_at_once() {
     let reader = std::thread::spawn(move || {
         for (number, (memory, ..)) in machines.iter().enumerate() {
             for page in [1, 0] {
-                teller.send(memory.judge(2 * number as u64 + page)).unwrap();
+                teller.send(memory.check_page(2 * number as u64 + page)).unwrap();
             }
         }
     });
     for page in 0..2 * MACHINES {
-        let judged = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("page {page} is not answered"));
-        assert_eq!(judged, Ok(()));
+        let checked = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("page {page} is not answered"));
+        assert_eq!(checked, Ok(()));
     }
     reader.join().unwrap();
     let each = (served.descriptors() - before) as u64 / MACHINES;

@@ -387,7 +387,7 @@ fn does_kernel_accept(fd: c_int, manner: ServeMode, flags: c_int) -> bool {
     table::accepts(fd, word, manner, || kernel::accepts_flags(fd, flags))
 }
 
-/// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some
+/// What is made of a hint. Random reads get nothing ahead of them anyway, since readahead decides by what is done; and some
 /// programs say of each file that it will be read so, and then read it from end to end (RocksDB).
 fn believed(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }

@@ -265,7 +265,7 @@ impl Stage {
     }
 
     /// Waits for a fill, and sees that it brought the file's bytes, or an error that there was. Whether it did.
-    fn judge(&self, asked: &Asked) -> bool {
+    fn check_fill(&self, asked: &Asked) -> bool {
         match asked.request.wait(self) {
             Ok(bytes) => {
                 let from = asked.page * PAGE_SIZE as u64;
@@ -293,7 +293,7 @@ impl Stage {
     /// Waits for a fill of the deferred's; whether it went well, if there is one.
     fn wait_for_another(&self) -> Option<bool> {
         let asked = self.deferred.lock().unwrap().pop()?;
-        Some(self.judge(&asked))
+        Some(self.check_fill(&asked))
     }
 
     /// One that submits, and never waits or reaps.
@@ -312,12 +312,12 @@ impl Stage {
                 0..3 => {
                     let (fill, asked) = self.fill();
                     self.submit_with_reap(vec![fill]);
-                    self.judge(&asked)
+                    self.check_fill(&asked)
                 }
                 3 => {
                     let (fill, asked) = self.fill();
                     self.submit(vec![fill]);
-                    self.judge(&asked)
+                    self.check_fill(&asked)
                 }
                 4 => {
                     self.submit_for_others();

@@ -281,7 +281,7 @@ impl Builder {
         self.readahead = bytes;
         self
     }
-    /// How readahead judges. The default knows several streams of each handle apart; the other way is there to
+    /// How readahead decides. The default knows several streams of each handle apart; the other way is there to
     /// compare with.
     #[must_use]
     pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {

@@ -183,7 +183,7 @@ stats! {
     /// Pages that uncached reads had put into the cache and that stay, because another reader read them. They are
     /// counted when an uncached read passes them, or its stream ends.
     count adopted_pages,
-    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
+    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be classified.
     count shadowed_pages,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
     count refaulted_pages,

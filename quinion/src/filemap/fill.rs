@@ -169,7 +169,7 @@ impl Filemap {
             self.supply.free_runs(&runs);
             return Err(FillOutcome::Busy);
         }
-        let Some(promise) = self.supply.promise_places(mapping, &runs, wait_policy) else {
+        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, wait_policy) else {
             self.supply.free_runs(&runs);
             return Err(self.nodes_ran_out(pool, wait_policy));
         };
@@ -178,7 +178,7 @@ impl Filemap {
         let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
             return Err(FillOutcome::Busy);
         };
-        self.list(&added.inserted, window, shape, promise.with_charge(charge));
+        self.list(&added.inserted, window, shape, list_entries.with_charge(charge));
         batch.note_made(&added.inserted);
         if added.inserted.is_empty() {
             return Err(match added.stop {
@@ -214,7 +214,7 @@ impl Filemap {
         let run = FillRun { index: window.start, frame, pages: window.pages };
         // 3
         batch.hold_off(wait_policy);
-        let Some(promise) = self.supply.promise_places(mapping, &[run], wait_policy) else {
+        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &[run], wait_policy) else {
             self.arena.free(frame, order);
             return Some(self.nodes_ran_out(pool, wait_policy));
         };
@@ -240,9 +240,9 @@ impl Filemap {
             }
         }
         self.supply.wake_background_reclaim(window);
-        if promise.entries() > 0 {
+        if list_entries.entries() > 0 {
             let came = completion_of(run.index, order, window, shape);
-            self.supply.reclaim.list([(frame, came)], promise.with_charge(charge));
+            self.supply.reclaim.list([(frame, came)], list_entries.with_charge(charge));
         }
         batch.note_made(&[run]);
         // 4
@@ -319,7 +319,7 @@ impl Filemap {
         wait_policy: WaitPolicy,
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
-        // The file may have become shorter since the window was judged.
+        // The file may have become shorter since the window was planned.
         let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
         self.supply.free_runs(&beyond);
@@ -351,14 +351,14 @@ impl Filemap {
         runs: &[FillRun],
         window: Window,
         shape: FolioShape,
-        promise: ListReservation<'_>,
+        list_entries: ListReservation<'_>,
     ) {
         if !mapping.backing().is_kept() {
-            return self.list(runs, window, shape, promise);
+            return self.list(runs, window, shape, list_entries);
         }
         let heads =
             |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
-        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), promise);
+        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), list_entries);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
@@ -368,9 +368,9 @@ impl Filemap {
         runs: &[FillRun],
         window: Window,
         shape: FolioShape,
-        promise: ListReservation<'_>,
+        list_entries: ListReservation<'_>,
     ) {
-        if promise.entries() == 0 {
+        if list_entries.entries() == 0 {
             return;
         }
         let folios = runs.iter().flat_map(|&run| {
@@ -379,7 +379,7 @@ impl Filemap {
                 (run.frame.plus(page), completion_of(index, order, window, shape))
             })
         });
-        self.supply.reclaim.list(folios, promise);
+        self.supply.reclaim.list(folios, list_entries);
     }
 
     /// A fill for each run of locked folios, which counts as in flight from here on.

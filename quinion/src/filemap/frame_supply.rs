@@ -595,7 +595,7 @@ impl FrameSupply {
 
     /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
     /// the mapping has no rings. `None`: there is no cell for them.
-    pub(super) fn promise_places(
+    pub(super) fn reserve_list_entries(
         &self,
         mapping: &Mapping,
         runs: &[FillRun],

@@ -117,9 +117,9 @@ impl FrameSource for CacheFrames<'_> {
             }
             Err(NoFrames::NoMemory) => return Ok(GapFrames::Runs(Vec::new())),
         };
-        match filemap.supply.promise_places(mapping, &runs, WaitPolicy::Wait) {
-            Some(promise) => {
-                self.room = Some((charge, promise));
+        match filemap.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait) {
+            Some(list_entries) => {
+                self.room = Some((charge, list_entries));
                 Ok(GapFrames::Runs(runs))
             }
             None => {
@@ -133,13 +133,13 @@ impl FrameSource for CacheFrames<'_> {
 
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]) {
         self.filemap.supply.free_runs(left);
-        let Some((charge, promise)) = self.room.take() else { return };
+        let Some((charge, list_entries)) = self.room.take() else { return };
         if inserted.is_empty() {
             return;
         }
         let (filemap, pages) = (self.filemap, pages_of(inserted));
         let window = Window::exact(inserted[0].index, 1);
-        filemap.list_new(self.mapping, inserted, window, self.shape, promise.with_charge(charge));
+        filemap.list_new(self.mapping, inserted, window, self.shape, list_entries.with_charge(charge));
         filemap.counters.add(Count::Inserted, pages);
         filemap.supply.reclaim.count_inserted(self.pool, pages, 0);
     }

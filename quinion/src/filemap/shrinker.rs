@@ -5,9 +5,9 @@
 //!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
-//! The numbers and the judgement are in `pressure/`; here the one is taken to the other. What the user said, when
+//! The numbers and the decision are in `pressure/`; here the one is taken to the other. What the user said, when
 //! the cache was built or by the last resize, is what it comes back to. A user's resize is in force at once, also
-//! under pressure, and the next look judges from there. What pools protect is not given way.
+//! under pressure, and the next look decides from there. What pools protect is not given way.
 //!
 //! Not an invariant: that all is given back at a look. What is in flight or pinned then goes at a later one.
 

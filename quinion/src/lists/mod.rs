@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   insertion    promise --> tree lock, inserted --> list       a place for each folio, before it is there
-//!   reclaim      pop --> judged --> push                        one hold of the lock for many
+//!   reclaim      pop --> scanned --> push                        one hold of the lock for many
 //!                    \--> a victim --> evicted, or listed again
 //!   removal      tree lock --> remove, retire                   and only then are its frames freed
 //! ```
@@ -317,7 +317,7 @@ impl ListsGuard<'_> {
         self.rings.ring_of(&self.places(), frame)
     }
     /// Entries that are promised.
-    pub fn promised(&self) -> u64 {
+    pub fn reserved(&self) -> u64 {
         (self.rings.room() - self.lists.room.load(Ordering::Relaxed)).max(0) as u64
     }
 
@@ -337,10 +337,10 @@ impl ListsGuard<'_> {
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
     /// the promise then, and of its charge the folio's pages. What that does not cover is charged now, whatever
     /// the limit: a caller that has a limit to keep brings a charge.
-    pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut ListReservation<'_>) {
+    pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && !self.holds(frame) {
-            self.list_as(frame, word.order(), ring, promise);
+            self.list_as(frame, word.order(), ring, reservation);
         }
     }
 
@@ -351,34 +351,37 @@ impl ListsGuard<'_> {
         frame: Frame,
         sequence: u32,
         ring: usize,
-        promise: &mut ListReservation<'_>,
+        reservation: &mut ListReservation<'_>,
     ) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && word.is_still(sequence) && !self.holds(frame) {
-            self.list_as(frame, word.order(), ring, promise);
+            self.list_as(frame, word.order(), ring, reservation);
         }
     }
 
-    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, promise: &mut ListReservation<'_>) {
+    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, reservation: &mut ListReservation<'_>) {
         let pool = self.pool_of(ring);
-        debug_assert!(promise.charge.pages == 0 || promise.charge.pool == pool, "a charge is one pool's");
-        promise.entries -= 1;
+        debug_assert!(
+            reservation.charge.pages == 0 || reservation.charge.pool == pool,
+            "a charge is one pool's"
+        );
+        reservation.entries -= 1;
         self.push(frame, order, ring);
         self.room -= 1;
-        let covered = order.pages().min(promise.charge.pages);
-        promise.charge.pages -= covered;
+        let covered = order.pages().min(reservation.charge.pages);
+        reservation.charge.pages -= covered;
         self.tally(pool, i64::from(order.pages() - covered), -i64::from(covered));
     }
 
     /// Takes the oldest of `ring` out. The room that it had is promised from now on, and its charge goes along.
-    pub fn pop(&mut self, ring: usize, promise: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
+    pub fn pop(&mut self, ring: usize, reservation: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
         let places = ListPositions(self.lists.arena.view());
         let (frame, order) = self.rings.pop(&places, ring)?;
-        promise.entries += 1;
+        reservation.entries += 1;
         self.room += 1;
         let pool = self.pool_of(ring);
-        debug_assert_eq!(promise.charge.pool, pool, "what is popped of a pool is charged to it");
-        promise.charge.pages += order.pages();
+        debug_assert_eq!(reservation.charge.pool, pool, "what is popped of a pool is charged to it");
+        reservation.charge.pages += order.pages();
         self.tally(pool, 0, i64::from(order.pages()));
         Some((frame, order))
     }

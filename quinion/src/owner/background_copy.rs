@@ -236,7 +236,7 @@ impl BackgroundCopies {
     /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
     /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `attached`
     /// are the files that are attached, with their bytes.
-    pub(super) fn judge(
+    pub(super) fn kernel_credit(
         &self,
         descriptor: BorrowedFd<'_>,
         name: Name,

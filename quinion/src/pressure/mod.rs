@@ -15,7 +15,7 @@
 //! grows late and by small ones: of two caches that both count the memory freed by the other as available,
 //! neither then oscillates.
 //!
-//! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
+//! [`wish`] is the decision. It is given numbers and answers a bound: no file, no
 //! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The background thread
 //! takes the one to the other, in `filemap/shrinker.rs`.
 //!

@@ -1,4 +1,4 @@
-//! Simulator: a naive cache around a judge, so that windows can be seen at work.
+//! Simulator: a naive cache around a policy, so that windows can be seen at work.
 //!
 //! A set of folios, some of them marked. A read goes page by page: a missing
 //! page is a miss, a marked folio is met once, and windows are filled at once

@@ -1,7 +1,7 @@
-//! Tests of both judges, by what a naive cache around them sees.
+//! Tests of both policies, by what a naive cache around them sees.
 //!
 //! The vectors V1 to V12 were measured on Linux 6.18 with windows of 32 pages;
-//! the statements Q01 to Q12 hold for the default judge, and where it does
+//! the statements Q01 to Q12 hold for the default policy, and where it does
 //! better than the kernel the test says so.
 
 use proptest::prelude::*;
@@ -138,7 +138,7 @@ fn page_faults_that_keep_missing_get_no_windows_any_more() {
     assert_eq!(alone, 50);
 }
 
-// The statements, for the default judge.
+// The statements, for the default policy.
 
 #[test]
 fn q02_windows_end_with_the_file() {
@@ -516,7 +516,7 @@ proptest! {
 
 // What has been passed.
 
-/// Reads page after page from `from` on, and says after each judgement, of each of its windows, what it passed.
+/// Reads page after page from `from` on, and says after each decision, of each of its windows, what it passed.
 fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<StreamProgress>)> {
     let (mut told, mut cached_to, mut marker) = (Vec::new(), from, None);
     for page in from..from + pages {

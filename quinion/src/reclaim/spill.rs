@@ -1,7 +1,7 @@
 //! Spill: folios of memory files that the policy lets go, on their way out.
 //!
 //! ```text
-//!   judge   clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
+//!   scan    clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
 //!   evict   victims leave           those others: under write-back, back in their ring, then handed to the device
 //!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; a thread that waits looks
 //!   again

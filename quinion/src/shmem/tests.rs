@@ -73,7 +73,7 @@ impl Stage {
     /// Puts a folio there with [`JUNK`] in its frames, which is being filled.
     fn begin(&self, index: u64, order: u8) -> FillRun {
         let (filemap, order) = (&self.shmem.filemap, Order(order));
-        let promise = filemap.reclaim().lists().reserve(1, LockWait::Wait).unwrap();
+        let reservation = filemap.reclaim().lists().reserve(1, LockWait::Wait).unwrap();
         let mut fresh = FreshFolio::alloc(&filemap.arena, order).unwrap();
         let junk = self.scratch.try_hold(PageIndex(0)).unwrap();
         (0..order.pages()).for_each(|page| fresh.copy_page(page, &junk, PageIndex(0)));
@@ -82,7 +82,7 @@ impl Stage {
         let folio = NewFolio { index: run.index, frame, order };
         self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         let _marked = self.mapping.lock().mark_run_dirty(run, Millis(0));
-        filemap.reclaim().list_kept([frame], promise);
+        filemap.reclaim().list_kept([frame], reservation);
         run
     }
 

@@ -133,7 +133,7 @@ impl Memory {
 
     fn read(&self, page: u64) -> [u8; PAGE] {
         let mut bytes = [0; PAGE];
-        // SAFETY: mapped, and only the kernel changes it beside us; whatever is read is judged, not believed.
+        // SAFETY: mapped, and only the kernel changes it beside us; whatever is read is checked, not believed.
         unsafe {
             let from = self.address(page) as *const u64;
             for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -155,7 +155,7 @@ impl Memory {
     }
 
     /// Reads a page and says what is wrong with it.
-    pub fn judge(&self, page: u64) -> Result<(), String> {
+    pub fn check_page(&self, page: u64) -> Result<(), String> {
         let before = self.state(page);
         if before == GONE {
             return Ok(());

@@ -209,7 +209,7 @@ impl Looked {
     pub fn verdict(&self) -> Report {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {
-            Some(linked) => linked.judge(&mut will, &mut will_not, &mut advice),
+            Some(linked) => linked.add_findings(&mut will, &mut will_not, &mut advice),
             None if self.is_served().is_none() => {
                 advice.push("run it: the report of `quinion run` says what was served of it".into());
             }
@@ -298,7 +298,7 @@ impl Linked {
         }
     }
 
-    fn judge(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
+    fn add_findings(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
         if self.conduct() == SyscallAudit::Careful {
             will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
             will_not.push(

@@ -2,7 +2,7 @@
 //!
 //! The dynamic linker is told by an environment variable. A program without one
 //! is not told; a set-uid program is not allowed to listen; a program of
-//! another machine or C library would only complain. A script is judged by its
+//! another machine or C library would only complain. A script is classified by its
 //! interpreter; one that is run by `env NAME`, by what NAME means.
 //!
 //! What would keep it from being started at all is seen here too, before anything is set up for it.

@@ -12,7 +12,7 @@
 //! plug, so that they become few GETs side by side; and of long reads that follow each other, the next is asked for
 //! with each.
 //!
-//! Invariant: what is announced is a wish. A read that finds it not fulfilled fetches for itself.
+//! Invariant: what is announced is a hint. A read that finds it not fulfilled fetches for itself.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -331,10 +331,10 @@ proptest! {
             let objects = ObjectCache::new(cache(), below.clone(), options).unwrap();
             let cached = cached_with(objects, freshness);
             // What others write is seen at once only if it is always asked for.
-            let is_outside = freshness == Freshness::Always;
+            let has_other_client = freshness == Freshness::Always;
             for (at, call) in calls.iter().enumerate() {
-                let one = made(call, at, &bare, is_outside.then_some(&bare as _)).await;
-                let other = made(call, at, &cached, is_outside.then_some(&*below as _)).await;
+                let one = made(call, at, &bare, has_other_client.then_some(&bare as _)).await;
+                let other = made(call, at, &cached, has_other_client.then_some(&*below as _)).await;
                 assert_eq!(one, other, "call {at}: {call:?}");
             }
             cached.objects().cache().check().unwrap();

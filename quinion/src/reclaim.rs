@@ -12,12 +12,12 @@
 //! ```
 //!
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy.rs`) says
-//! which ring's oldest folio is to be scanned, is told how often that was read (`arena/referenced.rs`), and says whether
-//! it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again without a
-//! verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes nothing to a
-//! file. (What a memory file has is always dirty. If it may go to the spill file it is scanned as others are, and sent
-//! there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any are dirty
-//! (`filemap/frame_supply.rs`).
+//! which ring's oldest folio is to be scanned, is told how often that was read (`arena/referenced.rs`), and says
+//! whether it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again
+//! without a verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes
+//! nothing to a file. (What a memory file has is always dirty. If it may go to the spill file it is scanned as others
+//! are, and sent there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any
+//! are dirty (`filemap/frame_supply.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -285,7 +285,8 @@ impl Reclaim {
     }
 
     /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon
-    /// are told apart by that. `reservation` is as large as there are folios, and its charge says which pool's they are.
+    /// are told apart by that. `reservation` is as large as there are folios, and its charge says which pool's they
+    /// are.
     ///
     /// Locks: Policy, Lists, for some steps a folio.
     pub fn list(
@@ -736,8 +737,8 @@ impl Reclaim {
         Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
     }
 
-    /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees what went, or sends them to the
-    /// spill file. What stays, or is still there, is listed again.
+    /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees what went, or sends them to
+    /// the spill file. What stays, or is still there, is listed again.
     fn evict(
         &self,
         mut victims: Vec<Victim>,
@@ -745,7 +746,7 @@ impl Reclaim {
         locks: LockWait,
     ) -> EvictedPages {
         let pool = reservation.pool();
-        self.make_room_to_remember(victims.len() as u64, locks);
+        self.prune_shadow_nodes(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
@@ -760,7 +761,7 @@ impl Reclaim {
         self.arena.free_all(&gone);
         self.relist(&stayed, reservation);
         // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
-        self.make_room_to_remember(0, locks);
+        self.prune_shadow_nodes(0, locks);
         EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
@@ -798,7 +799,7 @@ impl Reclaim {
     }
 
     /// Before so many folios leave, each of which may leave a node that only remembers.
-    fn make_room_to_remember(&self, folios: u64, locks: LockWait) {
+    fn prune_shadow_nodes(&self, folios: u64, locks: LockWait) {
         let wanted = self.shadow_nodes.count() + folios;
         let max = self.shadow_nodes_max();
         if wanted > max {

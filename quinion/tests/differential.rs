@@ -170,8 +170,8 @@ fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
         let mut bytes = vec![0; 20 * PAGE];
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
         file.write_all_at(&[2; PAGE], 3 * PAGE as u64).unwrap();
-        let outside = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        outside.write_all_at(&[3; PAGE], 10 * PAGE as u64).unwrap();
+        let external = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        external.write_all_at(&[3; PAGE], 10 * PAGE as u64).unwrap();
         assert!(file.revalidate().unwrap(), "the file has changed");
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
         let pages: Vec<u8> = bytes.chunks(PAGE).map(|page| page[0]).collect();

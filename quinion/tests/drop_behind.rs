@@ -583,20 +583,20 @@ fn d20_any_offset_length_and_alignment_of_the_buffer_works() {
         let cache = cache(0, order);
         let file = cache.open(&path).unwrap();
         let options = ReadOptions::new().uncached(true);
-        let mut room = vec![0; 9 * PAGE as usize];
+        let mut buffer = vec![0; 9 * PAGE as usize];
         for (offset, skew) in
             [0, 1, 511, 512, 4095].into_iter().flat_map(|at| [0, 1, 7, 512].map(|by| (at, by)))
         {
             for len in [1, 511, 512, 4096, 4097, 8 * 4096 - 1] {
                 let position = 5 * PAGE + offset;
-                let to = &mut room[skew..skew + len];
+                let to = &mut buffer[skew..skew + len];
                 assert_eq!(file.read_at_with(to, position, options).unwrap(), len);
                 verify(to, &device, position);
             }
         }
         let last = 40 * PAGE + 3;
-        assert_eq!(file.read_at_with(&mut room[1..4096], last, options).unwrap(), 74);
-        verify(&room[1..75], &device, last);
+        assert_eq!(file.read_at_with(&mut buffer[1..4096], last, options).unwrap(), 74);
+        verify(&buffer[1..75], &device, last);
         drop(file);
         assert_eq!(cache.open(&path).unwrap().cached_pages(), 0, "order {order}");
         cache.check().unwrap();

@@ -758,7 +758,7 @@ fn the_write_and_the_sync_that_were_named_fail() {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
     /// Flushes again what was flushed since the last one that succeeded, as is asked of those above.
-    Careful,
+    Retrying,
     /// Asks once more, and believes the answer.
     Careless,
 }
@@ -784,7 +784,7 @@ fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
         flush(page, generation);
         if generation % 4 == 0 {
             while device.sync(SyncKind::Data, ALL).is_err() {
-                if writer == Writer::Careful {
+                if writer == Writer::Retrying {
                     pages.iter().enumerate().for_each(|(page, &generation)| flush(page, generation));
                 }
             }
@@ -805,7 +805,7 @@ fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
 #[test]
 fn what_a_sync_promised_is_in_every_state_that_follows() {
     for seed in 0..40 {
-        let (is_kept, torn) = syncs_are_durable(Writer::Careful, seed);
+        let (is_kept, torn) = syncs_are_durable(Writer::Retrying, seed);
         assert!(is_kept, "seed {seed}");
         assert!(torn > 0, "pages come apart, or nothing was tried");
     }

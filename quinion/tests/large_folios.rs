@@ -155,7 +155,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
         land(&mut fill, 0..64);
         assert_eq!(first.join().unwrap() as u64, PAGE);
         assert!(!last.is_finished() && !pair.is_finished());
-        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has landed is there");
+        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has been read is there");
         land(&mut fill, 448..512);
         assert_eq!(last.join().unwrap() as u64, PAGE);
         land(&mut fill, 300..302);

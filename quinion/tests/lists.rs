@@ -317,7 +317,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
             scope.spawn(move || {
                 for round in 0..40 {
                     for index in 0..60 {
-                        // A promise first, as a fill has: what is inserted and not listed yet is accounted for.
+                        // A reservation first, as a fill has: what is inserted and not listed yet is accounted for.
                         let reservation = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
                         let frame = rings.insert((thread * 1000 + round) * 64 + index, 0);
                         rings.reclaim.list([(frame, FetchOrigin::Asked)], reservation);
@@ -339,7 +339,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     assert_eq!(rings.reclaim.weights().total(), pages);
     while rings.reclaim(1000) > 0 {}
     assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
-    assert_eq!(rings.reclaim.lists().lock().reserved(), 0, "all promises were kept or given back");
+    assert_eq!(rings.reclaim.lists().lock().reserved(), 0, "all reservations were used or given back");
     rings.reclaim.lists().give_back();
     rings.check();
 }

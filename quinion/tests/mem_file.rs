@@ -576,7 +576,7 @@ fn who_wants_memory_for_a_memory_file_fetches_what_nobody_else_waits_for() {
     assert!(!left.kept.lock().unwrap().is_empty(), "it is under way: {ahead:?}");
     left.seems_led.store(true, Ordering::Relaxed);
     let written = fill(&memory);
-    assert!(left.kept.lock().unwrap().is_empty(), "it has landed");
+    assert!(left.kept.lock().unwrap().is_empty(), "its read has ended");
     assert!(written + 4 > most, "and gone: {written} pieces were written, where {most} can be");
     assert_eq!(read(&memory, 0, 1 << 18), piece);
     cache.check().unwrap();

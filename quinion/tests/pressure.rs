@@ -45,7 +45,7 @@ fn folder() -> tempfile::TempDir {
 #[derive(Default)]
 struct Queue {
     woken: Mutex<Vec<usize>>,
-    bell: Condvar,
+    wakeup: Condvar,
     wakes: AtomicUsize,
 }
 
@@ -58,7 +58,7 @@ impl Wake for Waker {
     fn wake(self: Arc<Self>) {
         self.queue.wakes.fetch_add(1, Ordering::Relaxed);
         self.queue.woken.lock().unwrap().push(self.number);
-        self.queue.bell.notify_one();
+        self.queue.wakeup.notify_one();
     }
 }
 
@@ -66,7 +66,7 @@ impl Queue {
     fn next(&self) -> Vec<usize> {
         let mut woken = self.woken.lock().unwrap();
         while woken.is_empty() {
-            woken = self.bell.wait(woken).unwrap();
+            woken = self.wakeup.wait(woken).unwrap();
         }
         std::mem::take(&mut *woken)
     }

@@ -112,7 +112,7 @@ fn viewer_process() {
                 handle,
                 cell: CellNumber(place as u32),
                 id: MappingId((place >> 32) as u32),
-                marker_told: &marker,
+                marker_reported: &marker,
                 touched: &touched,
             };
             // SAFETY: the buffer is a slice of at least `len` bytes.
@@ -277,7 +277,7 @@ fn what_is_in_flight_is_waited_for_but_not_for_ever() {
     let resized = cache.resize(Cache::MEMORY_MIN).unwrap();
     assert!(resized.slack_bytes > 0 && resized.returned_bytes == 0, "{resized:?}, {large} before");
     device.release();
-    eventually("it goes when it has landed", || cache.stats().slack_bytes == 0);
+    eventually("it goes when its read has ended", || cache.stats().slack_bytes == 0);
     assert!(taken(&cache) <= Cache::MEMORY_MIN);
     for position in (0..LARGE).step_by(3 << 20) {
         assert_eq!(file.read_at(&mut buffer, position).unwrap(), 100);

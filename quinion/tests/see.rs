@@ -26,7 +26,7 @@ fn counted(files: &[File]) -> u64 {
 fn assert_adds_up(stats: &Stats, cached: u64) {
     let came = stats.asked_pages + stats.guessed_pages + stats.will_need_pages;
     assert_eq!(came, stats.inserted_pages, "{stats:?}");
-    assert_eq!(stats.inserted_pages - stats.went_pages(), cached, "{stats:?}");
+    assert_eq!(stats.inserted_pages - stats.removed_pages(), cached, "{stats:?}");
     assert_eq!(stats.cached_pages, cached);
 }
 

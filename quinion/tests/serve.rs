@@ -69,7 +69,7 @@ impl<'a> Open<'a> {
             handle: self.handle,
             cell: CellNumber(self.place as u32),
             id: MappingId((self.place >> 32) as u32),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         };
         // SAFETY: the buffer is a slice.
@@ -226,15 +226,15 @@ fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
     // A process that another test starts has our writer's descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
     assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
-    let trust = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
-    assert_eq!(trust(), Validation::Immutable);
+    let validation = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
+    assert_eq!(validation(), Validation::Immutable);
     for cuts in [0, 1] {
         viewer.request(Operation::WriterOpened, [u64::MAX, u64::MAX, cuts]).unwrap();
     }
     viewer.request(Operation::LetGo, [u64::MAX, u64::MAX, 0]).unwrap();
-    assert_eq!(trust(), Validation::Immutable, "those were other files");
+    assert_eq!(validation(), Validation::Immutable, "those were other files");
     viewer.request(Operation::WriterOpened, [device, inode, 0]).unwrap();
-    assert_eq!(trust(), Validation::Kernel);
+    assert_eq!(validation(), Validation::Kernel);
     viewer.request(Operation::Detach, [handle, 0, 0]).unwrap();
     assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
     let writer = std::fs::OpenOptions::new().append(true).open(folder.path().join("file")).unwrap();
@@ -399,10 +399,10 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
             std::thread::yield_now();
         }
         service.stop();
-        assert_eq!(reader.join().unwrap(), RequestError::OwnerGone);
+        assert_eq!(reader.join().unwrap(), RequestError::OwnerDead);
     });
-    assert_eq!(viewer.request(Operation::Revalidate, [open.handle, 0, 0]), Err(RequestError::OwnerGone));
-    assert!(viewer.owner_is_gone());
+    assert_eq!(viewer.request(Operation::Revalidate, [open.handle, 0, 0]), Err(RequestError::OwnerDead));
+    assert!(viewer.owner_is_dead());
 }
 
 /// 1. The owner does not answer in time: the device is slow, or it was stopped.
@@ -607,7 +607,7 @@ fn workers_that_are_too_many_end() {
     viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
 }
 
-/// 1. A process joins. Of the workers that sleep one alone knows its doorbell.
+/// 1. A process joins. Of the workers that sleep one alone waits for its futex.
 /// 2. That worker is at a question of the process that hangs, and its next question is not taken for a second.
 #[test]
 fn who_asks_behind_a_question_that_hangs_is_heard_at_once() {
@@ -702,7 +702,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     let taken =
         || asks.page().requests[10..13].iter().all(|r| r.state.load(Ordering::Relaxed) == state::TAKEN);
     while !taken() {
-        asks.page().doorbell.fetch_add(1, Ordering::Relaxed);
+        asks.page().request_futex.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(1));
     }
     (10..13).for_each(|slot| asks.page().requests[slot].state.store(state::GIVEN_UP, Ordering::Relaxed));
@@ -1192,7 +1192,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                     3 => page.ring_head.store(next() as u32, Ordering::Relaxed),
                     4 => page.ring[next() as usize % 4096].store(next() as u32, Ordering::Relaxed),
                     5 => page.counters[next() as usize % 32].store(next(), Ordering::Relaxed),
-                    _ => page.doorbell.store(next() as u32, Ordering::Relaxed),
+                    _ => page.request_futex.store(next() as u32, Ordering::Relaxed),
                 }
             }
         });

@@ -399,15 +399,15 @@ impl Scan {
         self.next += pages;
     }
     /// Reads each page once until nothing of `file`, which is not read again, is cached.
-    fn until_gone(&mut self, file: &File) {
-        self.until_gone_reading(file, 1);
+    fn until_evicted(&mut self, file: &File) {
+        self.until_evicted_reading(file, 1);
     }
     /// The same for a file that has proved itself and is kept for it: what is read once does not drive that out, what
     /// is read three times does.
     fn until_driven_out(&mut self, file: &File) {
-        self.until_gone_reading(file, 3);
+        self.until_evicted_reading(file, 3);
     }
-    fn until_gone_reading(&mut self, file: &File, times: u32) {
+    fn until_evicted_reading(&mut self, file: &File, times: u32) {
         let before = self.next;
         while file.cached_pages() > 0 {
             (0..times).for_each(|_| read(&self.file, &self.device, self.next, 16));
@@ -424,12 +424,12 @@ fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
     let (hot_file, new_file) = (open(&cache, &hot), open(&cache, &new));
     let mut scan = Scan::of(&cache);
     read(&hot_file, &hot, 0, 64);
-    scan.until_gone(&hot_file);
+    scan.until_evicted(&hot_file);
     read(&hot_file, &hot, 0, 64);
     read(&new_file, &new, 0, 64);
     let stats = cache.stats();
     assert_eq!((stats.refaulted_pages, stats.activated_pages), (64, 64), "{stats:?}");
-    scan.until_gone(&new_file);
+    scan.until_evicted(&new_file);
     assert_eq!(hot_file.cached_pages(), 64);
     // It does not stay for ever if it is not read, and other pages are.
     scan.until_driven_out(&hot_file);
@@ -443,7 +443,7 @@ fn what_was_away_for_more_than_the_cache_holds_is_as_good_as_new() {
     let hot_file = open(&cache, &hot);
     let mut scan = Scan::of(&cache);
     read(&hot_file, &hot, 0, 64);
-    scan.until_gone(&hot_file);
+    scan.until_evicted(&hot_file);
     (0..2 * Cache::MEMORY_MIN / PAGE / 64).for_each(|_| scan.step(64));
     read(&hot_file, &hot, 0, 64);
     let stats = cache.stats();
@@ -563,7 +563,7 @@ fn w07_what_empties_a_mapping_takes_the_shadows_and_leaves_none() {
     let file = open(&cache, &device);
     let mut scan = Scan::of(&cache);
     read_sparsely(&file, &device, NODE, 0..200);
-    scan.until_gone(&file);
+    scan.until_evicted(&file);
     read(&file, &device, 5, 3);
     let pinned = file.pin(5 * PAGE, 100).unwrap();
     assert!(cache.stats().shadow_bytes >= 190 * NODE_BYTES);
@@ -584,7 +584,7 @@ fn a_file_of_which_only_shadows_are_left_goes_with_its_last_handle() {
     let file = open(&cache, &device);
     let mut scan = Scan::of(&cache);
     read_sparsely(&file, &device, NODE, 0..100);
-    scan.until_gone(&file);
+    scan.until_evicted(&file);
     let before = cache.stats();
     drop(file);
     let after = cache.stats();

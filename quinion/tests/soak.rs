@@ -636,7 +636,7 @@ struct Seen {
     reads: u64,
     asked: u64,
     unserved: u64,
-    gone_after_millis: Option<u64>,
+    dead_after_millis: Option<u64>,
 }
 
 /// A viewer process.
@@ -653,7 +653,7 @@ struct Attached {
     handle: u64,
     cell: CellNumber,
     id: MappingId,
-    marker_told: AtomicU64,
+    marker_reported: AtomicU64,
     touched: AtomicU64,
 }
 
@@ -688,7 +688,7 @@ impl Sight {
             threads.into_iter().map(|thread| thread.join().expect("a viewer read a wrong byte")).collect()
         });
         let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
-        let gone = seen.iter().filter_map(|seen| seen.gone_after_millis).max();
+        let gone = seen.iter().filter_map(|seen| seen.dead_after_millis).max();
         let gone = gone.map_or("no".to_owned(), |millis| millis.to_string());
         println!("seen {} {} {} {gone}", sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
     }
@@ -699,7 +699,14 @@ impl Sight {
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
         let [handle, place] = self.viewer.request(Operation::Attach, question)?;
         let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0), touched: AtomicU64::new(0) })
+        Ok(Attached {
+            file,
+            handle,
+            cell,
+            id,
+            marker_reported: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
+        })
     }
 
     fn look_around(&self, seed: u64) -> Seen {
@@ -709,8 +716,8 @@ impl Sight {
         while seen.reads < self.reads / 2 {
             match self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard) {
                 Ok(()) => {}
-                Err(RequestError::OwnerGone) => {
-                    seen.gone_after_millis = Some(heard.elapsed().as_millis() as u64);
+                Err(RequestError::OwnerDead) => {
+                    seen.dead_after_millis = Some(heard.elapsed().as_millis() as u64);
                     return seen;
                 }
                 // The owner is slower than we are, and has our markers still to look at.
@@ -763,8 +770,8 @@ impl Sight {
         buffer: &mut [u8],
         seen: &mut Seen,
     ) -> Result<(), RequestError> {
-        let &Attached { handle, cell, id, ref marker_told, ref touched, .. } = attached;
-        let file = ViewedFile { handle, cell, id, marker_told, touched };
+        let &Attached { handle, cell, id, ref marker_reported, ref touched, .. } = attached;
+        let file = ViewedFile { handle, cell, id, marker_reported, touched };
         // SAFETY: a unique slice is valid for writes of its length.
         let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         let bytes = &buffer[..read.bytes];
@@ -782,7 +789,7 @@ impl Sight {
                 let [size, _] = self.viewer.request(Operation::Revalidate, [handle, 0, 0])?;
                 assert!(size <= attached.file.metadata().unwrap().len(), "the owner's size is the file's");
             }
-            ReadEnd::Failed(RequestError::OwnerGone) => return Err(RequestError::OwnerGone),
+            ReadEnd::Failed(RequestError::OwnerDead) => return Err(RequestError::OwnerDead),
             // The interposer would ask the kernel now.
             ReadEnd::Failed(
                 RequestError::Fruitless
@@ -807,7 +814,7 @@ fn end_of(mut child: Child) -> Seen {
     let fields: Vec<_> = said.split(' ').collect();
     let number = |place: usize| fields[place].parse().unwrap();
     let (reads, asked, unserved) = (number(0), number(1), number(2));
-    Seen { reads, asked, unserved, gone_after_millis: fields[3].parse().ok() }
+    Seen { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
 }
 
 /// Starts a viewer and kills it while it reads.
@@ -925,7 +932,7 @@ fn a_viewer_outlives_its_owner() {
     owner.wait().unwrap();
     for viewer in viewers {
         let seen = end_of(viewer);
-        let millis = seen.gone_after_millis.expect("it saw that the owner is gone");
+        let millis = seen.dead_after_millis.expect("it saw that the owner is gone");
         println!("a viewer read {} times and gave its owner up after {millis} ms", seen.reads);
         assert!(seen.reads > 0);
         // Ten times what it promises: machines are slow at times.

@@ -87,14 +87,14 @@ impl Stage {
 
     fn add_at(&self, index: PageIndex) {
         let frame = self.arena.alloc(ORDER).unwrap();
-        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+        let reservation = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
         let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
         let folio = NewFolio { index, frame, order: ORDER };
         let added = self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
         let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
-        self.reclaim.list([(frame, FetchOrigin::Asked)], promise.with_charge(charge));
+        self.reclaim.list([(frame, FetchOrigin::Asked)], reservation.with_charge(charge));
         self.arena.view().own(frame).complete(true);
     }
 

@@ -61,7 +61,7 @@ impl Stage {
             handle: self.handle,
             cell: CellNumber(self.place as u32),
             id: MappingId((self.place >> 32) as u32),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         }
     }
@@ -185,7 +185,7 @@ fn what_is_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
     let opened = File::open(&path).unwrap();
     opened.sync_all().unwrap();
-    let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite());
+    let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).attach_lazily());
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
     let data = opened.metadata().unwrap();

@@ -382,7 +382,7 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
         let wait_queue = Arc::new(WaitQueue::new());
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
         let engine = Engine::new(Arc::clone(&wait_queue), options);
-        let stage = Stage::with_room(wait_queue, by_hand());
+        let stage = Stage::with_wait_queue(wait_queue, by_hand());
         let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
         let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
@@ -409,7 +409,7 @@ fn a_small_append_is_written_by_who_syncs_it() {
     let path = folder.path().join("file");
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
-    let stage = Stage::with_room(wait_queue, by_hand());
+    let stage = Stage::with_wait_queue(wait_queue, by_hand());
     let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
@@ -637,7 +637,7 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
         stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.room_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
+    while stage.arena.available_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;
@@ -832,7 +832,7 @@ fn steps() -> impl Strategy<Value = Step> {
 #[derive(Clone, Copy, Default, Debug)]
 struct Known {
     now: u32,
-    promised: u32,
+    synced: u32,
 }
 
 proptest! {
@@ -859,7 +859,7 @@ proptest! {
                     let synced =
                         stage.writeback.sync(&file.mapping, ALL, SyncKind::Data, &handles[handle]);
                     match synced {
-                        Ok(()) => known.iter_mut().for_each(|page| page.promised = page.now),
+                        Ok(()) => known.iter_mut().for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
@@ -870,7 +870,7 @@ proptest! {
                     match synced {
                         Ok(()) => known[at as usize..(at + len) as usize]
                             .iter_mut()
-                            .for_each(|page| page.promised = page.now),
+                            .for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
@@ -905,7 +905,7 @@ proptest! {
 fn is_right(state: &[u8], page: usize, known: Known) -> bool {
     let number =
         |generation: u32| u64::from(generation) << 32 | if generation == 0 { 0 } else { page as u64 };
-    let allowed: Vec<[u8; 8]> = (known.promised..=known.now).map(|of| number(of).to_le_bytes()).collect();
+    let allowed: Vec<[u8; 8]> = (known.synced..=known.now).map(|of| number(of).to_le_bytes()).collect();
     let bytes = &state[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
     let is_allowed = |(at, byte): (usize, &u8)| allowed.iter().any(|number| number[at % 8] == *byte);
     bytes.iter().enumerate().all(is_allowed)
@@ -929,28 +929,28 @@ fn with_all_at_once_what_was_promised_is_there() {
             .with_write_faults(WriteFaults { errors: 50, full: 50, drops: 20, sync_errors: 50 });
         let file = stage.open(1, Arc::new(device));
         // Of each writer's pages: how far the disk's log was when it was promised, and what.
-        let promises: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
+        let sync_points: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
-                let (file, promises, disk) = (&file, &promises, &disk);
+                let (file, sync_points, disk) = (&file, &sync_points, &disk);
                 scope.spawn(move || {
                     let (handle, first) = (file.handle(), thread * 40);
                     for generation in 1..30u32 {
                         let _ = file.stage.writeback.throttle(&file.mapping, 40);
                         file.write(first..first + 40, generation);
                         if generation % 3 == 0 && file.sync(&handle).is_ok() {
-                            promises.lock().unwrap().push((disk.log().len(), first, generation));
+                            sync_points.lock().unwrap().push((disk.log().len(), first, generation));
                         }
                     }
                 });
             }
         });
         let log = disk.log();
-        for (events, first, generation) in promises.into_inner().unwrap() {
+        for (events, first, generation) in sync_points.into_inner().unwrap() {
             for sample in 0..4 {
                 let state = log.state(events, seed ^ sample);
                 for page in first..first + 40 {
-                    let known = Known { now: 30, promised: generation };
+                    let known = Known { now: 30, synced: generation };
                     assert!(is_right(&state, page as usize, known), "page {page}, {known:?}, seed {seed}");
                 }
             }

@@ -187,8 +187,8 @@ impl Handshake {
 
     fn receive_piece(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         // One more than is allowed, of both, to see that it is too much.
-        let room = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
-        let mut piece = vec![0; room];
+        let capacity = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
+        let mut piece = vec![0; capacity];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;

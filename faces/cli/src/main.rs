@@ -180,7 +180,7 @@ impl Attach {
     fn owner(self, cache: &quinion::Cache, rules: quinion::ServeRules) -> Arc<quinion::CacheOwner> {
         let owner = quinion::CacheOwner::new(cache.clone()).with_rules(rules);
         Arc::new(match self {
-            Self::Auto => owner.polite(),
+            Self::Auto => owner.attach_lazily(),
             Self::AtOnce => owner,
         })
     }

@@ -166,7 +166,7 @@ fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-fn is_gone(process: u32) -> bool {
+fn has_ended(process: u32) -> bool {
     // A container without an init does not reap an owner; an ended one has an empty command line.
     fs::read(format!("/proc/{process}/cmdline")).map_or(true, |words| words.is_empty())
 }
@@ -511,8 +511,8 @@ fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
             "{said}"
         );
     }
-    let mut politely = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
-    let output = politely.output().expect("our own command starts");
+    let mut lazily = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
+    let output = lazily.output().expect("our own command starts");
     assert!(
         output.status.code() == Some(1) && text(&output.stderr).contains("--attach at-once"),
         "{output:?}"
@@ -856,7 +856,7 @@ fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
     home.reads(&path);
     let first = home.owner();
     kill(first, libc::SIGKILL);
-    until(|| is_gone(first));
+    until(|| has_ended(first));
     assert!(!home.left().is_empty(), "it could remove nothing");
     home.reads(&path);
     assert_ne!(home.owner(), first);
@@ -901,7 +901,7 @@ fn one_that_nobody_can_find_any_more_ends() {
         fs::remove_file(home.runtime.path().join("quinion").join(file)).expect("it is there");
     }
     home.ran(&["--idle", "1h"], &["true"]);
-    until(|| is_gone(first));
+    until(|| has_ended(first));
     assert_eq!(home.left().len(), 3, "a lock, and where it listens for runs and for programs");
     let second = home.owner();
     home.ran(&["--idle", "1h"], &["true"]);
@@ -1084,7 +1084,7 @@ print('read', flush=True); sys.stdin.readline()
     until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
     drop(hanging);
-    until(|| is_gone(owner));
+    until(|| has_ended(owner));
     drop(readers);
 }
 
@@ -1125,6 +1125,6 @@ for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
     home.ran(&options, &["true"]);
     drop(hanging);
-    until(|| is_gone(owner));
+    until(|| has_ended(owner));
     drop(readers);
 }

@@ -135,11 +135,11 @@ impl Stage {
     }
     /// Whether the kernel grants leases on files there: then much more can be promised.
     fn has_leases(&self, file: &Path) -> bool {
-        self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Validation::Sure)
+        self.owner.modes().iter().any(|mode| mode.path == file && mode.validation == Validation::Sure)
     }
     fn mode(&self, file: &Path) -> Validation {
         let mode = self.owner.modes().into_iter().find(|mode| mode.path == file);
-        mode.expect("the file was attached").trust
+        mode.expect("the file was attached").validation
     }
 }
 

@@ -218,7 +218,7 @@ fn after_a_kill_the_next_server_has_the_name_and_clients_that_open_again_read_on
         }
         assert!(begun.elapsed() < TIME_MAX, "reads of a server that is gone go on");
     };
-    assert_eq!(error.kind(), ErrorKind::OwnerGone, "{error}");
+    assert_eq!(error.kind(), ErrorKind::OwnerDead, "{error}");
     let _next = start();
     assert_eq!(read(folder.path(), url), data(2, 1 << 20));
 }
@@ -498,7 +498,7 @@ fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
         assert_eq!(beside.status.code(), Some(1), "it took the manager's socket");
         // No server answers at the socket now: a client that waits for none is told soon.
         let (begun, client) = (Instant::now(), client.with_reconnect_timeout(Duration::ZERO));
-        assert_eq!(client.open("s3://bucket/a").unwrap_err().kind(), ErrorKind::OwnerGone);
+        assert_eq!(client.open("s3://bucket/a").unwrap_err().kind(), ErrorKind::OwnerDead);
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
 }

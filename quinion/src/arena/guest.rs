@@ -89,7 +89,7 @@ pub enum GuestUse {
 #[derive(Debug)]
 pub enum GuestRefused {
     /// So many extents that follow each other and have no memory are not to be had now.
-    NoRoom,
+    NoSpace,
     /// The system, or a limit, refuses.
     Failed(ArenaError),
 }
@@ -100,7 +100,7 @@ impl From<ArenaError> for GuestRefused {
     }
 }
 
-/// What became of a wish for frames at their places.
+/// The result of a request for frames at their places.
 #[derive(Debug)]
 pub enum ClaimOutcome {
     /// The first so many of the pages, at least one, are the caller's now, and have memory. It frees them as any
@@ -370,7 +370,7 @@ impl Arena {
         // 1 room
         let mut growth = self.growth.lock();
         let first =
-            self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
+            self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
@@ -531,9 +531,9 @@ impl FrameStock {
 
     /// The highest place for `extents` extents that follow each other and have no memory, if the bound has room for
     /// them; that of the demand, if there is one.
-    fn room_for_guest(&self, meta: u32, extents: u32) -> Option<u32> {
-        let room = self.extents_max.saturating_sub(self.extents_grown + self.reserve_left());
-        if extents == 0 || room < extents {
+    fn place_for_guest(&self, meta: u32, extents: u32) -> Option<u32> {
+        let capacity = self.extents_max.saturating_sub(self.extents_grown + self.reserve_left());
+        if extents == 0 || capacity < extents {
             return None;
         }
         if let Some(range) = self.guests.demand() {
@@ -644,8 +644,8 @@ mod tests {
     fn taken(file: BorrowedFd<'_>) -> u64 {
         fstat(file).unwrap().st_blocks as u64 * 512
     }
-    fn no_room(refused: Result<GuestExtents, GuestRefused>) -> bool {
-        matches!(refused, Err(GuestRefused::NoRoom))
+    fn no_space(refused: Result<GuestExtents, GuestRefused>) -> bool {
+        matches!(refused, Err(GuestRefused::NoSpace))
     }
     fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
         std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
@@ -808,15 +808,15 @@ mod tests {
         let arena = arena(SMALL);
         let stats = arena.stats();
         let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
-        assert!(no_room(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
         assert!(
-            no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
+            no_space(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
             "the reserve for cells"
         );
         let most = guest(&arena, all - 1);
         assert!(arena.alloc(Order(0)).is_none() && arena.alloc_cell().is_some());
         arena.check().unwrap();
-        assert!(no_room(arena.take_guest(1, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(1, c"quinion-guest-test", GuestUse::Shared)));
         drop(most);
         assert_eq!(guest(&arena, 1).pages(), 512);
     }
@@ -827,7 +827,7 @@ mod tests {
         let arena = arena(24 << 20);
         let cell = arena.alloc_cell().unwrap();
         let data = drain(&arena, Order::MAX);
-        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         assert!(!arena.demand_guest(1000), "nowhere, whatever is emptied");
         // Two in the lower middle stay in use: pinned, as it were, so they are not chosen.
         let (kept, go): (Vec<_>, Vec<_>) = data.iter().copied().partition(|(frame, _)| *frame == data[1].0);
@@ -838,7 +838,7 @@ mod tests {
         let chosen = arena.choose_emptying();
         assert!(chosen.len() >= 4 && !chosen.contains(&kept[0].0.extent()), "{chosen:?}");
         assert_eq!(arena.punch_empty(), 0, "they are in use yet");
-        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         arena.free_all(&go);
         assert!(
             arena.alloc(Order(0)).is_some_and(|frame| {

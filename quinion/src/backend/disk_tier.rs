@@ -281,8 +281,8 @@ impl Backend for TieredBackend {
             self.source.inner.fill_here(self.source.kept_on_arrival(fill));
         }
     }
-    fn has_room(&self, fills: usize) -> bool {
-        self.source.tier.pool.has_room(fills) && self.source.inner.has_room(fills)
+    fn has_capacity(&self, fills: usize) -> bool {
+        self.source.tier.pool.has_capacity(fills) && self.source.inner.has_capacity(fills)
     }
     fn content_key(&self) -> Option<ContentKey> {
         self.source.inner.content_key()

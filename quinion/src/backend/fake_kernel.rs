@@ -182,17 +182,13 @@ impl Kernel for FakeKernel {
         assert!(unread.len() < half.places, "no more are pushed than fit");
         unread.push_back(Entry(request));
     }
-    fn enter(
-        gate: &Arc<FakeKernelState>,
-        entries: usize,
-        landing: CompletionWait,
-    ) -> Result<(), EnterRefused> {
+    fn enter(gate: &Arc<FakeKernelState>, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
         let mut left = entries;
         gate.delay();
         while left > 0 {
             left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
         }
-        match landing {
+        match wait {
             CompletionWait::Awaited => gate.wait(),
             CompletionWait::NotAwaited => gate.delay(),
         }

@@ -119,7 +119,7 @@ pub(super) trait Kernel: fmt::Debug {
     /// As there.
     unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
     /// See [`Gate::enter`].
-    fn enter(gate: &Self::Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused>;
+    fn enter(gate: &Self::Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
     fn drain(half: &mut Self::Reap, completed: &mut Vec<Completion>);
 }
@@ -146,8 +146,8 @@ impl Kernel for Uring {
         // SAFETY: the caller's promise.
         unsafe { half.push(file, request) };
     }
-    fn enter(gate: &Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
-        gate.enter(entries, landing)
+    fn enter(gate: &Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
+        gate.enter(entries, wait)
     }
     fn drain(half: &mut ReapHalf, completed: &mut Vec<Completion>) {
         half.drain(completed);
@@ -233,7 +233,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Whether this many more fills, of one part each, would go to the kernel at once.
-    pub(super) fn has_room(&self, fills: usize) -> bool {
+    pub(super) fn has_capacity(&self, fills: usize) -> bool {
         let in_flight = usize::try_from(self.in_flight.load(Ordering::Relaxed)).unwrap_or(0);
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
     }
@@ -369,10 +369,10 @@ impl<K: Kernel> RingDriver<K> {
         if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim { parts: 0 } }
     }
 
-    /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
-    fn enter(&self, claim: SubmitClaim, landing: CompletionWait) {
+    /// Has the kernel take what was claimed, and waits for a completion if `wait` says so. Holds no lock.
+    fn enter(&self, claim: SubmitClaim, wait: CompletionWait) {
         let SubmitClaim { parts } = claim;
-        let refused = K::enter(&self.gate, parts, landing).err();
+        let refused = K::enter(&self.gate, parts, wait).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
         match refused {

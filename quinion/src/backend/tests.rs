@@ -687,8 +687,8 @@ fn the_environment_decides_what_is_left_open() {
         assert_eq!(Engine::new(Arc::default(), asked).mechanism().name(), "threads", "only Auto is open");
         return;
     }
-    for (wish, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
-        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(wish));
+    for (requested, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
+        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(requested));
     }
 }
 
@@ -800,11 +800,11 @@ fn a_submitter_may_exit_before_its_reads_have_ended() {
 }
 
 /// Runs this very test once more in a process of its own, with `role` to be found by [`role`].
-fn in_a_process_of_its_own(test: &str, role: &str, wish: Option<&str>) {
+fn in_a_process_of_its_own(test: &str, role: &str, requested: Option<&str>) {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", &format!("internals::backend::tests::{test}")])
         .env("QUINION_TEST_ROLE", role)
-        .envs(wish.map(|wish| ("QUINION_IO", wish)))
+        .envs(requested.map(|requested| ("QUINION_IO", requested)))
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));

@@ -8,7 +8,7 @@
 //!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
-//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are promised before
+//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are reserved before
 //!   list       each in the ring that the policy says
 //!   submit     one Fill each, several windows' in one call; a single small one, of which the reader waits for a
 //!              page, is read by its reader's own system call, with no lock held
@@ -16,7 +16,7 @@
 //!
 //! A window becomes gaps, gaps become runs of consecutive frames (`frame_supply.rs`), runs become
 //! locked folios in the tree and one [`Fill`] each. Fewer frames than pages is not an error in the end: a window is a
-//! wish.
+//! request.
 //!
 //! A random read misses one page. Its window takes the same steps with a value where others have a list
 //! (`insert_folio`), as long as nothing is short.
@@ -105,7 +105,7 @@ pub(super) struct FillRequest {
     pub wait_policy: WaitPolicy,
 }
 
-/// What became of a wish to fill a window.
+/// The result of a request to fill a window.
 #[derive(Debug)]
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
@@ -291,7 +291,7 @@ impl Filemap {
             return Err(FillOutcome::Nothing);
         }
         let requests = batch.fills.len() + gaps.len();
-        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_room(requests) {
+        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_capacity(requests) {
             return Err(FillOutcome::Busy);
         }
         Ok(gaps)
@@ -653,7 +653,7 @@ impl WindowFills {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
                 let read = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
-                (FillCompletion::Landed, read as usize * PAGE_SIZE)
+                (FillCompletion::ReadPages, read as usize * PAGE_SIZE)
             }
         };
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
@@ -668,7 +668,7 @@ impl WindowFills {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
             let gone = guard.remove_failed(run, |page, order| self.is_complete(came, run, page, order));
-            let why = if came == FillCompletion::Landed { Count::Failed } else { Count::Undelivered };
+            let why = if came == FillCompletion::ReadPages { Count::Failed } else { Count::Undelivered };
             counters.add(why, gone);
         }
         came
@@ -689,7 +689,7 @@ impl WindowFills {
     fn is_complete(&self, came: FillCompletion, run: FillRun, page: u32, order: Order) -> bool {
         match came {
             FillCompletion::Before(end) => (page as usize * PAGE_SIZE) < end,
-            FillCompletion::Landed => {
+            FillCompletion::ReadPages => {
                 let view = self.filemap.arena.view();
                 view.run_read(run.frame.plus(page), order.pages()) == order.pages()
             }
@@ -722,7 +722,7 @@ enum FillCompletion {
     /// that arrived when the file was longer; readers do not see it, since it lies behind the file's size.
     Before(usize),
     /// What had arrived before something failed.
-    Landed,
+    ReadPages,
 }
 
 impl FillSink for WindowFills {

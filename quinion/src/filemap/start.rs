@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Joining is what tells a batch of scattered positions from a stream: two
-//! neighbours in one batch are one wish of two pages, not a second read that
+//! neighbours in one batch are one request of two pages, not a second read that
 //! continues the first. A batch that begins where the last one ended does
 //! continue it, and its windows grow like those of a stream of long reads.
 //!
@@ -194,7 +194,7 @@ mod tests {
         let two = span(0, 4096).joined(span(4096, 1)).expect("right behind it");
         assert_eq!(two.pages(), 2);
         assert_eq!(two.joined(span(100, 1)), Some(two), "a part of it adds nothing");
-        assert_eq!(span(8192, 1).joined(span(4096, 1)), None, "one before it is another wish");
+        assert_eq!(span(8192, 1).joined(span(4096, 1)), None, "one before it is another request");
         assert_eq!(span(0, 4096).joined(span(8192, 1)), None, "a page lies between");
     }
 }

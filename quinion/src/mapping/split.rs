@@ -53,7 +53,7 @@ use super::spill::PartOutcome;
 /// The most pieces that one edge leaves of a folio: one more for each time that it is halved.
 const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 
-/// What became of a wish that no folio reaches over an edge.
+/// The result of a request that no folio reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitOutcome {
     /// None does.
@@ -75,7 +75,7 @@ pub enum DetachOutcome {
         pages: u32,
     },
     /// It is not there any more: look again.
-    Gone,
+    Removed,
     /// It is being filled or written, or was while the copies were made, and pages are dirty again of which there is
     /// none: wait for that, and try again. Nothing was changed.
     InFlight,
@@ -128,7 +128,7 @@ impl Mapping {
             ReadableState::Yes => true,
             ReadableState::Zeros => false,
             ReadableState::NotYet => return DetachOutcome::InFlight,
-            ReadableState::Never => return DetachOutcome::Gone,
+            ReadableState::Never => return DetachOutcome::Removed,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
         if self.backing().places().is_some() && !dirty.is_empty() {
@@ -246,7 +246,7 @@ impl MappingGuard<'_> {
         let (first, head, order) = (held.first(), held.frame(), held.order());
         let mut tree = self.xarray(&nodes);
         if tree.load(first.0) != Entry::folio(head.0) || !view.own(head).word().is_live() {
-            return DetachOutcome::Gone;
+            return DetachOutcome::Removed;
         }
         let word = view.own(head).word();
         if word.has(Flags::LOCKED | Flags::WRITEBACK) || word.has(Flags::UPTODATE) != has_bytes {

@@ -86,7 +86,7 @@ pub struct WritebackCursor {
     pub at: PageIndex,
 }
 
-/// How a wish to make something durable goes on.
+/// How a request to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
     /// A sync of another caller has done it.
@@ -273,9 +273,9 @@ impl WritebackState {
         if number.0 < self.account().tainted { 0 } else { written }
     }
 
-    /// The flush has ended, at `now`: `written` pages of it are in the file, as `valid_pages` said; the others are dirty again, if
-    /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
-    /// tree lock since it asked, and a thread that waits is to be woken when it has let that go.
+    /// The flush has ended, at `now`: `written` pages of it are in the file, as `valid_pages` said; the others are
+    /// dirty again, if there are any because of an error of this number, or `None`: because of a sync that failed. The
+    /// caller has the tree lock since it asked, and a thread that waits is to be woken when it has let that go.
     pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.end(number.0);

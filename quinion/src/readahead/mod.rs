@@ -32,7 +32,7 @@
 //!  2. No window reaches past the file's last page, and none is empty.
 //!  3. A marker is on a page of its window, and there is something left to read after that window.
 //!
-//! Not an invariant: that a window is filled. It is a wish; a shortage shows as
+//! Not an invariant: that a window is filled. It is a request; a shortage shows as
 //! a miss inside it.
 
 mod kernel_like;

@@ -169,13 +169,13 @@ impl Simulator {
     }
 
     /// The windows since this was asked last, as text.
-    pub fn told(&mut self) -> String {
+    pub fn log(&mut self) -> String {
         let text: Vec<String> = self.windows.drain(..).map(tell).collect();
         text.join(" ")
     }
 
     /// The folios since this was asked last, as text: how many of which order follow each other.
-    pub fn told_folios(&mut self) -> String {
+    pub fn folios_log(&mut self) -> String {
         let mut runs: Vec<(u8, u32)> = Vec::new();
         for (_, order) in self.folios.drain(..) {
             match runs.last_mut() {

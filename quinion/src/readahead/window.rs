@@ -5,7 +5,7 @@
 //!        [----- asked for -----[M]------ ahead ---------)
 //! ```
 //!
-//! A [`Window`] is a wish to have pages in the cache. [`Windows`] are the few
+//! A [`Window`] is a request to have pages in the cache. [`Windows`] are the few
 //! that one decision gives at a time, the one that was asked for first: a
 //! stream that goes backward or in steps wants pages that do not follow the
 //! missed one. A decision may look at what is cached through [`Cached`], which

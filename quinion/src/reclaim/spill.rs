@@ -59,7 +59,7 @@ impl Reclaim {
         let word = descriptor.settled_word();
         let idle = word.holds() == 0 && !word.has(Flags::LOCKED | Flags::WRITEBACK);
         let there = word.is_live() && word.has(Flags::UPTODATE) && word.has(Flags::DIRTY);
-        there && idle && spill.has_room(word.order()) && {
+        there && idle && spill.has_capacity(word.order()) && {
             let mappings = self.mappings.read();
             mappings.get(&descriptor.mapping()).is_some_and(|mapping| mapping.backing().spills())
         }
@@ -80,7 +80,7 @@ impl Reclaim {
         for victim in group {
             // The first is worth it in any case.
             let order = self.arena.view().own(victim.frame).settled_word().order();
-            if out.pages > 0 && !spill.has_room_beside(order, out.pages) {
+            if out.pages > 0 && !spill.has_capacity_beside(order, out.pages) {
                 continue;
             }
             if let Some(departure) = guard.begin_spill(victim.index, victim.frame) {

@@ -29,7 +29,7 @@ use crate::content::verify;
 pub const SNAPSHOT: u8 = 0;
 pub const REMOVING: u8 = 1;
 pub const ZERO: u8 = 2;
-pub const GONE: u8 = 3;
+pub const UNMAPPED: u8 = 3;
 
 /// A mapping, and which bytes of the image it has.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +157,7 @@ impl Memory {
     /// Reads a page and says what is wrong with it.
     pub fn check_page(&self, page: u64) -> Result<(), String> {
         let before = self.state(page);
-        if before == GONE {
+        if before == UNMAPPED {
             return Ok(());
         }
         let found = self.read(page);
@@ -237,7 +237,7 @@ impl Memory {
     }
 
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
-        self.set(pages.clone(), GONE);
+        self.set(pages.clone(), UNMAPPED);
         for (address, bytes) in self.pieces(&pages) {
             // SAFETY: pages of ours, which are not read any more.
             checked(unsafe { libc::munmap(address as *mut _, bytes) })?;

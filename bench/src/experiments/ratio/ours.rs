@@ -76,7 +76,7 @@ impl Ours {
         self.reads[page as usize] = reads;
     }
 
-    fn make_room(&mut self) {
+    fn evict_one(&mut self) {
         if self.held.total() < self.pages_max || self.drop_behind() {
             return;
         }
@@ -129,7 +129,7 @@ impl Simulated for Ours {
             return true;
         }
         let refault = self.refault(page);
-        self.make_room();
+        self.evict_one();
         let came_back = refault == Some(Refault::Recent);
         self.standing[page as usize] = if came_back { EvictedState::WorkingSet } else { EvictedState::Plain };
         let class = self.policy.admit(ArrivingFolio { pages: 1, came: self.came, refault }, &self.held);

@@ -13,8 +13,8 @@
 //! its name; it is written under another, and renamed.
 //!
 //! A program that has it loaded keeps it if it is replaced or removed; a program that is started later looks for it by
-//! name, and one that is not there is taken out of the environment by the object itself (`faces/preload/src/gone.rs`).
-//! Objects that no run has used for a month are removed when another is written.
+//! name, and one that is not there is taken out of the environment by the object itself
+//! (`faces/preload/src/ld_preload.rs`). Objects that no run has used for a month are removed when another is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ use super::user_folder::Folder;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");
-/// How names of objects begin and end; `faces/preload/src/gone.rs` knows ours by it.
+/// How names of objects begin and end; `faces/preload/src/ld_preload.rs` knows ours by it.
 const PREFIX: &str = "libquinion-";
 const SUFFIX: &str = ".so";
 const _: () = assert!(HASH.len() == 32, "the longest name is agreed on with the object");

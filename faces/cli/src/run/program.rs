@@ -37,7 +37,7 @@ pub enum Kind {
 
 impl Kind {
     /// Whether the environment may name our object without an error message of the loader.
-    pub fn may_be_told(&self) -> bool {
+    pub fn may_be_intercepted(&self) -> bool {
         !matches!(self, Kind::Foreign(..))
     }
 
@@ -422,7 +422,7 @@ mod tests {
         let mut elf = std::fs::read("/bin/cat").unwrap();
         elf[18] = 183;
         std::fs::write(&path, &elf).unwrap();
-        assert!(!look_at(path.as_os_str()).may_be_told());
+        assert!(!look_at(path.as_os_str()).may_be_intercepted());
         elf[18] = 62;
         std::fs::write(&path, &elf[..100]).unwrap();
         assert_eq!(look_at(path.as_os_str()), Kind::Unknown, "its headers are cut off");

@@ -51,7 +51,7 @@ pub fn conduct(sites: &[Site]) -> SyscallAudit {
     match sites {
         [] => SyscallAudit::Clean,
         sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => SyscallAudit::Harmless,
-        _ => SyscallAudit::Careful,
+        _ => SyscallAudit::Restricted,
     }
 }
 

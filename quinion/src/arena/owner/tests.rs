@@ -10,7 +10,7 @@ use crate::arena::allocate::{GrowOutcome, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{VIEWERS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
-use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, WISHES_REFUSED};
+use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED};
 use crate::arena::view::CellNumber;
 use crate::arena::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 use crate::sync::LockWait;
@@ -516,17 +516,17 @@ fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, 
     let take = || arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
     let before = arena.stats();
     let mut taken = take();
-    if matches!(taken, Err(GuestRefused::NoRoom)) && arena.demand_guest(extents) {
+    if matches!(taken, Err(GuestRefused::NoSpace)) && arena.demand_guest(extents) {
         arena.choose_emptying();
         arena.punch_empty();
         taken = take();
         arena.end_demand();
     }
-    let room = before.bound_bytes - before.control_bytes - before.meta_bytes;
+    let capacity = before.bound_bytes - before.control_bytes - before.meta_bytes;
     let is_empty = before.data_bytes + before.cell_bytes + before.guest_bytes == 0;
     match taken {
         Ok(guest) => Ok(Some(guest)),
-        Err(GuestRefused::NoRoom) if !is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > room => {
+        Err(GuestRefused::NoSpace) if !is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > capacity => {
             Ok(None)
         }
         refused => Err(format!("{refused:?}, and there is room: {before:?}")),
@@ -674,7 +674,7 @@ fn give_back(arena: &Arena, run: FrameRun, thread: u32) {
 fn a_machine_without_memory_is_asked_now_and_then() {
     let mut growth = GrowthParams { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
     let mut asked = 0;
-    for _ in 0..3 * (WISHES_REFUSED + 1) {
+    for _ in 0..3 * (GROWTHS_REFUSED + 1) {
         let refused = growth.ask(|_| {
             asked += 1;
             Err(Errno::NOMEM.into())

@@ -88,7 +88,7 @@ impl Numbers {
         let message =
             self.modes.iter().take(FILES_MAX).enumerate().fold(message, |message, (place, file)| {
                 let path = file.path.to_string_lossy();
-                let words = [mode_name(file.trust), &path, &file.why].join(&BETWEEN.to_string());
+                let words = [mode_name(file.validation), &path, &file.why].join(&BETWEEN.to_string());
                 message.text(&file_name(place), &words)
             });
         self.hottest.iter().enumerate().fold(message, |message, (place, file)| {
@@ -129,7 +129,7 @@ fn read_hot(words: &str) -> Option<Hot> {
 fn read_file(words: &str) -> Option<FileMode> {
     let (mode, rest) = words.split_once(BETWEEN)?;
     let (path, why) = rest.rsplit_once(BETWEEN)?;
-    Some(FileMode { path: path.into(), trust: mode_of(mode)?, why: why.to_owned() })
+    Some(FileMode { path: path.into(), validation: mode_of(mode)?, why: why.to_owned() })
 }
 
 #[cfg(test)]
@@ -144,7 +144,11 @@ mod tests {
             *number = place as u64 + 1;
         }
         assert!(numbers.owner.evicted_pages > 0 && numbers.totals.reasons.iter().all(|&count| count > 0));
-        let file = |path: &str, trust, why: &str| FileMode { path: path.into(), trust, why: why.to_owned() };
+        let file = |path: &str, validation, why: &str| FileMode {
+            path: path.into(),
+            validation,
+            why: why.to_owned(),
+        };
         numbers.modes = vec![
             file("/a b\n\u{1f}\"c", Validation::Kernel, "somebody has it open for writing"),
             file("/d", Validation::Sure, ""),

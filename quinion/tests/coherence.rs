@@ -1,4 +1,4 @@
-//! Outside: another process changes a file under a cache, and no read that begins later is stale.
+//! Coherence: another process changes a file under a cache, and no read that begins later is stale.
 //!
 //! ```text
 //!   test                                another process
@@ -73,12 +73,12 @@ fn until_leased(open: impl Fn() -> File) -> File {
     let begun = Instant::now();
     loop {
         let file = open();
-        let outside = file.coherence().unwrap();
-        if outside.in_force == Coherence::Lease {
+        let coherence = file.coherence().unwrap();
+        if coherence.in_force == Coherence::Lease {
             return file;
         }
-        let passes = outside.no_lease == Some(NoLease::OpenForWriting);
-        assert!(passes && begun.elapsed() < LONG, "{outside:?}");
+        let passes = coherence.no_lease == Some(NoLease::OpenForWriting);
+        assert!(passes && begun.elapsed() < LONG, "{coherence:?}");
         drop(file);
         thread::sleep(Duration::from_millis(1));
     }
@@ -565,9 +565,12 @@ fn what_is_no_file_of_the_system_has_no_lease() {
     let file =
         cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), &leasing());
     let file = file.unwrap();
-    let outside = file.coherence().unwrap();
-    assert_eq!(outside.no_lease, Some(NoLease::NotSupported));
-    assert_eq!((outside.wanted, outside.in_force), (Coherence::Lease, Coherence::CheckEvery(Duration::ZERO)));
+    let coherence = file.coherence().unwrap();
+    assert_eq!(coherence.no_lease, Some(NoLease::NotSupported));
+    assert_eq!(
+        (coherence.wanted, coherence.in_force),
+        (Coherence::Lease, Coherence::CheckEvery(Duration::ZERO))
+    );
 }
 
 /// 1 A handle reads by a lease.
@@ -580,8 +583,8 @@ fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
         assert_eq!(generation(&reader, 3), 0);
         let writer = cache.open_with(&path, leasing().write(true)).unwrap();
         for file in [&reader, &writer] {
-            let outside = file.coherence().unwrap();
-            assert_eq!((outside.in_force, outside.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
+            let coherence = file.coherence().unwrap();
+            assert_eq!((coherence.in_force, coherence.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
         }
         assert_eq!(leases_on(&path), 0);
         for round in 1..20 {
@@ -615,7 +618,7 @@ fn who_opens_a_file_for_writing_waits_for_the_lease_of_another_cache() {
 fn each_policy_sees_what_it_says() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
-    let open = |outside| cache.open_with(&path, Opening::new().coherence(outside)).unwrap();
+    let open = |coherence| cache.open_with(&path, Opening::new().coherence(coherence)).unwrap();
     let (immutable, check) = (open(Coherence::Immutable), open(Coherence::Check));
     let each = open(Coherence::CheckEvery(Duration::ZERO));
     let rarely = open(Coherence::CheckEvery(Duration::from_secs(1 << 30)));

@@ -1,5 +1,5 @@
-//! Gone: programs that are started where the cache has ended, cannot be reached, or refuses them; and a `run` that is
-//! stopped itself.
+//! Unreachable: programs that are started where the cache has ended, cannot be reached, or refuses them; and a `run`
+//! that is stopped itself.
 //!
 //! Such a program runs without any message on its standard error and without waiting for the cache.
 

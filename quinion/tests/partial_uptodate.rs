@@ -49,7 +49,7 @@ fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
 /// How many pages a reader of `pages` pages from `page` on gets, and why no more.
 fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     let hits = hit(rig, page, &mut vec![0; pages * PAGE_SIZE]);
-    assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has landed or it has not");
+    assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has been read or it has not");
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
@@ -107,7 +107,11 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
         assert_eq!(first.join().unwrap() as u64, PAGE);
         assert_eq!(hit_pages(&rig, 0, 512), (200, HitStop::Filling));
         land(&mut fill, 200..512);
-        assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full), "all has landed, though its fill goes on");
+        assert_eq!(
+            hit_pages(&rig, 0, 512),
+            (512, HitStop::Full),
+            "all has been read, though its fill goes on"
+        );
         fill.complete(Ok(512 * PAGE_SIZE));
     });
     assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full));
@@ -347,7 +351,7 @@ impl Looker {
             handle: 1,
             cell: mapping.index().cell(),
             id: mapping.id(),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         };
         let mut bytes = vec![0; pages * PAGE_SIZE];
@@ -376,7 +380,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
         assert!(!first.is_finished());
         land(&mut fill, 100..200);
         assert_eq!(first.join().unwrap(), full(1, 1), "it asked once, and its folio is not filled");
-        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has landed");
+        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has been read");
         assert_eq!(looker.read(&owner, 300, 212), full(212, 0));
         // A read over a gap asks for the gap, once, and for nothing behind it.
         let over = scope.spawn(|| looker.read(&owner, 150, 362));

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a file, held by the kernel or not --leaves_to_kernel--> so many bytes, or none: attach
-//!                                     --prepare-----------> copied, if that was wished
+//!                                     --prepare-----------> copied, if that was requested
 //! ```
 //!
 //! Where the kernel does not let go of a file (it lies in memory), what asks for a cold one is left out, and says so.
@@ -20,7 +20,7 @@ use quinion::{Cache, CacheOwner};
 const BYTES: u64 = 1 << 20;
 
 fn owner() -> CacheOwner {
-    CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite()
+    CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).attach_lazily()
 }
 
 /// A file of which the kernel holds all, written back; it lies on a file system with a device, if tests do.
@@ -85,9 +85,9 @@ fn what_the_kernel_holds_is_copied_after_some_readings() {
     let file = file(folder.path(), BYTES);
     assert_eq!(ask(&owner, &file, false), Some(2 * BYTES));
     owner.prepare(&Alone);
-    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
     assert_eq!(ask(&owner, &file, true), Some(BYTES));
-    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one wish is enough");
+    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one request is enough");
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
     let (device, inode) = name(&file);
@@ -186,7 +186,7 @@ fn what_nobody_holds_the_kernel_reads_first() {
     }
     assert_eq!((first, ask(&owner, &file, true)), (Some(BYTES), Some(BYTES)));
     owner.prepare(&Alone);
-    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
     rustix::io::pread(&file, &mut vec![0; BYTES as usize], 0).unwrap();
     assert_eq!(ask(&owner, &file, true), Some(2 * BYTES));
     assert_eq!(ask(&owner, &file, true), Some(BYTES));

@@ -434,7 +434,7 @@ mod tests {
     use object_store::{ObjectStoreExt, memory::InMemory};
 
     #[test]
-    fn what_one_thread_keeps_together_keeps_no_other_waiting() {
+    fn a_plug_of_one_thread_delays_no_other() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let (store, path) = (Arc::new(InMemory::new()), Path::from("object"));
         runtime.block_on(store.put(&path, vec![7; 4 << 20].into())).expect("a put");

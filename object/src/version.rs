@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_version_is_told() {
+    fn an_answer_of_another_version_is_an_error() {
         let known = meta("a", 10, Some("\"x\""), None, 5);
         assert!(is_same(&known, &meta("a", 10, Some("\"x\""), Some("v"), 7)));
         for other in [

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
+    fn no_task_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
         let background = BackgroundThread::new();
         let (task, runs_seen) = recording(None, false);
         add(&background, &task);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_before_a_poke_is_seen() {
+    fn changes_made_before_a_poke_are_seen() {
         struct Follows(AtomicU64, AtomicU64);
         impl BackgroundTask for Follows {
             fn run(&self) -> Option<Duration> {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_comes_again_when_it_said_and_a_panic_is_its_own() {
+    fn a_task_comes_again_when_it_said_and_a_panic_is_its_own() {
         let background = BackgroundThread::new();
         let (bad, bad_runs) = recording(None, true);
         let (good, good_runs) = recording(Some(Duration::from_millis(1)), false);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_that_comes_again_in_eternity_comes_when_it_is_poked() {
+    fn a_task_that_comes_again_in_eternity_runs_when_poked() {
         let background = BackgroundThread::new();
         let (task, runs_seen) = recording(Some(Duration::MAX), false);
         add(&background, &task);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_last_is_done_after_the_duty_that_runs_and_only_by_a_thread() {
+    fn the_exit_work_runs_after_the_running_task_and_only_on_a_thread() {
         let background = BackgroundThread::new();
         assert!(background.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
         let (task, runs_seen) = recording(None, true);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_whose_owner_is_gone_is_forgotten_and_after_the_end_nothing_runs() {
+    fn a_task_of_a_dead_owner_is_forgotten_and_nothing_runs_after_the_end() {
         let background = BackgroundThread::new();
         let (gone, dead_runs) = recording(None, false);
         let (kept, kept_runs) = recording(None, false);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_poke_those_whose_owners_are_gone_are_forgotten_too() {
+    fn tasks_of_dead_owners_are_forgotten_without_a_poke_too() {
         let background = BackgroundThread::new();
         let kept: Vec<_> = (0..10).map(|_| recording(None, false).0).collect();
         kept.iter().for_each(|task| add(&background, task));
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_may_end_the_upkeep_itself() {
+    fn a_task_may_close_the_background_thread_itself() {
         struct Ends(Mutex<Option<BackgroundThread>>, Mutex<Sender<()>>);
         impl BackgroundTask for Ends {
             fn run(&self) -> Option<Duration> {

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_looks_when_somebody_wants_to_write_and_he_goes_on_when_it_is_dropped() {
+    fn a_holder_looks_when_a_process_wants_to_write_which_goes_on_when_the_lease_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), told(false));
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_asks_those_who_were_summoned_or_from_time_to_time_all() {
+    fn each_round_asks_the_signalled_holders_or_from_time_to_time_all() {
         let (shared, (one, _), (other, _)) = (LeaseShared::default(), told(false), told(false));
         let weak = |holder: &Arc<LookReport>| -> Weak<dyn LeaseHolder> {
             Arc::downgrade(holder) as Weak<LookReport>

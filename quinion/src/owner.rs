@@ -770,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn of_so_many_files_it_is_known_that_memory_is_too_small_for_them() {
+    fn the_table_of_files_too_large_for_memory_is_bounded() {
         let mut short = ShortageState::default();
         let most = ShortageState::FILES_MAX as u64;
         for inode in 0..3 * most {
@@ -831,7 +831,7 @@ mod tests {
     /// The kernel tells no lease of a file that is cut by being opened to read only. A viewer that says so while the
     /// file is being attached is heard.
     #[test]
-    fn a_cut_while_a_file_is_being_attached_is_heard() {
+    fn a_truncation_while_a_file_is_being_attached_is_noticed() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
         let path = folder.path().join("file");
         let mut file = std::fs::File::create(&path).expect("a file");

@@ -333,7 +333,7 @@ mod the_verifier {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_was_filled_is_right(file: u32, generation: u32, (position, bytes) in range()) {
+        fn filled_bytes_are_right(file: u32, generation: u32, (position, bytes) in range()) {
             let buf = content(file, position, generation, bytes);
             prop_assert_eq!(verify(&buf, file, position), Ok(()));
             let met = generations(&buf, file, position).unwrap();
@@ -392,7 +392,7 @@ mod the_verifier {
         }
 
         #[test]
-        fn a_shred_is_judged_by_what_it_tells(
+        fn a_shred_is_verified_by_the_bytes_it_has(
             generation: u32, page in 0..1000u64, other_page in 0..1000u64, line in 0..PAGE / LINE,
         ) {
             let word_1 = line * LINE + 8;

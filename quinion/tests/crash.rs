@@ -350,7 +350,7 @@ proptest! {
     #![proptest_config(config(60))]
 
     #[test]
-    fn what_a_sync_has_promised_is_there_after_a_crash(
+    fn synced_bytes_are_there_after_a_crash(
         start in starts(), order in prop::sample::select(vec![0u8, 2, 4]), seed: u64,
         ops in prop::collection::vec(ops(), 1..40),
     ) {

@@ -160,7 +160,7 @@ fn a_failing_list_becomes_short() {
 /// Another program writes to pages that we have not changed, while we have changed others: ours stay, and
 /// theirs are seen when we look again.
 #[test]
-fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
+fn other_programs_writes_elsewhere_are_seen_and_our_own_are_kept() {
     for folder in [disk(), memory()] {
         let folder = TempDir::new_in(folder).unwrap();
         let path = folder.path().join("file");
@@ -419,7 +419,7 @@ fn many_threads(folder: &Path, orders: [u8; 2]) {
 }
 
 #[test]
-fn threads_that_write_their_own_parts_find_them_and_nobody_reads_half_a_page() {
+fn threads_that_write_their_own_parts_find_them_and_no_reader_sees_half_a_page() {
     many_threads(&disk(), [0, 0]);
     many_threads(&disk(), [0, 9]);
     many_threads(&memory(), [0, 4]);

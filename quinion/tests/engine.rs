@@ -305,8 +305,8 @@ fn interrupted(mechanism: Mechanism) {
 }
 
 #[test]
-fn a_reader_who_is_interrupted_all_the_time_reads_right() {
-    if hazard::in_a_process_of_its_own("a_reader_who_is_interrupted_all_the_time_reads_right") {
+fn a_reader_that_is_interrupted_all_the_time_reads_right() {
+    if hazard::in_a_process_of_its_own("a_reader_that_is_interrupted_all_the_time_reads_right") {
         MECHANISMS.into_iter().for_each(interrupted);
     }
 }

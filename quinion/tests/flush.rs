@@ -315,7 +315,7 @@ fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
 // The end of a file.
 
 #[test]
-fn nothing_is_written_behind_the_end() {
+fn no_byte_is_written_behind_the_end() {
     for mechanism in MECHANISMS {
         for folder in folders() {
             let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
@@ -552,7 +552,7 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
 // What is refused, and what fails.
 
 #[test]
-fn what_is_opened_for_reading_says_so_and_how_to_write() {
+fn a_backend_opened_for_reading_refuses_writes_and_says_how_to_write() {
     let folder = disk();
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
@@ -803,7 +803,7 @@ fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
 }
 
 #[test]
-fn what_a_sync_promised_is_in_every_state_that_follows() {
+fn synced_bytes_are_in_every_state_that_follows() {
     for seed in 0..40 {
         let (is_kept, torn) = syncs_are_durable(Writer::Retrying, seed);
         assert!(is_kept, "seed {seed}");
@@ -812,7 +812,7 @@ fn what_a_sync_promised_is_in_every_state_that_follows() {
 }
 
 #[test]
-fn who_believes_the_sync_after_one_that_failed_is_found_out() {
+fn a_writer_that_believes_the_sync_after_a_failed_one_loses_bytes() {
     let found_out = (0..40).filter(|&seed| !syncs_are_durable(Writer::Careless, seed).0).count();
     assert!(found_out > 20, "only {found_out} of 40");
 }

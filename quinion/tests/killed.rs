@@ -155,7 +155,7 @@ fn check_file(path: &Path, report: WriterReport) {
 }
 
 #[test]
-fn what_was_synced_is_there_and_nothing_foreign_after_kill_9() {
+fn synced_bytes_and_nothing_foreign_are_there_after_kill_9() {
     let kills = if std::env::var_os("QUINION_SOAK").is_some() { 300 } else { 8 };
     let mut dice = Dice::new(9);
     let mut synced = 0;

@@ -76,7 +76,7 @@ fn a_hot_set_outlives_a_scan_of_ten_times_the_memory() {
 }
 
 #[test]
-fn what_was_read_once_or_twice_is_no_hot_set() {
+fn pages_read_once_or_twice_are_no_hot_set() {
     assert_eq!(left_after_scan(0, 1, PAGE), 0);
     assert_eq!(left_after_scan(1 << 20, 2, PAGE), 0);
 }
@@ -195,7 +195,7 @@ fn a_folio_is_listed_once_and_one_that_is_not_is_seen() {
 }
 
 #[test]
-fn what_leaves_by_another_door_is_taken_off() {
+fn folios_removed_without_reclaim_are_taken_off_the_lists() {
     let rings = Rings::new();
     for round in 0..20 {
         (0..500).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
@@ -252,7 +252,7 @@ fn dirty(rings: &Rings, index: u64) {
 }
 
 #[test]
-fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
+fn dirty_folios_stay_in_their_ring_and_reclaim_ends() {
     let rings = Rings::new();
     (0..300).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
     (0..300).filter(|index| index % 3 != 0).for_each(|index| dirty(&rings, index));
@@ -345,7 +345,7 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
 }
 
 #[test]
-fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cache_either() {
+fn d12_a_folio_of_an_uncached_read_leaves_no_shadow_when_the_cache_shrinks_either() {
     let rings = Rings::new();
     let [made, kept] = [rings.add(0, 2, FetchOrigin::Uncached), rings.add(4, 2, FetchOrigin::Asked)];
     assert_eq!(made.extent(), kept.extent());
@@ -357,7 +357,7 @@ fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cach
 }
 
 #[test]
-fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
+fn a_folio_of_an_uncached_read_that_another_has_read_is_new_like_others() {
     let rings = Rings::new();
     let adopted = rings.add(0, 2, FetchOrigin::Uncached);
     rings.add(4, 2, FetchOrigin::Uncached);

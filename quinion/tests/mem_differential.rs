@@ -224,12 +224,12 @@ fn two_threads(order_max: u8) {
 }
 
 #[test]
-fn threads_with_pages_find_their_own_and_nobody_reads_half_a_page() {
+fn threads_with_pages_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(0);
 }
 
 #[test]
-fn threads_with_large_folios_find_their_own_and_nobody_reads_half_a_page() {
+fn threads_with_large_folios_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(9);
 }
 

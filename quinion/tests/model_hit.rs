@@ -1851,7 +1851,7 @@ fn marker_of_a_later_folio() {
 
 /// Two who grab a folio that is up to date.
 #[test]
-fn two_who_lock_a_folio() {
+fn two_threads_lock_a_folio() {
     explore(&["locked, locked: 3", "locked, refused: 2", "refused, locked: 2"], || {
         let stage = Held::filled();
         let other = spawn(&stage, |stage| stage.lock_and_add());
@@ -1863,7 +1863,7 @@ fn two_who_lock_a_folio() {
 
 /// Two who grab a folio that was allocated and has no bytes yet.
 #[test]
-fn two_who_fill_an_allocated_folio() {
+fn two_threads_fill_an_allocated_folio() {
     explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
         let stage = Held::new();
         stage.descriptor.prepare(ONE, PAGE_0, SMALL, false);
@@ -1979,9 +1979,12 @@ const NEEDED: &[Needed] = &[
     (Mutant::SplitStep, &[("split_then_reuse", BYTES)]),
     (Mutant::PieceFence, &[("piece_where_a_folio_was", BYTES)]),
     (Mutant::PieceRelease, &[("piece_of_another_file", BYTES)]),
-    (Mutant::LockTaken, &[("two_who_lock_a_folio", RACE)]),
-    (Mutant::LockAcquire, &[("two_who_lock_a_folio", RACE), ("two_who_fill_an_allocated_folio", RACE)]),
-    (Mutant::UnlockRelease, &[("two_who_lock_a_folio", RACE)]),
+    (Mutant::LockTaken, &[("two_threads_lock_a_folio", RACE)]),
+    (
+        Mutant::LockAcquire,
+        &[("two_threads_lock_a_folio", RACE), ("two_threads_fill_an_allocated_folio", RACE)],
+    ),
+    (Mutant::UnlockRelease, &[("two_threads_lock_a_folio", RACE)]),
     (Mutant::DirtyWriteFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::DirtyFlushFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),

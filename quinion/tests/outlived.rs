@@ -96,7 +96,7 @@ fn validation_after(
 }
 
 #[test]
-fn what_a_killed_owner_left_is_not_believed() {
+fn state_left_by_a_killed_owner_is_not_believed() {
     let (before, after) = validation_after(|owner, _, _| {
         owner.kill().unwrap();
         owner.wait().unwrap();
@@ -106,7 +106,7 @@ fn what_a_killed_owner_left_is_not_believed() {
 }
 
 #[test]
-fn what_an_owner_that_ends_left_is_not_believed() {
+fn state_left_by_an_owner_that_ends_is_not_believed() {
     let (before, after) = validation_after(|owner, lines, _| {
         use std::io::Write;
         writeln!(owner.stdin.as_mut().unwrap()).unwrap();

@@ -304,7 +304,7 @@ fn change(path: &Path, change: Change, seed: u8) {
 }
 
 #[test]
-fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
+fn a_file_changed_while_no_handle_was_open_is_read_anew() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         for (number, (coherence, what)) in
@@ -337,7 +337,7 @@ fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
 
 /// The first store to a mapped page changes the file's times, and a second one does not.
 #[test]
-fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
+fn a_mappings_second_store_is_read_without_a_lease() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         let (cache, path) = (cache(), place.path().join("file"));
@@ -375,7 +375,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
 /// 4. He stores to that page again, which moves no times, and unmaps it.
 /// 5. It is read under a lease again.
 #[test]
-fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
+fn a_mappings_store_after_the_lease_ended_is_never_read_stale() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         let (cache, path) = (cache(), place.path().join("file"));
@@ -424,7 +424,7 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
 
 /// Two threads that open, read and close one file, so that each parks what the other is about to open.
 #[test]
-fn who_opens_while_another_parks_reads_the_file() {
+fn an_open_while_another_handle_parks_reads_the_file() {
     let _alone = alone();
     let (folder, cache) = (folder(), Arc::new(cache()));
     let path: Arc<PathBuf> = Arc::new(folder.path().join("file"));

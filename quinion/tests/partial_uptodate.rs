@@ -75,7 +75,7 @@ fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
 // ---- the owner's readers -------------------------------------------------------------------------------------
 
 #[test]
-fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
+fn a_reader_without_a_hold_reads_the_pages_read_so_far_and_not_one_more() {
     let rig = rig(600, 64);
     rig.device.keep();
     thread::scope(|scope| {
@@ -202,7 +202,7 @@ fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
 }
 
 #[test]
-fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
+fn pages_read_leave_with_a_failed_folio_and_have_to_be_read_again() {
     let rig = rig(512, 64);
     rig.device.keep();
     for round in 0..3 {
@@ -225,7 +225,7 @@ fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
 }
 
 #[test]
-fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
+fn no_page_read_is_shown_behind_the_end_that_its_fill_found() {
     let rig = rig(512, 64);
     rig.device.keep();
     thread::scope(|scope| {
@@ -245,7 +245,7 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
 /// A reader that waited for another one's readahead decision finds the pages fetched by it, and does not take them for
 /// a lost window.
 #[test]
-fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
+fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
     let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
     let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
     thread::scope(|scope| {
@@ -274,7 +274,7 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
 /// A reader that misses a page while another thread inserts its window finds the page in flight, and makes no second
 /// decision.
 #[test]
-fn a_page_that_eight_miss_at_a_time_is_judged_once() {
+fn a_page_that_eight_miss_at_a_time_is_planned_once() {
     const READERS: u32 = 8;
     const ROUNDS: u32 = 300;
     let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
@@ -367,7 +367,7 @@ fn full(pages: usize, asked: u32) -> ReadOutcome {
 }
 
 #[test]
-fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
+fn a_viewer_waits_for_its_page_and_reads_on_through_all_pages_read() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
     let looker = Looker::new(&service);
@@ -399,7 +399,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
 }
 
 #[test]
-fn a_viewer_of_a_part_that_failed_asks_again_and_reads_what_lands_then() {
+fn a_viewer_of_a_part_that_failed_asks_again_and_reads_its_next_fill() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
     let looker = Looker::new(&service);
@@ -470,7 +470,7 @@ fn storm(seed: u64) -> u64 {
 }
 
 #[test]
-fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
+fn no_reader_sees_an_unread_page_in_a_storm_of_parts() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
     let (mut early, mut seed) = (0, 0);
     // On a busy machine some storms show nothing, because no reader met an unfilled folio.

@@ -202,16 +202,16 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
 }
 
 #[test]
-fn many_who_wait_for_a_ring_are_woken_for_their_own_pages() {
-    if hazard::in_a_process_of_its_own("many_who_wait_for_a_ring_are_woken_for_their_own_pages") {
+fn threads_that_wait_for_a_ring_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("threads_that_wait_for_a_ring_are_woken_for_their_own_pages") {
         many_waiters(Mechanism::Ring, true);
         many_waiters(Mechanism::Ring, false);
     }
 }
 
 #[test]
-fn many_who_wait_for_a_pool_are_woken_for_their_own_pages() {
-    if hazard::in_a_process_of_its_own("many_who_wait_for_a_pool_are_woken_for_their_own_pages") {
+fn threads_that_wait_for_a_pool_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("threads_that_wait_for_a_pool_are_woken_for_their_own_pages") {
         many_waiters(Mechanism::Threads, true);
         many_waiters(Mechanism::Threads, false);
     }

@@ -202,7 +202,7 @@ fn touch_all(cache: &Cache) {
 }
 
 #[test]
-fn what_a_very_late_reader_took_goes_with_the_next_resize() {
+fn memory_taken_by_a_very_late_reader_goes_with_the_next_resize() {
     let cache = Cache::builder().memory(LARGE).readahead(0).build().unwrap();
     let device = Device::new(2 * LARGE);
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -236,7 +236,7 @@ fn pin_everywhere(file: &File) -> Vec<quinion::Pinned> {
 }
 
 #[test]
-fn pins_are_slack_that_is_told_and_goes_with_them() {
+fn pins_are_slack_that_is_reported_and_goes_with_them() {
     let device = Device::new(2 * LARGE);
     let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_max(0).build().unwrap();
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -264,7 +264,7 @@ fn pins_are_slack_that_is_told_and_goes_with_them() {
 }
 
 #[test]
-fn what_is_in_flight_is_waited_for_but_not_for_ever() {
+fn fills_in_flight_are_waited_for_but_not_for_ever() {
     let device = Device::new(2 * LARGE);
     let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_min(9).build().unwrap();
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();

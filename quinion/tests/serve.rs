@@ -212,7 +212,7 @@ fn a_dead_viewer_leaves_nothing_behind() {
 /// A viewer that opens a file for writing sees that it is attached, and tells the owner, which detaches it from all
 /// viewers.
 #[test]
-fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
+fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     let owner = NaiveOwner::minding_writers(1000);
     let service = Service::start(owner.clone(), 2).unwrap();
     let viewer = viewer(&service, us());
@@ -376,7 +376,7 @@ fn a_viewer_can_write_its_own_page_and_nothing_else() {
 }
 
 #[test]
-fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
+fn a_viewer_that_waits_when_the_owner_closes_is_released_and_never_asks_again() {
     let owner = NaiveOwner::new(24); // far too few pages for the file: every round asks
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
@@ -457,7 +457,7 @@ fn a_file_that_was_attached_too_late_is_detached() {
 
 /// 1. A program removes a file that the owner has open, and its space is not free.
 #[test]
-fn who_removes_a_file_tells_the_owner() {
+fn a_viewer_that_removes_a_file_notifies_the_owner() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
@@ -533,7 +533,7 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
 /// 1. Processes say of files of one file system that they are cut, watched and removed; and it hangs.
 /// 2. Each takes a worker, until none is left for the questions of others.
 #[test]
-fn what_is_said_of_files_of_a_file_system_that_hangs_keeps_some_workers_and_is_heard_in_the_end() {
+fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_end() {
     const HUNG: u64 = 77;
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
@@ -610,7 +610,7 @@ fn workers_that_are_too_many_end() {
 /// 1. A process joins. Of the workers that sleep one alone waits for its futex.
 /// 2. That worker is at a question of the process that hangs, and its next question is not taken for a second.
 #[test]
-fn who_asks_behind_a_question_that_hangs_is_heard_at_once() {
+fn a_request_behind_a_hanging_one_is_answered_at_once() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 4).unwrap();
     let file = temporary(1, 1 << 20);
@@ -644,7 +644,7 @@ fn releases(viewer: &Viewer, count: u32) -> Duration {
 ///    end for what they are indeed at; or for what never ends.
 /// 2. A viewer that unmounts or removes a file waits for these, each time anew.
 #[test]
-fn who_lies_about_what_is_under_way_makes_nobody_wait() {
+fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     const RELEASES: u32 = 40;
     /// A fourth of what it takes if each is waited for.
     const MOST: Duration = Duration::from_millis(RELEASES as u64 * 200 / 4);
@@ -717,7 +717,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
 /// 1. Others have filled the queues that are the service's, too, with what cannot be closed.
 /// 2. The service lets processes in that send more of it, until no descriptor is left.
 #[test]
-fn what_waits_elsewhere_in_the_owner_counts_for_the_service() {
+fn work_queued_elsewhere_in_the_owner_counts_for_the_service() {
     use quinion::internals::sys::serial_queues::QueueKey;
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
@@ -907,7 +907,7 @@ fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count:
 ///    capabilities, or in a name space of their own, where the first has the number 1.
 /// 2. They are let in; or their places are free afterwards, and no other process is let in.
 #[test]
-fn who_is_of_another_domain_takes_no_place() {
+fn a_process_of_another_domain_takes_no_place() {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can become another user");
@@ -1046,7 +1046,7 @@ fn hostile_descriptor() {
 /// 1. More connect than are let in, and each sends a socket whose close waits for ever.
 /// 2. Closing the listener, when the service has ended, closes those.
 #[test]
-fn what_was_sent_by_who_was_not_let_in_makes_nobody_wait_at_the_end() {
+fn sockets_sent_by_refused_processes_delay_no_close() {
     let owner = NaiveOwner::new(64);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -1090,7 +1090,7 @@ fn send_with(to: impl AsFd, says: &[u8], descriptor: impl AsFd) {
 
 /// An accept that fails, as without descriptors, leaves the listener ready.
 #[test]
-fn a_listener_that_lets_nobody_in_is_looked_at_now_and_then() {
+fn a_listener_that_admits_no_process_is_looked_at_now_and_then() {
     let (reader, writer) = std::io::pipe().unwrap(); // not a listener
     (&writer).write_all(b"ready").unwrap();
     let options = ServiceOptions { workers: 1, listener: Some(reader.into()), ..Default::default() };
@@ -1240,7 +1240,7 @@ fn connected(path: &Path) -> std::os::fd::OwnedFd {
 /// 1. A process sends messages of no bytes, and behind them a socket that lingers, and closes all.
 /// 2. The keeper takes the first, takes the second for the end, and closes the connection: it waits for the socket.
 #[test]
-fn a_descriptor_behind_empty_messages_keeps_nobody_waiting() {
+fn a_descriptor_behind_empty_messages_delays_no_other() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
@@ -1275,7 +1275,7 @@ fn a_descriptor_behind_empty_messages_keeps_nobody_waiting() {
 /// 1. More connections than may be silent say nothing.
 /// 2. One that speaks is closed unread.
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_keep_no_process_out() {
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -1292,7 +1292,7 @@ fn silent_connections_keep_nobody_out() {
 /// 2. They ask for it to be attached, again and again. What the kernel tells of it waits for that lock.
 /// 3. No worker is left for anybody else, and none can be killed.
 #[test]
-fn a_descriptor_whose_lock_is_held_keeps_nobody_waiting() {
+fn a_descriptor_whose_lock_is_held_delays_no_other() {
     let Some(fault) = UnansweredFault::new() else {
         return eprintln!("SKIPPED: userfaultfd is refused here");
     };

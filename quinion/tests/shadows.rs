@@ -93,7 +93,7 @@ fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
 }
 
 #[test]
-fn b05_a_refault_is_told_once_per_folio_through_the_mapping() {
+fn b05_a_refault_is_reported_once_per_folio_through_the_mapping() {
     let arena = arena();
     let mapping = mapping(&arena, 1);
     assert_eq!(add(&mapping, 0, 16, 0), []);
@@ -195,7 +195,7 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
 }
 
 #[test]
-fn who_may_not_wait_to_forget_leaves_nothing() {
+fn an_eviction_that_may_not_wait_to_prune_leaves_no_shadow() {
     let (arena, counters) = (arena(), Arc::new(Counters::default()));
     let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
     let nodes = Arc::clone(reclaim.shadow_nodes());
@@ -437,7 +437,7 @@ fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
 }
 
 #[test]
-fn what_was_away_for_more_than_the_cache_holds_is_as_good_as_new() {
+fn a_page_away_for_more_than_the_cache_holds_is_as_good_as_new() {
     let cache = cache();
     let hot = Device::with_number(1, 64 * PAGE);
     let hot_file = open(&cache, &hot);
@@ -557,7 +557,7 @@ fn w05_nodes_that_only_remember_go_before_data_does() {
 }
 
 #[test]
-fn w07_what_empties_a_mapping_takes_the_shadows_and_leaves_none() {
+fn w07_emptying_a_mapping_takes_the_shadows_and_leaves_none() {
     let cache = cache();
     let device = Device::with_number(1, 1 << 30);
     let file = open(&cache, &device);

@@ -181,7 +181,7 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
 }
 
 #[test]
-fn who_reads_the_whole_meanwhile_reads_anew() {
+fn a_reader_of_a_folio_that_is_split_meanwhile_reads_anew() {
     let rig = Rig::new();
     let frame = rig.add(16, 4, FolioLifetime::Stays);
     let descriptor = rig.arena.view().own(frame);
@@ -205,7 +205,7 @@ fn who_reads_the_whole_meanwhile_reads_anew() {
 }
 
 #[test]
-fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
+fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
     let rig = Rig::new();
     rig.add(0, 3, FolioLifetime::Stays);
     let held = rig.mapping.try_hold(page(1)).unwrap();
@@ -246,7 +246,7 @@ fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
 }
 
 #[test]
-fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
+fn a_detached_folio_leaves_copies_of_its_dirty_and_wanted_pages() {
     for unit in [0, 2] {
         let rig = Rig::new();
         let frame = rig.add(64, 5, FolioLifetime::Stays);

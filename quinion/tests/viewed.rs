@@ -115,7 +115,7 @@ fn an_uncached_read_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_was_cached_before_an_uncached_read_stays_and_is_used() {
+fn pages_cached_before_an_uncached_read_stay_and_are_used() {
     let stage = Stage::new();
     stage.viewer.advise(&stage.file(), Advice::Random, 0, u64::MAX);
     assert_eq!(stage.read(16 * PAGE, 4 * PAGE).bytes, 4 * PAGE);
@@ -179,7 +179,7 @@ fn nonsense_is_refused() {
 ///
 /// The one worker there is prepares before it answers again, so an answer tells that it has.
 #[test]
-fn what_is_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
+fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();

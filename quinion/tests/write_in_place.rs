@@ -99,7 +99,7 @@ fn all(bytes: usize) -> WriteOutcome {
 // ---- one at a time ------------------------------------------------------------------------------------------
 
 #[test]
-fn what_was_written_is_read_by_everybody() {
+fn written_bytes_are_read_by_all_readers() {
     let stage = Stage::new();
     stage.add(0, 4, State::Ready);
     assert_eq!(write(&stage, 3, 2, 7), all(2 * PAGE_SIZE));
@@ -190,7 +190,7 @@ fn pin_and_check(stage: &Stage) {
 /// A writer is in the middle of page 5. A reader without holds gives up on that page after its tries, and reads all
 /// others; one with locks waits, and gets the page whole.
 #[test]
-fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
+fn a_stopped_writer_stops_only_threads_that_want_its_page() {
     let stage = Stage::new();
     stage.add(0, 4, State::Ready);
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
@@ -310,12 +310,12 @@ fn dice_page(generation: u32) -> u64 {
 }
 
 #[test]
-fn who_found_a_folio_steady_notices_its_first_writer() {
+fn a_reader_that_found_a_folio_steady_notices_its_first_writer() {
     first_writes(|stage, bytes| hit(stage, stage.arena.view(), 0, bytes).bytes);
 }
 
 #[test]
-fn who_held_a_steady_folio_notices_its_first_writer() {
+fn a_holder_of_a_steady_folio_notices_its_first_writer() {
     first_writes(|stage, bytes| match stage.mapping.try_hold(PageIndex(0)) {
         Ok(held) if held.is_readable() == ReadableState::Yes => held.copy_out(0, bytes),
         _ => 0,

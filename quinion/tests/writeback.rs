@@ -90,7 +90,7 @@ fn runs_follow_each_other_and_are_a_megabyte_at_most() {
 }
 
 #[test]
-fn nothing_is_written_behind_the_end() {
+fn no_byte_is_written_behind_the_end() {
     let stage = Stage::new(by_hand());
     let inner = Arc::new(MemoryFile::new(Vec::new()));
     let device = Watched::new(Arc::clone(&inner) as Arc<dyn Backend>);
@@ -152,7 +152,7 @@ fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
 
 /// E01 and E05 through files; by the rules of `errseq`.
 #[test]
-fn ten_handles_are_told_once_each_and_then_all_is_well() {
+fn ten_handles_report_once_each_and_then_all_is_well() {
     let stage = Stage::new(by_hand());
     let disk = disk(100);
     let device = simulated(&disk, Faults::default());
@@ -180,7 +180,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
 
 /// E07: no handle synced, and the next open of the file reports the error.
 #[test]
-fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
+fn an_error_of_the_background_is_reported_to_the_next_open() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
     let stage = Stage::new(options);
     let device = simulated(&disk(10), Faults::default());
@@ -196,7 +196,7 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
 }
 
 #[test]
-fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
+fn no_sync_succeeds_while_pages_cannot_be_written() {
     let stage = Stage::new(by_hand());
     let device = simulated(&disk(10), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -215,7 +215,7 @@ fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
 
 /// The kernel tells of a sync that failed once, and forgets what it could not write.
 #[test]
-fn after_a_sync_of_the_device_failed_the_next_one_that_says_ok_is_true() {
+fn a_sync_that_succeeds_after_a_failed_device_sync_is_true() {
     for seed in 0..20 {
         let stage = Stage::new(by_hand());
         let disk = disk(64);
@@ -246,7 +246,7 @@ fn after_a_sync_of_the_device_failed_the_next_one_that_says_ok_is_true() {
 }
 
 #[test]
-fn what_left_the_cache_before_the_sync_failed_is_said_to_be_lost() {
+fn pages_that_left_the_cache_before_the_sync_failed_are_reported_lost() {
     let stage = Stage::new(by_hand());
     let device = simulated(&disk(64), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -303,7 +303,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
 
 /// A backend is a stranger's. What it was to make durable is not, and whoever comes next has his turn.
 #[test]
-fn a_device_that_panics_in_a_sync_keeps_nobody_from_the_next() {
+fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
     let stage = Stage::new(by_hand());
     let device = Watched::new(memory(64));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -343,7 +343,7 @@ fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
 }
 
 #[test]
-fn many_who_sync_at_once_share_the_devices_syncs() {
+fn many_syncs_at_once_share_the_devices_syncs() {
     const THREADS: u64 = 8;
     let stage = Stage::new(by_hand());
     let inner = memory(64);
@@ -401,8 +401,8 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
 
 /// The last partial page goes by calls that block, and who syncs makes them himself.
 #[test]
-fn a_small_append_is_written_by_who_syncs_it() {
-    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_who_syncs_it") {
+fn a_small_append_is_written_by_its_sync() {
+    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_its_sync") {
         return;
     }
     let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -564,7 +564,7 @@ fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
 }
 
 #[test]
-fn who_waits_hears_that_his_file_fails() {
+fn a_throttled_writer_hears_that_its_file_fails() {
     let stage = Stage::new(throttled(LONG));
     let device = simulated(&disk(4000), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -582,7 +582,7 @@ fn who_waits_hears_that_his_file_fails() {
 }
 
 #[test]
-fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_before() {
+fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_before() {
     let stage = Stage::new(by_hand());
     let disk = disk(64);
     let device = simulated(&disk, Faults::default());
@@ -606,7 +606,7 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
 }
 
 #[test]
-fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
+fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
     let stage = Stage::new(by_hand());
     let device =
         Arc::new(SimulatedBackend::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
@@ -785,7 +785,7 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
 
 /// The last that is done for a file is not left to a flush that began before.
 #[test]
-fn what_fails_under_way_when_the_cache_ends_is_tried_once_more() {
+fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {
     let stage = Stage::new(by_hand());
     let bytes = memory(64);
     let device =
@@ -838,7 +838,7 @@ struct Known {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn what_was_promised_survives_a_crash(
+    fn synced_pages_survive_a_crash(
         story in prop::collection::vec(steps(), 1..60), seed: u64, delay_max in 0..4u32,
     ) {
         let stage = Stage::new(by_hand());
@@ -913,7 +913,7 @@ fn is_right(state: &[u8], page: usize, known: Known) -> bool {
 
 /// Writers, syncs, the background and faults, all at once: whatever was promised is there.
 #[test]
-fn with_all_at_once_what_was_promised_is_there() {
+fn synced_pages_survive_writers_syncs_and_faults_at_once() {
     let seconds = if std::env::var_os("QUINION_SOAK").is_some() { 30 } else { 1 };
     let began = Instant::now();
     for seed in 0.. {

@@ -354,7 +354,7 @@ mod tests {
     ///    until the heart of the server beats.
     /// 2. Another thread's read of an object fails, of a server that is well.
     #[test]
-    fn a_question_that_came_too_late_fails_no_other() {
+    fn a_late_request_fails_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
@@ -378,7 +378,7 @@ mod tests {
     /// 1. A server stands still while pins are dropped: what is told of them finds no room.
     /// 2. The server has them until this process ends.
     #[test]
-    fn what_could_not_be_given_back_is_told_with_the_next_question() {
+    fn handles_that_could_not_be_given_back_go_with_the_next_request() {
         let folder = tempfile::tempdir().unwrap();
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());

@@ -181,7 +181,7 @@ async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
 /// 1. A server ends, and another listens in its place.
 /// 2. Clients of the first fail for as long as they live.
 #[tokio::test]
-async fn after_a_new_server_has_come_what_is_opened_is_of_that_one() {
+async fn objects_opened_after_a_new_server_came_are_of_that_server() {
     let bare = Arc::new(InMemory::new());
     let mut stage = Stage::new(bare.clone(), 16 << 20);
     let path = Path::from("a");

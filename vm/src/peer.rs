@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_is_told() {
+    fn an_end_in_the_middle_is_reported() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         theirs.write_all(b"[{").expect("it fits");
         drop(theirs);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_read_is_found_and_nothing_comes_behind_it() {
+    fn unread_bytes_are_found_and_nothing_comes_behind_them() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         let file = tempfile::tempfile().expect("a file");
         theirs.write_all(b"nonsense\n").expect("it fits");

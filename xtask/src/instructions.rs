@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_again() {
+    fn recorded_counts_are_read_back() {
         let record = Record { compiler: "rustc 1.95.0".to_owned(), counts: vec![count("hit 64 B", 235.0)] };
         assert_eq!(Record::parse(&record.shown()).unwrap(), record);
         let printed = "rustc 1.95.0 (59807616e 2026-04-14)\n   235.0      1.0  hit 64 B\n";
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_one_side_only_is_wrong() {
+    fn a_count_on_one_side_only_is_wrong() {
         let comparison = compare_counts(&[count("a", 1.0)], &[count("b", 1.0)]);
         assert_eq!(comparison.wrong.len(), 2, "{:?}", comparison.wrong);
     }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_stops_at_the_first_failure_unless_told_otherwise() {
+    fn a_run_stops_at_the_first_failure_unless_asked_otherwise() {
         let steps = || ["exit 1", "true"].map(|script| Step::new("x", Action::Run(shell(script)))).into();
         assert!(run_all(steps(), OnFailure::Stop).is_err());
         assert!(run_all(steps(), OnFailure::GoOn).is_err());

@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_repeated_as_often_as_was_told_or_as_will_do() {
+    fn a_case_is_repeated_as_often_as_asked_or_as_will_do() {
         let case = || Case::new("x", &[TIME], || Ok(Vec::new())).usually(3);
         let told = Settings { repeat: Repeat::Told(7), ..settings(0) };
         assert_eq!([settings(2), settings(9), told.clone()].map(|s| case().repetitions(&s)), [3, 4, 8]);
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+    fn a_row_without_a_peer_shows_the_series_of_the_last_run() {
         let case = Case::new("x", &[RATE], || {
             let series = LastSeries::default();
             let seen = Rc::clone(&series);
@@ -744,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_said_once_with_all_who_have_it() {
+    fn a_reason_is_said_once_with_all_cases_that_have_it() {
         let excuse = |of, missed, why: &str| NotMeasured { of, missed, repetitions: 3, why: why.to_owned() };
         let said =
             sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_number() {
+    fn an_unmeasured_value_is_no_number() {
         let case = Case::new("x", &[TIME], || {
             let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
             Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_whose_repetitions_differ_by_more_than_twice_is_not_judged() {
+    fn a_row_whose_repetitions_differ_by_more_than_twice_is_neither_met_nor_missed() {
         let steady = measured([1.0, 1.1, 1.2], [3.0, 3.1, 3.2], |case| case);
         assert_eq!((steady.steadiness, steady.met), (Some(verdict::Steadiness::Steady), Some(true)));
         let wild = measured([1.0, 1.1, 2.5], [3.0, 3.1, 3.2], |case| case);
@@ -789,14 +789,14 @@ mod tests {
     }
 
     #[test]
-    fn by_the_lower_quartile_slow_repetitions_of_either_side_do_not_count() {
+    fn slow_repetitions_of_either_side_do_not_count_by_the_lower_quartile() {
         let row = measured([1.0, 1.9, 1.9], [3.0, 3.2, 5.0], Case::by_lower_quartile);
         assert_eq!((row.quinion, row.peer), (Some(1.45), Some(3.1)));
         assert_eq!(row.ratio, Some(3.1 / 1.45));
     }
 
     #[test]
-    fn what_is_done_before_each_is_done_before_every_run_of_every_alternative() {
+    fn the_preparation_runs_before_every_run_of_every_alternative() {
         let order = Rc::new(RefCell::new(String::new()));
         let [before, runs] = [Rc::clone(&order), Rc::clone(&order)];
         let case = Case::new("x", &[TIME], move || {

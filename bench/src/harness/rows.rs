@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_null() {
+    fn missing_values_are_null() {
         let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
         let line = nothing.json();
         assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told() {
+    fn losses_are_listed() {
         let rows = [row(5.0, Some(4.0)), row(3.0, Some(4.0)), row(0.5, None)];
         let lost = losses(&rows);
         assert_eq!(lost.lines().count(), 2, "{lost}");
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_steady_is_neither_met_nor_lost_and_shows_all_its_repetitions() {
+    fn an_unsteady_row_is_neither_met_nor_lost_and_shows_all_its_repetitions() {
         let mut wild = Row { steadiness: Some(Steadiness::NotSteady), met: None, ..row(0.5, Some(4.0)) };
         wild.quinion_runs = vec![10.0, 30.0];
         let rows = [wild, row(5.0, Some(4.0))];

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_by_more_than_twice_is_not_steady_on_whichever_side() {
+    fn a_row_that_differs_by_more_than_twice_on_any_side_is_not_steady() {
         let steady: &[f64] = &[1.0, 2.0, 1.5];
         let wild: &[f64] = &[1.0, 2.01];
         assert_eq!(steadiness([steady, steady, steady]), Steadiness::Steady);

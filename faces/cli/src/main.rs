@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn arguments_that_are_not_understood_are_refused() {
         for words in
             [&["cat"][..], &["run"], &["run", "--"], &["cat", "--memory", "64XB", "x"], &["dog"], &[]]
         {

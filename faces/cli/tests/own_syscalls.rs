@@ -136,7 +136,7 @@ fn a_descriptor_that_may_write_is_the_kernels() {
 }
 
 #[test]
-fn what_is_written_unseen_is_read_at_once() {
+fn an_unseen_write_is_read_at_once() {
     same_with_and_without(&built().hostile(), "written");
 }
 
@@ -152,7 +152,7 @@ fn an_object_that_is_loaded_later_is_looked_at_before_it_can_run() {
 }
 
 #[test]
-fn after_an_object_that_does_no_harm_all_goes_on_as_before() {
+fn a_harmless_object_changes_nothing() {
     let totals = same_with_and_without(&built().plain("harmless"), "load");
     assert!(totals.reads > 160 && !is_restricted(&totals), "{totals:?}");
 }
@@ -191,7 +191,7 @@ fn a_number_that_could_be_another_is_not_believed() {
 /// 3. The scan takes them for a system call, since there is too little code to decide, and serves the whole process in
 ///    the restricted mode.
 #[test]
-fn what_stands_where_the_code_begins_is_no_call_if_nothing_leads_to_it() {
+fn bytes_like_a_call_where_no_code_leads_are_no_call() {
     assert_eq!(numbers(&["-DFIRST"]), []);
     assert_eq!(numbers(&["-DFIRST", "-DPLAIN"]), [Some(186)]);
 }
@@ -243,7 +243,7 @@ fn fio_enters_the_kernel_for_its_rings_alone() {
 }
 
 #[test]
-fn what_is_no_object_is_an_error_and_never_a_panic() {
+fn a_file_that_is_no_object_is_an_error_and_never_a_panic() {
     assert!(syscall_scan::scan(b"#!/bin/sh\n").is_err());
     let whole = std::fs::read("/bin/cat").unwrap();
     let mut state = 1u64;

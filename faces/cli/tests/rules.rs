@@ -245,7 +245,7 @@ fn an_exec_that_failed_is_over() {
 
 /// A program that inherits a descriptor as its standard input reads it: positional reads are served.
 #[test]
-fn what_was_inherited_is_adopted() {
+fn an_inherited_descriptor_is_adopted() {
     use quinion::internals::arena::control::Reason;
     let totals = same_with_and_without("adopted", 1, OwnerKind::Cache);
     assert!(totals.reads >= 200, "{totals:?}");
@@ -363,7 +363,7 @@ fn random_calls_in_random_order() {
 }
 
 #[test]
-fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
+fn reads_left_to_the_kernel_are_counted_with_their_reason() {
     use quinion::internals::arena::control::Reason;
     let cases = [
         ("dup", Reason::Duplicated),

@@ -161,7 +161,7 @@ impl Bucket {
 }
 
 #[test]
-fn it_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
+fn the_server_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("table/a", data(1, 3 << 20));
@@ -197,7 +197,7 @@ fn it_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
 }
 
 #[test]
-fn after_a_kill_the_next_server_has_the_name_and_clients_that_open_again_read_on() {
+fn the_server_after_a_killed_one_has_the_name_and_clients_that_open_again_read_on() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("a", data(2, 1 << 20));
@@ -224,7 +224,7 @@ fn after_a_kill_the_next_server_has_the_name_and_clients_that_open_again_read_on
 }
 
 #[test]
-fn what_cannot_start_says_why_in_one_line() {
+fn a_server_that_cannot_start_says_why_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("serve.toml");
     let prefix = "http://127.0.0.1:1/folder";
@@ -270,7 +270,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 }
 
 #[test]
-fn monitors_are_told_the_numbers_and_whether_clients_can_connect() {
+fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("a", data(5, 3 << 20));

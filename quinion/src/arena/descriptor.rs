@@ -1093,7 +1093,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_whose_fill_failed_while_somebody_holds_it_is_the_last_holders_to_free() {
+    fn a_held_folio_whose_fill_failed_is_freed_by_its_last_holder() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(2), false);
         assert_eq!(fail(&d), PutOutcome::Last(Order(2)), "nobody came: it is the fill's to free");
@@ -1108,7 +1108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocated_folio_is_zeros_until_somebody_fills_it_under_its_lock() {
+    fn an_allocated_folio_is_zeros_until_it_is_filled_under_its_lock() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(1), false);
         let ticket = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();

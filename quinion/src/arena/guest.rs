@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_counts_at_once_and_goes_at_the_end() {
+    fn all_guest_memory_counts_at_once_and_goes_at_the_end() {
         let arena = arena(SMALL);
         let before = arena.stats();
         let guest = guest(&arena, 3);
@@ -730,7 +730,7 @@ mod tests {
 
     /// A folio that is held when its guest's handle goes keeps its bytes, and the guest's memory, until it is put.
     #[test]
-    fn what_is_held_outlives_the_handle() {
+    fn held_pages_outlive_the_guests_handle() {
         let arena = arena(SMALL);
         let guest = guest(&arena, 2);
         assert_eq!(claim(&guest, 7, 1), 1);
@@ -771,7 +771,7 @@ mod tests {
 
     /// A late reader of an extent that became a guest's finds the guest's file there; the arena's stays empty.
     #[test]
-    fn what_lay_below_a_guest_is_swept_too() {
+    fn memory_below_a_guest_is_swept_too() {
         let arena = arena(SMALL);
         let guest = guest(&arena, 1);
         let offset = guest.place(page(0)).unwrap().offset() as u64;
@@ -804,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_up_to_the_bound_and_no_further() {
+    fn guests_fit_up_to_the_bound_and_no_further() {
         let arena = arena(SMALL);
         let stats = arena.stats();
         let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_writes_a_frozen_one_and_nobody_resizes_any() {
+    fn a_frozen_guest_is_not_written_by_others_and_no_guest_is_resized() {
         let arena = arena(SMALL);
         for usage in [GuestUse::Frozen, GuestUse::Shared] {
             let guest = arena.take_guest(1, c"quinion-guest-test", usage).unwrap();
@@ -971,7 +971,7 @@ mod tests {
 
     /// The name in `/proc` tells its file; what is mapped there is left out of core dumps, and of children.
     #[test]
-    fn it_is_left_out_of_cores_and_children() {
+    fn guest_memory_is_left_out_of_cores_and_children() {
         let arena = arena(SMALL);
         let guest = arena.take_guest(1, c"quinion-guest-smaps", GuestUse::Shared).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_is_to_come_is_waited_for_once() {
+    fn an_expected_reader_is_waited_for_once() {
         assert_eq!((found(ASKED), found(AHEAD)), (ReferenceState::Spared(0), ReferenceState::Spared(UNREAD)));
         assert_eq!(
             (found(0), found(UNREAD), found(2)),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_expected_makes_only_what_is_unread_fresh_again() {
+    fn an_expected_reader_makes_only_unread_bytes_fresh_again() {
         for (byte, left) in [(UNREAD, AHEAD), (AHEAD, AHEAD), (ASKED, ASKED), (0, 0), (2, 2)] {
             let expected = AtomicU8::new(byte);
             expect_reader(&expected);

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_again_is_known_and_what_is_new_is_not() {
+    fn a_range_that_arrives_again_is_known_and_a_new_one_is_not() {
         let mut table = ArrivedTable::for_pages(1 << 20);
         let key = |of: u8| ContentKey([of; 32]);
         assert!(!table.note(&key(1), 0..32));

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_on_counts_once_a_folio_and_what_comes_again_each_time() {
+    fn a_stream_counts_once_a_folio_and_repeated_reads_each_time() {
         let touched = StreamPositions::default();
         let bytes = [AtomicU8::new(referenced::ASKED), AtomicU8::new(0)];
         let read = |folio: usize, position: u64, len: u64| {

@@ -448,7 +448,7 @@ mod tests {
     /// 2. So many others are looked at that all are forgotten.
     /// 3. It is asked for again, and waits twice.
     #[test]
-    fn what_waits_to_be_copied_is_not_forgotten_with_the_others() {
+    fn files_that_wait_to_be_copied_are_not_forgotten_with_the_others() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
         let copies = BackgroundCopies::new(cache);
         let request = |name| {

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn w04_what_a_scan_pushed_out_is_activated_when_it_comes_back() {
+    fn w04_pages_that_a_scan_pushed_out_are_activated_when_they_come_back() {
         for kind in KINDS {
             let mut cache = Rings::new(kind);
             // Half of the cache has proved itself, which is what two lists measure a distance by.

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_goes_first_and_then_probation_above_its_share() {
+    fn streams_are_evicted_first_and_then_probation_above_its_share() {
         let next = |held| S3Fifo::new().next(&held);
         assert_eq!(next(held(0, 0, 0, 0)), None);
         assert_eq!(next(held(1, 1, 50, 50)), Some(Class::Uncached));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_folio_goes_is_said_by_how_it_came_and_what_is_remembered() {
+    fn the_ring_of_a_folio_depends_on_its_origin_and_its_shadow() {
         let class = |came, refault| {
             S3Fifo::new().admit(ArrivingFolio { pages: 1, came, refault }, &Weights::default())
         };

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gives_way_at_once_by_an_eighth_or_by_what_is_missing() {
+    fn the_cache_shrinks_at_once_by_an_eighth_or_by_what_is_missing() {
         for (stalled, free, target) in [
             (100, 800 * MIB, 700 * MIB), // stalls alone
             (0, 99 * MIB, 699 * MIB),    // 200 are to be free, 99 are
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_late_and_slowly_and_not_beyond_what_it_was_told() {
+    fn the_cache_grows_back_late_and_slowly_and_not_beyond_the_configured_size() {
         let (mut calm, mut sizes, mut looks) = (0, SIZES, 0);
         while sizes.bound < sizes.max {
             let target = target_size(look(0, 1000 * MIB), sizes, &mut calm);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_changes_nothing() {
+    fn an_unreadable_source_changes_nothing() {
         let mut calm = 1000;
         assert_eq!(target_size(PressureSample::default(), SIZES, &mut calm), SIZES.bound);
         assert_eq!(calm, 0);
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_wish_is_in_its_range_and_moves_one_way(
+        fn the_target_size_is_in_its_range_and_moves_one_way(
             stalled in prop::option::of(0..2000u32),
             headroom in prop::option::of((any::<u64>(), any::<u64>())),
             mut sizes in prop::array::uniform4(0..u64::MAX / 2),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_of_all_limits_is_told() {
+    fn the_tightest_of_all_limits_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let meminfo = write(&folder, "meminfo", "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 500 kB\n");
         let mut gauge = PressureSource { meminfo: Some(meminfo), ..PressureSource::default() };

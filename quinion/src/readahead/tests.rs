@@ -243,7 +243,7 @@ fn q08_a_marker_that_was_evicted_costs_a_miss_and_the_stream_goes_on() {
 }
 
 #[test]
-fn q08_a_window_that_is_gone_before_it_is_read_makes_windows_smaller() {
+fn q08_a_window_evicted_before_it_is_read_makes_windows_smaller() {
     let mut simulator = ours(1024, 1 << 20);
     read_each(&mut simulator, 0..5000);
     let ahead: Vec<u64> = simulator.pages.all().filter(|page| *page >= 5000).collect();
@@ -279,7 +279,7 @@ fn q09_eight_streams_with_random_reads_between_them() {
 }
 
 #[test]
-fn q10_without_windows_only_what_was_asked_is_read() {
+fn q10_only_the_pages_asked_for_are_read_without_windows() {
     let mut kernel = Simulator::new(Config::kernel_like(0, 320, Order::ZERO), FILE);
     kernel.read(100, 3);
     assert_eq!(kernel.log(), "100+1 101+1 102+1");
@@ -292,7 +292,7 @@ fn q10_without_windows_only_what_was_asked_is_read() {
 }
 
 #[test]
-fn q11_q12_what_is_cached_is_not_read_again_and_gets_no_marker() {
+fn q11_q12_cached_pages_are_not_read_again_and_get_no_marker() {
     let mut simulator = ours(64, FILE);
     [1, 2, 10, 11, 40].into_iter().for_each(|page| simulator.put(page));
     let log = read_each(&mut simulator, 0..64);
@@ -302,7 +302,7 @@ fn q11_q12_what_is_cached_is_not_read_again_and_gets_no_marker() {
 }
 
 #[test]
-fn a_window_that_could_not_be_filled_is_judged_again() {
+fn a_window_that_could_not_be_filled_is_planned_again() {
     let mut simulator = ours(256, FILE);
     read_each(&mut simulator, 0..1000);
     let edge = simulator.log.last().unwrap().end();
@@ -548,7 +548,7 @@ fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
 }
 
 #[test]
-fn who_says_that_it_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
+fn a_handle_that_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
     let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
     for hint in [Hint::Sequential, Hint::NoReuse] {
         let mut readahead = Readahead::new(config);

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_who_ends_and_not_for_who_hangs() {
+    fn the_end_waits_for_workers_that_end_and_not_for_those_that_hang() {
         let workers = Workers::default();
         workers.add(std::thread::spawn(|| ()));
         workers.add(std::thread::spawn(|| {

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tag_is_closed_and_what_comes_from_outside_is_escaped() {
+    fn every_tag_is_closed_and_foreign_text_is_escaped() {
         let html = sample();
         let mut open: Vec<String> = Vec::new();
         for tag in tags(&html) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_and_nothing_runs() {
+    fn the_page_fetches_nothing_and_runs_nothing() {
         let html = sample();
         for word in ["http:", "https:", "src=", "url(", "@import", "<script", "<link", "<iframe"] {
             assert!(!html.contains(word), "{word} in {html}");

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_an_object_is_as_it_was_found() {
+    fn the_remembered_verdict_on_an_object_is_the_one_found() {
         let identity = Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999] };
         let objects = CONDUCTS.map(|(conduct, _)| Object::Other(conduct));
         for object in objects.into_iter().chain(C_LIBRARY.iter().map(|name| Object::CLibrary(name))) {

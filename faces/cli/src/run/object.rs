@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_once_and_stays() {
+    fn the_object_is_written_once_and_stays() {
         let (_outer, folder) = folder();
         let path = place_bytes(&folder, "a", b"bytes").unwrap();
         assert_eq!(
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_an_error_and_nothing_is_left() {
+    fn an_object_that_cannot_be_replaced_is_an_error_and_leaves_nothing_behind() {
         let (_outer, folder) = folder();
         fs::create_dir_all(folder.path().join("libquinion-a.so/full")).unwrap();
         let error = place_bytes(&folder, "a", b"bytes").unwrap_err().to_string();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_nobody_has_used_for_a_month_are_removed() {
+    fn objects_unused_for_a_month_are_removed() {
         let (_outer, folder) = folder();
         let month = Duration::from_secs(31 * 24 * 3600);
         let [old, used] = ["old", "used"].map(|hash| place_bytes(&folder, hash, b"bytes").unwrap());

@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_judged_by_its_interpreter() {
+    fn a_script_is_classified_by_its_interpreter() {
         let read = |line: &'static [u8]| first_line(line);
         assert_eq!(read(b" /bin/sh -e\nrest"), (PathBuf::from("/bin/sh"), &b"-e"[..]));
         assert_eq!(read(b"/usr/bin/env python3\n"), (PathBuf::from("/usr/bin/env"), &b"python3"[..]));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_env_is_told_to_run_is_run() {
+    fn the_program_named_to_env_is_run() {
         let named = |argument: &str| named_to_env(Path::new("/usr/bin/env"), argument.as_bytes());
         assert_eq!(named("python3"), Some("python3".into()));
         assert_eq!(named("-S python3 -u"), Some("python3".into()));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_started_is_told_before() {
+    fn a_program_that_cannot_be_started_is_reported_before_the_run() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         let told = |path: &Path| obstacle(&[path.into()]).map(|found| (found.status, found.wrong));

@@ -143,7 +143,7 @@ mod tests {
     /// 2. It goes on, and answers that question and the next.
     /// 3. The first answer is not the second's.
     #[test]
-    fn a_late_answer_is_nobodys() {
+    fn a_late_answer_is_dropped() {
         let (ours, mut owners) = UnixStream::pair().expect("a pair");
         let peer = Peer { process: 1, user: 1 };
         let mut line = Connection { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };

@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(names.len(), Numbers::default().all().len(), "no name twice");
     }
     #[test]
-    fn as_many_hot_files_are_asked_for_as_a_message_takes() {
+    fn the_number_of_hot_files_asked_for_fits_a_message() {
         let asked = [0, 3, usize::MAX].map(|files| hottest_in(&question(files)));
         assert_eq!(asked, [0, 3, FILES_MAX]);
         assert_eq!(hottest_in(&Message::ask("numbers")), 0, "an earlier version does not ask");

@@ -212,7 +212,7 @@ fn count() -> ExitCode {
 fn settings(arguments: &Arguments) -> Settings {
     let extent = if arguments.quick { Extent::Quick } else { Extent::Full };
     let usual = if arguments.quick { REPEAT_QUICK } else { REPEAT_FULL };
-    let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Told(usize::from(told)));
+    let repeat = arguments.repeat.map_or(Repeat::Usual(usual), |told| Repeat::Fixed(usize::from(told)));
     Settings { extent, repeat, folder: arguments.scratch.clone() }
 }
 
@@ -360,7 +360,7 @@ mod tests {
         let all: f64 = minutes.iter().map(|(_, minutes)| minutes).sum();
         assert!((30.0..60.0).contains(&all), "{all} minutes: {minutes:?}");
         // What one asks for is what one gets.
-        let told = Settings { repeat: Repeat::Told(9), ..settings };
+        let told = Settings { repeat: Repeat::Fixed(9), ..settings };
         let experiments = experiments::all(&experiments::Options::default());
         let stream =
             experiments.iter().find(|experiment| experiment.about.name == "stream").expect("it is there");

@@ -200,7 +200,7 @@ proptest! {
     #[test]
     fn a_users_source_holds_what_a_vector_holds(steps in prop::collection::vec(steps(), 1..25)) {
         let (wait_queue, engine) = engine(Mechanism::Threads, 8, 64 << 10);
-        let file = engine.serve_for_writing(Grudging::default());
+        let file = engine.serve_for_writing(ShortWrites::default());
         let look = || file.source().bytes.lock().unwrap().clone();
         let mut story = Story::new(&wait_queue, &file, &look);
         steps.iter().for_each(|step| story.tell(step));
@@ -229,22 +229,22 @@ proptest! {
 
 /// A user's source that takes less than it is given, and is interrupted.
 #[derive(Debug, Default)]
-struct Grudging {
+struct ShortWrites {
     bytes: Mutex<Vec<u8>>,
     calls: AtomicU64,
     /// Writes from this call on do this.
-    mood: Mutex<Option<(u64, Mood)>>,
+    write_fault: Mutex<Option<(u64, WriteFault)>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mood {
+enum WriteFault {
     TakesNothing,
     Exaggerates,
     Fails,
     Panics,
 }
 
-impl ReadAt for Grudging {
+impl ReadAt for ShortWrites {
     fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
         let bytes = self.bytes.lock().unwrap();
         let there = bytes.get(position as usize..).unwrap_or(&[]);
@@ -261,15 +261,15 @@ impl ReadAt for Grudging {
     }
 }
 
-impl WriteAt for Grudging {
+impl WriteAt for ShortWrites {
     fn write_at(&self, given: &[u8], position: u64) -> io::Result<usize> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        match *self.mood.lock().unwrap() {
-            Some((first, mood)) if call >= first => match mood {
-                Mood::TakesNothing => return Ok(0),
-                Mood::Exaggerates => return Ok(given.len() + 1),
-                Mood::Fails => return Err(io::Error::from_raw_os_error(libc::EDQUOT)),
-                Mood::Panics => panic!("a source that panics"),
+        match *self.write_fault.lock().unwrap() {
+            Some((first, write_fault)) if call >= first => match write_fault {
+                WriteFault::TakesNothing => return Ok(0),
+                WriteFault::Exaggerates => return Ok(given.len() + 1),
+                WriteFault::Fails => return Err(io::Error::from_raw_os_error(libc::EDQUOT)),
+                WriteFault::Panics => panic!("a source that panics"),
             },
             _ if call % 5 == 3 => return Err(io::ErrorKind::Interrupted.into()),
             _ => {}
@@ -294,20 +294,24 @@ impl WriteAt for Grudging {
 #[test]
 fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
     let (wait_queue, engine) = engine(Mechanism::Threads, 8, 64 << 10);
-    for (mood, words) in [
-        (Mood::TakesNothing, "takes no more bytes"),
-        (Mood::Exaggerates, "more than it was given"),
-        (Mood::Fails, "os error 122"),
-        (Mood::Panics, "panicked"),
+    for (write_fault, words) in [
+        (WriteFault::TakesNothing, "takes no more bytes"),
+        (WriteFault::Exaggerates, "more than it was given"),
+        (WriteFault::Fails, "os error 122"),
+        (WriteFault::Panics, "panicked"),
     ] {
-        let file = engine.serve_for_writing(Grudging::default());
-        *file.source().mood.lock().unwrap() = Some((3, mood));
+        let file = engine.serve_for_writing(ShortWrites::default());
+        *file.source().write_fault.lock().unwrap() = Some((3, write_fault));
         let content = bytes(1, 50_000);
         let failed = write(&wait_queue, &file, 0, &content).unwrap_err();
         assert!(failed.to_string().contains(words), "{failed}");
         // Three calls took 1, 978 and 1955 bytes; who panics cannot say so.
         let taken = 1 + 978 + 1955;
-        assert_eq!(failed.written, if mood == Mood::Panics { 0 } else { taken }, "{mood:?}");
+        assert_eq!(
+            failed.written,
+            if write_fault == WriteFault::Panics { 0 } else { taken },
+            "{write_fault:?}"
+        );
         assert_eq!(*file.source().bytes.lock().unwrap(), content[..taken]);
     }
 }
@@ -535,7 +539,7 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
     let file = engine.open_for_writing(&path, NEW).unwrap();
     let (content, flushes, runs) = many(&wait_queue);
     file.flush(flushes);
-    hazard::refuse(libc::SYS_io_uring_enter, libc::EPERM, hazard::Whom::Process);
+    hazard::refuse(libc::SYS_io_uring_enter, libc::EPERM, hazard::Scope::Process);
     let mut failed = 0;
     for run in &runs {
         if let Err(refused) = run.wait(&file) {
@@ -557,7 +561,7 @@ fn a_backend_opened_for_reading_refuses_writes_and_says_how_to_write() {
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
     let (wait_queue, engine) = engine(Mechanism::Auto, 4, 8192);
-    let source = engine.serve(Grudging::default());
+    let source = engine.serve(ShortWrites::default());
     for backend in [&engine.open(&path).unwrap() as &dyn Backend, &source] {
         assert!(!backend.can_write());
         let refusals = [
@@ -655,7 +659,7 @@ fn a_hole_that_cannot_be_punched_is_zeros() {
     if !hazard::in_a_process_of_its_own("a_hole_that_cannot_be_punched_is_zeros") {
         return;
     }
-    hazard::refuse(libc::SYS_fallocate, libc::EOPNOTSUPP, hazard::Whom::Caller);
+    hazard::refuse(libc::SYS_fallocate, libc::EOPNOTSUPP, hazard::Scope::Caller);
     for mechanism in MECHANISMS {
         for folder in folders() {
             let (wait_queue, engine) = engine(mechanism, 2, 16 << 10);

@@ -83,7 +83,7 @@ fn writes_and_reads_of_pieces_are_those_of_all_of_them_together() {
 }
 
 #[test]
-fn r01_an_empty_read_does_nothing() {
+fn r01_empty_reads_writes_and_pins_do_nothing() {
     let cache = cache(16);
     let file = sized(&cache, MIB);
     assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);

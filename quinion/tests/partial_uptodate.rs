@@ -329,13 +329,13 @@ impl Owner for OneFile {
 }
 
 /// A viewer of the rig's file.
-struct Looker {
+struct PartViewer {
     viewer: Viewer,
     marker: AtomicU64,
     touched: AtomicU64,
 }
 
-impl Looker {
+impl PartViewer {
     fn new(service: &Service) -> Self {
         let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
         // Any file is the rig's.
@@ -370,20 +370,20 @@ fn full(pages: usize, asked: u32) -> ReadOutcome {
 fn a_viewer_waits_for_its_page_and_reads_on_through_all_pages_read() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&service);
+    let viewer = PartViewer::new(&service);
     let device = &owner.rig.device;
     device.keep();
     thread::scope(|scope| {
-        let first = scope.spawn(|| looker.read(&owner, 100, 1));
+        let first = scope.spawn(|| viewer.read(&owner, 100, 1));
         let mut fill = device.kept();
         land(&mut fill, 300..512);
         assert!(!first.is_finished());
         land(&mut fill, 100..200);
         assert_eq!(first.join().unwrap(), full(1, 1), "it asked once, and its folio is not filled");
-        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has been read");
-        assert_eq!(looker.read(&owner, 300, 212), full(212, 0));
+        assert_eq!(viewer.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has been read");
+        assert_eq!(viewer.read(&owner, 300, 212), full(212, 0));
         // A read over a gap asks for the gap, once, and for nothing behind it.
-        let over = scope.spawn(|| looker.read(&owner, 150, 362));
+        let over = scope.spawn(|| viewer.read(&owner, 150, 362));
         while owner.fills.load(Ordering::Relaxed) < 2 {
             thread::yield_now();
         }
@@ -392,7 +392,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_pages_read() {
         land(&mut fill, 0..100);
         fill.complete(Ok(512 * PAGE_SIZE));
     });
-    assert_eq!(looker.read(&owner, 0, 512), full(512, 0));
+    assert_eq!(viewer.read(&owner, 0, 512), full(512, 0));
     assert_eq!(device.requests(), [(0, 512)]);
     service.stop();
     Arc::into_inner(Arc::into_inner(owner).unwrap().rig).unwrap().finish();
@@ -402,11 +402,11 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_pages_read() {
 fn a_viewer_of_a_part_that_failed_asks_again_and_reads_its_next_fill() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&service);
+    let viewer = PartViewer::new(&service);
     let device = &owner.rig.device;
     device.keep();
     thread::scope(|scope| {
-        let reader = scope.spawn(|| looker.read(&owner, 0, 65));
+        let reader = scope.spawn(|| viewer.read(&owner, 0, 65));
         let mut fill = device.kept();
         land(&mut fill, 0..64);
         // It has 64 pages now and waits for one more, which does not come.
@@ -437,7 +437,7 @@ fn storm(seed: u64) -> u64 {
     let rig = Arc::new(Rig::new(24 << 20, device, ALL, 256, ALL));
     let owner = Arc::new(OneFile { rig: Arc::clone(&rig), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
-    let looker = Looker::new(&service);
+    let viewer = PartViewer::new(&service);
     let (place, is_over, early) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         for reader in 0..2u64 {
@@ -458,13 +458,13 @@ fn storm(seed: u64) -> u64 {
             let page = place.load(Ordering::Relaxed);
             let page = if dice.below(8) == 0 { dice.below(PAGES) } else { page };
             place.store(page, Ordering::Relaxed);
-            let outcome = looker.read(&owner, page, 1 + dice.below(40) as usize);
+            let outcome = viewer.read(&owner, page, 1 + dice.below(40) as usize);
             place.store((page + 1 + outcome.bytes as u64 / PAGE) % PAGES, Ordering::Relaxed);
         }
         is_over.store(true, Ordering::Relaxed);
     });
     service.stop();
-    drop((looker, owner));
+    drop((viewer, owner));
     Arc::into_inner(rig).unwrap().finish();
     early.into_inner()
 }

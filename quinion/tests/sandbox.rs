@@ -14,7 +14,7 @@ use std::thread;
 use quinion::backend::{ChosenMechanism, Engine, EngineOptions, Mechanism, WaitQueue};
 use quinion::{Cache, File, Hint};
 use quinion_testing::block_on::block_on;
-use quinion_testing::hazard::{Whom, in_a_process_of_its_own, refuse};
+use quinion_testing::hazard::{Scope, in_a_process_of_its_own, refuse};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2000;
@@ -51,7 +51,7 @@ fn read_async(file: &File, page: u64) {
 }
 
 fn without_setup(error: i32, words: &str) {
-    refuse(libc::SYS_io_uring_setup, error, Whom::Caller);
+    refuse(libc::SYS_io_uring_setup, error, Scope::Caller);
     let engine = Engine::new(Arc::new(WaitQueue::new()), EngineOptions::default());
     assert!(matches!(engine.mechanism(), ChosenMechanism::Fallback(_)));
     let said = engine.mechanism().to_string();
@@ -107,7 +107,7 @@ fn a_ring_that_is_taken_away_is_replaced_by_threads_and_nothing_is_lost() {
                         file.dont_need(0, PAGES * PAGE).unwrap(); // cold again
                     }
                     if (reader, step) == (0, 100) {
-                        refuse(libc::SYS_io_uring_enter, libc::EPERM, Whom::Process);
+                        refuse(libc::SYS_io_uring_enter, libc::EPERM, Scope::Process);
                     }
                 }
             });

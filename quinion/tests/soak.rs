@@ -219,12 +219,12 @@ impl Expected {
 }
 
 /// Where one reader reads: mostly near a hot spot that moves.
-struct Gaze {
+struct ReadPattern {
     dice: Dice,
     hot: u64,
 }
 
-impl Gaze {
+impl ReadPattern {
     fn new(seed: u64) -> Self {
         Self { dice: Dice::new(seed), hot: 0 }
     }
@@ -255,7 +255,7 @@ impl Gaze {
 struct Reader<'a> {
     stage: &'a Stage,
     cache: &'a Cache,
-    gaze: Gaze,
+    pattern: ReadPattern,
     buffer: Vec<u8>,
     /// Pins kept for a while, with what they must hold and where they begin.
     pins: Vec<(Pinned, Expected, u64)>,
@@ -265,25 +265,25 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(stage: &'a Stage, cache: &'a Cache, seed: u64) -> Self {
         let buffer = vec![0xa5; LEN_MAX as usize + 5000];
-        Self { stage, cache, gaze: Gaze::new(seed), buffer, pins: Vec::new(), checked: 0 }
+        Self { stage, cache, pattern: ReadPattern::new(seed), buffer, pins: Vec::new(), checked: 0 }
     }
 
     /// Opens this and that and reads from it, `reads` times.
     fn run(mut self, reads: u64) {
         while self.checked < reads {
-            let burst = 50 + self.gaze.dice.below(400);
-            match self.gaze.dice.below(16) {
+            let burst = 50 + self.pattern.dice.below(400);
+            match self.pattern.dice.below(16) {
                 0 | 1 => self.replaced(burst),
                 2 | 3 => self.rewritten(burst),
                 4 | 5 => self.growing(burst),
                 6 => self.overlap(),
                 _ => {
-                    let file = self.gaze.dice.below(STILL.len() as u64) as usize;
+                    let file = self.pattern.dice.below(STILL.len() as u64) as usize;
                     let open = self.cache.open(self.stage.still(file)).unwrap();
                     self.burst(open, Expected::still(file), burst);
                 }
             }
-            if self.gaze.dice.below(4) == 0 {
+            if self.pattern.dice.below(4) == 0 {
                 self.check_pins();
             }
         }
@@ -318,12 +318,12 @@ impl<'a> Reader<'a> {
         let before = open.len();
         let mut tail = vec![0; 30_000];
         for _ in 0..reads / 8 {
-            let position = open.len().saturating_sub(self.gaze.dice.below(9000));
+            let position = open.len().saturating_sub(self.pattern.dice.below(9000));
             let bytes = open.read_at(&mut tail, position).unwrap();
             Expected::growing().check(&tail[..bytes], position);
             let pin = open.pin(position, 5000).unwrap();
             check_pin(&pin, Expected::growing(), position);
-            if self.gaze.dice.below(4) == 0 {
+            if self.pattern.dice.below(4) == 0 {
                 open.revalidate().unwrap();
             }
             self.checked += 2;
@@ -336,7 +336,7 @@ impl<'a> Reader<'a> {
     fn overlap(&mut self) {
         let open = self.cache.open(self.stage.rewritten()).unwrap();
         for _ in 0..20 {
-            let (position, len) = self.gaze.range(4 << 20);
+            let (position, len) = self.pattern.range(4 << 20);
             let _ = open.read_at(&mut self.buffer[..len], position).unwrap();
             let _ = open.read_at_with(&mut self.buffer[..len], position, ReadOptions::new().nowait(true));
         }
@@ -348,19 +348,19 @@ impl<'a> Reader<'a> {
         let mut left = reads;
         while left > 0 {
             left -= 1;
-            let (position, len) = self.gaze.range(size);
-            match self.gaze.dice.below(32) {
+            let (position, len) = self.pattern.range(size);
+            match self.pattern.dice.below(32) {
                 0 => self.pin(&open, expected, position, len),
                 1 => self.try_read(&open, expected, position, len, ReadOptions::new().nowait(true)),
                 2 => self.try_read(&open, expected, position, len, ReadOptions::new().cached_only(true)),
                 3 => self.seek_and_read(&mut open, expected, position, len),
                 4 => {
-                    let steps = self.gaze.dice.below(20);
+                    let steps = self.pattern.dice.below(20);
                     self.walk(&open, expected, position, len, steps);
                     left = left.saturating_sub(steps);
                 }
                 5 => open = open.clone(),
-                6 if self.gaze.dice.below(8) == 0 => {
+                6 if self.pattern.dice.below(8) == 0 => {
                     open.revalidate().unwrap();
                 }
                 _ => self.read(&open, expected, position, len),
@@ -632,7 +632,7 @@ fn hear(lines: &mut impl BufRead, word: &str) -> Option<String> {
 
 /// What a viewer did.
 #[derive(Debug, Default)]
-struct Seen {
+struct ViewerTally {
     reads: u64,
     asked: u64,
     unserved: u64,
@@ -676,7 +676,7 @@ impl Sight {
     /// Reads with two threads and says what came of it.
     fn run(self) {
         println!("viewing ");
-        let seen: Vec<Seen> = thread::scope(|scope| {
+        let seen: Vec<ViewerTally> = thread::scope(|scope| {
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
                     scope.spawn({
@@ -687,7 +687,7 @@ impl Sight {
                 .collect();
             threads.into_iter().map(|thread| thread.join().expect("a viewer read a wrong byte")).collect()
         });
-        let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&ViewerTally) -> u64| seen.iter().map(of).sum::<u64>();
         let gone = seen.iter().filter_map(|seen| seen.dead_after_millis).max();
         let gone = gone.map_or("no".to_owned(), |millis| millis.to_string());
         println!("seen {} {} {} {gone}", sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
@@ -709,12 +709,12 @@ impl Sight {
         })
     }
 
-    fn look_around(&self, seed: u64) -> Seen {
-        let (mut gaze, mut seen) = (Gaze::new(seed), Seen::default());
+    fn look_around(&self, seed: u64) -> ViewerTally {
+        let (mut pattern, mut seen) = (ReadPattern::new(seed), ViewerTally::default());
         let mut buffer = vec![0; LEN_MAX as usize + 5000];
         let mut heard = Instant::now();
         while seen.reads < self.reads / 2 {
-            match self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard) {
+            match self.burst(&mut pattern, &mut seen, &mut buffer, &mut heard) {
                 Ok(()) => {}
                 Err(RequestError::OwnerDead) => {
                     seen.dead_after_millis = Some(heard.elapsed().as_millis() as u64);
@@ -733,12 +733,12 @@ impl Sight {
     /// Opens a file, reads from it for a while, and lets it go.
     fn burst(
         &self,
-        gaze: &mut Gaze,
-        seen: &mut Seen,
+        pattern: &mut ReadPattern,
+        seen: &mut ViewerTally,
         buffer: &mut [u8],
         heard: &mut Instant,
     ) -> Result<(), RequestError> {
-        let (attached, expected) = match gaze.dice.below(8) {
+        let (attached, expected) = match pattern.dice.below(8) {
             0 => (self.open("growing")?, Expected::growing()),
             1 | 2 => {
                 let attached = self.open("replaced")?;
@@ -749,13 +749,13 @@ impl Sight {
                 (attached, Expected::of(REPLACED, generation))
             }
             _ => {
-                let file = gaze.dice.below(STILL.len() as u64) as usize;
+                let file = pattern.dice.below(STILL.len() as u64) as usize;
                 (self.open(&format!("still-{file}"))?, Expected::still(file))
             }
         };
         *heard = Instant::now();
-        for _ in 0..200 + gaze.dice.below(2000) {
-            let (position, len) = gaze.range(expected.span());
+        for _ in 0..200 + pattern.dice.below(2000) {
+            let (position, len) = pattern.range(expected.span());
             self.read(&attached, expected, position, &mut buffer[..len], seen)?;
             *heard = Instant::now();
         }
@@ -768,7 +768,7 @@ impl Sight {
         expected: Expected,
         position: u64,
         buffer: &mut [u8],
-        seen: &mut Seen,
+        seen: &mut ViewerTally,
     ) -> Result<(), RequestError> {
         let &Attached { handle, cell, id, ref marker_reported, ref touched, .. } = attached;
         let file = ViewedFile { handle, cell, id, marker_reported, touched };
@@ -804,7 +804,7 @@ impl Sight {
 }
 
 /// Waits for a viewer's end and says what it did.
-fn end_of(mut child: Child) -> Seen {
+fn end_of(mut child: Child) -> ViewerTally {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let said = hear(&mut lines, "seen ");
     let mut rest = Vec::new();
@@ -814,7 +814,7 @@ fn end_of(mut child: Child) -> Seen {
     let fields: Vec<_> = said.split(' ').collect();
     let number = |place: usize| fields[place].parse().unwrap();
     let (reads, asked, unserved) = (number(0), number(1), number(2));
-    Seen { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
+    ViewerTally { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
 }
 
 /// Starts a viewer and kills it while it reads.
@@ -883,7 +883,7 @@ fn viewers_never_read_a_wrong_byte() {
         assert_eq!(totals.viewers, 12, "each viewer, dead or alive, was counted once");
         cache.check().unwrap();
         let seen = seen.into_inner().unwrap();
-        let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&ViewerTally) -> u64| seen.iter().map(of).sum::<u64>();
         let (reads, asked, unserved) = (sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
         assert!(unserved * 100 <= reads, "{unserved} of {reads} reads were not served");
         println!("viewers: {reads} reads, {asked} questions, {unserved} not served");
@@ -903,10 +903,10 @@ fn own_until_killed() {
     let owner = Arc::new(CacheOwner::new(cache.clone()).with_rules(by_times()));
     let (_service, view) = serve(&cache, owner, &folder);
     println!("owning {view}");
-    let (mut gaze, mut buffer) = (Gaze::new(5), vec![0; LEN_MAX as usize + 5000]);
+    let (mut pattern, mut buffer) = (ReadPattern::new(5), vec![0; LEN_MAX as usize + 5000]);
     let open = cache.open(folder.join("still-0")).unwrap();
     loop {
-        let (position, len) = gaze.range(STILL[0]);
+        let (position, len) = pattern.range(STILL[0]);
         open.read_at(&mut buffer[..len], position).unwrap();
     }
 }

@@ -74,14 +74,14 @@ fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
 
 /// A device that panics when it is asked what it is, if told to.
 #[derive(Debug)]
-struct Moody {
+struct PanickingDevice {
     device: Arc<Device>,
     panics: AtomicBool,
 }
 
-impl Backend for Moody {
+impl Backend for PanickingDevice {
     fn name(&self) -> &'static str {
-        "moody"
+        "panicking"
     }
     fn attributes(&self) -> io::Result<Attributes> {
         assert!(!self.panics.load(Ordering::Relaxed), "a source of a test");
@@ -96,15 +96,15 @@ impl Backend for Moody {
 fn a_source_that_panics_fails_what_was_asked_of_it_and_no_more() {
     let (cache, device) =
         (Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap(), Device::new(100 * PAGE));
-    let moody = Arc::new(Moody { device: Arc::clone(&device), panics: AtomicBool::new(false) });
-    let file = cache.open_backend(Arc::clone(&moody) as _).unwrap();
-    moody.panics.store(true, Ordering::Relaxed);
+    let panicking = Arc::new(PanickingDevice { device: Arc::clone(&device), panics: AtomicBool::new(false) });
+    let file = cache.open_backend(Arc::clone(&panicking) as _).unwrap();
+    panicking.panics.store(true, Ordering::Relaxed);
     // At the end the file is looked at again, by the poller.
     let error = block_on(file.read_at_async(&mut [0; 10], 100 * PAGE)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
     assert!(error.to_string().contains("panicked"), "{error}");
     read(&file, &device, 50 * PAGE);
-    moody.panics.store(false, Ordering::Relaxed);
+    panicking.panics.store(false, Ordering::Relaxed);
     assert_eq!(block_on(file.read_at_async(&mut [0; 10], 100 * PAGE)).unwrap(), 0);
     cache.check().unwrap();
 }

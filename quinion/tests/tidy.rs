@@ -13,7 +13,7 @@
 //!   orderings   each one stronger than Relaxed names the site it works with
 //!   text        line length, tabs, trailing blanks, ASCII, words and paths that do not belong here
 //!   ratchet     long functions do not become more
-//!   names       a lettered test name is given once; a type has a name of the field
+//!   names       a lettered test name is given once; a test's name has a subject; a type has a name of the field
 //!   prose       a comment names the one that acts, in plain words and sentences that end
 //!   readme      its example is the example that is compiled
 //!   tables      ARCHITECTURE.md lists the modules and the lock order there are
@@ -442,10 +442,12 @@ fn check_words(source: &Source) -> Vec<Complaint> {
 
 /// Names of types that say nothing to a reader who does not know their essay: metaphors, and verbs used as nouns. The
 /// field has terms for all of them; see the table of words in ARCHITECTURE.md.
-const PRIVATE_NAMES: [&str; 46] = [
+const PRIVATE_NAMES: [&str; 60] = [
     "Attendant",
     "Bed",
     "Beds",
+    "Bell",
+    "BellList",
     "BringBack",
     "Chair",
     "Coming",
@@ -456,24 +458,33 @@ const PRIVATE_NAMES: [&str; 46] = [
     "Duty",
     "Errand",
     "Excuse",
+    "Gaze",
     "GiveWay",
+    "Heard",
     "Hunch",
     "Inlet",
+    "Judge",
     "Judged",
     "Judges",
     "KeepingView",
     "Lack",
+    "Landing",
     "LastWord",
+    "LeaseRoom",
     "LeftBehind",
     "Leftovers",
     "MakesRoom",
     "Manners",
-    "Mender",
     "Mended",
+    "Mender",
+    "Mood",
+    "Moody",
     "Noted",
     "Parted",
     "Patience",
     "Polite",
+    "Promise",
+    "Room",
     "Shelf",
     "Skies",
     "Sought",
@@ -483,12 +494,15 @@ const PRIVATE_NAMES: [&str; 46] = [
     "Theirs",
     "Tidied",
     "Together",
+    "Told",
     "Tour",
     "TourPlace",
     "Upkeep",
+    "Visit",
     "WaitRoom",
     "Weather",
     "Whims",
+    "Whom",
 ];
 
 /// No type has such a name.
@@ -608,6 +622,41 @@ fn check_lettered_names(sources: &[Source]) -> Vec<Complaint> {
                 ));
             }
             seen.entry(name).or_insert_with(|| format!("{}:{line}", source.path));
+        }
+    }
+    complaints
+}
+
+/// How names begin that are clauses without a subject: a report of a failure has nothing but the name to say what
+/// failed.
+const HEADLESS: [&str; 6] = ["who_", "what_", "whoever_", "whatever_", "nobody_", "somebody_"];
+
+/// Whether the function whose `fn` is at `at` has an attribute that makes it a test, of the standard library's kind or
+/// of another (`#[tokio::test(...)]`).
+fn is_test(source: &Source, at: usize) -> bool {
+    let ends_before = |at: &usize| matches!(source.word(*at), "{" | "}" | ";");
+    let attributes = (0..at).rev().take_while(|at| !ends_before(at));
+    attributes.into_iter().any(|at| {
+        source.word(at) == "test"
+            && matches!(source.word(at + 1), "]" | "(")
+            && at > 0
+            && matches!(source.word(at - 1), "[" | "::")
+    })
+}
+
+/// A test's name is a sentence with a subject, behind the letters of its statements.
+fn check_test_subjects(source: &Source) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    for at in (0..source.tokens.len()).filter(|&at| source.word(at) == "fn" && is_test(source, at)) {
+        let (name, line) = (source.word(at + 1), source.tokens[at].line);
+        let mut sentence = name;
+        while is_lettered(sentence) {
+            sentence = &sentence[4..];
+        }
+        if HEADLESS.iter().any(|head| sentence.starts_with(head)) {
+            let wrong = format!("`{name}` is the name of a test without a subject");
+            let remedy = "name the handle, page, viewer, server ... that does what the test checks";
+            complaints.push(complaint(source, line, wrong, remedy));
         }
     }
     complaints
@@ -815,6 +864,16 @@ fn lettered_test_names_are_given_once() {
 }
 
 #[test]
+fn test_names_have_a_subject() {
+    let sources = rust_files();
+    let tests = |source: &Source| {
+        (0..source.tokens.len()).filter(|&at| source.word(at) == "fn" && is_test(source, at)).count()
+    };
+    assert!(sources.iter().map(tests).sum::<usize>() > 1000, "the tests are found");
+    expect_tidy(sources.iter().flat_map(check_test_subjects).collect());
+}
+
+#[test]
 fn the_architecture_lists_the_modules_and_the_lock_order() {
     let architecture = read(&repository().join("ARCHITECTURE.md"));
     let [lib, sync] =
@@ -1012,6 +1071,20 @@ mod a_rule_can_fail {
         let sources = ["fn a01_one() {}\nfn a01_two() {}\nfn x() {}", "fn x() {}\nfn a01_one() {}"];
         let sources = sources.map(|text| Source::new("x.rs", text));
         expect(check_lettered_names(&sources), &[(2, "`a01_one`")]);
+    }
+
+    #[test]
+    fn test_names_without_a_subject_are_seen() {
+        let check = |text| check_test_subjects(&Source::new("quinion/tests/x.rs", text));
+        let right = "fn who_asks() {}\n#[test]\nfn a_page_is_read() {}\nfn what_is_read() {}\n\
+                     #[test]\n#[ignore]\nfn whole_pages_are_read() {}\n#[cfg(test)]\nfn what_is_known() {}";
+        expect(check(right), &[]);
+        let wrong = "#[test]\nfn who_asks_waits() {}\n\
+                     proptest! {\n    #[test]\n    fn what_is_read_is_right(a: u8) {}\n}\n\
+                     #[test]\n#[ignore]\nfn e02_e03_nobody_waits() {}\n\
+                     #[tokio::test(flavor = \"x\")]\nasync fn whatever_is_read() {}";
+        let names = ["who_asks_waits", "what_is_read_is_right", "e02_e03_nobody_waits", "whatever_is_read"];
+        expect(check(wrong), &[(2, names[0]), (5, names[1]), (9, names[2]), (11, names[3])]);
     }
 
     #[test]

@@ -407,7 +407,7 @@ struct Storm {
 }
 
 #[derive(Clone, Copy)]
-enum Met {
+enum ReadResult {
     Hit,
     Writing,
     Held,
@@ -426,10 +426,10 @@ impl Storm {
         let finished = [const { AtomicU32::new(1) }; PAGES];
         Self { stage, other, finished, stop: AtomicBool::new(false), counts: Default::default() }
     }
-    fn count(&self, met: Met) {
+    fn count(&self, met: ReadResult) {
         self.counts[met as usize].fetch_add(1, Ordering::Relaxed);
     }
-    fn counted(&self, met: Met) -> u64 {
+    fn counted(&self, met: ReadResult) -> u64 {
         self.counts[met as usize].load(Ordering::Relaxed)
     }
     /// The least generation of each page that a read which begins now may return.
@@ -469,7 +469,7 @@ impl Storm {
         let wrote = write(&self.stage, page, count as usize, generation);
         self.finish(page, wrote.bytes as u64 / PAGE, generation);
         if wrote.refused.is_some() {
-            self.count(Met::Refused);
+            self.count(ReadResult::Refused);
         }
     }
     /// Evicts a folio, if it is not held, and fills it anew.
@@ -488,7 +488,7 @@ impl Storm {
         let bytes = [64, 300, PAGE_SIZE, 5 * PAGE_SIZE][dice.below(4) as usize];
         let oldest = self.oldest();
         let hits = hit(&self.stage, view, position, &mut buffer[..bytes]);
-        self.count(if hits.stopped == HitStop::Writing { Met::Writing } else { Met::Hit });
+        self.count(if hits.stopped == HitStop::Writing { ReadResult::Writing } else { ReadResult::Hit });
         self.check(&oldest, position, &buffer[..hits.bytes]);
     }
     fn read_group(&self, dice: &mut Dice) {
@@ -503,7 +503,7 @@ impl Storm {
             return;
         }
         let bytes = held.copy_out(position, buffer);
-        self.count(Met::Held);
+        self.count(ReadResult::Held);
         self.check(&oldest, position, &buffer[..bytes]);
     }
     /// Takes what is lent twice, with time between.
@@ -523,7 +523,7 @@ impl Storm {
         thread::yield_now();
         assert!(lent == before, "pinned bytes have changed");
         unpin(&self.stage.arena, frame);
-        self.count(Met::Pinned);
+        self.count(ReadResult::Pinned);
     }
 
     fn until_stopped(&self, seed: u64, mut act: impl FnMut(&mut Dice)) {
@@ -583,14 +583,17 @@ fn every_page_is_whole_in_the_storm() {
                 let mut dice = Dice::new(10 + half);
                 // As long as the readers have not come to everything: on a busy machine they begin late.
                 (2..)
-                    .take_while(|&generation| generation < rounds + 2 || storm.counted(Met::Pinned) == 0)
+                    .take_while(|&generation| {
+                        generation < rounds + 2 || storm.counted(ReadResult::Pinned) == 0
+                    })
                     .for_each(|generation| storm.write(half, generation, &mut dice));
             })
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
     });
-    let [hits, writing, held] = [Met::Hit, Met::Writing, Met::Held].map(|met| storm.counted(met));
-    let [pinned, refused] = [Met::Pinned, Met::Refused].map(|met| storm.counted(met));
+    let [hits, writing, held] =
+        [ReadResult::Hit, ReadResult::Writing, ReadResult::Held].map(|met| storm.counted(met));
+    let [pinned, refused] = [ReadResult::Pinned, ReadResult::Refused].map(|met| storm.counted(met));
     println!("{hits} hits, {writing} gave up, {held} held, {pinned} pinned, {refused} refused for pins");
     assert!(hits > 0 && held > 0 && pinned > 0, "nobody read anything");
     assert!(writing <= hits, "most reads met a writer in their page: {writing} of {hits}");

@@ -31,7 +31,7 @@ pub fn in_a_process_of_its_own(test: &str) -> bool {
 
 /// The threads that are refused a system call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whom {
+pub enum Scope {
     /// The calling thread, and those it starts from now on.
     Caller,
     /// Every thread of the process.
@@ -39,7 +39,7 @@ pub enum Whom {
 }
 
 /// From now on `call` fails with `error`.
-pub fn refuse(call: libc::c_long, error: i32, whom: Whom) {
+pub fn refuse(call: libc::c_long, error: i32, scope: Scope) {
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
@@ -48,7 +48,7 @@ pub fn refuse(call: libc::c_long, error: i32, whom: Whom) {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    let flags = if whom == Whom::Process { libc::SECCOMP_FILTER_FLAG_TSYNC } else { 0 };
+    let flags = if scope == Scope::Process { libc::SECCOMP_FILTER_FLAG_TSYNC } else { 0 };
     // SAFETY: the program outlives the call, which copies it; it refuses one system call.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);

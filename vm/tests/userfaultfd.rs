@@ -67,16 +67,16 @@ impl Stage {
     }
 
     /// Starts a server, and returns it with a receiver of its events.
-    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<Told>) {
+    fn serve(&self, mut options: RestoreOptions) -> (Server, Receiver<EventText>) {
         let (sender, receiver) = channel();
         options.on_failure = OnFailure::Leave;
         if options.greeting == RestoreOptions::new().greeting {
             // Long enough for a slow machine.
             options.greeting = WATCHDOG;
         }
-        let sender: Mutex<Sender<Told>> = Mutex::new(sender);
+        let sender: Mutex<Sender<EventText>> = Mutex::new(sender);
         options.observer = Some(Arc::new(move |event: &Event| {
-            let _ = sender.lock().expect("a sender").send(Told::of(event));
+            let _ = sender.lock().expect("a sender").send(EventText::of(event));
         }));
         let server = Server::start(&self.cache, &self.path("snapshot"), &self.path("socket"), options);
         (server.expect("a server"), receiver)
@@ -85,9 +85,9 @@ impl Stage {
 
 /// An event as text.
 #[derive(Debug)]
-struct Told(String);
+struct EventText(String);
 
-impl Told {
+impl EventText {
     fn of(event: &Event) -> Self {
         Self(match event {
             Event::Refused { why, .. } => format!("refused: {why}"),
@@ -98,9 +98,9 @@ impl Told {
 }
 
 /// Waits for an event whose text contains `text`.
-fn wait_for(events: &Receiver<Told>, text: &str) -> String {
+fn wait_for(events: &Receiver<EventText>, text: &str) -> String {
     loop {
-        let Told(event) = events.recv_timeout(WATCHDOG).expect("it is told in the end");
+        let EventText(event) = events.recv_timeout(WATCHDOG).expect("it is told in the end");
         if event.contains(text) {
             return event;
         }

@@ -89,7 +89,7 @@ pub enum Repeat {
     /// So often; less often where a repetition takes minutes.
     Usual(usize),
     /// As often as the command line says.
-    Told(usize),
+    Fixed(usize),
 }
 
 impl Settings {
@@ -416,7 +416,7 @@ impl Case {
             Repeat::Usual(repetitions) => {
                 repetitions.min(self.usual_max).max(settings.pick(0, self.usual_min))
             }
-            Repeat::Told(repetitions) => repetitions,
+            Repeat::Fixed(repetitions) => repetitions,
         };
         self.warm_ups + counted.min(self.repeat_max)
     }
@@ -662,7 +662,7 @@ mod tests {
     #[test]
     fn a_case_is_repeated_as_often_as_asked_or_as_will_do() {
         let case = || Case::new("x", &[TIME], || Ok(Vec::new())).usually(3);
-        let told = Settings { repeat: Repeat::Told(7), ..settings(0) };
+        let told = Settings { repeat: Repeat::Fixed(7), ..settings(0) };
         assert_eq!([settings(2), settings(9), told.clone()].map(|s| case().repetitions(&s)), [3, 4, 8]);
         assert_eq!(case().once().repetitions(&told), 1);
     }
@@ -821,7 +821,7 @@ mod tests {
     fn a_full_run_repeats_so_often_at_least() {
         let case = || Case::new("x", &[TIME], || Ok(Vec::new())).at_least(7).without_warm_up();
         let full = Settings { extent: Extent::Full, ..settings(5) };
-        let told = Settings { repeat: Repeat::Told(2), ..full.clone() };
+        let told = Settings { repeat: Repeat::Fixed(2), ..full.clone() };
         assert_eq!([full, settings(3), told].map(|settings| case().repetitions(&settings)), [7, 3, 2]);
     }
 }

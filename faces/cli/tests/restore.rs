@@ -275,7 +275,7 @@ fn a_recording_is_replayed_and_only_for_its_image() {
 }
 
 #[test]
-fn the_server_does_not_start_with_wrong_arguments() {
+fn the_server_does_not_start_with_a_wrong_snapshot_or_argument() {
     let stage = Stage::new(Image::new(35, 10));
     let nowhere = Stage { sockets: tempfile::tempdir().unwrap(), ..Stage::new(Image::new(35, 10)) };
     fs::remove_file(nowhere.snapshot()).unwrap();

@@ -615,7 +615,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         at: SlotRef,
         index: u64,
         run: u32,
-        visit: &mut Visit<'_>,
+        visit: &mut EntryVisitor<'_>,
     ) -> ControlFlow<Entry> {
         let end = at.slot + run;
         let (mut at, mut index) = (at, index);
@@ -654,7 +654,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 }
 
 /// Told of an entry: its first index, itself, its order. May end the visit.
-pub(super) type Visit<'v> = dyn FnMut(u64, Entry, u8) -> ControlFlow<Entry> + 'v;
+pub(super) type EntryVisitor<'v> = dyn FnMut(u64, Entry, u8) -> ControlFlow<Entry> + 'v;
 
 fn shadow_of(entry: Entry) -> Option<Value> {
     match entry.kind() {

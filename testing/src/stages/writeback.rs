@@ -180,7 +180,7 @@ type Hook = dyn FnMut() + Send;
 
 /// A device that records its requests, and reports each before it carries it out.
 #[derive(Default)]
-struct Told {
+struct RequestRecord {
     /// Of each flush, where it begins in bytes, and how long it is.
     flushes: Vec<(u64, usize)>,
     before_flush: Option<Box<Hook>>,
@@ -188,33 +188,33 @@ struct Told {
     before_attributes: Option<Box<Hook>>,
 }
 
-/// See [`Told`].
+/// See [`RequestRecord`].
 pub struct Watched {
     pub inner: Arc<dyn Backend>,
-    told: Mutex<Told>,
+    record: Mutex<RequestRecord>,
 }
 
 impl Watched {
     pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
-        Arc::new(Self { inner, told: Mutex::default() })
+        Arc::new(Self { inner, record: Mutex::default() })
     }
     pub fn take_flushes(&self) -> Vec<(u64, usize)> {
-        std::mem::take(&mut self.told.lock().unwrap().flushes)
+        std::mem::take(&mut self.record.lock().unwrap().flushes)
     }
     pub fn before_flush(&self, hook: impl FnMut() + Send + 'static) {
-        self.told.lock().unwrap().before_flush = Some(Box::new(hook));
+        self.record.lock().unwrap().before_flush = Some(Box::new(hook));
     }
     pub fn before_sync(&self, hook: impl FnMut() + Send + 'static) {
-        self.told.lock().unwrap().before_sync = Some(Box::new(hook));
+        self.record.lock().unwrap().before_sync = Some(Box::new(hook));
     }
     pub fn before_attributes(&self, hook: impl FnMut() + Send + 'static) {
-        self.told.lock().unwrap().before_attributes = Some(Box::new(hook));
+        self.record.lock().unwrap().before_attributes = Some(Box::new(hook));
     }
-    fn call(&self, which: fn(&mut Told) -> &mut Option<Box<Hook>>) {
-        let hook = which(&mut self.told.lock().unwrap()).take();
+    fn call(&self, which: fn(&mut RequestRecord) -> &mut Option<Box<Hook>>) {
+        let hook = which(&mut self.record.lock().unwrap()).take();
         if let Some(mut hook) = hook {
             hook();
-            which(&mut self.told.lock().unwrap()).get_or_insert(hook);
+            which(&mut self.record.lock().unwrap()).get_or_insert(hook);
         }
     }
 }
@@ -233,7 +233,7 @@ impl Backend for Watched {
         self.inner.attach(wait_queue);
     }
     fn attributes(&self) -> io::Result<Attributes> {
-        self.call(|told| &mut told.before_attributes);
+        self.call(|record| &mut record.before_attributes);
         self.inner.attributes()
     }
     fn submit(&self, fills: Vec<Fill>) {
@@ -249,13 +249,13 @@ impl Backend for Watched {
         true
     }
     fn flush(&self, flushes: Vec<Flush>) {
-        let told = flushes.iter().map(|flush| (flush.position(), flush.len()));
-        self.told.lock().unwrap().flushes.extend(told);
-        self.call(|told| &mut told.before_flush);
+        let record = flushes.iter().map(|flush| (flush.position(), flush.len()));
+        self.record.lock().unwrap().flushes.extend(record);
+        self.call(|record| &mut record.before_flush);
         self.inner.flush(flushes);
     }
     fn sync(&self, kind: SyncKind, range: Range<u64>) -> io::Result<()> {
-        self.call(|told| &mut told.before_sync);
+        self.call(|record| &mut record.before_sync);
         self.inner.sync(kind, range)
     }
     fn set_size(&self, bytes: u64) -> io::Result<()> {

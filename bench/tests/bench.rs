@@ -188,7 +188,7 @@ fn a_run_is_kept_as_lines_and_as_one_page() {
 /// 1. A stream's rows are in GiB/s, and hold a list of numbers in MB/s.
 /// 2. A reader of the lines mistakes one unit for the other.
 #[test]
-fn how_a_stream_went_is_kept_beside_the_rows_with_its_own_unit() {
+fn the_series_of_a_stream_is_kept_beside_the_rows_with_its_own_unit() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = folder.path().join("out");
     let dirs = ["--scratch", folder.path().to_str().unwrap(), "--out", out.to_str().unwrap()];
@@ -210,7 +210,7 @@ fn how_a_stream_went_is_kept_beside_the_rows_with_its_own_unit() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_told_before_anything_is_measured() {
+fn a_folder_that_cannot_be_made_is_reported_before_anything_is_measured() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let output = bench(&["--out", file.path().to_str().unwrap(), "--quick", "split"]);
     assert_eq!(output.status.code(), Some(1));
@@ -357,7 +357,7 @@ fn sweeper(folder: &Path) -> Child {
 }
 
 #[test]
-fn a_folder_is_swept_when_its_owner_is_gone_and_not_before() {
+fn a_folder_is_swept_when_its_owner_is_dead_and_not_before() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("quinion-bench-0-0");
     let mut sweeper = sweeper(&folder);
@@ -369,7 +369,7 @@ fn a_folder_is_swept_when_its_owner_is_gone_and_not_before() {
 }
 
 #[test]
-fn a_folder_of_somebody_else_is_not_swept() {
+fn another_users_folder_is_not_swept() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("my-own-files");
     let output = sweeper(&folder).wait_with_output().unwrap();
@@ -518,7 +518,7 @@ fn a_run_that_measured_nothing_has_failed() {
 /// 1. The disk of `--out` is full.
 /// 2. The error is reported only after all is measured, half an hour later.
 #[test]
-fn a_disk_without_room_is_told_before_anything_is_measured() {
+fn a_full_disk_is_reported_before_anything_is_measured() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let script = "mount -t tmpfs -o size=64k none \"$1\" || exit 77; \
                   exec \"$2\" --quick split --out \"$1/new/out\"";

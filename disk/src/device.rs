@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_process_is_told_that_it_is_in_use() {
+    fn a_second_process_gets_an_error_that_the_store_is_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let first = FileDevice::open(folder.path(), BYTES).unwrap();
         let error = FileDevice::open(folder.path(), BYTES).unwrap_err();

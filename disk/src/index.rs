@@ -228,7 +228,7 @@ mod tests {
     proptest! {
         /// Beside a map of single pages.
         #[test]
-        fn it_agrees_with_a_naive_map(ops in prop::collection::vec(
+        fn the_index_agrees_with_a_naive_map(ops in prop::collection::vec(
             (0u8..3, 0u32..4, 0u64..40, 1u16..=16), 1..120,
         )) {
             let (mut index, mut naive) = (Index::new(4), HashMap::<(u8, u64), u32>::new());

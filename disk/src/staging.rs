@@ -89,7 +89,11 @@ impl Staging {
 
     /// Sees to it that a segment is open that has room for `pages` pages. `forget` is told of a segment that is about
     /// to be filled anew, and says what of it is to be kept. `false`: there is no buffer.
-    pub fn make_room(&mut self, pages: u16, forget: impl FnOnce(u32) -> Vec<(ContentKey, Extent)>) -> bool {
+    pub fn reserve_pages(
+        &mut self,
+        pages: u16,
+        forget: impl FnOnce(u32) -> Vec<(ContentKey, Extent)>,
+    ) -> bool {
         if self.open.as_ref().is_some_and(|open| usize::from(open.used + pages) > DATA_PAGES) {
             self.seal();
         }
@@ -114,7 +118,7 @@ impl Staging {
     }
 
     /// Where the next extent goes: the segment, and the page in its data. A segment is open, see
-    /// [`Staging::make_room`].
+    /// [`Staging::reserve_pages`].
     pub fn place(&self) -> Option<(u32, u16)> {
         self.open.as_ref().map(|open| (open.segment, open.used))
     }

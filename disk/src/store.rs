@@ -285,9 +285,9 @@ impl Shared {
         let checksum = checksum(key, page, bytes);
         let pages = (bytes.len() / PAGE_BYTES) as u16;
         let mut staging = lock(&self.staging);
-        let has_room = staging.make_room(pages, |segment| lock(&self.index).forget_segment(segment));
+        let is_reserved = staging.reserve_pages(pages, |segment| lock(&self.index).forget_segment(segment));
         let mut is_news = !staging.is_drained();
-        if let Some((segment, at)) = staging.place().filter(|_| has_room) {
+        if let Some((segment, at)) = staging.place().filter(|_| is_reserved) {
             let entry = Entry { key: *key, page, at, pages, checksum };
             // Another thread may have put the same pages since.
             if lock(&self.index).insert(segment, &entry) {
@@ -298,7 +298,7 @@ impl Shared {
         if is_news {
             self.wake_writer();
         }
-        has_room
+        is_reserved
     }
 
     fn wake_writer(&self) {

@@ -59,7 +59,7 @@ fn a_power_cut_at_any_write_leaves_no_wrong_byte() {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_power_cut() {
+fn flushed_pages_survive_a_power_cut() {
     for seed in seeds() {
         let (mut random, options) = (Random(seed), Disk::options(16));
         let disk = Disk::of(&options);

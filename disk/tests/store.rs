@@ -28,7 +28,7 @@ fn put_extent(store: &DiskStore, of: u64, page: u64) {
 }
 
 #[test]
-fn what_was_put_is_read_at_once_and_after_a_restart() {
+fn stored_pages_are_read_at_once_and_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let options = DiskOptions::new(folder.path(), 16 << 20);
     let store = DiskStore::open(&options).unwrap();
@@ -84,7 +84,7 @@ fn the_bound_is_the_size_of_the_file_and_the_oldest_goes_first() {
 }
 
 #[test]
-fn what_is_read_outlives_what_is_not() {
+fn pages_that_are_read_outlive_pages_that_are_not() {
     let options = Disk::options(16);
     let store = Disk::of(&options).open(&options);
     for round in 0..DATA_PAGES as u64 * 4 {

@@ -273,7 +273,7 @@ impl Stage {
             handle: self.place[0],
             cell: CellNumber(self.place[1] as u32),
             id: MappingId((self.place[1] >> 32) as u32),
-            marker_told: &marker,
+            marker_reported: &marker,
             touched: &touched,
         };
         let mut to = [0u8; 10_000];

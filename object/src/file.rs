@@ -12,7 +12,7 @@
 //! plug, so that they become few GETs side by side; and of long reads that follow each other, the next is asked for
 //! with each.
 //!
-//! Invariant: what is announced is a wish. A read that finds it not fulfilled fetches for itself.
+//! Invariant: what is announced is a hint. A read that finds it not fulfilled fetches for itself.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -434,7 +434,7 @@ mod tests {
     use object_store::{ObjectStoreExt, memory::InMemory};
 
     #[test]
-    fn what_one_thread_keeps_together_keeps_no_other_waiting() {
+    fn a_plug_of_one_thread_delays_no_other() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let (store, path) = (Arc::new(InMemory::new()), Path::from("object"));
         runtime.block_on(store.put(&path, vec![7; 4 << 20].into())).expect("a put");

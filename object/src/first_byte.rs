@@ -108,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn quantiles_are_told_when_enough_is_known() {
+    fn quantiles_are_given_when_enough_samples_are_known() {
         let times = FirstByteTimes::default();
         (1..32).for_each(|millis| times.record(Duration::from_millis(millis)));
         assert_eq!(times.summary(), None);

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_not_tried_again() {
+    fn permanent_errors_are_not_retried() {
         let source = || -> Box<dyn std::error::Error + Send + Sync> { "x".into() };
         let path = || "p".to_owned();
         assert!(is_transient(&object_store::Error::Generic { store: "s", source: source() }));

@@ -34,7 +34,7 @@ fn compared_tag(meta: &ObjectMeta) -> Option<(bool, &str)> {
 }
 
 /// Whether times are needed to tell versions apart.
-fn is_told_by_times(meta: &ObjectMeta) -> bool {
+fn is_versioned_by_times(meta: &ObjectMeta) -> bool {
     strong_e_tag(meta).is_none() && meta.version.is_none()
 }
 
@@ -51,11 +51,11 @@ pub(crate) fn conditions(meta: &ObjectMeta) -> GetOptions {
 /// Whether an answer that says `found` is of the version `known`.
 pub(crate) fn is_same(known: &ObjectMeta, found: &ObjectMeta) -> bool {
     let known_tag = compared_tag(known);
-    let is_told_by_version = known.version.is_some() && found.version.is_some();
-    let needs_times = strong_e_tag(known).is_none() && !is_told_by_version;
+    let is_versioned = known.version.is_some() && found.version.is_some();
+    let needs_times = strong_e_tag(known).is_none() && !is_versioned;
     known.size == found.size
         && (known_tag.is_none() || known_tag == compared_tag(found))
-        && (!is_told_by_version || known.version == found.version)
+        && (!is_versioned || known.version == found.version)
         && (!needs_times || known.last_modified == found.last_modified)
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn names(store_name: &[u8], lasts: bool, meta: &ObjectMeta) -> Versio
             version: Version { modified, changed: modified, settled: true, steps: true },
             size: meta.size,
         },
-        content_key: (lasts && !is_told_by_times(meta)).then_some(ContentKey(digest)),
+        content_key: (lasts && !is_versioned_by_times(meta)).then_some(ContentKey(digest)),
     }
 }
 
@@ -114,7 +114,7 @@ fn digest(store_name: &[u8], meta: &ObjectMeta) -> [u8; 32] {
     add(Some(&meta.size.to_le_bytes()));
     let time = (meta.last_modified.timestamp(), meta.last_modified.timestamp_subsec_nanos());
     let time = [time.0.to_le_bytes(), u64::from(time.1).to_le_bytes()].concat();
-    add(is_told_by_times(meta).then_some(&time));
+    add(is_versioned_by_times(meta).then_some(&time));
     hasher.finalize().into()
 }
 
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_another_version_is_told() {
+    fn an_answer_of_another_version_is_an_error() {
         let known = meta("a", 10, Some("\"x\""), None, 5);
         assert!(is_same(&known, &meta("a", 10, Some("\"x\""), Some("v"), 7)));
         for other in [

@@ -168,7 +168,7 @@ fn bytes_are_the_caches_own_and_keep_their_version() {
 }
 
 #[test]
-fn what_passes_is_tried_again_and_no_byte_comes_twice() {
+fn transient_errors_are_retried_and_no_byte_comes_twice() {
     for fault in [
         Fault::Status(503),
         Fault::Status(429),
@@ -298,7 +298,7 @@ fn gets_under_way_are_bounded() {
 }
 
 #[test]
-fn async_reads_wait_side_by_side_and_block_nobody() {
+fn async_reads_wait_side_by_side_and_block_no_thread() {
     let server = Server::with_object(64 << 20);
     server.control.set_latency(Duration::from_millis(400));
     let objects = objects(&server, quick());
@@ -381,7 +381,7 @@ fn any_fault(state: &mut u64) -> Fault {
 }
 
 #[test]
-fn under_any_trouble_no_byte_is_wrong() {
+fn no_byte_is_wrong_under_any_trouble() {
     let rounds = std::env::var("QUINION_OBJECT_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(100);
     let server = Server::with_object(6 << 20);
     let objects = objects(&server, quick().attempts_max(4).failure_pause(Duration::ZERO));

@@ -134,7 +134,7 @@ fn path() -> Path {
 }
 
 #[test]
-fn a_store_that_panics_fails_those_who_wait_and_takes_nothing_with_it() {
+fn a_store_that_panics_fails_its_waiters_and_nothing_else() {
     let store = Made::new(|options, before| {
         let meta = meta(4 * MIB, Some("\"x\""), 5);
         Box::pin(async move {
@@ -208,7 +208,7 @@ fn replaced(at: u64, metas: [ObjectMeta; 2]) -> Arc<Made> {
 }
 
 #[test]
-fn an_object_replaced_between_two_gets_of_one_read_is_an_error_however_its_version_is_told() {
+fn an_object_replaced_between_two_gets_of_one_read_is_an_error_with_any_kind_of_version() {
     let size = 4 * MIB;
     let version = |id: &str| ObjectMeta { version: Some(id.to_owned()), ..meta(size, None, 5) };
     let told = [
@@ -394,7 +394,7 @@ fn blocking_calls_inside_a_task_of_a_single_threaded_runtime_do_not_hang() {
 }
 
 #[test]
-fn what_is_read_while_others_write_is_of_one_version() {
+fn a_read_beside_writers_is_of_one_version() {
     let server = common::Server::with_object(3 << 20);
     let options = quick().request_max(MIB).whole_max(0).fill_min(4096).gap_max(0);
     let objects = objects(server.store(), options);

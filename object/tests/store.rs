@@ -95,7 +95,7 @@ async fn a_get_streams_the_caches_pages_and_a_warm_one_fetches_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_believed_for_a_time_costs_no_look_and_our_own_writes_are_seen() {
+async fn an_object_trusted_for_a_time_costs_no_request_and_own_writes_are_seen() {
     for freshness in [Freshness::For(Duration::from_secs(3600)), Freshness::Immutable] {
         let bare = Arc::new(InMemory::new());
         let store = over(bare.clone(), freshness);
@@ -247,7 +247,7 @@ async fn a_store_that_blocks_finds_threads_while_many_reads_wait() {
 }
 
 #[tokio::test]
-async fn what_a_store_says_is_not_believed_beyond_reason() {
+async fn implausible_answers_of_a_store_are_refused() {
     let store = Arc::new(InMemory::new());
     let options = Options::new().attempts_max(2).backoff(Duration::from_millis(1), Duration::from_millis(1));
     let objects = ObjectCache::new(cache(), store.clone(), options).unwrap();
@@ -331,10 +331,10 @@ proptest! {
             let objects = ObjectCache::new(cache(), below.clone(), options).unwrap();
             let cached = cached_with(objects, freshness);
             // What others write is seen at once only if it is always asked for.
-            let is_outside = freshness == Freshness::Always;
+            let has_other_client = freshness == Freshness::Always;
             for (at, call) in calls.iter().enumerate() {
-                let one = made(call, at, &bare, is_outside.then_some(&bare as _)).await;
-                let other = made(call, at, &cached, is_outside.then_some(&*below as _)).await;
+                let one = made(call, at, &bare, has_other_client.then_some(&bare as _)).await;
+                let other = made(call, at, &cached, has_other_client.then_some(&*below as _)).await;
                 assert_eq!(one, other, "call {at}: {call:?}");
             }
             cached.objects().cache().check().unwrap();

@@ -133,9 +133,9 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
     let known = file.metadata()?;
     let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
     let [handle, place] = viewer.request(Operation::Attach, question).map_err(|e| format!("{e:?}"))?;
-    let (marker_told, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (marker_reported, touched) = (AtomicU64::new(0), AtomicU64::new(0));
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-    let viewed = ViewedFile { handle, cell, id, marker_told: &marker_told, touched: &touched };
+    let viewed = ViewedFile { handle, cell, id, marker_reported: &marker_reported, touched: &touched };
     for line in std::io::stdin().lines() {
         let line = line?;
         let (number, repeat) = line.split_once(' ').ok_or("not a wish")?;

@@ -13,17 +13,17 @@
 //! any, and a little slower. It starts with the first poke and ends with the
 //! cache.
 //!
-//! Duties are known weakly. One whose owner is gone is forgotten, and while it
+//! Tasks are known weakly. One whose owner is gone is forgotten, and while it
 //! runs, its owner lives.
 //!
 //! Invariants:
 //!  1. A change that was made before a poke is seen by a run of every task that begins after that poke.
-//!  2. Duties run one after another, with no lock of this room held.
+//!  2. Tasks run one after another, with no lock of this module held.
 //!  3. A task that panics takes neither the thread nor another task with it.
 //!  4. When [`BackgroundThread::close`] has returned to a thread that is not the background thread itself, no task runs
 //!     any more.
 //!
-//! Not an invariant: that a task runs only when it asked to. Each poke is everybody's.
+//! Not an invariant: that a task runs only when it asked to. Each poke reaches every task.
 //!
 //! Cost: a poke is one atomic step, and a lock and a wake-up if the thread sleeps.
 
@@ -49,17 +49,17 @@ pub type ThreadExit = Box<dyn FnOnce() + Send>;
 
 /// One cache's tasks, and the thread that does them.
 pub struct BackgroundThread {
-    room: Arc<Room>,
+    shared: Arc<Shared>,
     process: ForkGuard,
 }
 
-struct Room {
+struct Shared {
     /// What the thread is called.
     name: &'static str,
     /// Whether a thread called `poke` since the thread last began its round.
     poked: AtomicBool,
-    book: Mutex<TaskList>,
-    bell: Condvar,
+    list: Mutex<TaskList>,
+    wakeup: Condvar,
 }
 
 #[derive(Default)]
@@ -84,14 +84,14 @@ impl TaskList {
     /// Adds a task; and forgets those whose owners are gone before the list grows, as there may never be a poke.
     fn add(&mut self, task: Weak<dyn BackgroundTask>) {
         if self.tasks.len() == self.tasks.capacity() {
-            self.forget_gone();
+            self.prune_dead();
             // So much room that the next look at all of them comes after as many more.
             self.tasks.reserve(self.tasks.len() + 1);
         }
         self.tasks.push(task);
     }
 
-    fn forget_gone(&mut self) {
+    fn prune_dead(&mut self) {
         self.tasks.retain(|task| task.strong_count() > 0);
     }
 }
@@ -104,13 +104,13 @@ impl BackgroundThread {
 
     /// The same, with another name for the thread, of 15 characters at most.
     pub fn named(name: &'static str) -> Self {
-        let (poked, book, bell) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
-        Self { room: Arc::new(Room { name, poked, book, bell }), process: ForkGuard::new() }
+        let (poked, list, wakeup) = (AtomicBool::new(false), Mutex::default(), Condvar::default());
+        Self { shared: Arc::new(Shared { name, poked, list, wakeup }), process: ForkGuard::new() }
     }
 
     /// Adds a task. It runs from the next poke on.
     pub fn add(&self, task: Weak<dyn BackgroundTask>) {
-        self.room.lock().add(task);
+        self.shared.lock().add(task);
     }
 
     /// Has every task run soon. Waits for nothing but a lock that is held for a few steps, and the start of the
@@ -122,15 +122,15 @@ impl BackgroundThread {
         // Release, partner: the Acquire in `begin_round`: what we did is seen by the round that takes this poke.
         // The exchange is needed also where it says that another thread's `poke` is pending: a plain load could
         // read one that the thread has taken already.
-        if !self.room.poked.swap(true, Ordering::Release) {
-            self.room.ensure_thread();
-            self.room.bell.notify_one();
+        if !self.shared.poked.swap(true, Ordering::Release) {
+            self.shared.ensure_thread();
+            self.shared.wakeup.notify_one();
         }
     }
 
     /// Whether the cache is about to end: a task that takes long looks at this now and then.
     pub fn is_closed(&self) -> bool {
-        self.room.lock().is_closed
+        self.shared.lock().is_closed
     }
 
     /// Ends the thread after the task it is at, and waits for that; a task that calls this is not waited for.
@@ -138,11 +138,11 @@ impl BackgroundThread {
         if self.process.is_forked() {
             return;
         }
-        let mut book = self.room.lock();
-        book.is_closed = true;
-        let thread = std::mem::replace(&mut book.thread, Thread::Never);
-        drop(book);
-        self.room.bell.notify_one();
+        let mut list = self.shared.lock();
+        list.is_closed = true;
+        let thread = std::mem::replace(&mut list.thread, Thread::Never);
+        drop(list);
+        self.shared.wakeup.notify_one();
         if let Thread::Running(handle, id) = thread
             && id != std::thread::current().id()
         {
@@ -156,15 +156,15 @@ impl BackgroundThread {
     /// back if there
     /// is no thread.
     pub fn close_with(&self, last: ThreadExit) -> Result<(), ThreadExit> {
-        let mut book = self.room.lock();
-        if self.process.is_forked() || !matches!(book.thread, Thread::Running(..)) {
+        let mut list = self.shared.lock();
+        if self.process.is_forked() || !matches!(list.thread, Thread::Running(..)) {
             return Err(last);
         }
-        book.is_closed = true;
-        book.thread = Thread::Never; // no thread waits for it
-        book.last = Some(last);
-        drop(book);
-        self.room.bell.notify_one();
+        list.is_closed = true;
+        list.thread = Thread::Never; // no thread waits for it
+        list.last = Some(last);
+        drop(list);
+        self.shared.wakeup.notify_one();
         Ok(())
     }
 }
@@ -181,13 +181,13 @@ impl Drop for BackgroundThread {
     }
 }
 
-impl Room {
+impl Shared {
     fn ensure_thread(self: &Arc<Self>) {
-        let mut book = self.lock();
-        if matches!(book.thread, Thread::None) {
-            let room = Arc::clone(self);
-            let started = std::thread::Builder::new().name(self.name.into()).spawn(move || room.live());
-            book.thread = match started {
+        let mut list = self.lock();
+        if matches!(list.thread, Thread::None) {
+            let shared = Arc::clone(self);
+            let started = std::thread::Builder::new().name(self.name.into()).spawn(move || shared.live());
+            list.thread = match started {
                 Ok(handle) => {
                     let id = handle.thread().id();
                     Thread::Running(handle, id)
@@ -214,17 +214,17 @@ impl Room {
 
     /// Sleeps until a call of `poke` or until `again`; the tasks then. `None`: it is closed.
     fn begin_round(&self, again: Option<Instant>) -> Option<Vec<Weak<dyn BackgroundTask>>> {
-        let mut book = self.lock();
-        while !book.is_closed {
+        let mut list = self.lock();
+        while !list.is_closed {
             let left = again.map(|again| again.saturating_duration_since(Instant::now()));
             // Acquire, partner: the Release in `poke`.
             if self.poked.swap(false, Ordering::Acquire) || left == Some(Duration::ZERO) {
-                book.forget_gone();
-                return Some(book.tasks.clone());
+                list.prune_dead();
+                return Some(list.tasks.clone());
             }
-            book = match left {
-                Some(left) => self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.bell.wait(book).unwrap_or_else(PoisonError::into_inner),
+            list = match left {
+                Some(left) => self.wakeup.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.wakeup.wait(list).unwrap_or_else(PoisonError::into_inner),
             };
         }
         None
@@ -239,15 +239,15 @@ impl Room {
     }
 
     fn lock(&self) -> MutexGuard<'_, TaskList> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for BackgroundThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let book = self.room.lock();
-        let runs = matches!(book.thread, Thread::Running(..));
-        f.debug_struct("Upkeep").field("tasks", &book.tasks.len()).field("runs", &runs).finish()
+        let list = self.shared.lock();
+        let runs = matches!(list.thread, Thread::Running(..));
+        f.debug_struct("BackgroundThread").field("tasks", &list.tasks.len()).field("runs", &runs).finish()
     }
 }
 
@@ -260,14 +260,14 @@ mod tests {
     /// How long a test waits for the thread before it says that it will never come.
     const LONG: Duration = Duration::from_secs(60);
 
-    struct Told {
+    struct Recording {
         runs: Mutex<Sender<u64>>,
         count: AtomicU64,
         again: Option<Duration>,
         panics: bool,
     }
 
-    impl BackgroundTask for Told {
+    impl BackgroundTask for Recording {
         fn run(&self) -> Option<Duration> {
             let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             let _ = self.runs.lock().unwrap().send(count);
@@ -276,31 +276,31 @@ mod tests {
         }
     }
 
-    fn told(again: Option<Duration>, panics: bool) -> (Arc<Told>, Receiver<u64>) {
-        let (runs, heard) = channel();
-        (Arc::new(Told { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), heard)
+    fn recording(again: Option<Duration>, panics: bool) -> (Arc<Recording>, Receiver<u64>) {
+        let (runs, runs_seen) = channel();
+        (Arc::new(Recording { runs: Mutex::new(runs), count: AtomicU64::new(0), again, panics }), runs_seen)
     }
 
-    fn add(background: &BackgroundThread, task: &Arc<Told>) {
+    fn add(background: &BackgroundThread, task: &Arc<Recording>) {
         let task = Arc::downgrade(task);
         background.add(task);
     }
 
     #[test]
-    fn nothing_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
+    fn no_task_runs_before_a_poke_and_each_poke_is_followed_by_a_run() {
         let background = BackgroundThread::new();
-        let (task, heard) = told(None, false);
+        let (task, runs_seen) = recording(None, false);
         add(&background, &task);
-        assert!(matches!(background.room.lock().thread, Thread::None), "no poke, no thread");
+        assert!(matches!(background.shared.lock().thread, Thread::None), "no poke, no thread");
         for turn in 1..=100 {
             background.poke();
             // Calls of `poke` may be taken together, but never one that comes after its round began.
-            assert!(heard.recv_timeout(LONG).unwrap() >= turn);
+            assert!(runs_seen.recv_timeout(LONG).unwrap() >= turn);
         }
     }
 
     #[test]
-    fn what_was_done_before_a_poke_is_seen() {
+    fn changes_made_before_a_poke_are_seen() {
         struct Follows(AtomicU64, AtomicU64);
         impl BackgroundTask for Follows {
             fn run(&self) -> Option<Duration> {
@@ -324,40 +324,40 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_comes_again_when_it_said_and_a_panic_is_its_own() {
+    fn a_task_comes_again_when_it_said_and_a_panic_is_its_own() {
         let background = BackgroundThread::new();
-        let (bad, bad_heard) = told(None, true);
-        let (good, good_heard) = told(Some(Duration::from_millis(1)), false);
+        let (bad, bad_runs) = recording(None, true);
+        let (good, good_runs) = recording(Some(Duration::from_millis(1)), false);
         add(&background, &bad);
         add(&background, &good);
         background.poke();
         for _ in 0..5 {
-            good_heard.recv_timeout(LONG).unwrap();
+            good_runs.recv_timeout(LONG).unwrap();
         }
-        bad_heard.recv_timeout(LONG).unwrap();
+        bad_runs.recv_timeout(LONG).unwrap();
     }
 
     #[test]
-    fn a_duty_that_comes_again_in_eternity_comes_when_it_is_poked() {
+    fn a_task_that_comes_again_in_eternity_runs_when_poked() {
         let background = BackgroundThread::new();
-        let (task, heard) = told(Some(Duration::MAX), false);
+        let (task, runs_seen) = recording(Some(Duration::MAX), false);
         add(&background, &task);
         background.poke();
-        assert_eq!(heard.recv_timeout(LONG).unwrap(), 1);
+        assert_eq!(runs_seen.recv_timeout(LONG).unwrap(), 1);
         background.poke();
-        assert!(heard.recv_timeout(LONG).unwrap() >= 2, "the thread is there");
+        assert!(runs_seen.recv_timeout(LONG).unwrap() >= 2, "the thread is there");
     }
 
     #[test]
-    fn what_is_done_last_is_done_after_the_duty_that_runs_and_only_by_a_thread() {
+    fn the_exit_work_runs_after_the_running_task_and_only_on_a_thread() {
         let background = BackgroundThread::new();
         assert!(background.close_with(Box::new(|| ())).is_err(), "there is no thread yet");
-        let (task, heard) = told(None, true);
+        let (task, runs_seen) = recording(None, true);
         add(&background, &task);
         background.poke();
-        heard.recv_timeout(LONG).unwrap();
+        runs_seen.recv_timeout(LONG).unwrap();
         let (done, ended) = channel();
-        let (theirs, runs) = (Arc::clone(&background.room), Arc::clone(&task));
+        let (theirs, runs) = (Arc::clone(&background.shared), Arc::clone(&task));
         let last = move || {
             assert!(theirs.lock().is_closed);
             done.send(runs.count.load(Ordering::Relaxed)).unwrap();
@@ -371,17 +371,17 @@ mod tests {
     }
 
     #[test]
-    fn a_duty_whose_owner_is_gone_is_forgotten_and_after_the_end_nothing_runs() {
+    fn a_task_of_a_dead_owner_is_forgotten_and_nothing_runs_after_the_end() {
         let background = BackgroundThread::new();
-        let (gone, gone_heard) = told(None, false);
-        let (kept, kept_heard) = told(None, false);
+        let (gone, dead_runs) = recording(None, false);
+        let (kept, kept_runs) = recording(None, false);
         add(&background, &gone);
         add(&background, &kept);
         drop(gone);
         background.poke();
-        kept_heard.recv_timeout(LONG).unwrap();
-        assert!(gone_heard.try_recv().is_err());
-        assert_eq!(background.room.lock().tasks.len(), 1);
+        kept_runs.recv_timeout(LONG).unwrap();
+        assert!(dead_runs.try_recv().is_err());
+        assert_eq!(background.shared.lock().tasks.len(), 1);
         background.close();
         let runs = kept.count.load(Ordering::Relaxed);
         background.poke();
@@ -390,19 +390,19 @@ mod tests {
     }
 
     #[test]
-    fn without_a_poke_those_whose_owners_are_gone_are_forgotten_too() {
+    fn tasks_of_dead_owners_are_forgotten_without_a_poke_too() {
         let background = BackgroundThread::new();
-        let kept: Vec<_> = (0..10).map(|_| told(None, false).0).collect();
+        let kept: Vec<_> = (0..10).map(|_| recording(None, false).0).collect();
         kept.iter().for_each(|task| add(&background, task));
-        (0..1000).for_each(|_| add(&background, &told(None, false).0));
-        let book = background.room.lock();
-        assert!(matches!(book.thread, Thread::None), "nobody poked");
-        assert!(book.tasks.len() < 50, "{} are known", book.tasks.len());
-        assert_eq!(book.tasks.iter().filter(|task| task.strong_count() > 0).count(), 10);
+        (0..1000).for_each(|_| add(&background, &recording(None, false).0));
+        let list = background.shared.lock();
+        assert!(matches!(list.thread, Thread::None), "nobody poked");
+        assert!(list.tasks.len() < 50, "{} are known", list.tasks.len());
+        assert_eq!(list.tasks.iter().filter(|task| task.strong_count() > 0).count(), 10);
     }
 
     #[test]
-    fn a_duty_may_end_the_upkeep_itself() {
+    fn a_task_may_close_the_background_thread_itself() {
         struct Ends(Mutex<Option<BackgroundThread>>, Mutex<Sender<()>>);
         impl BackgroundTask for Ends {
             fn run(&self) -> Option<Duration> {
@@ -411,7 +411,7 @@ mod tests {
                 None
             }
         }
-        let (ended, heard) = channel();
+        let (ended, runs_seen) = channel();
         let task = Arc::new(Ends(Mutex::new(None), Mutex::new(ended)));
         let background = BackgroundThread::new();
         let weak: Weak<Ends> = Arc::downgrade(&task);
@@ -420,6 +420,6 @@ mod tests {
         background.poke();
         *place = Some(background);
         drop(place);
-        heard.recv_timeout(LONG).unwrap();
+        runs_seen.recv_timeout(LONG).unwrap();
     }
 }

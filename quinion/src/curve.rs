@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_read_is_no_ratio_and_no_room_is_no_hit() {
+    fn no_read_is_no_ratio_and_no_memory_is_no_hit() {
         let sampler = Sampler::default();
         assert!(sampler.curve(0).at(1 << 30).is_nan());
         assert!(sampler.curve(0).points().len() == 1);
@@ -475,7 +475,7 @@ mod tests {
     proptest! {
         /// Where every page is a sample, the curve is the truth, and the row is moved together all the time.
         #[test]
-        fn without_sampling_it_is_the_truth(trace in prop::collection::vec(0..40u64, 1..400)) {
+        fn an_unsampled_curve_is_exact(trace in prop::collection::vec(0..40u64, 1..400)) {
             let curve = curve_of(&trace, 40);
             for size in 1..50 {
                 let truth = naive_misses(&trace, size) as f64 / trace.len() as f64;

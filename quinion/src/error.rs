@@ -108,7 +108,7 @@ pub(crate) enum Repr {
          had in one piece; take guest memory before the cache is full, drop pins, or build it with more memory, or \
          with a memory_max that is larger than memory by as much"
     )]
-    NoRoomForGuest { bytes: u64, memory: u64 },
+    NoSpaceForGuest { bytes: u64, memory: u64 },
     #[error("cannot have {bytes} bytes of guest memory: {source}")]
     Guest { bytes: u64, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(
@@ -230,7 +230,7 @@ impl Error {
             Repr::WouldBlock { .. } => ErrorKind::WouldBlock,
             Repr::SnapshotChanged { .. } => ErrorKind::Changed,
             Repr::NoMemory { .. }
-            | Repr::NoRoomForGuest { .. }
+            | Repr::NoSpaceForGuest { .. }
             | Repr::Guest { .. }
             | Repr::PoolFull { .. }
             | Repr::TooManyPins { .. }

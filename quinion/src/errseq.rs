@@ -136,7 +136,7 @@ mod tests {
     const ENOSPC: i32 = 28;
 
     #[test]
-    fn e01_each_of_two_handles_is_told_once() {
+    fn e01_each_of_two_handles_reports_once() {
         let errors = ErrorSequence::new();
         let handles = [errors.sample(), errors.sample()];
         errors.record(EIO);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn e02_an_open_after_an_unseen_error_is_told_once() {
+    fn e02_an_open_after_an_unseen_error_reports_once() {
         let errors = ErrorSequence::new();
         errors.record(EIO);
         let handle = errors.sample();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn e03_an_open_after_a_seen_error_is_not_told() {
+    fn e03_an_open_after_a_seen_error_reports_nothing() {
         let errors = ErrorSequence::new();
         let first = errors.sample();
         errors.record(EIO);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn e06_of_different_errors_that_nobody_saw_the_last_wins() {
+    fn e06_the_last_of_different_unseen_errors_wins() {
         let errors = ErrorSequence::new();
         let handle = errors.sample();
         errors.record(EIO);
@@ -213,7 +213,7 @@ mod tests {
 
     /// Where the kernel's counter has come round, ours has not.
     #[test]
-    fn e08_a_handle_that_slept_through_any_number_of_errors_is_told() {
+    fn e08_a_handle_that_slept_through_any_number_of_errors_reports() {
         let errors = ErrorSequence::new();
         let awake = errors.sample();
         errors.record(EIO);
@@ -284,7 +284,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_is_told_what_is_what_the_rules_say(ops in prop::collection::vec(ops(), 1..60)) {
+        fn each_handle_reports_the_errors_that_the_rules_say(ops in prop::collection::vec(ops(), 1..60)) {
             let (errors, mut twin) = (ErrorSequence::new(), Twin::default());
             let mut cursors = BTreeMap::new();
             for (number, op) in ops.iter().enumerate() {

@@ -129,7 +129,7 @@ impl FdWord {
     const CALL: u64 = 1 << 40;
     const CALLS: u64 = 0x3f << 40;
     /// Of a shared or positioned one: it has been counted why it is.
-    const TOLD: u64 = 1 << 39;
+    const REPORTED: u64 = 1 << 39;
     const OPENING: u64 = 1 << 38;
     const CREDIT_MAX: u64 = Self::OPENING - 1;
 
@@ -198,11 +198,11 @@ impl FdWord {
         }
     }
     /// Whether it has been counted why this one is shared.
-    pub fn is_told(self) -> bool {
-        self.0 & Self::TOLD != 0
+    pub fn is_reported(self) -> bool {
+        self.0 & Self::REPORTED != 0
     }
     fn told(self) -> Self {
-        Self(self.0 | Self::TOLD)
+        Self(self.0 | Self::REPORTED)
     }
     /// The same opening, shared, whatever it was before.
     fn shared(self) -> Self {
@@ -210,7 +210,7 @@ impl FdWord {
     }
     /// The same opening, attached, its offset the kernel's.
     fn positioned(self) -> Self {
-        self.with_state(State::Positioned).with_low(self.0 & Self::TOLD | self.kernels_calls())
+        self.with_state(State::Positioned).with_low(self.0 & Self::REPORTED | self.kernels_calls())
     }
     /// The same opening in a state that is not served.
     fn left(self, state: State) -> Self {
@@ -300,7 +300,7 @@ impl FdCell {
     /// Whether why this descriptor's reads are left to the kernel has not been counted yet; it has from now on.
     pub fn tell(&self, word: FdWord) -> bool {
         matches!(word.state(), State::Shared | State::Positioned)
-            && !word.is_told()
+            && !word.is_reported()
             && self.exchange(word, word.told()).is_ok()
     }
 
@@ -322,7 +322,7 @@ impl FdCell {
         let word = self.look();
         let to = match word.state() {
             State::Unknown | State::Kernel | State::Other => word.with_low(0),
-            _ => word.next(State::Shared).with_low(FdWord::TOLD),
+            _ => word.next(State::Shared).with_low(FdWord::REPORTED),
         };
         self.settle(word, to);
     }

@@ -130,31 +130,31 @@ pub trait LeaseHolder: Send + Sync {
 
 /// The leases of one cache.
 pub struct Leases {
-    room: Arc<LeaseRoom>,
+    shared: Arc<LeaseShared>,
     process: ForkGuard,
 }
 
 /// A read lease, which is given up when this is dropped.
 pub struct Lease {
-    room: Arc<LeaseRoom>,
+    shared: Arc<LeaseShared>,
     process: ForkGuard,
     /// Keeps the descriptor, and so its number.
     on: Arc<dyn Backend>,
 }
 
 #[derive(Default)]
-struct LeaseRoom {
+struct LeaseShared {
     /// Until when leases are believed without a further check, by [`now`].
     seen_until: AtomicU64,
-    book: Mutex<LeaseTable>,
-    bell: Condvar,
+    table: Mutex<LeaseTable>,
+    wakeup: Condvar,
 }
 
 #[derive(Default)]
 struct LeaseTable {
     holders: HashMap<RawFd, Weak<dyn LeaseHolder>>,
     /// Descriptors for which there was a signal.
-    summoned: Vec<RawFd>,
+    signalled: Vec<RawFd>,
     threads: Threads,
     is_closed: bool,
 }
@@ -166,7 +166,7 @@ enum Threads {
     Running {
         fetcher: JoinHandle<()>,
         worker: JoinHandle<()>,
-        summoned: ThreadNumber,
+        signalled: ThreadNumber,
     },
     /// Closed, or the system has none for us.
     Never,
@@ -184,7 +184,7 @@ enum WorkerStep {
 impl Leases {
     /// None yet, and no thread.
     pub fn new() -> Self {
-        Self { room: Arc::default(), process: ForkGuard::new() }
+        Self { shared: Arc::default(), process: ForkGuard::new() }
     }
 
     /// Takes a lease on the file that `on` reads; `holder` checks it from now on, at any time and on another
@@ -196,13 +196,15 @@ impl Leases {
         let Some(leasable) = on.leasable().filter(|_| !self.process.is_forked()) else {
             return Err(NoLease::NotSupported);
         };
-        let summoned = self.room.ensure_threads().ok_or(NoLease::NoThread)?;
+        let signalled = self.shared.ensure_threads().ok_or(NoLease::NoThread)?;
         let number = leasable.descriptor.as_raw_fd();
-        self.room.enter(number, holder);
-        match lease::take(leasable.descriptor, summoned) {
-            Ok(()) => Ok(Lease { room: Arc::clone(&self.room), process: self.process, on: Arc::clone(on) }),
+        self.shared.enter(number, holder);
+        match lease::take(leasable.descriptor, signalled) {
+            Ok(()) => {
+                Ok(Lease { shared: Arc::clone(&self.shared), process: self.process, on: Arc::clone(on) })
+            }
             Err(error) => {
-                self.room.lock().holders.remove(&number);
+                self.shared.lock().holders.remove(&number);
                 Err(NoLease::of(&error))
             }
         }
@@ -211,19 +213,19 @@ impl Leases {
     /// Whether leases that their holders believe in may be believed at `now`, without another look.
     #[inline]
     pub fn are_seen_at(&self, now: u64) -> bool {
-        now < self.room.seen_until.load(Ordering::Relaxed)
+        now < self.shared.seen_until.load(Ordering::Relaxed)
     }
 
     /// How long they may be, from now on; a step of the clock more at most, for which there is room.
     pub fn seen_for(&self) -> Duration {
         // Acquire, partner: `see`: a thread that reads a time also sees what holders published before
         // it.
-        Duration::from_nanos(self.room.seen_until.load(Ordering::Acquire).saturating_sub(now()))
+        Duration::from_nanos(self.shared.seen_until.load(Ordering::Acquire).saturating_sub(now()))
     }
 
     /// Has every holder give its lease up.
     pub fn give_up_all(&self) {
-        let holders: Vec<_> = self.room.lock().holders.values().cloned().collect();
+        let holders: Vec<_> = self.shared.lock().holders.values().cloned().collect();
         holders.iter().filter_map(Weak::upgrade).for_each(|holder| holder.give_up());
     }
 
@@ -232,15 +234,15 @@ impl Leases {
         if self.process.is_forked() {
             return;
         }
-        let mut book = self.room.lock();
-        book.is_closed = true;
-        let threads = std::mem::replace(&mut book.threads, Threads::Never);
-        if let Threads::Running { summoned, .. } = threads {
+        let mut table = self.shared.lock();
+        table.is_closed = true;
+        let threads = std::mem::replace(&mut table.threads, Threads::Never);
+        if let Threads::Running { signalled, .. } = threads {
             // Under the lock that the fetcher takes before it ends: it is there, and its number is no other thread's.
-            lease::call(summoned);
+            lease::call(signalled);
         }
-        drop(book);
-        self.room.bell.notify_all();
+        drop(table);
+        self.shared.wakeup.notify_all();
         let Threads::Running { fetcher, worker, .. } = threads else { return };
         for thread in [fetcher, worker] {
             if thread.thread().id() != std::thread::current().id() {
@@ -276,7 +278,7 @@ impl Drop for Lease {
             return; // the parent has it, by the same description
         }
         if let Some(leasable) = self.on.leasable() {
-            self.room.lock().holders.remove(&leasable.descriptor.as_raw_fd());
+            self.shared.lock().holders.remove(&leasable.descriptor.as_raw_fd());
             // An error says that the kernel has taken it away.
             let _ = lease::give_up(leasable.descriptor);
         }
@@ -309,20 +311,20 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl LeaseRoom {
+impl LeaseShared {
     fn lock(&self) -> MutexGuard<'_, LeaseTable> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a lease that is about to be taken.
     fn enter(&self, number: RawFd, holder: Weak<dyn LeaseHolder>) {
-        let mut book = self.lock();
-        if book.holders.is_empty() {
+        let mut table = self.lock();
+        if table.holders.is_empty() {
             // All there are, of which there are none, are seen now; and what is taken from now on is younger.
             self.see(now(), break_time());
-            self.bell.notify_all();
+            self.wakeup.notify_all();
         }
-        book.holders.insert(number, holder);
+        table.holders.insert(number, holder);
     }
 
     /// All leases were seen to stand at `at`, or were ended.
@@ -335,14 +337,14 @@ impl LeaseRoom {
 
     /// The thread that is summoned. `None`: there is no thread to be had.
     fn ensure_threads(self: &Arc<Self>) -> Option<ThreadNumber> {
-        let mut book = self.lock();
-        if matches!(book.threads, Threads::None) {
-            book.threads = self.start().unwrap_or(Threads::Never);
+        let mut table = self.lock();
+        if matches!(table.threads, Threads::None) {
+            table.threads = self.start().unwrap_or(Threads::Never);
             // One of the two may run.
-            book.is_closed |= matches!(book.threads, Threads::Never);
+            table.is_closed |= matches!(table.threads, Threads::Never);
         }
-        match book.threads {
-            Threads::Running { summoned, .. } => Some(summoned),
+        match table.threads {
+            Threads::Running { signalled, .. } => Some(signalled),
             Threads::None | Threads::Never => None,
         }
     }
@@ -350,35 +352,35 @@ impl LeaseRoom {
     fn start(self: &Arc<Self>) -> Option<Threads> {
         let named = |name: &str| std::thread::Builder::new().name(name.into());
         let (tell, told) = sync_channel(1);
-        let room = Arc::clone(self);
+        let shared = Arc::clone(self);
         let fetcher = named("quinion-summons").spawn(move || {
             crate::sys::signal::block_all();
             let summons = LeaseSignal::here().ok();
             let _ = tell.send(summons.as_ref().map(LeaseSignal::thread));
-            summons.into_iter().for_each(|summons| room.fetch(&summons));
+            summons.into_iter().for_each(|summons| shared.fetch(&summons));
         });
         let fetcher = fetcher.ok()?;
-        let summoned = told.recv().ok()??;
-        let room = Arc::clone(self);
+        let signalled = told.recv().ok()??;
+        let shared = Arc::clone(self);
         let worker = named("quinion-lease").spawn(move || {
             crate::sys::signal::block_all();
-            room.work();
+            shared.work();
         });
         let worker = worker.ok()?;
-        Some(Threads::Running { fetcher, worker, summoned })
+        Some(Threads::Running { fetcher, worker, signalled })
     }
 
     /// The fetcher's loop. It calls no foreign code.
     fn fetch(&self, summons: &LeaseSignal) {
         loop {
-            let summoned = summons.wait(FETCH);
-            let mut book = self.lock();
-            if book.is_closed {
+            let signalled = summons.wait(FETCH);
+            let mut table = self.lock();
+            if table.is_closed {
                 return;
             }
-            if let WaitEnd::For(number) = summoned {
-                book.summoned.push(number);
-                self.bell.notify_all();
+            if let WaitEnd::For(number) = signalled {
+                table.signalled.push(number);
+                self.wakeup.notify_all();
             }
         }
     }
@@ -406,26 +408,26 @@ impl LeaseRoom {
 
     /// Sleeps until there was a signal, or it is time, `all_at`, for all to look.
     fn begin_round(&self, all_at: u64) -> WorkerStep {
-        let mut book = self.lock();
+        let mut table = self.lock();
         loop {
-            if book.is_closed {
+            if table.is_closed {
                 return WorkerStep::End;
             }
-            if !book.summoned.is_empty() {
-                let summoned = std::mem::take(&mut book.summoned);
+            if !table.signalled.is_empty() {
+                let signalled = std::mem::take(&mut table.signalled);
                 return WorkerStep::Some(
-                    summoned.iter().filter_map(|fd| book.holders.get(fd)).cloned().collect(),
+                    signalled.iter().filter_map(|fd| table.holders.get(fd)).cloned().collect(),
                 );
             }
-            let (begun, is_empty) = (now(), book.holders.is_empty());
+            let (begun, is_empty) = (now(), table.holders.is_empty());
             if begun >= all_at && !is_empty {
-                return WorkerStep::All(book.holders.values().cloned().collect(), begun, break_time());
+                return WorkerStep::All(table.holders.values().cloned().collect(), begun, break_time());
             }
-            book = if is_empty {
-                self.bell.wait(book).unwrap_or_else(PoisonError::into_inner)
+            table = if is_empty {
+                self.wakeup.wait(table).unwrap_or_else(PoisonError::into_inner)
             } else {
                 let left = Duration::from_nanos(all_at - begun);
-                self.bell.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner).0
+                self.wakeup.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0
             };
         }
     }
@@ -433,7 +435,7 @@ impl LeaseRoom {
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leases").field("leases", &self.room.lock().holders.len()).finish_non_exhaustive()
+        f.debug_struct("Leases").field("leases", &self.shared.lock().holders.len()).finish_non_exhaustive()
     }
 }
 
@@ -509,11 +511,11 @@ mod tests {
     }
 
     fn is_running(leases: &Leases) -> bool {
-        matches!(leases.room.lock().threads, Threads::Running { .. })
+        matches!(leases.shared.lock().threads, Threads::Running { .. })
     }
 
     #[test]
-    fn a_holder_looks_when_somebody_wants_to_write_and_he_goes_on_when_it_is_dropped() {
+    fn a_holder_looks_when_a_process_wants_to_write_which_goes_on_when_the_lease_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let (leases, on, (holder, heard)) = (Leases::new(), backend(&path), told(false));
@@ -523,7 +525,7 @@ mod tests {
             let writer = OpenOptions::new().write(true).open(&path).unwrap();
             wait_for(&heard, false);
             assert_eq!(take(&leases, &on, &holder), Err(NoLease::OpenForWriting));
-            assert!(leases.room.lock().holders.is_empty(), "what is given up or refused is in no book");
+            assert!(leases.shared.lock().holders.is_empty(), "what is given up or refused is in no book");
             drop(writer);
         }
         assert!(is_running(&leases));
@@ -550,28 +552,28 @@ mod tests {
     }
 
     #[test]
-    fn each_round_asks_those_who_were_summoned_or_from_time_to_time_all() {
-        let (room, (one, _), (other, _)) = (LeaseRoom::default(), told(false), told(false));
+    fn each_round_asks_the_signalled_holders_or_from_time_to_time_all() {
+        let (shared, (one, _), (other, _)) = (LeaseShared::default(), told(false), told(false));
         let weak = |holder: &Arc<LookReport>| -> Weak<dyn LeaseHolder> {
             Arc::downgrade(holder) as Weak<LookReport>
         };
-        room.enter(5, weak(&one));
-        room.enter(7, weak(&other));
+        shared.enter(5, weak(&one));
+        shared.enter(7, weak(&other));
         let is = |holders: &[Weak<dyn LeaseHolder>], expected: &[&Arc<LookReport>]| {
             holders.len() == expected.len()
                 && expected.iter().all(|one| holders.iter().any(|holder| holder.ptr_eq(&weak(one))))
         };
         let late = now() + nanoseconds(LONG);
-        room.lock().summoned.extend([7, 9]);
-        assert!(matches!(room.begin_round(late), WorkerStep::Some(holders) if is(&holders, &[&other])));
+        shared.lock().signalled.extend([7, 9]);
+        assert!(matches!(shared.begin_round(late), WorkerStep::Some(holders) if is(&holders, &[&other])));
         // A signal that got lost is made up for when all look.
         let before = now();
-        let WorkerStep::All(holders, begun, waits) = room.begin_round(before) else {
+        let WorkerStep::All(holders, begun, waits) = shared.begin_round(before) else {
             panic!("it is time for all")
         };
         assert!(is(&holders, &[&one, &other]) && begun >= before && waits == break_time());
-        room.lock().is_closed = true;
-        assert!(matches!(room.begin_round(0), WorkerStep::End));
+        shared.lock().is_closed = true;
+        assert!(matches!(shared.begin_round(0), WorkerStep::End));
     }
 
     #[test]
@@ -592,16 +594,16 @@ mod tests {
 
     #[test]
     fn the_thread_that_is_summoned_has_the_signal_blocked_and_ends_when_it_is_called() {
-        let room = Arc::new(LeaseRoom::default());
-        let summoned = room.ensure_threads().unwrap();
-        let threads = std::mem::take(&mut room.lock().threads);
+        let shared = Arc::new(LeaseShared::default());
+        let signalled = shared.ensure_threads().unwrap();
+        let threads = std::mem::take(&mut shared.lock().threads);
         let Threads::Running { fetcher, worker, .. } = threads else { panic!("they run") };
         for _ in 0..100 {
-            assert!(lease::call(summoned), "a summons for nothing is nothing");
+            assert!(lease::call(signalled), "a summons for nothing is nothing");
         }
-        room.lock().is_closed = true;
-        room.bell.notify_all();
-        lease::call(summoned); // which may have seen by itself that it is over
+        shared.lock().is_closed = true;
+        shared.wakeup.notify_all();
+        lease::call(signalled); // which may have seen by itself that it is over
         fetcher.join().unwrap();
         worker.join().unwrap();
     }

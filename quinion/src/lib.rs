@@ -60,7 +60,7 @@ compile_error!(
 #[cfg(all(test, not(quinion_model)))]
 extern crate self as quinion;
 
-/// The rooms of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
+/// The modules of the architecture, for the command, the benchmark and the tests of this repository. No promise is made
 /// about anything in here: names and behaviour change without an entry in the change log. Programs use what
 /// stands at the top of the crate.
 #[doc(hidden)]
@@ -98,7 +98,7 @@ pub mod internals {
     pub mod lists;
     #[cfg(not(quinion_model))]
     pub mod mapping;
-    // Judge: numbers in, decisions out.
+    // Policy: numbers in, decisions out.
     #[cfg(feature = "std")]
     pub mod readahead;
     #[cfg(feature = "std")]
@@ -148,7 +148,7 @@ pub mod internals {
     pub(crate) mod owner;
 }
 
-#[allow(unused_imports, reason = "which rooms there are depends on the features")]
+#[allow(unused_imports, reason = "which modules there are depends on the features")]
 pub(crate) use internals::*;
 
 #[cfg(all(feature = "std", not(quinion_model)))]

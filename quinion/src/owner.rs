@@ -65,7 +65,7 @@ pub struct CacheOwner {
     last: AtomicU64,
     heat: Heat,
     /// If what the kernel holds is left to it.
-    polite: Option<BackgroundCopies>,
+    copies: Option<BackgroundCopies>,
     /// If memory is too small, for what.
     short: RankedMutex<ShortageState>,
     /// Files that programs watch.
@@ -193,7 +193,7 @@ impl CacheOwner {
             modes,
             last,
             heat: Heat::new(),
-            polite: None,
+            copies: None,
             short,
             watched,
             opener: None,
@@ -207,8 +207,8 @@ impl CacheOwner {
     /// page cache while no read waits, and taken over. So no read is slower than without us, and those of what is read
     /// once are not faster.
     #[must_use]
-    pub fn polite(mut self) -> Self {
-        self.polite = Some(BackgroundCopies::new(self.cache.clone()));
+    pub fn attach_lazily(mut self) -> Self {
+        self.copies = Some(BackgroundCopies::new(self.cache.clone()));
         self
     }
 
@@ -274,9 +274,9 @@ impl CacheOwner {
     }
 
     /// A handle's file, unless its viewer is not to believe what it would find.
-    fn trusted(&self, handle: u64) -> Result<Arc<File>, Errno> {
+    fn valid_file(&self, handle: u64) -> Result<Arc<File>, Errno> {
         let file = self.file(handle)?;
-        match file.trust() {
+        match file.validation() {
             Validation::Kernel if self.is_refused(self.inode_of(handle)) => Err(Errno(libc::ENOMEM)),
             Validation::Kernel => Err(Errno::TXTBSY),
             _ => Ok(file),
@@ -308,7 +308,7 @@ impl CacheOwner {
         let all = others.map(|file| file.bytes).chain(short.files.values().map(|file| file.bytes));
         let memory = thrash::memory_for(all.fold(0, u64::saturating_add));
         short.memory = short.memory.max(memory);
-        if self.polite.is_some() {
+        if self.copies.is_some() {
             short.memory = short.memory.max(left.bytes.saturating_mul(background_copy::FILES_MIN));
         }
     }
@@ -345,19 +345,19 @@ impl CacheOwner {
     fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
         drop(gone);
         let (device, inode) = inode;
-        if let Some(polite) = &self.polite {
-            polite.forget((device, inode));
+        if let Some(copies) = &self.copies {
+            copies.forget((device, inode));
         }
         self.close_what_nobody_has(device, inode);
     }
 
     /// Leaves files to the kernel until the others fit.
     fn shed(&self) {
-        let room = thrash::room_of(self.cache.arena().bound());
+        let capacity = thrash::capacity_of(self.cache.arena().bound());
         let mut files: Vec<_> = self.candidates().into_values().collect();
         files.retain(|file| !self.is_refused(file.inode)); // their viewers are about to detach them
         files.retain(|file| file.inode.0 & NAMED_DEVICE == 0); // the kernel cannot read an object
-        for chosen in thrash::choose(files, room) {
+        for chosen in thrash::choose(files, capacity) {
             // First, so that a viewer that attaches it from here on is refused; see `open`.
             self.note_short(chosen.inode, RefusedFile { bytes: chosen.bytes, is_refused: true });
             if let Some(file) = self.of_inode(chosen.inode) {
@@ -368,13 +368,15 @@ impl CacheOwner {
 
     /// Copies a file out of the kernel's cache, if it can be served. Meanwhile it is attached, without a viewer: what
     /// is copied is not believed when the lease has ended. Whether all of it was.
-    fn copy(&self, wish: &CopyRequest, house: &dyn ServiceHandle) -> bool {
-        let path = format!("/proc/self/fd/{}", wish.file().as_raw_fd());
+    fn copy(&self, request: &CopyRequest, house: &dyn ServiceHandle) -> bool {
+        let path = format!("/proc/self/fd/{}", request.file().as_raw_fd());
         let name = std::fs::read_link(&path).unwrap_or_default();
-        let Ok((handle, file)) = self.open_and_note(&path, name, wish.name(), |_| true) else { return false };
-        let done = wish.steps().all(|step| {
+        let Ok((handle, file)) = self.open_and_note(&path, name, request.name(), |_| true) else {
+            return false;
+        };
+        let done = request.steps().all(|step| {
             let begun = Instant::now();
-            let goes_on = house.goes_on() && !wish.is_over() && self.trusted(handle).is_ok();
+            let goes_on = house.goes_on() && !request.is_over() && self.valid_file(handle).is_ok();
             let done = goes_on && file.make_ready(step.start, (step.end - step.start) as usize).is_ok();
             if done && house.has_viewers() {
                 sleep(background_copy::rest_after(begun.elapsed()));
@@ -425,7 +427,7 @@ impl CacheOwner {
     fn open(&self, path: &str, name: PathBuf, inode: (u64, u64)) -> Result<Attachment, Errno> {
         let unserved = |unserved: Unserved| {
             self.note_mode(&name, inode, Validation::Kernel, unserved.to_string());
-            if unserved == Unserved::Gone { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
+            if unserved == Unserved::Closed { Errno(libc::ESTALE) } else { Errno::OPNOTSUPP }
         };
         let is_watched = || {
             let is_watched = self.watched.lock().has(inode);
@@ -439,18 +441,18 @@ impl CacheOwner {
         }
         let without_lease = self.rules.look(path, &name, inode).map_err(unserved)?;
         // What never changes is looked at once, here: it may be another file of the same number.
-        let outside =
+        let coherence =
             if without_lease == Validation::Immutable { Coherence::Check } else { Coherence::Lease };
         let mut options = OpenOptions::new();
-        options.coherence(outside).unseen();
+        options.coherence(coherence).unseen();
         let file = Arc::new(self.cache.open_with(path, &options).map_err(|error| errno(&error))?);
         if !file.is_inode(inode.0, inode.1) {
-            return Err(unserved(Unserved::Gone));
+            return Err(unserved(Unserved::Closed));
         }
         if file.has_unwritten_extents() == Some(true) {
             return Err(unserved(Unserved::Unwritten));
         }
-        let (trust, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
+        let (validation, no_lease) = file.admit(without_lease).map_err(|error| errno(&error))?;
         // After it was admitted: the thread that leaves it to the kernel says so first, and takes its record back then.
         if is_watched() {
             file.give_way_to_cut();
@@ -461,23 +463,23 @@ impl CacheOwner {
             self.note_mode(&name, inode, Validation::Kernel, TOO_SMALL.into());
             return Err(Errno(libc::ENOMEM));
         }
-        let why = if matches!(trust, Validation::Sure | Validation::Immutable) {
+        let why = if matches!(validation, Validation::Sure | Validation::Immutable) {
             String::new()
         } else {
             no_lease.to_string()
         };
-        self.note_mode(&name, inode, trust, why);
-        match trust {
+        self.note_mode(&name, inode, validation, why);
+        match validation {
             Validation::Kernel if no_lease.passes() || no_lease == NoLease::WeWrite => Err(Errno::TXTBSY),
             Validation::Kernel => Err(Errno::OPNOTSUPP),
             _ => Ok(Attachment { file, inode, path: name, fills: 0, object: None, pins: no_pins() }),
         }
     }
 
-    fn note_mode(&self, path: &Path, inode: (u64, u64), trust: Validation, why: String) {
+    fn note_mode(&self, path: &Path, inode: (u64, u64), validation: Validation, why: String) {
         let mut modes = self.modes.lock();
         if modes.len() < MODES_MAX || modes.contains_key(&inode) {
-            modes.insert(inode, FileMode { path: path.to_owned(), trust, why });
+            modes.insert(inode, FileMode { path: path.to_owned(), validation, why });
         }
     }
 }
@@ -506,15 +508,15 @@ impl Owner for CacheOwner {
     }
 
     fn release_idle(&self) {
-        if let Some(polite) = &self.polite {
-            polite.release();
+        if let Some(copies) = &self.copies {
+            copies.release();
         }
         self.cache.release_idle();
     }
 
     fn close_idle(&self, device: u64, inode: u64) {
-        if let Some(polite) = &self.polite {
-            polite.close((device, inode));
+        if let Some(copies) = &self.copies {
+            copies.close((device, inode));
         }
         if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
             self.close_what_nobody_has(device, inode);
@@ -528,7 +530,7 @@ impl Owner for CacheOwner {
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno> {
         let (path, inode) = (format!("/proc/self/fd/{}", file.as_raw_fd()), (name.device, name.inode));
         let name = std::fs::read_link(&path).unwrap_or_else(|_| path.clone().into());
-        let is_ours = |owner: &Self| owner.polite.as_ref().is_some_and(|polite| polite.is_ours(inode));
+        let is_ours = |owner: &Self| owner.copies.as_ref().is_some_and(|copies| copies.is_ours(inode));
         let (handle, opened) = self.open_and_note(&path, name.clone(), inode, is_ours)?;
         drop(file); // it is the viewer's, too: locks that it holds end with its last duplicate
         let (cell, id) = opened.record();
@@ -584,12 +586,12 @@ impl Owner for CacheOwner {
 
     fn window_ended(&self, totals: &ViewerTotals) {
         for gone in self.cache.forget_lingering() {
-            self.polite.iter().for_each(|polite| polite.forget(gone)); // it is the kernel's again
+            self.copies.iter().for_each(|copies| copies.forget(gone)); // it is the kernel's again
         }
-        let Some(polite) = &self.polite else {
+        let Some(copies) = &self.copies else {
             return; // whoever wants each file served has it so, however small the cache is
         };
-        polite.close_overdue();
+        copies.close_overdue();
         let stats = self.cache.stats();
         let (evicted, refaulted) = (stats.evicted_pages, stats.refaulted_pages);
         let sums = WindowSums { reads: totals.reads, misses: totals.misses, evicted, refaulted };
@@ -609,7 +611,7 @@ impl Owner for CacheOwner {
 
     fn attach_policy(&self) -> AttachPolicy {
         let attach_policy =
-            self.polite.as_ref().map_or(AttachPolicy::default(), |_| background_copy::MANNERS);
+            self.copies.as_ref().map_or(AttachPolicy::default(), |_| background_copy::LAZY_ATTACH);
         AttachPolicy {
             looks_at_times: self.rules.coherence == WithoutLease::Times,
             any_file_system: self.rules.any_file_system,
@@ -618,7 +620,7 @@ impl Owner for CacheOwner {
     }
 
     fn leaves_to_kernel(&self, file: BorrowedFd<'_>, name: FileName, spent: bool) -> Option<u64> {
-        let (polite, inode) = (self.polite.as_ref()?, (name.device, name.inode));
+        let (copies, inode) = (self.copies.as_ref()?, (name.device, name.inode));
         if self.watched.lock().has(inode) {
             return None; // who attaches it is told
         }
@@ -628,9 +630,9 @@ impl Owner for CacheOwner {
             return None; // who attaches it is told
         }
         let bound = self.cache.arena().bound();
-        let room = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::room_of(bound) };
+        let budget = CopyBudget { file: bound / background_copy::FILES_MIN, all: thrash::capacity_of(bound) };
         let attached = || self.candidates().into_iter().map(|(inode, file)| (inode, file.bytes)).collect();
-        let left = polite.judge(file, inode, spent, room, attached)?;
+        let left = copies.kernel_credit(file, inode, spent, budget, attached)?;
         if let Some(bytes) = left.short {
             self.note_short(inode, RefusedFile { bytes, is_refused: false });
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -641,12 +643,12 @@ impl Owner for CacheOwner {
     }
 
     fn prepare(&self, house: &dyn ServiceHandle) {
-        let Some(polite) = &self.polite else { return };
-        while let Some(wish) = polite.next_wish() {
-            let (device, inode) = wish.name();
+        let Some(copies) = &self.copies else { return };
+        while let Some(request) = copies.next_request() {
+            let (device, inode) = request.name();
             let mut done = false;
-            house.while_attached(device, inode, &mut || done = self.copy(&wish, house));
-            polite.end(wish, done);
+            house.while_attached(device, inode, &mut || done = self.copy(&request, house));
+            copies.end(request, done);
             if done {
                 self.cache.share().control().control().note_taken(device, inode);
             }
@@ -678,7 +680,7 @@ impl Owner for CacheOwner {
         if let Some(known) = self.files.lock().get_mut(&handle) {
             known.fills += 1;
         }
-        let file = self.trusted(handle)?;
+        let file = self.valid_file(handle)?;
         self.heat.add(file.record().1);
         if let Some(object) = self.object(handle) {
             object.announce(position, len as u64);
@@ -693,13 +695,13 @@ impl Owner for CacheOwner {
     }
 
     fn advance(&self, handle: u64, page: PageIndex, uncached: bool) {
-        if let Ok(file) = self.trusted(handle) {
+        if let Ok(file) = self.valid_file(handle) {
             file.advance(page, uncached);
         }
     }
 
     fn advise(&self, handle: u64, advice: Advice, position: u64, len: u64) -> Result<(), Errno> {
-        let file = self.trusted(handle)?;
+        let file = self.valid_file(handle)?;
         if let (Advice::WillNeed, Some(object)) = (advice, self.object(handle)) {
             object.will_need(position, len);
             return Ok(());
@@ -717,14 +719,14 @@ impl Owner for CacheOwner {
     }
 
     fn revalidate(&self, handle: u64) -> Result<u64, Errno> {
-        let file = self.trusted(handle)?;
+        let file = self.valid_file(handle)?;
         file.revalidate().map_err(|e| errno(&e))?;
         Ok(file.len())
     }
 
     fn detach(&self, handle: u64) {
         let Some(gone) = self.files.lock().remove(&handle) else { return };
-        if gone.file.trust() == Validation::Kernel {
+        if gone.file.validation() == Validation::Kernel {
             let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
             self.note_mode(&gone.path, gone.inode, Validation::Kernel, why.into());
         }
@@ -768,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn of_so_many_files_it_is_known_that_memory_is_too_small_for_them() {
+    fn the_table_of_files_too_large_for_memory_is_bounded() {
         let mut short = ShortageState::default();
         let most = ShortageState::FILES_MAX as u64;
         for inode in 0..3 * most {
@@ -789,7 +791,8 @@ mod tests {
     fn files_that_thrash_are_left_to_the_kernel_until_the_others_fit() {
         const BYTES: u64 = 5 << 20;
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
-        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache")).polite();
+        let owner =
+            CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache")).attach_lazily();
         let attach = |file: u64| {
             let file = std::fs::File::open(folder.path().join(file.to_string())).expect("it is there");
             let stat = file.metadata().expect("it can be looked at");
@@ -822,13 +825,13 @@ mod tests {
         assert_eq!(handles.iter().filter(refused).count(), 1);
         let file = handles.iter().position(|handle| refused(&handle)).expect("one of them");
         assert_eq!(attach(file as u64), Err(Errno(libc::ENOMEM)), "it is not attached again");
-        assert!(thrash::room_of(memory) >= 3 * BYTES && memory < 32 << 20, "as much as is said would do");
+        assert!(thrash::capacity_of(memory) >= 3 * BYTES && memory < 32 << 20, "as much as is said would do");
     }
 
     /// The kernel tells no lease of a file that is cut by being opened to read only. A viewer that says so while the
     /// file is being attached is heard.
     #[test]
-    fn a_cut_while_a_file_is_being_attached_is_heard() {
+    fn a_truncation_while_a_file_is_being_attached_is_noticed() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
         let path = folder.path().join("file");
         let mut file = std::fs::File::create(&path).expect("a file");
@@ -843,7 +846,7 @@ mod tests {
         };
         let (name, attached) = attach();
         let handle = attached.expect("nobody has it open for writing").handle;
-        assert!(owner.trusted(handle).is_ok());
+        assert!(owner.valid_file(handle).is_ok());
         owner.detach(handle);
         let cut = path.clone();
         *owner.before_noted.0.lock().expect("nobody panics") = Some(Box::new(move |owner| {

@@ -5,19 +5,19 @@
 //!    Probation  [3]  7   9   2  ...                      12      the policy names a ring: Probation
 //!    Main        4  [8]  ...                                     its oldest, 3, was read twice more: to Main
 //!                |    |                                          again: Probation; 7 was not: a victim
-//!             judged, popped
+//!             scanned, popped
 //!
-//!    judge up to 64 victims  -->  by mapping and index  -->  each mapping locked once  -->  freed together
+//!    scan up to 64 victims  -->  by mapping and index  -->  each mapping locked once  -->  freed together
 //!    under two locks              neighbours together       neighbours by one way down
 //! ```
 //!
 //! Every folio stands in a ring (`lists/`) from its insertion on. When room is wanted, the policy (`policy.rs`) says
-//! which ring's oldest folio is to be judged, is told how often that was read (`arena/referenced.rs`), and says whether
-//! it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again without a
-//! verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes nothing to a
-//! file. (What a memory file has is always dirty. If it may go to the spill file it is judged as others are, and sent
-//! there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any are dirty
-//! (`filemap/frame_supply.rs`).
+//! which ring's oldest folio is to be scanned, is told how often that was read (`arena/referenced.rs`), and says
+//! whether it goes or joins a ring again. Folios that are locked, held or still waited for join their rings again
+//! without a verdict. So does what is **dirty**, or being written back: its bytes are nowhere else. Reclaim writes
+//! nothing to a file. (What a memory file has is always dirty. If it may go to the spill file it is scanned as others
+//! are, and sent there: `spill.rs`.) A caller that is told that there is nothing to be had has pages written, if any
+//! are dirty (`filemap/frame_supply.rs`).
 //!
 //! Each pool has rings and a policy of its own. Room is made of the pool whose turn it is (`policy/pools.rs`), and in
 //! it as ever; a pool that is at its limit makes room for itself alone.
@@ -26,7 +26,7 @@
 //! neighbours leave together, and their frames are the next window's.
 //!
 //! Each folio that goes leaves a **shadow** with the cache's age, if the policy wants it. A page that comes back to a
-//! shadow is judged by it (`workingset.rs`); if it was not away for long,
+//! shadow is compared with it (`workingset.rs`); if it was not away for long,
 //! the policy is told when the folio is listed. Nodes that hold nothing but shadows are bounded to
 //! 1.8 % of memory: the oldest are forgotten before more are made. Where
 //! that cannot be, because of locks that are not waited for, an eviction leaves nothing.
@@ -46,8 +46,8 @@
 //! descriptor are checked again under the lock, and a victim that stays is listed again. Nor that
 //! the oldest node goes first if another thread holds its tree's lock.
 //!
-//! Cost: some steps for each folio judged, under the locks of policy and lists, which are let go after 64 victims or
-//! 1024 judgements; a judgement of a folio is a load of its descriptor and of its byte, that is two misses of the
+//! Cost: some steps for each folio scanned, under the locks of policy and lists, which are let go after 64 victims or
+//! 1024 scans; a scan of a folio is a load of its descriptor and of its byte, that is two misses of the
 //! processor's caches.
 
 use std::collections::HashMap;
@@ -76,20 +76,20 @@ mod spill;
 pub use pools::PoolCounts;
 use spill::SpillBatch;
 
-/// Rings of a pool: those that its policy judges, and the one behind them, of what is kept.
+/// Rings of a pool: those that its policy scans, and the one behind them, of what is kept.
 const RINGS: usize = CLASSES + 1;
 /// The ring of what is kept: folios of memory files that may not go. They are charged to the pool, and not
-/// judged.
+/// scanned.
 const KEPT: usize = CLASSES;
 /// Victims that leave the index in one go.
 const BATCH: usize = 64;
-/// Folios of uncached reads that are judged in one call for no others.
-const UNCACHED_JUDGED_MAX: u64 = 256;
-/// Folios judged under one hold of the locks.
-const JUDGED_MAX: u64 = 1024;
-/// How often each folio is judged at most before reclaim says that there is nothing to be had: reads are counted up
-/// to 3, one of them goes with each judgement, and before all of them a folio may be spared for its reader.
-const JUDGEMENTS_MAX: u64 = 5;
+/// Folios of uncached reads that are scanned in one call for no others.
+const UNCACHED_SCAN_MAX: u64 = 256;
+/// Folios scanned under one hold of the locks.
+const SCAN_BATCH_MAX: u64 = 1024;
+/// How often each folio is scanned at most before reclaim says that there is nothing to be had: reads are counted up
+/// to 3, one of them goes with each scan, and before all of them a folio may be spared for its reader.
+const SCANS_MAX: u64 = 5;
 /// Of memory, what nodes that only remember may take: so many thousandths.
 const SHADOW_THOUSANDTHS: u64 = 18;
 /// One part in so many of the cache stays behind a stream's reader.
@@ -108,7 +108,7 @@ pub struct Reclaim {
     arena: Arc<Arena>,
     counters: Arc<Counters>,
     mappings: RankedRwLock<HashMap<MappingId, Arc<Mapping>>>,
-    judges: RankedMutex<PoolPolicies>,
+    policies: RankedMutex<PoolPolicies>,
     policy_kind: PolicyKind,
     lists: Arc<Lists>,
     pools: Box<[pools::State]>,
@@ -122,7 +122,7 @@ pub struct Reclaim {
     spill: OnceLock<Arc<Spill>>,
 }
 
-/// The judges: a policy for each pool, and whose turn it is.
+/// The policies: one for each pool, and whose turn it is.
 #[derive(Debug)]
 struct PoolPolicies {
     policies: Vec<Box<dyn Policy>>,
@@ -174,7 +174,7 @@ struct Victim {
 /// How far one call has come in its search for victims.
 #[derive(Clone, Copy, Default, Debug)]
 struct ReclaimScan {
-    /// Judgements that are left; `None` before the first.
+    /// Scans that are left; `None` before the first.
     left: Option<u64>,
     met: [ScanCounts; POOLS_MAX],
     /// Nothing more is to be had.
@@ -221,7 +221,7 @@ impl Reclaim {
         let layout = arena.view().layout();
         let pages_max = u64::from(layout.frames_max - layout.frames_meta);
         Self {
-            judges: RankedMutex::new(Rank::Policy, PoolPolicies::new(policy)),
+            policies: RankedMutex::new(Rank::Policy, PoolPolicies::new(policy)),
             policy_kind: policy,
             lists: Arc::new(Lists::new(Arc::clone(&arena), RINGS)),
             pools: pools::State::all(pages_max),
@@ -269,7 +269,7 @@ impl Reclaim {
 
     /// The policy's name.
     pub fn policy_name(&self) -> &'static str {
-        self.judges.lock().policies[0].name()
+        self.policies.lock().policies[0].name()
     }
 
     /// Pages listed in the default pool, by class.
@@ -285,35 +285,36 @@ impl Reclaim {
     }
 
     /// Lists folios that were inserted, each with how it came: those whose descriptors say that they came back soon
-    /// are told apart by that. `promise` is as large as there are folios, and its charge says which pool's they are.
+    /// are told apart by that. `reservation` is as large as there are folios, and its charge says which pool's they
+    /// are.
     ///
     /// Locks: Policy, Lists, for some steps a folio.
     pub fn list(
         &self,
         folios: impl IntoIterator<Item = (Frame, FetchOrigin)>,
-        mut promise: ListReservation<'_>,
+        mut reservation: ListReservation<'_>,
     ) {
-        let pool = promise.pool();
-        let (mut judges, mut lists) = (self.judges.lock(), self.lists.lock());
-        let policy = judges.policy(pool);
+        let pool = reservation.pool();
+        let (mut policies, mut lists) = (self.policies.lock(), self.lists.lock());
+        let policy = policies.policy(pool);
         for (frame, came) in folios {
             let word = self.arena.view().own(frame).word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
             let arrival = ArrivingFolio { pages: word.order().pages(), came, refault };
             let class = policy.admit(arrival, &weights(&lists, pool));
-            lists.list(frame, ring(pool, class as usize), &mut promise);
+            lists.list(frame, ring(pool, class as usize), &mut reservation);
         }
         self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
     }
 
-    /// Lists folios that were inserted and are not judged, those of memory files that stay. As
+    /// Lists folios that were inserted and are not scanned, those of memory files that stay. As
     /// [`Reclaim::list`], with no lock but that of the rings.
-    pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut promise: ListReservation<'_>) {
-        let (pool, mut lists) = (promise.pool(), self.lists.lock());
-        frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut promise));
+    pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut reservation: ListReservation<'_>) {
+        let (pool, mut lists) = (reservation.pool(), self.lists.lock());
+        frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut reservation));
     }
 
-    /// Pages that are not judged, of all pools.
+    /// Pages that are not scanned, of all pools.
     pub fn kept_pages(&self) -> u64 {
         let lists = self.lists.lock();
         (0..lists.pools()).map(|pool| kept(&lists, PoolNumber(pool as u8))).sum()
@@ -351,7 +352,7 @@ impl Reclaim {
 
     /// A folio of `order` comes back to where its eviction left `memory`, for a reader of `pool`: whether it was away
     /// for long. Counts it among what came back.
-    pub fn judge(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> Refault {
+    pub fn note_refault(&self, pool: PoolNumber, memory: ShadowInfo, order: Order) -> Refault {
         let (view, state) = (self.arena.view(), self.state(pool));
         // What the cache holds: all that has grown. The nodes among it, a few hundredths, count along. A pool holds
         // what it is charged for, and the default pool what the others are not.
@@ -361,7 +362,7 @@ impl Reclaim {
             _ => self.lists.charged(pool),
         };
         self.refaults.add(state.workingset.distance(memory), held, u64::from(order.pages()));
-        state.workingset.judge(memory, order, state.reach.load(Ordering::Relaxed))
+        state.workingset.refault(memory, order, state.reach.load(Ordering::Relaxed))
     }
 
     /// Refaults so far, by what would have kept the page.
@@ -428,7 +429,7 @@ impl Reclaim {
     }
 
     /// Pages that uncached reads have made and that stand in their ring, of a pool or of all. Pages under way
-    /// are among them, and pages that were read since and not judged yet. `None` if the lock is busy.
+    /// are among them, and pages that were read since and not scanned yet. `None` if the lock is busy.
     pub fn uncached_pages(&self, of: Option<PoolNumber>, locks: LockWait) -> Option<u64> {
         let lists = self.lists.lock_as(locks)?;
         let pages = |pool| lists.pages(ring(pool, Class::Uncached as usize));
@@ -448,10 +449,10 @@ impl Reclaim {
                 from
             };
             let left = pages - went.freed - went.sent;
-            let Some((victims, promise)) = self.gather(from, left, &mut search, locks) else {
+            let Some((victims, reservation)) = self.gather(from, left, &mut search, locks) else {
                 break;
             };
-            let some = self.evict(victims, promise, locks);
+            let some = self.evict(victims, reservation, locks);
             went = EvictedPages { freed: went.freed + some.freed, sent: went.sent + some.sent };
         }
         went.freed
@@ -502,11 +503,12 @@ impl Reclaim {
 
     /// Whether the pool's policy would let a stream's folio go, by how often that was read beyond the first.
     fn goes_of_stream(&self, pool: PoolNumber, locks: LockWait) -> Option<[bool; READS_MAX as usize + 1]> {
-        let mut judges = self.judges.lock_as(locks)?;
+        let mut policies = self.policies.lock_as(locks)?;
         let held = weights(&self.lists.lock_as(locks)?, pool);
-        let policy = judges.policy(pool);
-        let goes =
-            |reads| matches!(policy.judge(Class::Stream, reads as u8, 1, &held), PolicyVerdict::Evict { .. });
+        let policy = policies.policy(pool);
+        let goes = |reads| {
+            matches!(policy.decide(Class::Stream, reads as u8, 1, &held), PolicyVerdict::Evict { .. })
+        };
         Some([0, 1, 2, 3].map(goes))
     }
 
@@ -595,9 +597,9 @@ impl Reclaim {
         frames.filter_map(victim).collect()
     }
 
-    /// Has a pool's policy judge folios until there is a batch of victims, or `pages` pages of them; with the places
+    /// Has a pool's policy scan folios until there is a batch of victims, or `pages` pages of them; with the places
     /// that they had. Where folios are large, what goes beyond the need would have been read yet.
-    /// The search is over when each folio was judged so often that nothing is to be had.
+    /// The search is over when each folio was scanned so often that nothing is to be had.
     fn gather(
         &self,
         whose: ReclaimTarget,
@@ -605,22 +607,22 @@ impl Reclaim {
         search: &mut ReclaimScan,
         locks: LockWait,
     ) -> Option<(Vec<Victim>, ListReservation<'_>)> {
-        let mut judges = self.judges.lock_as(locks)?;
+        let mut policies = self.policies.lock_as(locks)?;
         let mut lists = self.lists.lock_as(locks)?;
         let is_uncached = matches!(whose, ReclaimTarget::Uncached(_));
-        let most = if is_uncached { UNCACHED_JUDGED_MAX } else { lists.listed() * JUDGEMENTS_MAX };
+        let most = if is_uncached { UNCACHED_SCAN_MAX } else { lists.listed() * SCANS_MAX };
         let mut left = search.left.unwrap_or(most);
-        let turn = self.choose(&mut judges, &lists, search, whose, pages).filter(|_| left > 0);
+        let turn = self.choose(&mut policies, &lists, search, whose, pages).filter(|_| left > 0);
         let pool = PoolNumber(turn.map_or(0, |turn| turn.pool as u8));
-        let (mut victims, mut promise) = (Vec::with_capacity(BATCH), self.lists.empty_reservation(pool));
+        let (mut victims, mut reservation) = (Vec::with_capacity(BATCH), self.lists.empty_reservation(pool));
         let Some(turn) = turn else {
             search.over = true;
-            return Some((victims, promise));
+            return Some((victims, reservation));
         };
-        let (policy, met) = (judges.policy(pool), &mut search.met[turn.pool]);
+        let (policy, met) = (policies.policy(pool), &mut search.met[turn.pool]);
         let may_go = if turn.of_excess { turn.pages } else { u64::MAX };
         let (wanted, mut found) = (u64::from(pages).min(turn.pages), 0);
-        for _ in 0..JUDGED_MAX {
+        for _ in 0..SCAN_BATCH_MAX {
             if found >= wanted || victims.len() == BATCH || met.at_minimum && turn.of_excess {
                 break;
             }
@@ -631,35 +633,37 @@ impl Reclaim {
                 break;
             };
             let from = ring(pool, class as usize);
-            let popped = lists.pop(from, &mut promise);
+            let popped = lists.pop(from, &mut reservation);
             let Some((frame, order)) = popped else { unreachable!("a ring that was named holds something") };
             left -= 1;
-            let judged = self.judge_oldest(policy, frame, order, class, &held);
-            match judged {
+            let verdict = self.oldest_verdict(policy, frame, order, class, &held);
+            match verdict {
                 OldestVerdict::Stuck => {
                     met.stuck.pages[class as usize] += u64::from(order.pages());
-                    lists.list(frame, from, &mut promise);
+                    lists.list(frame, from, &mut reservation);
                     continue;
                 }
                 OldestVerdict::Goes { .. } if found + u64::from(order.pages()) > may_go => {
                     met.at_minimum = true;
-                    lists.list(frame, from, &mut promise);
+                    lists.list(frame, from, &mut reservation);
                 }
                 OldestVerdict::Goes { remember } => {
                     found += u64::from(order.pages());
                     victims.push(self.victim(frame, remember, Some(from)));
                 }
-                OldestVerdict::Stays(class) => lists.list(frame, ring(pool, class as usize), &mut promise),
+                OldestVerdict::Stays(class) => {
+                    lists.list(frame, ring(pool, class as usize), &mut reservation)
+                }
             }
             met.moved = true;
         }
         search.left = Some(left);
         self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
-        Some((victims, promise))
+        Some((victims, reservation))
     }
 
     /// What becomes of the oldest folio of a ring, which was popped.
-    fn judge_oldest(
+    fn oldest_verdict(
         &self,
         policy: &mut dyn Policy,
         frame: Frame,
@@ -673,7 +677,7 @@ impl Reclaim {
             OldestState::Due(_) if class == Class::Uncached && self.adopt(frame) => {
                 OldestVerdict::Stays(Class::Probation)
             }
-            OldestState::Due(reads) => match policy.judge(class, reads, order.pages(), held) {
+            OldestState::Due(reads) => match policy.decide(class, reads, order.pages(), held) {
                 PolicyVerdict::Keep { class, reads } => {
                     self.byte(frame).store(reads, Ordering::Relaxed);
                     OldestVerdict::Stays(class)
@@ -708,7 +712,7 @@ impl Reclaim {
         }
         let byte = self.byte(frame);
         match referenced::found(byte.load(Ordering::Relaxed)) {
-            // A touch between the load and the store is lost: its folio is judged as if it had not been.
+            // A touch between the load and the store is lost: its folio is scanned as if it had not been.
             ReferenceState::Spared(left) => {
                 byte.store(left, Ordering::Relaxed);
                 OldestState::Spared
@@ -733,11 +737,16 @@ impl Reclaim {
         Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
     }
 
-    /// Takes `victims`, all of the pool of `promise`, out of their mappings and frees what went, or sends them to the
-    /// spill file. What stays, or is still there, is listed again.
-    fn evict(&self, mut victims: Vec<Victim>, promise: ListReservation<'_>, locks: LockWait) -> EvictedPages {
-        let pool = promise.pool();
-        self.make_room_to_remember(victims.len() as u64, locks);
+    /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees what went, or sends them to
+    /// the spill file. What stays, or is still there, is listed again.
+    fn evict(
+        &self,
+        mut victims: Vec<Victim>,
+        reservation: ListReservation<'_>,
+        locks: LockWait,
+    ) -> EvictedPages {
+        let pool = reservation.pool();
+        self.prune_shadow_nodes(victims.len() as u64, locks);
         victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
@@ -750,9 +759,9 @@ impl Reclaim {
             stayed.extend(group.iter().filter(went));
         }
         self.arena.free_all(&gone);
-        self.relist(&stayed, promise);
+        self.relist(&stayed, reservation);
         // A folio that left nothing may have left its node to shadows that were there before; and others evict, too.
-        self.make_room_to_remember(0, locks);
+        self.prune_shadow_nodes(0, locks);
         EvictedPages { freed: self.count_evicted(pool, &gone), sent: self.send(going) }
     }
 
@@ -778,19 +787,19 @@ impl Reclaim {
 
     /// Victims that could not go after all join the rings they came from. One that is gone all the same may have left
     /// its frame to another folio, which is not ours to list.
-    fn relist(&self, stayed: &[Victim], mut promise: ListReservation<'_>) {
+    fn relist(&self, stayed: &[Victim], mut reservation: ListReservation<'_>) {
         if !stayed.is_empty() {
             let mut lists = self.lists.lock();
             for victim in stayed {
                 if let Some(ring) = victim.from {
-                    lists.list_again(victim.frame, victim.sequence, ring, &mut promise);
+                    lists.list_again(victim.frame, victim.sequence, ring, &mut reservation);
                 }
             }
         }
     }
 
     /// Before so many folios leave, each of which may leave a node that only remembers.
-    fn make_room_to_remember(&self, folios: u64, locks: LockWait) {
+    fn prune_shadow_nodes(&self, folios: u64, locks: LockWait) {
         let wanted = self.shadow_nodes.count() + folios;
         let max = self.shadow_nodes_max();
         if wanted > max {
@@ -833,7 +842,7 @@ enum OldestState {
     Due(u8),
 }
 
-/// What a judgement of the oldest folio of a ring makes of it.
+/// What a scan of the oldest folio of a ring makes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OldestVerdict {
     /// It cannot go now.

@@ -111,7 +111,7 @@ const WINDOW_BEATS: u32 = 5;
 const NO_RUN: u64 = 0;
 /// How long a worker sleeps at most, in milliseconds, if no viewer rings.
 const NAP_MILLIS: u32 = 1000;
-/// The same where it cannot sleep at all doorbells at once.
+/// The same where it cannot sleep on all futexes at once.
 const GLANCE_MILLIS: u32 = 2;
 /// Files that one viewer has attached at most: each takes some memory of ours. More are left to the kernel.
 const HANDLES_MAX: usize = 4096;
@@ -165,7 +165,7 @@ pub struct FileMode {
     /// Where it was when it was attached.
     pub path: PathBuf,
     /// What was done last.
-    pub trust: Validation,
+    pub validation: Validation,
     /// Why not more; empty if there is no more.
     pub why: String,
 }
@@ -439,7 +439,7 @@ struct ViewerJob {
 impl ViewerJob {
     /// The device of which something is said here that the owner must hear of, however late; `None` if the question may
     /// be refused: the kernel has a writer wait for a lease, and a file that stays open a while longer is no harm.
-    fn device_to_be_told(&self) -> Option<u64> {
+    fn device_to_notify(&self) -> Option<u64> {
         const WRITER_OPENED: u32 = Operation::WriterOpened as u32;
         const LET_GO: u32 = Operation::LetGo as u32;
         let [device, _, third] = self.arguments;
@@ -477,7 +477,7 @@ struct Shared {
 pub struct ServiceOptions {
     /// How many threads answer; at least one does.
     pub workers: usize,
-    /// Answers [`Operation::Examine`]. If none is set, processes that ask are to be careful.
+    /// Answers [`Operation::Examine`]. If none is set, processes that ask are restricted.
     pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
     /// [`Service::admit`] alone.
@@ -665,7 +665,7 @@ impl Service {
         }
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
-        self.shared.ring_bell();
+        self.shared.wake_workers();
         self.shared.door.wake();
         workers::join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
@@ -743,8 +743,8 @@ impl Shared {
             // Release, partner: the Acquire in `process`.
             self.processes[viewer].store(number, Ordering::Release);
             drop(seat);
-            // A worker that sleeps waits for its doorbell, too, from now on; and the keeper for its end.
-            self.announce_doorbell();
+            // A worker that sleeps waits for its futex, too, from now on; and the keeper for its end.
+            self.announce_viewer();
             self.door.wake();
             return Ok((viewer, page));
         }
@@ -782,27 +782,27 @@ impl Shared {
         }
     }
 
-    /// Has one worker look again which doorbells there are; it has others do so when it has something else to do.
-    fn announce_doorbell(&self) {
-        let bell = &self.control().bell;
+    /// Has one worker look again which viewers there are; it has others do so when it has something else to do.
+    fn announce_viewer(&self) {
+        let wake_futex = &self.control().wake_futex;
         // SeqCst, partner: the sleep in `answer_viewers`.
-        self.workers.announce(|| bell.fetch_add(1, Ordering::SeqCst).wrapping_add(1));
-        futex_wake(bell, 1);
+        self.workers.announce(|| wake_futex.fetch_add(1, Ordering::SeqCst).wrapping_add(1));
+        futex_wake(wake_futex, 1);
     }
 
-    /// This worker is about to do something, or to end: one that sleeps is to know all doorbells.
+    /// This worker is about to do something, or to end: one that sleeps is to wait for all of them.
     fn hand_on(&self) {
-        // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the bell again.
-        if !self.workers.are_all_heard() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
-            futex_wake(&self.control().bell, 1);
+        // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
+        if !self.workers.are_all_awaited() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
+            futex_wake(&self.control().wake_futex, 1);
         }
     }
 
     /// Has all workers look again.
-    fn ring_bell(&self) {
-        let bell = &self.control().bell;
-        bell.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
-        futex_wake(bell, u32::MAX >> 1);
+    fn wake_workers(&self) {
+        let wake_futex = &self.control().wake_futex;
+        wake_futex.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
+        futex_wake(wake_futex, u32::MAX >> 1);
     }
 
     // ---- the workers ----------------------------------------------------------------------------
@@ -816,16 +816,16 @@ impl Shared {
     fn answer_viewers(self: &Arc<Self>) {
         let mut idle_since = Instant::now();
         while !self.is_closed() {
-            let (control, mut bells) = (self.control(), BellList::new());
-            // SeqCst here and below, partner: `ring_doorbell` in the viewer, and `ring_bell`. A viewer that asks after
-            // we looked rings after we read its bell, so the sleep sees another bell; and a viewer that rings
+            let (control, mut futexes) = (self.control(), FutexList::new());
+            // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks after
+            // we looked changes its futex after we read it, so the sleep sees another value; and a viewer that does so
             // while we are about to sleep sees a sleeper to wake.
-            let bell = control.bell.load(Ordering::SeqCst); // partner: as above
-            bells.push(FutexWait::new(&control.bell, bell));
+            let wake_count = control.wake_futex.load(Ordering::SeqCst); // partner: as above
+            futexes.push(FutexWait::new(&control.wake_futex, wake_count));
             for viewer in self.present() {
-                let doorbell = &self.page(viewer).doorbell;
-                // SeqCst, partner: `ring_doorbell`, as above.
-                bells.push(FutexWait::new(doorbell, doorbell.load(Ordering::SeqCst)));
+                let request_futex = &self.page(viewer).request_futex;
+                // SeqCst, partner: `wake_owner`, as above.
+                futexes.push(FutexWait::new(request_futex, request_futex.load(Ordering::SeqCst)));
             }
             if let Some(job) = self.take_job() {
                 self.hand_on();
@@ -837,14 +837,15 @@ impl Shared {
             if self.workers.retires(idle_since) {
                 return self.hand_on();
             }
-            self.workers.rest(bell, || {
-                // SeqCst twice, partner: `ring_doorbell` again, which looks at this number after it has rung.
+            self.workers.rest(wake_count, || {
+                // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
-                if !self.is_closed() && !futex_wait_any(bells.all(), NAP_MILLIS) {
+                if !self.is_closed() && !futex_wait_any(futexes.all(), NAP_MILLIS) {
                     // This kernel waits for one word at a time: viewers are looked at again and again.
-                    futex_wait(&control.bell, control.bell.load(Ordering::Relaxed), GLANCE_MILLIS);
+                    let wakes = control.wake_futex.load(Ordering::Relaxed);
+                    futex_wait(&control.wake_futex, wakes, GLANCE_MILLIS);
                 }
-                control.sleepers.fetch_sub(1, Ordering::SeqCst);
+                control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
             });
         }
     }
@@ -909,12 +910,12 @@ impl Shared {
             // Given up meanwhile. Release, partner: the Acquire by which a viewer claims the slot.
             request.state.store(state::FREE, Ordering::Release);
         }
-        self.ring_bell(); // the worker that was woken for it may sleep again
+        self.wake_workers(); // the worker that was woken for it may sleep again
     }
 
     /// Does a job; or, if it must not be refused and its file system hangs, has it done in the queue of that.
     fn do_job_or_defer(self: &Arc<Self>, job: ViewerJob) {
-        match job.device_to_be_told().filter(|&device| self.workers.is_stuck(WorkKey::Notices(device))) {
+        match job.device_to_notify().filter(|&device| self.workers.is_stuck(WorkKey::Notices(device))) {
             Some(device) => {
                 let shared = Arc::clone(self);
                 self.queues.spawn(QueueKey::Device(device), move || shared.do_job(&job));
@@ -1000,7 +1001,7 @@ impl Shared {
                 self.detach_in_queue(job.viewer, first);
                 return Ok([0, 0]);
             }
-            Some(Err(_)) if job.device_to_be_told().is_some() => None, // see `do_job_or_defer`
+            Some(Err(_)) if job.device_to_notify().is_some() => None, // see `do_job_or_defer`
             at_work => at_work.transpose()?,
         };
         match job.operation {
@@ -1068,7 +1069,7 @@ impl Shared {
             return Err(Errno::ACCES);
         }
         let examine = self.examiner.as_ref();
-        let conduct = examine.map_or(SyscallAudit::Careful, |examine| examine(job.process.number));
+        let conduct = examine.map_or(SyscallAudit::Restricted, |examine| examine(job.process.number));
         Ok([conduct as u64, 0])
     }
 
@@ -1541,13 +1542,13 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 
-/// Some bells, without a list in memory.
-struct BellList<'a> {
+/// Some futexes, without a list in memory.
+struct FutexList<'a> {
     words: [FutexWait<'a>; FUTEXES_MAX],
     count: usize,
 }
 
-impl<'a> BellList<'a> {
+impl<'a> FutexList<'a> {
     fn new() -> Self {
         static NOTHING: AtomicU32 = AtomicU32::new(0);
         Self { words: [FutexWait::new(&NOTHING, 0); FUTEXES_MAX], count: 0 }

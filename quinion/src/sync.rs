@@ -87,13 +87,13 @@ pub enum Mutant {
     /// A holder's comparison of the sequence when it looks whether its folio is filled.
     ReadableSequence,
     /// The release ordering with which a page is said to have arrived.
-    LandedRelease,
+    PagesReadRelease,
     /// The acquire ordering of a look whether a page has arrived.
-    LandedAcquire,
+    PagesReadAcquire,
     /// The clearing of what has arrived before frames are freed.
-    LandedClear,
+    PagesReadClear,
     /// The check of a reader that holds nothing whether its page has been read.
-    ReaderLanded,
+    ReaderPartialUptodate,
     /// The acquire ordering with which such a reader loads the word before it looks at the bits.
     ReaderWordAcquire,
     /// The reader's refusal to copy a written folio as if it were steady.
@@ -240,10 +240,10 @@ impl Mutant {
         Mutant::PutHolds,
         Mutant::ReadableAcquire,
         Mutant::ReadableSequence,
-        Mutant::LandedRelease,
-        Mutant::LandedAcquire,
-        Mutant::LandedClear,
-        Mutant::ReaderLanded,
+        Mutant::PagesReadRelease,
+        Mutant::PagesReadAcquire,
+        Mutant::PagesReadClear,
+        Mutant::ReaderPartialUptodate,
         Mutant::ReaderWordAcquire,
         Mutant::ReaderSteady,
         Mutant::WrittenAcquire,

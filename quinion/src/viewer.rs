@@ -8,7 +8,7 @@
 //!   arena (read-only)                      a page of its own (read-write)
 //!     walk, check, copy, re-check  hit       ring      frames that were read
 //!     |                                      requests  "make this range ready"
-//!     v absent, filling                                      |  doorbell   ^ futex
+//!     v absent, filling                                      |  futex      ^ futex
 //!     ask ---------------------------------------------------+------------>| owner
 //!     look again; too late: the kernel reads
 //! ```
@@ -97,7 +97,7 @@ pub enum RequestError {
     /// The owner says no, with this error number.
     Errno(i32),
     /// The owner has ended.
-    OwnerGone,
+    OwnerDead,
     /// The owner did not answer in time, or has not moved since it last did not. Nothing was done, or what was done was
     /// taken back.
     Late,
@@ -118,7 +118,7 @@ pub struct ViewedFile<'a> {
     pub id: MappingId,
     /// The page of the last readahead marker the owner was told of, plus one; 0 at first. A viewer cannot clear a
     /// marker, so it remembers.
-    pub marker_told: &'a AtomicU64,
+    pub marker_reported: &'a AtomicU64,
     /// Where the last read ended that was noted, in bytes; 0 at first. A reader that goes on there, in the middle of a
     /// folio, reads that one still.
     pub touched: &'a AtomicU64,
@@ -246,7 +246,7 @@ impl Viewer {
         self.run.load(Ordering::Relaxed)
     }
     /// Whether the owner serves no more, however it ended.
-    pub fn owner_is_gone(&self) -> bool {
+    pub fn owner_is_dead(&self) -> bool {
         self.control.control().closed.load(Ordering::Relaxed) != 0 || self.arena.owner_has_ended()
     }
 
@@ -577,7 +577,7 @@ impl Viewer {
 
     #[inline]
     fn tell_marker(&self, file: &ViewedFile<'_>, page: u64, bits: u64) {
-        if file.marker_told.swap(page + 1, Ordering::Relaxed) != page + 1 {
+        if file.marker_reported.swap(page + 1, Ordering::Relaxed) != page + 1 {
             let _ = self.tell(Operation::Advance, [file.handle, page | bits, 0]); // a lost hint costs speed only
         }
     }
@@ -637,7 +637,7 @@ impl Viewer {
         // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
-            while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_gone() {
+            while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_dead() {
                 // A thread that waits without a question is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
@@ -653,8 +653,8 @@ impl Viewer {
         slots: usize,
     ) -> Result<&Request, RequestError> {
         let control = self.control.control();
-        if self.owner_is_gone() {
-            return Err(RequestError::OwnerGone);
+        if self.owner_is_dead() {
+            return Err(RequestError::OwnerDead);
         }
         if self.is_late.load(Ordering::Relaxed) {
             if control.heartbeat.load(Ordering::Relaxed) == self.late_at.load(Ordering::Relaxed) {
@@ -671,7 +671,7 @@ impl Viewer {
         slot.sleeper.store(0, Ordering::Relaxed);
         // Release, partner: the Acquire by which the owner takes the slot: it sees the question.
         slot.state.store(pending, Ordering::Release);
-        self.ring_doorbell();
+        self.wake_owner();
         Ok(slot)
     }
 
@@ -686,14 +686,14 @@ impl Viewer {
         })
     }
 
-    fn ring_doorbell(&self) {
-        let doorbell = &self.page().doorbell;
+    fn wake_owner(&self) {
+        let request_futex = &self.page().request_futex;
         // SeqCst on both, partner: the owner's worker, which adds to `sleepers` and then sleeps only if
-        // the bells still have the values it saw before it looked for work. Either we see the sleeper, or its
-        // sleep sees the bell.
-        doorbell.fetch_add(1, Ordering::SeqCst);
+        // the futexes still have the values it saw before it looked for work. Either we see the sleeper, or its
+        // sleep sees the new value.
+        request_futex.fetch_add(1, Ordering::SeqCst);
         if self.control.control().sleepers.load(Ordering::SeqCst) != 0 {
-            sys::futex_wake(doorbell, 1);
+            sys::futex_wake(request_futex, 1);
         }
     }
 
@@ -723,7 +723,7 @@ impl Viewer {
             // Only we free it: so zeros are in the place of the page, which this process has given back meanwhile. Its
             // answer was written elsewhere, and no thread would wake us.
             if now == state::FREE {
-                return Err(RequestError::OwnerGone);
+                return Err(RequestError::OwnerDead);
             }
             let time = sys::clock_millis();
             let beats = heartbeat.load(Ordering::Relaxed);
@@ -731,10 +731,10 @@ impl Viewer {
                 (beat, still) = (beats, time + STILL_MILLIS_MAX.max(u64::from(self.wait_policy)));
             }
             let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
-            let is_gone = self.owner_is_gone();
-            if left == 0 || is_gone {
+            let is_dead = self.owner_is_dead();
+            if left == 0 || is_dead {
                 return self
-                    .give_up(slot, if is_gone { RequestError::OwnerGone } else { RequestError::Late });
+                    .give_up(slot, if is_dead { RequestError::OwnerDead } else { RequestError::Late });
             }
             // An owner that ends wakes all sleepers, unless it was killed: so it is looked for now and then.
             sys::futex_wait(&slot.state, now, left.min(LOOK_MILLIS));

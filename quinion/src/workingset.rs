@@ -1,6 +1,6 @@
 //! Workingset: how long ago a page left, and whether it came back too soon.
 //!
-//! Pure judgement. The age of a cache is a count of pages: of those that were
+//! Pure decisions. The age of a cache is a count of pages: of those that were
 //! evicted, and of those that came back and were kept for it. An eviction leaves
 //! the age in a shadow; a **refault**, a page that comes back where its shadow
 //! is, compares it with the age by then. The **distance** between the two is how
@@ -128,7 +128,7 @@ impl Scale {
     }
 }
 
-/// One cache's age, and what is judged by it. Shared by all threads; no step of it waits.
+/// One cache's age, and what is compared with it. Shared by all threads; no step of it waits.
 #[derive(Debug)]
 pub struct WorkingSet {
     scale: Scale,
@@ -167,7 +167,7 @@ impl WorkingSet {
 
     /// A folio of `order` comes back to where `memory` was left, in a cache that holds `held` pages.
     /// The age grows by its pages if it is to be activated, that is, if it is [`Refault::Recent`].
-    pub fn judge(&self, memory: ShadowInfo, order: Order, held: u64) -> Refault {
+    pub fn refault(&self, memory: ShadowInfo, order: Order, held: u64) -> Refault {
         if self.distance(memory) > held {
             return Refault::Old;
         }
@@ -264,7 +264,7 @@ mod tests {
             let memory = set.remember(PAGE, EvictedState::Plain);
             pass(&set, distance - 1);
             let expected = if distance <= 100 { Refault::Recent } else { Refault::Old };
-            assert_eq!(set.judge(memory, PAGE, 100), expected, "{distance}");
+            assert_eq!(set.refault(memory, PAGE, 100), expected, "{distance}");
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
                 let found = set.scale.distance(memory, set.age());
                 assert!(found.abs_diff(distance) < 1 << set.scale.shift, "{pages} {age}: {found}");
                 let later = aged(pages, age.wrapping_add(pages * 2 + (1 << set.scale.shift)));
-                assert_eq!(later.judge(memory, PAGE, pages), Refault::Old, "{pages} {age}");
+                assert_eq!(later.refault(memory, PAGE, pages), Refault::Old, "{pages} {age}");
             }
         }
     }
@@ -291,9 +291,9 @@ mod tests {
         let large = set.remember(Order(9), EvictedState::WorkingSet);
         assert_eq!(set.age(), 1 + 512);
         assert_eq!(set.scale.distance(first, set.age()), 513);
-        assert_eq!(set.judge(large, Order(3), 512), Refault::Recent);
+        assert_eq!(set.refault(large, Order(3), 512), Refault::Recent);
         assert_eq!(set.age(), 513 + 8, "what is activated competes too");
-        assert_eq!(set.judge(large, Order(3), 519), Refault::Old);
+        assert_eq!(set.refault(large, Order(3), 519), Refault::Old);
         assert_eq!(set.age(), 521, "what is not, does not");
     }
 
@@ -381,7 +381,7 @@ mod tests {
                     Op::Return(which, order, held) => {
                         let (left, memory) = naive.left[which % naive.left.len()];
                         let (distance, held_wide) = (naive.age - left, u128::from(held));
-                        let refault = set.judge(memory, Order(order), held);
+                        let refault = set.refault(memory, Order(order), held);
                         if distance + bucket > u128::from(AGES) * bucket {
                             // a lap has gone by: either answer
                         } else if distance + bucket <= held_wide {

@@ -33,7 +33,7 @@ fn added(shadow: Option<Value>) -> AddedFolio {
 }
 
 #[test]
-fn a07_of_two_at_one_index_one_goes_in_and_the_other_keeps_its_frame() {
+fn a07_one_of_two_folios_at_an_index_goes_in_and_the_other_keeps_its_frame() {
     let stage = Stage::new();
     for round in 0..300 {
         let folios = [stage.folio(round, 0), stage.folio(round, 0)];
@@ -201,7 +201,7 @@ fn a11_a_shadow_that_came_while_nodes_were_fetched_is_the_one_that_is_split() {
 }
 
 #[test]
-fn a12_without_nodes_the_folio_is_its_callers_as_it_was() {
+fn a12_a_folio_without_nodes_stays_its_callers_as_it_was() {
     for order in [1u8, 9, 15] {
         let stage = short(0);
         stage.put_shadow(0, order, 3);
@@ -244,7 +244,7 @@ fn a12_an_arena_without_cells_leaves_nothing_in_stock() {
 }
 
 #[test]
-fn a14_what_no_folio_can_be_is_refused_before_anything_is_done() {
+fn a14_an_impossible_folio_is_refused_before_anything_is_done() {
     let stage = Stage::new();
     stage.put_shadow(0, 9, 1);
     let good = stage.folio(512, 9);
@@ -346,7 +346,7 @@ fn a18_a_folio_in_a_node_that_is_there_allocates_nothing() {
 }
 
 #[test]
-fn a_busy_lock_costs_who_does_not_wait_nothing() {
+fn a_busy_lock_costs_a_caller_that_does_not_wait_nothing() {
     let stage = Stage::new();
     let folio = stage.folio(0, 0);
     let guard = stage.mapping.lock();

@@ -9,7 +9,7 @@
 //!
 //! The letters are those of the specification's statements; B01, B03, B04, B06, B07 are the tree's
 //! (`xarray_insert_range.rs`), B14 and B17 are in `read.rs`. B11 is shown by invalidation, which takes the lock
-//! that truncation will take. B20, whether a window met shadows of its own working set, is judged where
+//! that truncation will take. B20, whether a window met shadows of its own working set, is checked where
 //! shadows are.
 
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn b09_a_run_for_which_there_are_no_nodes_leaves_a_prefix_and_the_frames_of_the_
 }
 
 #[test]
-fn b10_who_comes_while_nodes_are_fetched_ends_the_prefix() {
+fn b10_a_folio_that_comes_while_nodes_are_fetched_ends_the_prefix() {
     let (stage, start) = (short(1), 1u64 << 24);
     let (run, winner) = (stage.run(start, 300), stage.folio(start + 150, 0));
     let mut come = false;
@@ -275,7 +275,7 @@ impl Drop for AtEnd<'_> {
 }
 
 #[test]
-fn under_the_lock_nodes_come_out_of_the_stock_and_from_nowhere_else() {
+fn nodes_come_only_out_of_the_stock_under_the_lock() {
     let stage = Stage::new();
     let (folio, run) = (stage.folio(77, 0), stage.run(1 << 24, 300));
     // The arena has plenty, the stock has none.
@@ -350,7 +350,7 @@ fn small() -> quinion::Cache {
 }
 
 #[test]
-fn b11_an_invalidation_waits_for_who_inserts_and_leaves_nothing_of_it() {
+fn b11_an_invalidation_waits_for_an_insertion_and_leaves_nothing_of_it() {
     let (stage, entered) = (Stage::new(), AtomicBool::new(false));
     thread::scope(|scope| {
         let held_off = stage.mapping.hold_off_invalidation();
@@ -377,7 +377,7 @@ fn b11_an_invalidation_waits_for_who_inserts_and_leaves_nothing_of_it() {
 }
 
 #[test]
-fn b12_under_memory_pressure_a_window_reads_as_much_as_memory_allows() {
+fn b12_a_window_under_memory_pressure_reads_as_much_as_memory_allows() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).pinned_max(Cache::MEMORY_MIN);
     let cache = cache.build().unwrap();
     let (full, device) = (Device::new(64 << 20), Device::with_number(2, 1 << 20));
@@ -557,7 +557,7 @@ fn a_shortage_of_nodes_is_not_seen_by_readers() {
 }
 
 #[test]
-fn a_file_that_nobody_has_open_keeps_no_spare_nodes() {
+fn a_file_without_handles_keeps_no_spare_nodes() {
     let (cache, device) = (small(), Device::new(4 * PAGE));
     // What the cache has for itself comes with the first file.
     let other = Device::with_number(2, 4 * PAGE);

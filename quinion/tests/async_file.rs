@@ -40,7 +40,7 @@ fn a_file_is_read_to_its_end_while_another_task_runs() {
 }
 
 #[test]
-fn what_is_appended_stands_at_the_end_and_its_error_comes_with_the_flush() {
+fn appended_bytes_stand_at_the_end_and_their_error_comes_with_the_flush() {
     let (cache, folder) = (small(), tempfile::tempdir().expect("a folder"));
     let path = folder.path().join("log");
     let log = cache.open_with(&path, OpenOptions::new().append(true).create(true)).expect("it opens");

@@ -185,7 +185,7 @@ fn a_page_that_cannot_be_read_fails_its_own_reads_and_not_for_ever() {
 }
 
 #[test]
-fn at_the_end_the_file_is_looked_at_again() {
+fn a_read_at_the_end_looks_at_the_file_again() {
     let (cache, device) = (exact(), Device::new(10_000));
     let file = open(&cache, &device);
     assert_eq!(read(&file, &device, 9_000, 5_000).unwrap(), 1_000);

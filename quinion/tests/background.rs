@@ -35,7 +35,7 @@ fn overfill(file: &File, device: &Device) {
 }
 
 #[test]
-fn free_pages_are_kept_for_who_misses_next() {
+fn free_pages_are_kept_for_the_next_miss() {
     let cache = cache(true);
     let device = Device::new(2 * MEMORY);
     let file = cache.open_backend(device.clone()).unwrap();
@@ -51,7 +51,7 @@ fn free_pages_are_kept_for_who_misses_next() {
 }
 
 #[test]
-fn without_it_a_full_cache_is_full() {
+fn a_full_cache_without_background_reclaim_is_full() {
     let cache = cache(false);
     let device = Device::new(2 * MEMORY);
     let file = cache.open_backend(device.clone()).unwrap();

@@ -137,7 +137,7 @@ fn a_batch_of_nothing_reads_nothing() {
 }
 
 #[test]
-fn what_a_batch_read_says_before_and_after() {
+fn a_batch_read_says_what_it_is_before_and_after() {
     let (cache, device) = (cache(), Device::new(10_000));
     let file = open(&cache, &device);
     let mut buffer = [0xee; 100];
@@ -402,7 +402,7 @@ fn read_at_random(file: &File, device: &Device, seed: u64) {
 }
 
 #[test]
-fn what_a_batch_misses_goes_to_the_device_in_one_call() {
+fn misses_of_a_batch_go_to_the_device_in_one_call() {
     let (cache, device) = (cache(), Device::new(4096 * PAGE));
     let file = open(&cache, &device);
     let pages: Vec<u64> = (0..32).map(|at: u64| at * at * 3 + 100).collect();

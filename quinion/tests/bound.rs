@@ -114,7 +114,7 @@ fn churn(file: &quinion::File, seed: u64) {
     }
 }
 
-/// Readers, each of a region of its own, begin at once; together they wish for more than there is.
+/// Readers, each of a region of its own, begin at once; together they ask for more than there is.
 fn crowd(order: u8, mechanism: Mechanism, readers: u64, len: usize) {
     let (_folder, path) = content();
     let cache = cache(order, mechanism);
@@ -157,7 +157,7 @@ fn crowd(order: u8, mechanism: Mechanism, readers: u64, len: usize) {
 }
 
 #[test]
-fn more_readers_than_memory_succeed_or_are_told() {
+fn more_readers_than_memory_succeed_or_get_an_error() {
     for mechanism in [Mechanism::Ring, Mechanism::Threads] {
         crowd(0, mechanism, 50, 300_000);
         crowd(9, mechanism, 200, 100_000);

@@ -231,7 +231,7 @@ fn find(stage: &Stage, dice: &mut Dice) -> Option<Wanted> {
     (frame != NOWHERE).then_some(Wanted { file, position, bytes, oldest, frame: frame as usize })
 }
 
-fn judge(wanted: &Wanted, bytes: &[u8]) {
+fn check_read(wanted: &Wanted, bytes: &[u8]) {
     let met =
         generations(bytes, wanted.file as u32, wanted.position).unwrap_or_else(|wrong| panic!("{wrong}"));
     let Some(met) = met else { return };
@@ -252,7 +252,7 @@ fn read(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
     let bytes = stage.copy(wanted.frame, ticket, wanted.position, &mut buf[..wanted.bytes]);
     if descriptor.end_read(ticket) {
         stage.accepted.fetch_add(1, Ordering::Relaxed);
-        judge(&wanted, bytes);
+        check_read(&wanted, bytes);
     } else {
         stage.changed.fetch_add(1, Ordering::Relaxed);
     }
@@ -268,7 +268,7 @@ fn hold(stage: &Stage, dice: &mut Dice, buf: &mut [u8]) {
         stage.given_back[wanted.frame].store(true, Ordering::Release); // partner: `is_free`
     }
     stage.held.fetch_add(1, Ordering::Relaxed);
-    judge(&wanted, bytes);
+    check_read(&wanted, bytes);
 }
 
 fn until_stopped(stage: &Stage, seed: u64, act: fn(&Stage, &mut Dice, &mut [u8])) {
@@ -312,9 +312,9 @@ fn reads_and_holds_against_refills() {
     println!("{accepted} reads accepted, {changed} thrown away, {held} under a hold");
 }
 
-// ---- the judge is judged ------------------------------------------------------------------------------
+// ---- the verifier is tested ------------------------------------------------------------------------------
 
-mod judge {
+mod the_verifier {
     use super::*;
     use proptest::prelude::*;
 
@@ -333,7 +333,7 @@ mod judge {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_was_filled_is_right(file: u32, generation: u32, (position, bytes) in range()) {
+        fn filled_bytes_are_right(file: u32, generation: u32, (position, bytes) in range()) {
             let buf = content(file, position, generation, bytes);
             prop_assert_eq!(verify(&buf, file, position), Ok(()));
             let met = generations(&buf, file, position).unwrap();
@@ -392,13 +392,13 @@ mod judge {
         }
 
         #[test]
-        fn a_shred_is_judged_by_what_it_tells(
+        fn a_shred_is_verified_by_the_bytes_it_has(
             generation: u32, page in 0..1000u64, other_page in 0..1000u64, line in 0..PAGE / LINE,
         ) {
             let word_1 = line * LINE + 8;
             let buf = &page_content(1, other_page, generation)[word_1..word_1 + 8];
-            let judged = verify(buf, 1, page * PAGE as u64 + word_1 as u64);
-            prop_assert_eq!(judged.is_ok(), page == other_page);
+            let verdict = verify(buf, 1, page * PAGE as u64 + word_1 as u64);
+            prop_assert_eq!(verdict.is_ok(), page == other_page);
         }
     }
 

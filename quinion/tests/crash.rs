@@ -5,10 +5,10 @@
 //!   operations --through a cache--> a disk that remembers  --each prefix of its log, some samples-->  states
 //!       |                                                                                                |
 //!       '--> images: what the file was after each operation; promises: which bytes a sync was Ok for     |
-//!                                     '---------------- judge each byte of each state -------------------'
+//!                                     '---------------- check each byte of each state -------------------'
 //! ```
 //!
-//! The judge knows nothing of pages, folios or flushes. A byte of a state is right if it is what some image has
+//! The checker knows nothing of pages, folios or flushes. A byte of a state is right if it is what some image has
 //! there, and no image older than the last promise of this byte. The same goes for the size: while something is
 //! unsynced, the file may have any size between the least and the largest since then, since it grows by pieces.
 //! A sync of a range promises its bytes: where the file ends before, it promised zeros.
@@ -87,7 +87,7 @@ fn content(generation: usize, at: usize, len: usize) -> Vec<u8> {
 
 /// What was promised.
 #[derive(Clone, Debug)]
-struct Promise {
+struct SyncPoint {
     /// Of how many events the log was when the sync returned.
     events: usize,
     /// The image that it promised.
@@ -104,7 +104,7 @@ struct Story {
     images: Vec<Vec<u8>>,
     /// Of how many events the log was after each operation.
     events: Vec<usize>,
-    promises: Vec<Promise>,
+    sync_points: Vec<SyncPoint>,
     /// Whether flushes and syncs may fail.
     is_faulty: bool,
 }
@@ -120,14 +120,14 @@ impl Story {
         let cache = Cache::builder().memory(Cache::MEMORY_MIN).folio_order_max(order).build().unwrap();
         let options = *OpenOptions::new().write(true);
         let file = cache.open_backend_with(Arc::new(device), &options).unwrap();
-        let promised = Promise { events: 0, image: 0, range: EVERYTHING };
+        let synced = SyncPoint { events: 0, image: 0, range: EVERYTHING };
         Self {
             disk,
             cache,
             file,
             images: vec![start],
             events: vec![0],
-            promises: vec![promised],
+            sync_points: vec![synced],
             is_faulty: write_faults != WriteFaults::default(),
         }
     }
@@ -151,7 +151,7 @@ impl Story {
     fn tell(&mut self, op: &Op) {
         let mut image = self.now().clone();
         let generation = self.images.len();
-        let mut promised = None;
+        let mut synced = None;
         match *op {
             Op::Write { at, len } => self.write(&mut image, at, len, WriteOptions::new()),
             Op::WriteUncached { at, len } => {
@@ -162,7 +162,7 @@ impl Story {
                 let options = WriteOptions::new().durability(Durability::Data);
                 let told = self.file.write_at_with(&bytes, at as u64, options);
                 put(&mut image, at, &bytes);
-                promised = self.is_ok(told).then_some(at..at + bytes.len());
+                synced = self.is_ok(told).then_some(at..at + bytes.len());
             }
             Op::Append { len } => {
                 let at = image.len();
@@ -179,11 +179,11 @@ impl Story {
                 let end = (at + len).min(image.len());
                 image[at.min(end)..end].fill(0);
             }
-            Op::SyncData => promised = self.is_ok(self.file.sync_data()).then_some(EVERYTHING),
-            Op::SyncAll => promised = self.is_ok(self.file.sync_all()).then_some(EVERYTHING),
+            Op::SyncData => synced = self.is_ok(self.file.sync_data()).then_some(EVERYTHING),
+            Op::SyncAll => synced = self.is_ok(self.file.sync_all()).then_some(EVERYTHING),
             Op::SyncRange { at, len } => {
                 let told = self.file.sync_range(at as u64, len as u64);
-                promised = self.is_ok(told).then_some(at..at + len);
+                synced = self.is_ok(told).then_some(at..at + len);
             }
             Op::WriteBack => self.file.write_back().unwrap(),
             // What a device has lost cannot be read from it again: then nothing is dropped, nor behind a write.
@@ -194,8 +194,8 @@ impl Story {
         self.images.push(image);
         let events = self.disk.log().len();
         self.events.push(events);
-        if let Some(range) = promised {
-            self.promises.push(Promise { events, image: self.images.len() - 1, range });
+        if let Some(range) = synced {
+            self.sync_points.push(SyncPoint { events, image: self.images.len() - 1, range });
         }
         assert_eq!(self.file.len(), self.now().len() as u64);
     }
@@ -215,12 +215,12 @@ impl Story {
         assert_eq!((bytes, wrong), (should.len(), None), "a read of {len} bytes at {at}");
     }
 
-    /// Reads everything, ends the cache, and judges each state that a crash may have left on the way.
+    /// Reads everything, ends the cache, and checks each state that a crash may have left on the way.
     fn end(mut self, samples: u64, seed: u64) -> Result<(), String> {
         let (disk, images) = (Arc::clone(&self.disk), std::mem::take(&mut self.images));
-        let judge = Judge { images: &images, events: &self.events, promises: &self.promises };
+        let checker = CrashChecker { images: &images, events: &self.events, sync_points: &self.sync_points };
         let log = disk.log();
-        judge.judge_all(&log, samples, seed)?;
+        checker.check_all(&log, samples, seed)?;
         self.cache.check()?;
         let is_faulty = self.is_faulty;
         drop((self.file, self.cache));
@@ -245,54 +245,58 @@ fn put(image: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     }
 }
 
-// ---- the judge ----------------------------------------------------------------------------------------
+// ---- the checker ----------------------------------------------------------------------------------------
 
-struct Judge<'s> {
+struct CrashChecker<'s> {
     images: &'s [Vec<u8>],
     events: &'s [usize],
-    promises: &'s [Promise],
+    sync_points: &'s [SyncPoint],
 }
 
-impl Judge<'_> {
-    fn judge_all(&self, log: &CrashLog, samples: u64, seed: u64) -> Result<(), String> {
+impl CrashChecker<'_> {
+    fn check_all(&self, log: &CrashLog, samples: u64, seed: u64) -> Result<(), String> {
         for (events, state) in log.states(samples, seed) {
-            self.judge(events, &state)
+            self.check(events, &state)
                 .map_err(|wrong| format!("after a crash at event {events} of {}: {wrong}", log.len()))?;
         }
         Ok(())
     }
 
     /// Whether a crash after so many events may leave that.
-    fn judge(&self, events: usize, state: &[u8]) -> Result<(), String> {
+    fn check(&self, events: usize, state: &[u8]) -> Result<(), String> {
         // The operation that was under way, or the last that had ended.
         let last = self.events.iter().position(|&after| after >= events).unwrap_or(self.images.len() - 1);
-        let promises: Vec<&Promise> =
-            self.promises.iter().filter(|promise| promise.events <= events).collect();
-        self.judge_size(&promises, last, state.len())?;
-        for promise in promises.iter().filter(|promise| promise.range != EVERYTHING) {
-            let mut behind = state.len().max(promise.range.start)..promise.range.end;
-            behind.end = behind.end.min(self.images[promise.image].len());
-            behind.into_iter().try_for_each(|at| self.judge_byte(&promises, last, at, 0))?;
+        let sync_points: Vec<&SyncPoint> =
+            self.sync_points.iter().filter(|sync_point| sync_point.events <= events).collect();
+        self.check_size(&sync_points, last, state.len())?;
+        for sync_point in sync_points.iter().filter(|sync_point| sync_point.range != EVERYTHING) {
+            let mut behind = state.len().max(sync_point.range.start)..sync_point.range.end;
+            behind.end = behind.end.min(self.images[sync_point.image].len());
+            behind.into_iter().try_for_each(|at| self.check_byte(&sync_points, last, at, 0))?;
         }
         for (sector, bytes) in state.chunks(SECTOR).enumerate() {
             let at = sector * SECTOR;
-            let lowest =
-                promises.iter().filter(|promise| promise.range.start < at + SECTOR && at < promise.range.end);
-            let lowest = lowest.map(|promise| promise.image).max().unwrap_or(0);
+            let lowest = sync_points
+                .iter()
+                .filter(|sync_point| sync_point.range.start < at + SECTOR && at < sync_point.range.end);
+            let lowest = lowest.map(|sync_point| sync_point.image).max().unwrap_or(0);
             // Nearly always a sector is the newest, or the oldest that may be.
             if self.has(last, at, bytes)
-                || self.is_promised_whole(&promises, lowest, at) && self.has(lowest, at, bytes)
+                || self.is_synced_whole(&sync_points, lowest, at) && self.has(lowest, at, bytes)
             {
                 continue;
             }
-            (at..).zip(bytes).try_for_each(|(at, &byte)| self.judge_byte(&promises, last, at, byte))?;
+            (at..).zip(bytes).try_for_each(|(at, &byte)| self.check_byte(&sync_points, last, at, byte))?;
         }
         Ok(())
     }
 
-    fn judge_size(&self, promises: &[&Promise], last: usize, size: usize) -> Result<(), String> {
-        let whole =
-            promises.iter().filter(|promise| promise.range == EVERYTHING).map(|promise| promise.image).max();
+    fn check_size(&self, sync_points: &[&SyncPoint], last: usize, size: usize) -> Result<(), String> {
+        let whole = sync_points
+            .iter()
+            .filter(|sync_point| sync_point.range == EVERYTHING)
+            .map(|sync_point| sync_point.image)
+            .max();
         let least = whole.and_then(|whole| self.images[whole..=last].iter().map(Vec::len).min()).unwrap_or(0);
         let most = self.images[whole.unwrap_or(0)..=last].iter().map(Vec::len).max().unwrap_or(0);
         if (least..=most).contains(&size) {
@@ -307,23 +311,23 @@ impl Judge<'_> {
     }
 
     /// Whether the promise of `image` is of all of this sector.
-    fn is_promised_whole(&self, promises: &[&Promise], image: usize, at: usize) -> bool {
-        let of = promises.iter().find(|promise| promise.image == image);
-        of.is_some_and(|promise| promise.range.start <= at && at + SECTOR <= promise.range.end)
+    fn is_synced_whole(&self, sync_points: &[&SyncPoint], image: usize, at: usize) -> bool {
+        let of = sync_points.iter().find(|sync_point| sync_point.image == image);
+        of.is_some_and(|sync_point| sync_point.range.start <= at && at + SECTOR <= sync_point.range.end)
     }
 
-    fn judge_byte(&self, promises: &[&Promise], last: usize, at: usize, byte: u8) -> Result<(), String> {
-        let lowest = promises.iter().filter(|promise| promise.range.contains(&at));
-        let lowest = lowest.map(|promise| promise.image).max().unwrap_or(0);
+    fn check_byte(&self, sync_points: &[&SyncPoint], last: usize, at: usize, byte: u8) -> Result<(), String> {
+        let lowest = sync_points.iter().filter(|sync_point| sync_point.range.contains(&at));
+        let lowest = lowest.map(|sync_point| sync_point.image).max().unwrap_or(0);
         // Where an image ends before it, the file had nothing, or zeros once it was longer.
         let was = |image: &Vec<u8>| image.get(at).copied().unwrap_or(0);
         if self.images[lowest..=last].iter().any(|image| was(image) == byte) {
             return Ok(());
         }
         let whose = self.images.iter().rposition(|image| was(image) == byte);
-        let promised = was(&self.images[lowest]);
+        let synced = was(&self.images[lowest]);
         Err(format!(
-            "byte {at} (page {}) is {byte}, of {}; operation {lowest} promised {promised}, and operation {last} is \
+            "byte {at} (page {}) is {byte}, of {}; operation {lowest} promised {synced}, and operation {last} is \
              the last that may be seen",
             at / PAGE,
             whose.map_or("nobody".to_owned(), |image| format!("operation {image}")),
@@ -346,7 +350,7 @@ proptest! {
     #![proptest_config(config(60))]
 
     #[test]
-    fn what_a_sync_has_promised_is_there_after_a_crash(
+    fn synced_bytes_are_there_after_a_crash(
         start in starts(), order in prop::sample::select(vec![0u8, 2, 4]), seed: u64,
         ops in prop::collection::vec(ops(), 1..40),
     ) {
@@ -372,24 +376,24 @@ proptest! {
     }
 }
 
-/// The judge sees what is wrong.
+/// The checker sees what is wrong.
 #[test]
 fn a_lost_an_old_and_an_invented_byte_are_found() {
     let images = [vec![1; 600], vec![2; 600], vec![3; 700]];
-    let promise = |events, image, range| Promise { events, image, range };
-    let promises = [promise(0, 0, EVERYTHING), promise(5, 1, 0..100)];
-    let judge = Judge { images: &images, events: &[0, 5, 9], promises: &promises };
+    let sync_point = |events, image, range| SyncPoint { events, image, range };
+    let sync_points = [sync_point(0, 0, EVERYTHING), sync_point(5, 1, 0..100)];
+    let checker = CrashChecker { images: &images, events: &[0, 5, 9], sync_points: &sync_points };
     let with = |changes: &[(usize, u8)], len: usize| {
         let mut state = vec![2; len];
         changes.iter().for_each(|&(at, byte)| state[at] = byte);
         state
     };
-    assert_eq!(judge.judge(9, &with(&[(3, 3), (500, 1)], 600)), Ok(()));
-    assert_eq!(judge.judge(4, &with(&[(3, 1)], 600)), Ok(()), "not yet promised");
-    let wrong = judge.judge(9, &with(&[(3, 1)], 600)).unwrap_err();
+    assert_eq!(checker.check(9, &with(&[(3, 3), (500, 1)], 600)), Ok(()));
+    assert_eq!(checker.check(4, &with(&[(3, 1)], 600)), Ok(()), "not yet promised");
+    let wrong = checker.check(9, &with(&[(3, 1)], 600)).unwrap_err();
     assert!(wrong.contains("byte 3") && wrong.contains("operation 1 promised 2"), "{wrong}");
-    let wrong = judge.judge(9, &with(&[(550, 7)], 600)).unwrap_err();
+    let wrong = checker.check(9, &with(&[(550, 7)], 600)).unwrap_err();
     assert!(wrong.contains("byte 550") && wrong.contains("of nobody"), "{wrong}");
-    assert!(judge.judge(4, &with(&[(3, 3)], 600)).is_err(), "from the future");
-    assert!(judge.judge(9, &with(&[], 599)).is_err() && judge.judge(9, &with(&[], 701)).is_err());
+    assert!(checker.check(4, &with(&[(3, 3)], 600)).is_err(), "from the future");
+    assert!(checker.check(9, &with(&[], 599)).is_err() && checker.check(9, &with(&[], 701)).is_err());
 }

@@ -160,7 +160,7 @@ fn a_failing_list_becomes_short() {
 /// Another program writes to pages that we have not changed, while we have changed others: ours stay, and
 /// theirs are seen when we look again.
 #[test]
-fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
+fn other_programs_writes_elsewhere_are_seen_and_our_own_are_kept() {
     for folder in [disk(), memory()] {
         let folder = TempDir::new_in(folder).unwrap();
         let path = folder.path().join("file");
@@ -170,8 +170,8 @@ fn what_others_wrote_elsewhere_is_seen_and_what_we_wrote_is_kept() {
         let mut bytes = vec![0; 20 * PAGE];
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
         file.write_all_at(&[2; PAGE], 3 * PAGE as u64).unwrap();
-        let outside = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        outside.write_all_at(&[3; PAGE], 10 * PAGE as u64).unwrap();
+        let external = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        external.write_all_at(&[3; PAGE], 10 * PAGE as u64).unwrap();
         assert!(file.revalidate().unwrap(), "the file has changed");
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
         let pages: Vec<u8> = bytes.chunks(PAGE).map(|page| page[0]).collect();
@@ -419,7 +419,7 @@ fn many_threads(folder: &Path, orders: [u8; 2]) {
 }
 
 #[test]
-fn threads_that_write_their_own_parts_find_them_and_nobody_reads_half_a_page() {
+fn threads_that_write_their_own_parts_find_them_and_no_reader_sees_half_a_page() {
     many_threads(&disk(), [0, 0]);
     many_threads(&disk(), [0, 9]);
     many_threads(&memory(), [0, 4]);

@@ -160,7 +160,7 @@ fn one_changed_page_of_a_large_folio_is_one_page_to_write() {
 }
 
 #[test]
-fn what_is_not_in_the_file_yet_is_not_evicted() {
+fn pages_that_are_not_in_the_file_yet_are_not_evicted() {
     let rig = Rig::new();
     let folio = rig.plain(8, 2);
     rig.mark(9..10);
@@ -214,7 +214,7 @@ fn a_run_may_end_in_parts_and_what_failed_is_dirty_again() {
 }
 
 #[test]
-fn what_is_changed_while_it_is_written_is_written_again_and_not_twice_at_a_time() {
+fn a_page_changed_under_writeback_is_written_again_and_not_twice_at_a_time() {
     let rig = Rig::new();
     let folio = rig.plain(0, 2);
     rig.mark(0..2);
@@ -231,7 +231,7 @@ fn what_is_changed_while_it_is_written_is_written_again_and_not_twice_at_a_time(
 }
 
 #[test]
-fn what_was_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
+fn a_folio_filled_by_its_writer_is_dirty_before_it_is_unlocked() {
     let rig = Rig::new();
     let run_in = rig.run(3, 6); // folios at 3, 4..8 and 8
     let shape = FolioShape::of(Orders { min: Order(0), max: Order(2) });
@@ -283,7 +283,7 @@ fn write_back_holds_a_folio_that_has_all_the_holds_others_can_have() {
 
 /// T09 write-back of a detached folio is skipped: what has left is not taken, and what is under way ends in peace.
 #[test]
-fn t09_what_has_left_the_index_is_not_written_and_its_frames_wait_for_the_device() {
+fn t09_a_folio_out_of_the_index_is_not_written_and_its_frames_wait_for_the_device() {
     let rig = Rig::new();
     rig.free(rig.folio(0, 9)); // the arena has grown
     let free = rig.free_pages();
@@ -333,7 +333,7 @@ fn pages_that_are_forgotten_are_not_written() {
 
 /// D06 dirty or writeback folio with flag -> not dropped by a read; data not lost.
 #[test]
-fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
+fn d06_a_dirty_folio_or_one_under_writeback_is_not_dropped_and_stays_flagged() {
     let rig = Rig::new();
     let folio = rig.filled(0, 2, FolioLifetime::DropsBehind);
     rig.filled(4, 2, FolioLifetime::DropsBehind);
@@ -354,7 +354,7 @@ fn d06_what_is_dirty_or_being_written_is_not_dropped_and_stays_flagged() {
 /// 2. a writer changes it and marks it;
 /// 3. the reader locks the tree and drops what it has passed.
 #[test]
-fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
+fn d07_a_folio_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
     let rig = Rig::new();
     rig.filled(0, 0, FolioLifetime::DropsBehind);
     assert_eq!(rig.mapping.index().find_behind(page(0)), Some((page(0), Order(0))));
@@ -366,7 +366,7 @@ fn d07_what_is_dirtied_between_a_readers_look_and_its_lock_is_not_dropped() {
 
 /// The same by two threads: what the writer was told is dirty is there, until it is written.
 #[test]
-fn d07_no_dirty_page_is_lost_to_those_who_drop_and_evict() {
+fn d07_no_dirty_page_is_lost_to_threads_that_drop_and_evict() {
     /// Says so when it goes, however it goes.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
@@ -438,7 +438,7 @@ fn d14_a_folio_is_offered_to_be_dropped_after_its_last_good_write_only() {
 
 /// D15 overwrite of a flagged dirty folio by a plain write before writeback -> stays cached after writeback.
 #[test]
-fn d15_what_a_plain_write_adopts_stays_after_its_write_back() {
+fn d15_a_folio_adopted_by_a_plain_write_stays_after_its_write_back() {
     let rig = Rig::new();
     rig.filled(0, 2, FolioLifetime::DropsBehind);
     rig.mark(0..3);

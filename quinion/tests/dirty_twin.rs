@@ -362,7 +362,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_dirty_agrees_with_a_twin(ops in prop::collection::vec(op(), 1..80)) {
+    fn dirty_pages_agree_with_a_twin(ops in prop::collection::vec(op(), 1..80)) {
         let mut rig = Rig::new();
         for op in ops {
             rig.step(op);

@@ -123,7 +123,7 @@ fn read_all(file: &File, number: u64) {
 }
 
 #[test]
-fn what_memory_has_no_room_for_comes_back_from_the_disk() {
+fn pages_evicted_from_memory_come_back_from_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 128);
     let file = node.open(1, 40 * MIB + 17);
@@ -156,7 +156,7 @@ fn a_restart_finds_everything_and_asks_the_store_for_nothing() {
 }
 
 #[test]
-fn what_has_no_lasting_name_is_not_on_the_disk() {
+fn a_file_without_a_lasting_name_is_not_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 64);
     read_all(&node.open_as(1, 4 * MIB, false), 1);
@@ -176,7 +176,7 @@ impl WriteAt for Content {
 }
 
 #[test]
-fn what_can_be_written_is_not_on_the_disk_and_is_written() {
+fn a_writable_file_is_not_on_the_disk_and_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::new(folder.path(), 64);
     let content = Content { remote: Arc::clone(&node.remote), number: 1, size: MIB, is_named: true };

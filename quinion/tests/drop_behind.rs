@@ -93,7 +93,7 @@ fn d01_a_backend_that_does_not_support_it_says_so_and_transfers_nothing() {
 }
 
 #[test]
-fn d02_a_range_that_was_read_fully_is_gone_when_the_call_returns() {
+fn d02_a_fully_read_range_is_dropped_when_the_call_returns() {
     for order in 0..=4 {
         let (cache, device) = (cache(0, order), Device::new(64 * PAGE));
         let file = open(&cache, &device);
@@ -116,7 +116,7 @@ fn d02_the_last_folio_goes_with_the_end_of_the_file() {
 }
 
 #[test]
-fn d03_what_others_cached_is_used_and_neither_dropped_nor_flagged() {
+fn d03_pages_that_others_cached_are_used_and_neither_dropped_nor_flagged() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
     let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
     read(&plain, &device, 8 * PAGE, 4096);
@@ -153,7 +153,7 @@ fn d04_left_overs_go_when_the_handle_is_closed() {
 }
 
 #[test]
-fn d04_what_is_on_its_way_at_the_close_goes_and_its_frames_come_back() {
+fn d04_fills_in_flight_at_the_close_are_dropped_and_their_frames_come_back() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
     let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
     let free = cache.stats().free_bytes;
@@ -229,7 +229,7 @@ fn d08_two_uncached_readers_of_a_folio_and_a_third() {
 }
 
 #[test]
-fn d08_readers_who_wait_for_one_fill_all_get_their_bytes() {
+fn d08_all_readers_that_wait_for_one_fill_get_their_bytes() {
     let (cache, device) = (cache(0, 4), Device::new(16 * PAGE));
     let file = uncached(&cache, &device);
     device.hold();
@@ -246,7 +246,7 @@ fn d08_readers_who_wait_for_one_fill_all_get_their_bytes() {
 }
 
 #[test]
-fn d09_what_is_locked_when_it_is_passed_is_skipped_and_goes_later() {
+fn d09_a_folio_locked_when_it_is_passed_is_skipped_and_dropped_later() {
     let (cache, device) = (cache(0, 0), Device::new(64 * PAGE));
     let (file, other) = (uncached(&cache, &device), uncached(&cache, &device));
     device.hold();
@@ -310,7 +310,7 @@ impl Backend for Parts {
 }
 
 #[test]
-fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
+fn d09_a_passed_folio_that_is_fully_read_is_dropped_before_its_fill_ends() {
     let (cache, device) = (cache(0, 2), Device::new(64 * PAGE));
     let halves = Parts::new(&device, |len| 0..len / 2);
     let file = cache.open_backend(Arc::clone(&halves) as _).unwrap();
@@ -333,7 +333,7 @@ fn d09_what_has_landed_and_was_passed_goes_before_its_fill_ends() {
 }
 
 #[test]
-fn d09_what_has_not_landed_as_a_whole_stays_when_it_is_passed_and_goes_later() {
+fn d09_a_passed_folio_that_is_partially_read_stays_and_is_dropped_later() {
     let (cache, device) = (cache(0, 3), Device::new(64 * PAGE));
     // Of two folios of 8 pages, the first half of the first is late.
     let late = Parts::new(&device, |len| len / 4..len);
@@ -351,7 +351,7 @@ fn d09_what_has_not_landed_as_a_whole_stays_when_it_is_passed_and_goes_later() {
 }
 
 #[test]
-fn d10_what_somebody_pinned_stays_and_is_his() {
+fn d10_a_pinned_folio_stays_and_is_its_users() {
     let (cache, device) = (cache(64 << 10, 0), Device::new(256 * PAGE));
     let (plain, file) = (open(&cache, &device), with_left_overs(&cache, &device));
     plain.advise(Hint::Random).unwrap();
@@ -365,7 +365,7 @@ fn d10_what_somebody_pinned_stays_and_is_his() {
 }
 
 #[test]
-fn d10_what_an_uncached_handle_pinned_goes_with_the_pin_or_the_stream_whichever_is_later() {
+fn d10_a_folio_pinned_uncached_is_dropped_with_the_pin_or_the_stream_whichever_is_later() {
     let (cache, device) = (cache(0, 2), Device::new(256 * PAGE));
     let (plain, file) = (open(&cache, &device), uncached(&cache, &device));
     let whole = file.pin(0, 8 * 4096).unwrap();
@@ -456,7 +456,7 @@ fn d11_windows_on_their_way_take_nothing_of_what_others_cached() {
 ///  2 Three pages of that are evicted.
 ///  3 A read of sixteen that waits for nothing begins three.
 #[test]
-fn d11_who_does_not_wait_has_to_do_with_what_there_is() {
+fn d11_a_reader_that_does_not_wait_takes_no_more_than_there_is() {
     let cache = cache(0, 0);
     let pool = cache.add_pool("streams", PoolOptions::new().limit(4 << 20)).unwrap();
     let (device, other) = (Device::new(4 << 20), Device::with_number(2, 8 << 20));
@@ -514,7 +514,7 @@ fn d13_a_stream_that_goes_down_reads_each_page_once() {
 }
 
 #[test]
-fn d18_an_error_is_told_once_and_nothing_is_cached() {
+fn d18_an_error_is_reported_once_and_nothing_is_cached() {
     let (cache, device) = (cache(0, 0), Device::new(16 * PAGE));
     let file = uncached(&cache, &device);
     device.fail(5);
@@ -583,20 +583,20 @@ fn d20_any_offset_length_and_alignment_of_the_buffer_works() {
         let cache = cache(0, order);
         let file = cache.open(&path).unwrap();
         let options = ReadOptions::new().uncached(true);
-        let mut room = vec![0; 9 * PAGE as usize];
+        let mut buffer = vec![0; 9 * PAGE as usize];
         for (offset, skew) in
             [0, 1, 511, 512, 4095].into_iter().flat_map(|at| [0, 1, 7, 512].map(|by| (at, by)))
         {
             for len in [1, 511, 512, 4096, 4097, 8 * 4096 - 1] {
                 let position = 5 * PAGE + offset;
-                let to = &mut room[skew..skew + len];
+                let to = &mut buffer[skew..skew + len];
                 assert_eq!(file.read_at_with(to, position, options).unwrap(), len);
                 verify(to, &device, position);
             }
         }
         let last = 40 * PAGE + 3;
-        assert_eq!(file.read_at_with(&mut room[1..4096], last, options).unwrap(), 74);
-        verify(&room[1..75], &device, last);
+        assert_eq!(file.read_at_with(&mut buffer[1..4096], last, options).unwrap(), 74);
+        verify(&buffer[1..75], &device, last);
         drop(file);
         assert_eq!(cache.open(&path).unwrap().cached_pages(), 0, "order {order}");
         cache.check().unwrap();
@@ -689,7 +689,7 @@ fn ops() -> impl Strategy<Value = Op> {
 
 proptest! {
     #[test]
-    fn what_is_left_is_what_a_plain_reader_wanted(
+    fn uncached_reads_leave_exactly_the_pages_of_plain_readers(
         ops in prop::collection::vec(ops(), 1..40),
         order in 0..4u8,
         readahead in prop_oneof![Just(0u64), Just(64 << 10)],
@@ -745,7 +745,7 @@ struct WholeRead {
 
 proptest! {
     #[test]
-    fn of_whole_folios_each_call_leaves_and_fetches_exactly_what_the_twin_says(
+    fn each_call_leaves_and_fetches_exactly_the_whole_folios_that_the_twin_says(
         reads in prop::collection::vec(
             (0..24u64, 1..8u64, prop::bool::weighted(0.2), any::<bool>())
                 .prop_map(|(first, folios, is_plain, other)| WholeRead { first, folios, is_plain, other }),

@@ -43,8 +43,8 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Reads `len` bytes at `position` by one of the ways there are, `way`, and judges them.
-fn read_and_judge(file: &File, way: u64, position: u64, len: usize) -> usize {
+/// Reads `len` bytes at `position` by one of the ways there are, `way`, and checks them.
+fn read_and_check(file: &File, way: u64, position: u64, len: usize) -> usize {
     let mut buffer = vec![0xee; len];
     let bytes = match way % 3 {
         0 => file.read_at(&mut buffer, position).unwrap(),
@@ -67,15 +67,15 @@ fn check_ends(file: &File, size: u64) {
         file.dont_need(0, size + PAGE).unwrap();
         let mut at = 0;
         while at < size {
-            let bytes = read_and_judge(file, way, at, (size - at) as usize + 1);
+            let bytes = read_and_check(file, way, at, (size - at) as usize + 1);
             assert!(bytes > 0, "byte {at} of {size}");
             at += bytes as u64;
         }
-        assert_eq!(read_and_judge(file, way, size, 10), 0);
+        assert_eq!(read_and_check(file, way, size, 10), 0);
         for back in [1, 511, 512, 513, 4096, 4097] {
             file.dont_need(0, size + PAGE).unwrap();
             let at = size.saturating_sub(back);
-            assert_eq!(read_and_judge(file, way, at, 10_000), (size - at) as usize);
+            assert_eq!(read_and_check(file, way, at, 10_000), (size - at) as usize);
         }
     }
 }
@@ -246,7 +246,7 @@ fn a_file_that_grows_is_followed_by_all_its_readers() {
                 scope.spawn(move || {
                     let mut at = 0;
                     while at < END {
-                        at += read_and_judge(&file, way, at, 70_000) as u64;
+                        at += read_and_check(&file, way, at, 70_000) as u64;
                     }
                     assert_eq!(at, END);
                 });
@@ -286,7 +286,7 @@ fn interrupted(mechanism: Mechanism) {
                 file.dont_need(0, size).unwrap();
                 for way in 0..3 {
                     let at = (round * 104_729 + way * 1_000_003) % (size - 70_000);
-                    assert_eq!(read_and_judge(&file, way, at, 60_000), 60_000);
+                    assert_eq!(read_and_check(&file, way, at, 60_000), 60_000);
                     reads.fetch_add(1, Ordering::Relaxed);
                 }
                 round += 1;
@@ -305,8 +305,8 @@ fn interrupted(mechanism: Mechanism) {
 }
 
 #[test]
-fn a_reader_who_is_interrupted_all_the_time_reads_right() {
-    if hazard::in_a_process_of_its_own("a_reader_who_is_interrupted_all_the_time_reads_right") {
+fn a_reader_that_is_interrupted_all_the_time_reads_right() {
+    if hazard::in_a_process_of_its_own("a_reader_that_is_interrupted_all_the_time_reads_right") {
         MECHANISMS.into_iter().for_each(interrupted);
     }
 }

@@ -22,7 +22,7 @@ fn asks(errors: &ErrorSequence, cursor: &ErrorCursor, times: usize) -> Vec<i32> 
 
 /// While two errors are recorded a handle asks twice, and once more at the end.
 #[test]
-fn e06_an_error_is_told_once_or_replaced_by_the_last() {
+fn e06_an_error_is_reported_once_or_replaced_by_the_last() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let handle = errors.sample();
@@ -42,7 +42,7 @@ fn e06_an_error_is_told_once_or_replaced_by_the_last() {
 
 /// The same error is recorded twice while a handle asks.
 #[test]
-fn e04_e05_the_same_error_is_told_once_or_twice_and_the_last_is_never_lost() {
+fn e04_e05_the_same_error_is_reported_once_or_twice_and_the_last_is_never_lost() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let (handle, other) = (errors.sample(), errors.sample());
@@ -65,7 +65,7 @@ fn e04_e05_the_same_error_is_told_once_or_twice_and_the_last_is_never_lost() {
 
 /// Two handles ask while an error is recorded, and again: each is told once.
 #[test]
-fn e01_each_handle_is_told_once() {
+fn e01_each_handle_reports_once() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let threads: Vec<_> = (0..2)
@@ -85,7 +85,7 @@ fn e01_each_handle_is_told_once() {
 
 /// Two threads ask by one handle: one of them is told.
 #[test]
-fn one_handle_is_told_once_whichever_thread_asks() {
+fn one_handle_reports_once_whichever_thread_asks() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let handle = Arc::new(errors.sample());
@@ -102,7 +102,7 @@ fn one_handle_is_told_once_whichever_thread_asks() {
 
 /// One handle opens while another reports: it reports as well, or was opened after.
 #[test]
-fn e02_e03_who_opens_meanwhile_is_told_at_most_once_and_never_in_place_of_the_other() {
+fn e02_e03_a_handle_opened_meanwhile_reports_at_most_once_and_never_in_place_of_the_other() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let first = errors.sample();

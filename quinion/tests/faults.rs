@@ -247,7 +247,7 @@ fn storm(seed: u64) {
 }
 
 #[test]
-fn in_a_storm_of_faults_nothing_wrong_is_read_and_nothing_is_lost() {
+fn a_storm_of_faults_reads_nothing_wrong_and_loses_nothing() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 500 } else { 12 };
     (0..storms).for_each(storm);
 }

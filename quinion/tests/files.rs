@@ -275,7 +275,7 @@ fn every_range_around_every_edge_of_every_size() {
 }
 
 #[test]
-fn what_is_printed_for_debugging_is_a_line_and_not_the_cache() {
+fn debug_output_is_a_line_and_not_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, [7; 5000]).unwrap();
@@ -323,7 +323,7 @@ fn a_file_that_was_removed_is_let_go_and_its_space_is_free() {
 }
 
 #[test]
-fn removed_files_are_let_go_some_at_a_time_by_who_only_asks_for_that() {
+fn removed_files_are_released_some_at_a_time_by_a_call_for_that_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = |number: usize| folder.path().join(format!("file {number}"));
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();

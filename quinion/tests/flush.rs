@@ -315,7 +315,7 @@ fn a_source_that_misbehaves_fails_its_flush_and_says_how_far_it_came() {
 // The end of a file.
 
 #[test]
-fn nothing_is_written_behind_the_end() {
+fn no_byte_is_written_behind_the_end() {
     for mechanism in MECHANISMS {
         for folder in folders() {
             let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
@@ -552,7 +552,7 @@ fn a_ring_that_is_taken_away_costs_some_flushes_and_no_more() {
 // What is refused, and what fails.
 
 #[test]
-fn what_is_opened_for_reading_says_so_and_how_to_write() {
+fn a_backend_opened_for_reading_refuses_writes_and_says_how_to_write() {
     let folder = disk();
     let path = folder.path().join("file");
     fs::write(&path, bytes(1, 5000)).unwrap();
@@ -758,14 +758,14 @@ fn the_write_and_the_sync_that_were_named_fail() {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Writer {
     /// Flushes again what was flushed since the last one that succeeded, as is asked of those above.
-    Careful,
+    Retrying,
     /// Asks once more, and believes the answer.
     Careless,
 }
 
 /// A story of writes and syncs, of which some fail. Says whether all that a sync promised is in every state that a
 /// crash may leave, and how many pages of these were torn.
-fn keeps_its_promises(writer: Writer, seed: u64) -> (bool, usize) {
+fn syncs_are_durable(writer: Writer, seed: u64) -> (bool, usize) {
     const FILE_PAGES: usize = 6;
     let disk = Arc::new(CrashDisk::new(vec![0; FILE_PAGES * PAGE]));
     let faults = Faults { seed, delay_max: 3, sequence: CompletionOrder::Shuffled, ..Faults::default() };
@@ -777,24 +777,24 @@ fn keeps_its_promises(writer: Writer, seed: u64) -> (bool, usize) {
         while write(&wait_queue, &device, page as u64, &[generation; PAGE]).is_err() {}
     };
     // The generation of each page in memory, and the log's length with what was promised by then.
-    let (mut pages, mut promises) = ([0u8; FILE_PAGES], vec![(0, [0; FILE_PAGES])]);
+    let (mut pages, mut sync_points) = ([0u8; FILE_PAGES], vec![(0, [0; FILE_PAGES])]);
     for generation in 1..30u8 {
         let page = (usize::from(generation) * 5 + seed as usize) % FILE_PAGES;
         pages[page] = generation;
         flush(page, generation);
         if generation % 4 == 0 {
             while device.sync(SyncKind::Data, ALL).is_err() {
-                if writer == Writer::Careful {
+                if writer == Writer::Retrying {
                     pages.iter().enumerate().for_each(|(page, &generation)| flush(page, generation));
                 }
             }
-            promises.push((disk.log().len(), pages));
+            sync_points.push((disk.log().len(), pages));
         }
     }
     let (mut is_kept, mut torn) = (true, 0);
     for (events, state) in disk.log().states(8, seed) {
-        let (_, promised) = promises.iter().rfind(|(at, _)| *at <= events).unwrap();
-        for (found, &least) in state.chunks(PAGE).zip(promised) {
+        let (_, synced) = sync_points.iter().rfind(|(at, _)| *at <= events).unwrap();
+        for (found, &least) in state.chunks(PAGE).zip(synced) {
             is_kept &= found.iter().all(|&byte| byte >= least);
             torn += usize::from(found.iter().any(|&byte| byte != found[0]));
         }
@@ -803,17 +803,17 @@ fn keeps_its_promises(writer: Writer, seed: u64) -> (bool, usize) {
 }
 
 #[test]
-fn what_a_sync_promised_is_in_every_state_that_follows() {
+fn synced_bytes_are_in_every_state_that_follows() {
     for seed in 0..40 {
-        let (is_kept, torn) = keeps_its_promises(Writer::Careful, seed);
+        let (is_kept, torn) = syncs_are_durable(Writer::Retrying, seed);
         assert!(is_kept, "seed {seed}");
         assert!(torn > 0, "pages come apart, or nothing was tried");
     }
 }
 
 #[test]
-fn who_believes_the_sync_after_one_that_failed_is_found_out() {
-    let found_out = (0..40).filter(|&seed| !keeps_its_promises(Writer::Careless, seed).0).count();
+fn a_writer_that_believes_the_sync_after_a_failed_one_loses_bytes() {
+    let found_out = (0..40).filter(|&seed| !syncs_are_durable(Writer::Careless, seed).0).count();
     assert!(found_out > 20, "only {found_out} of 40");
 }
 

@@ -99,7 +99,7 @@ fn errno_of(told: quinion::error::Result<()>) -> Option<i32> {
 /// 1. One handle writes, and what it wrote is written back.
 /// 2. Another, which can only read, syncs the file. It is told that all is well, and nothing was made durable.
 #[test]
-fn who_can_only_read_makes_durable_what_was_written_and_hears_of_errors() {
+fn a_read_only_handle_syncs_others_writes_and_reports_their_errors() {
     let stage = Stage::new();
     let device = || Arc::clone(&stage.device) as Arc<dyn Backend>;
     let (writer, reader) = (stage.open(), stage.cache.open_backend(device()).unwrap());
@@ -206,7 +206,7 @@ fn a_sync_goes_on_after_an_error_and_writes_what_it_can() {
 }
 
 #[test]
-fn who_opens_later_hears_of_what_nobody_has_heard_of_and_of_nothing_else() {
+fn a_handle_opened_later_reports_unreported_errors_and_no_others() {
     let stage = Stage::new();
     let first = stage.open();
     let fail = |generation| {
@@ -241,7 +241,7 @@ fn who_opens_later_hears_of_what_nobody_has_heard_of_and_of_nothing_else() {
 }
 
 #[test]
-fn errors_that_nobody_asked_about_are_one_report_of_the_last() {
+fn unreported_errors_are_one_report_of_the_last() {
     let stage = Stage::new();
     let (first, second) = (stage.open(), stage.open());
     let fail = |generation, errno| {
@@ -265,7 +265,7 @@ fn errors_that_nobody_asked_about_are_one_report_of_the_last() {
 }
 
 #[test]
-fn a_clone_is_the_same_open_file_and_is_told_for_both() {
+fn a_clone_is_the_same_open_file_and_reports_for_both() {
     let stage = Stage::new();
     let (file, other) = (stage.open(), stage.open());
     let clone = file.clone();
@@ -337,7 +337,7 @@ fn errors_of_syncs_have_a_remedy() {
 /// Ten handles, each with a thread, on a device that fails now and then: whoever is told `Ok` has everything that was
 /// written before durable; no error is told twice by one handle without a new failure.
 #[test]
-fn ten_handles_at_once_are_told_the_truth() {
+fn ten_handles_at_once_report_the_truth() {
     let stage = Stage::new();
     let files = stage.open_all();
     let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 2000 } else { 40 };

@@ -220,7 +220,7 @@ fn byte_at(stage: &Stage, position: u64) -> u8 {
 }
 
 #[test]
-fn g01_nothing_is_nothing_and_much_is_split_inside() {
+fn g01_an_empty_range_grabs_nothing_and_a_long_one_is_split_inside() {
     for way in WAYS {
         let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
@@ -246,7 +246,7 @@ fn g01_nothing_is_nothing_and_much_is_split_inside() {
 }
 
 #[test]
-fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
+fn g02_absent_folios_are_created_locked_held_and_rising() {
     for way in WAYS {
         let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
@@ -265,7 +265,7 @@ fn g02_all_that_is_absent_is_created_locked_held_and_rising() {
 }
 
 #[test]
-fn g03_what_is_there_is_the_same_and_nothing_is_allocated() {
+fn g03_cached_folios_are_the_same_and_nothing_is_allocated() {
     for way in WAYS {
         let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
@@ -379,7 +379,7 @@ fn g06_a_conflict_in_the_middle_keeps_the_prefix_and_tries_the_rest_again() {
 }
 
 #[test]
-fn g07_where_memory_ends_the_prefix_ends_and_nothing_behind_is_locked_or_held() {
+fn g07_the_prefix_ends_where_memory_ends_and_nothing_behind_is_locked_or_held() {
     for way in WAYS {
         for k in 1..10u64 {
             let (stage, wait_queue) = (tuned(way), WaitQueue::new());
@@ -425,7 +425,7 @@ fn g08_no_memory_at_all_is_nothing_and_says_so() {
 /// 2 Page 3 is truncated, before G locks it or after.
 /// 3 G looks again there, and creates it.
 #[test]
-fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_handed_out() {
+fn g09_a_page_truncated_on_the_way_is_looked_up_again_and_nothing_detached_is_handed_out() {
     for way in WAYS {
         for step in [GrabStep::Framed, GrabStep::Locked] {
             let (stage, wait_queue) = (tuned(way), WaitQueue::new());
@@ -449,7 +449,7 @@ fn g09_what_is_truncated_on_the_way_is_sought_again_and_nothing_detached_is_hand
 }
 
 #[test]
-fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
+fn g09_nothing_is_created_behind_the_end_of_a_truncated_file() {
     for step in [GrabStep::Framed, GrabStep::Locked, GrabStep::Inserted] {
         let (stage, wait_queue) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
@@ -476,7 +476,7 @@ fn g09_behind_the_end_of_a_file_that_was_cut_nothing_is_created() {
 }
 
 #[test]
-fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind() {
+fn g10_a_grab_that_does_not_wait_ends_before_a_locked_folio_and_creates_nothing_behind() {
     for way in WAYS {
         for j in 0..8u64 {
             let (stage, wait_queue) = (tuned(way), WaitQueue::new());
@@ -500,7 +500,7 @@ fn g10_who_does_not_wait_ends_before_what_is_locked_and_creates_nothing_behind()
 }
 
 #[test]
-fn g11_what_remembers_an_eviction_is_consumed() {
+fn g11_the_shadow_of_an_eviction_is_consumed() {
     for way in WAYS {
         let (stage, wait_queue) = (tuned(way), WaitQueue::new());
         let free = all_free(&stage);
@@ -642,7 +642,7 @@ fn g13_every_way_out_unlocks_and_gives_every_hold_back() {
 }
 
 #[test]
-fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
+fn g13_a_folio_that_has_all_its_holds_is_an_error_for_a_caller_that_keeps_one() {
     let stage = stage();
     put(&stage, 5, 0);
     let mut holds: Vec<_> = (1..HOLDS_MAX).map(|_| stage.mapping.try_hold(page(5)).unwrap()).collect();
@@ -659,7 +659,7 @@ fn g13_a_folio_that_has_all_its_holds_is_an_error_for_who_wants_to_keep_one() {
 }
 
 #[test]
-fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
+fn g17_a_spilled_folio_is_brought_back_by_a_thread_with_nothing_locked() {
     let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
     let value = Entry::value(Value::spill(1, 40));
     assert_eq!(stage.tree(|tree| tree.store(4, 1, value, |_, _, _| {})), Stored::Done);
@@ -677,7 +677,7 @@ fn g17_what_is_spilled_is_brought_back_by_who_has_nothing_locked() {
 
 /// Another thread holds the tree lock in the middle of a change of the page, for as long as it takes.
 #[test]
-fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
+fn g09_a_grab_that_meets_a_page_on_its_way_out_waits_for_that_and_ends() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
     let frame = put(&stage, 5, 0);
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
@@ -710,7 +710,7 @@ fn g09_who_meets_a_page_on_its_way_out_waits_for_that_and_not_in_vain() {
 }
 
 #[test]
-fn g13_the_next_who_wants_the_lock_gets_it() {
+fn g13_the_next_thread_that_wants_the_lock_gets_it() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     put(&stage, 1, 0);
@@ -731,7 +731,7 @@ fn g13_the_next_who_wants_the_lock_gets_it() {
 }
 
 #[test]
-fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
+fn g14_a_reader_that_waits_for_a_folio_wakes_when_that_one_is_filled() {
     let (stage, wait_queue) = (stage(), WaitQueue::new());
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
     let (mut grabbed, _) = test.grab(0..8, how(0), &mut Frames::of(&stage, 0));
@@ -764,7 +764,7 @@ fn g14_a_reader_who_waits_for_a_folio_wakes_when_that_one_is_filled() {
 }
 
 #[test]
-fn g15_where_the_source_fails_what_came_is_kept_and_the_rest_is_absent() {
+fn g15_pages_before_a_failure_of_the_source_are_kept_and_the_rest_is_absent() {
     for (order_max, at) in [(0, 5 * 4096), (0, 5 * 4096 + 100), (2, 5 * 4096 + 100), (4, 0), (4, 1)] {
         let (stage, wait_queue) = (stage(), WaitQueue::new());
         let free = all_free(&stage);
@@ -830,7 +830,7 @@ fn nodes_that_run_out_end_a_grab_as_frames_do() {
 }
 
 #[test]
-fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
+fn allocated_folios_have_frames_and_no_bytes_until_they_are_filled() {
     let (stage, wait_queue) = (memory(Grabbing::Batched), WaitQueue::new());
     let free = all_free(&stage);
     let test = Test { mapping: &stage.mapping, wait_queue: &wait_queue };
@@ -864,7 +864,7 @@ fn allocated_folios_have_frames_and_no_bytes_until_somebody_puts_some_in() {
 }
 
 #[test]
-fn many_who_grab_ranges_that_overlap_all_get_through() {
+fn all_threads_that_grab_overlapping_ranges_get_through() {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 300;
     for way in WAYS {

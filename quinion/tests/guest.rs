@@ -207,7 +207,7 @@ fn threads_that_want_the_same_pages_read_each_once() {
 }
 
 #[test]
-fn what_is_prefetched_is_found() {
+fn prefetched_pages_are_found() {
     let (cache, device) = (cache(64 * MIB), device(1024, 7));
     let image = image_of(&cache, &device);
     image.prefetch(MIB..2 * MIB).unwrap();
@@ -333,7 +333,7 @@ fn bytes_that_came_while_it_changed_are_not_believed() {
 }
 
 #[test]
-fn what_is_no_image_is_refused_with_a_remedy() {
+fn a_file_that_is_no_image_is_refused_with_a_remedy() {
     let (folder, path) = snapshot(0);
     let cache = cache(32 * MIB);
     let refused = |path: &PathBuf| Image::from_snapshot(&cache, path).unwrap_err();
@@ -354,7 +354,7 @@ fn what_is_no_image_is_refused_with_a_remedy() {
 // ---- what counts ----------------------------------------------------------------------------------
 
 #[test]
-fn it_counts_in_full_and_all_of_it_comes_back() {
+fn guest_memory_counts_in_full_and_all_of_it_comes_back() {
     let cache = cache(32 * MIB);
     let before = cache.stats();
     let memory = cache.guest_memory(6 * MIB).unwrap();
@@ -499,7 +499,7 @@ fn a_machine_and_its_keeper_see_each_others_bytes() {
 }
 
 #[test]
-fn what_is_punched_is_zeros_for_all_and_its_memory_is_given_back() {
+fn punched_guest_pages_are_zeros_for_all_and_their_memory_is_given_back() {
     let cache = cache(32 * MIB);
     let memory = cache.guest_memory(4 * MIB + 100).unwrap();
     let machine = Mapped::new(memory.as_fd(), MapFlags::SHARED);
@@ -571,7 +571,7 @@ impl std::io::Read for Dribble {
 }
 
 #[test]
-fn it_is_filled_from_a_reader_and_says_how_far() {
+fn guest_memory_is_filled_from_a_reader_and_says_how_far() {
     let cache = cache(32 * MIB);
     let memory = cache.guest_memory(9 * MIB).unwrap();
     let dribble = |at, end, fails| Dribble { at, end, fails, calls: 0 };
@@ -604,7 +604,7 @@ fn it_is_filled_from_a_reader_and_says_how_far() {
 
 /// A child that was forked has neither: its calls say so, and its drops leave its address space alone.
 #[test]
-fn a_forked_child_is_told_so() {
+fn a_forked_child_gets_an_error_that_says_so() {
     let (cache, device) = (cache(32 * MIB), device(512, 1));
     let (image, memory) = (image_of(&cache, &device), cache.guest_memory(MIB).unwrap());
     image.ensure(0..PAGE).unwrap();

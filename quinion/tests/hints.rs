@@ -52,7 +52,7 @@ fn a_range_that_will_be_needed_is_fetched_whole_without_waiting() {
 }
 
 #[test]
-fn what_will_be_needed_ends_with_the_file_and_is_not_more_than_half_the_memory() {
+fn will_need_ends_with_the_file_and_takes_no_more_than_half_the_memory() {
     let (cache, device) = (exact(), Device::new(4 * Cache::MEMORY_MIN + 100));
     let file = open(&cache, &device);
     let pages = 4 * Cache::MEMORY_MIN / PAGE + 1;
@@ -71,7 +71,7 @@ fn what_will_be_needed_ends_with_the_file_and_is_not_more_than_half_the_memory()
 }
 
 #[test]
-fn what_is_not_needed_goes_and_nothing_else() {
+fn dont_need_drops_its_pages_and_no_others() {
     // In folios of one page, so that what goes is told by the page.
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_max(0).build().unwrap();
     let device = Device::new(100 * PAGE + 50);
@@ -95,7 +95,7 @@ fn what_is_not_needed_goes_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_needed_is_forgotten_even_where_it_was_evicted_before() {
+fn dont_need_forgets_the_shadows_of_evicted_pages_too() {
     let (cache, device) = (exact(), Device::new(8192 * PAGE));
     let file = open(&cache, &device);
     let read_all = |from: u64, to: u64| {
@@ -128,7 +128,7 @@ fn a_large_folio_goes_only_if_all_of_it_is_not_needed() {
 }
 
 #[test]
-fn all_of_a_file_that_ends_inside_a_smallest_folio_is_not_needed() {
+fn dont_need_drops_a_whole_file_that_ends_inside_a_smallest_folio() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).folio_order_min(2).build().unwrap();
     let device = Device::new(5 * PAGE + 1);
     let file = open(&cache, &device);
@@ -142,7 +142,7 @@ fn all_of_a_file_that_ends_inside_a_smallest_folio_is_not_needed() {
 }
 
 #[test]
-fn what_is_not_needed_is_sought_where_something_is_cached() {
+fn dont_need_looks_only_where_pages_are_cached() {
     let (cache, device) = (exact(), Device::new(i64::MAX as u64 - 10));
     let file = open(&cache, &device);
     let far = 1 << 60;

@@ -85,29 +85,29 @@ fn be_the_writer() {
 
 /// What the writer reported before it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Heard {
+struct WriterReport {
     begun: u32,
     synced: u32,
 }
 
 /// Lets a writer say so many lines, kills it, and listens to the rest of what it had said.
-fn kill_after(lines: u64, path: &Path, is_ring: bool) -> Heard {
+fn kill_after(lines: u64, path: &Path, is_ring: bool) -> WriterReport {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "be_the_writer", "--nocapture", "--test-threads=1"]).env(FILE_VARIABLE, path);
     if is_ring {
         command.env(RING_VARIABLE, "1");
     }
     let mut writer = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap();
-    let mut heard = Heard::default();
+    let mut report = WriterReport::default();
     let mut said = 0;
     for line in BufReader::new(writer.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         let number = |word: &str| line.strip_prefix(word).and_then(|number| number.parse().ok());
         if let Some(round) = number("begun ") {
-            heard.begun = round;
+            report.begun = round;
         }
         if let Some(round) = number("synced ") {
-            heard.synced = round;
+            report.synced = round;
         }
         said +=
             u64::from(line.starts_with("begun") || line.starts_with("half") || line.starts_with("synced"));
@@ -117,15 +117,15 @@ fn kill_after(lines: u64, path: &Path, is_ring: bool) -> Heard {
     }
     let status = writer.wait().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGKILL), "it was to be killed, and {status}");
-    heard
+    report
 }
 
 /// The file holds what was synced, or what was begun later, and nothing else.
-fn judge(path: &Path, heard: Heard) {
+fn check_file(path: &Path, report: WriterReport) {
     let found = fs::read(path).unwrap();
-    let Heard { begun, synced } = heard;
+    let WriterReport { begun, synced } = report;
     let least = if synced == 0 { PAGES } else { PAGES + u64::from(synced) + 1 };
-    assert!(found.len() as u64 >= least * PAGE, "{} bytes after {heard:?}", found.len());
+    assert!(found.len() as u64 >= least * PAGE, "{} bytes after {report:?}", found.len());
     let mut rounds: Vec<Vec<u32>> = vec![vec![0]; found.len().div_ceil(PAGE as usize)];
     for round in 1..=begun {
         for (page, pages) in writes_of(round) {
@@ -148,14 +148,14 @@ fn judge(path: &Path, heard: Heard) {
                 && page as u64 >= PAGES
                 && !rounds.iter().any(|&round| (1..=synced).contains(&round));
             let is_of = word & 0xffff_ffff == place && rounds.contains(&round);
-            assert!(is_of || is_hole, "page {page} of {heard:?}: {word:x} is not of rounds {rounds:?}");
+            assert!(is_of || is_hole, "page {page} of {report:?}: {word:x} is not of rounds {rounds:?}");
         }
         assert_eq!(bytes.len() % 8, 0, "the file ends where a write did");
     }
 }
 
 #[test]
-fn what_was_synced_is_there_and_nothing_foreign_after_kill_9() {
+fn synced_bytes_and_nothing_foreign_are_there_after_kill_9() {
     let kills = if std::env::var_os("QUINION_SOAK").is_some() { 300 } else { 8 };
     let mut dice = Dice::new(9);
     let mut synced = 0;
@@ -163,9 +163,9 @@ fn what_was_synced_is_there_and_nothing_foreign_after_kill_9() {
         let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = folder.path().join("file");
         fs::write(&path, content(0, 0, PAGES)).unwrap();
-        let heard = kill_after(1 + dice.below(20), &path, kill % 2 == 0);
-        judge(&path, heard);
-        synced += heard.synced;
+        let report = kill_after(1 + dice.below(20), &path, kill % 2 == 0);
+        check_file(&path, report);
+        synced += report.synced;
     }
     assert!(synced > 0, "no writer came to a sync");
 }

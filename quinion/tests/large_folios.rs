@@ -114,7 +114,7 @@ fn memory_in_pieces_makes_smaller_folios_and_all_of_them() {
 
 /// A window of 512 pages over the end of the file, of which 3 are the file's, where there is memory for 4.
 #[test]
-fn nobody_makes_room_for_what_lies_behind_the_end_of_the_file() {
+fn nothing_is_evicted_for_pages_behind_the_end_of_the_file() {
     let rig = Rig::new(64 << 20, Parts::new(1024 + 3, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
     rig.read(0, 1);
     let mut taken: Vec<_> = std::iter::from_fn(|| rig.arena.alloc(Order(2))).collect();
@@ -155,7 +155,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
         land(&mut fill, 0..64);
         assert_eq!(first.join().unwrap() as u64, PAGE);
         assert!(!last.is_finished() && !pair.is_finished());
-        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has landed is there");
+        assert_eq!(rig.try_read(3, 61).unwrap() as u64, 61 * PAGE, "all that has been read is there");
         land(&mut fill, 448..512);
         assert_eq!(last.join().unwrap() as u64, PAGE);
         land(&mut fill, 300..302);
@@ -174,7 +174,7 @@ fn readers_get_their_pages_of_a_2_mib_folio_as_these_land() {
 }
 
 #[test]
-fn who_must_not_wait_gets_what_has_landed() {
+fn a_reader_that_must_not_wait_gets_the_pages_already_read() {
     let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
     rig.device.keep();
     let now = |page: u64| {
@@ -199,7 +199,7 @@ fn who_must_not_wait_gets_what_has_landed() {
 }
 
 #[test]
-fn a_failed_page_fails_nobody_but_its_own_reader() {
+fn a_failed_page_fails_its_own_reader_only() {
     let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
     rig.device.keep();
     thread::scope(|scope| {
@@ -229,7 +229,7 @@ fn a_failed_page_fails_nobody_but_its_own_reader() {
 }
 
 #[test]
-fn of_a_failed_request_the_folios_that_landed_stay() {
+fn folios_already_read_of_a_failed_request_stay() {
     let rig = Rig::large(Parts::new(1024, 64), 0);
     rig.device.spoil(300);
     // One request of pages 5 to 511: folios of 1, 2, 8, ..., 128 pages and one of 256, which has the bad page.
@@ -243,7 +243,7 @@ fn of_a_failed_request_the_folios_that_landed_stay() {
 }
 
 #[test]
-fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
+fn pages_already_read_are_not_overwritten_when_the_file_was_truncated() {
     let rig = Rig::new(64 << 20, Parts::new(512, 64), ALL, 0, Orders { min: Order(9), max: Order(9) });
     rig.device.keep();
     thread::scope(|scope| {
@@ -263,7 +263,7 @@ fn what_has_landed_is_not_overwritten_when_the_file_was_cut() {
 }
 
 #[test]
-fn of_a_device_with_bad_spots_exactly_their_pages_fail() {
+fn exactly_the_pages_of_bad_spots_of_a_device_fail() {
     const PAGES: u64 = 3000;
     let spots = [
         0..1,
@@ -346,7 +346,7 @@ fn churn(seed: u64) {
 }
 
 #[test]
-fn in_a_churn_of_orders_only_bad_pages_fail_and_no_frame_is_lost() {
+fn a_churn_of_orders_fails_only_bad_pages_and_loses_no_frame() {
     let rounds = if std::env::var_os("QUINION_SOAK").is_some() { 300 } else { 4 };
     (0..rounds).for_each(churn);
 }

@@ -76,7 +76,7 @@ fn a_hot_set_outlives_a_scan_of_ten_times_the_memory() {
 }
 
 #[test]
-fn what_was_read_once_or_twice_is_no_hot_set() {
+fn pages_read_once_or_twice_are_no_hot_set() {
     assert_eq!(left_after_scan(0, 1, PAGE), 0);
     assert_eq!(left_after_scan(1 << 20, 2, PAGE), 0);
 }
@@ -139,8 +139,8 @@ impl Rings {
         frame
     }
     fn list(&self, frame: Frame, came: FetchOrigin) {
-        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
-        self.reclaim.list([(frame, came)], promise);
+        let reservation = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+        self.reclaim.list([(frame, came)], reservation);
     }
     fn add(&self, index: u64, order: u8, came: FetchOrigin) -> Frame {
         let fate =
@@ -195,7 +195,7 @@ fn a_folio_is_listed_once_and_one_that_is_not_is_seen() {
 }
 
 #[test]
-fn what_leaves_by_another_door_is_taken_off() {
+fn folios_removed_without_reclaim_are_taken_off_the_lists() {
     let rings = Rings::new();
     for round in 0..20 {
         (0..500).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
@@ -252,7 +252,7 @@ fn dirty(rings: &Rings, index: u64) {
 }
 
 #[test]
-fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
+fn dirty_folios_stay_in_their_ring_and_reclaim_ends() {
     let rings = Rings::new();
     (0..300).for_each(|index| _ = rings.add(index, 0, FetchOrigin::Asked));
     (0..300).filter(|index| index % 3 != 0).for_each(|index| dirty(&rings, index));
@@ -275,7 +275,7 @@ fn what_is_not_in_its_file_stays_in_its_ring_and_reclaim_ends() {
     rings.check();
 }
 
-/// Pages become dirty between a judgement and an eviction: those victims join their rings again.
+/// Pages become dirty between a scan and an eviction: those victims join their rings again.
 #[test]
 fn writers_and_reclaim_leave_every_folio_in_one_ring_and_no_dirty_one_is_lost() {
     let rings = Rings::new();
@@ -317,10 +317,10 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
             scope.spawn(move || {
                 for round in 0..40 {
                     for index in 0..60 {
-                        // A promise first, as a fill has: what is inserted and not listed yet is accounted for.
-                        let promise = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+                        // A reservation first, as a fill has: what is inserted and not listed yet is accounted for.
+                        let reservation = rings.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
                         let frame = rings.insert((thread * 1000 + round) * 64 + index, 0);
-                        rings.reclaim.list([(frame, FetchOrigin::Asked)], promise);
+                        rings.reclaim.list([(frame, FetchOrigin::Asked)], reservation);
                     }
                     match (thread + round) % 4 {
                         0 => drop(rings.reclaim(50)),
@@ -339,13 +339,13 @@ fn threads_that_list_reclaim_and_empty_leave_every_folio_in_one_ring() {
     assert_eq!(rings.reclaim.weights().total(), pages);
     while rings.reclaim(1000) > 0 {}
     assert_eq!((rings.reclaim.weights().total(), rings.mapping.lock().pages()), (0, 0));
-    assert_eq!(rings.reclaim.lists().lock().promised(), 0, "all promises were kept or given back");
+    assert_eq!(rings.reclaim.lists().lock().reserved(), 0, "all reservations were used or given back");
     rings.reclaim.lists().give_back();
     rings.check();
 }
 
 #[test]
-fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cache_either() {
+fn d12_a_folio_of_an_uncached_read_leaves_no_shadow_when_the_cache_shrinks_either() {
     let rings = Rings::new();
     let [made, kept] = [rings.add(0, 2, FetchOrigin::Uncached), rings.add(4, 2, FetchOrigin::Asked)];
     assert_eq!(made.extent(), kept.extent());
@@ -357,7 +357,7 @@ fn d12_what_an_uncached_read_made_leaves_no_shadow_by_the_door_of_a_smaller_cach
 }
 
 #[test]
-fn what_an_uncached_read_made_and_somebody_else_has_read_is_new_like_others() {
+fn a_folio_of_an_uncached_read_that_another_has_read_is_new_like_others() {
     let rings = Rings::new();
     let adopted = rings.add(0, 2, FetchOrigin::Uncached);
     rings.add(4, 2, FetchOrigin::Uncached);

@@ -22,7 +22,7 @@ use std::thread;
 use quinion::{Cache, MemFile, MemFileOptions};
 use quinion_testing::content::{Dice, PAGE, fill_content, generations};
 use quinion_testing::shrinking::shrunk;
-use quinion_testing::twins::mem_file::{At, How, Op, Room, Setting, op, run, simpler};
+use quinion_testing::twins::mem_file::{At, Capacity, How, Op, Setting, op, run, simpler};
 
 /// Operations of all six differential tests together.
 const OPS: u64 = 20_000;
@@ -37,8 +37,8 @@ fn is_soak() -> bool {
 }
 
 /// Files whose folios are of up to `order_max`, in a cache with that room.
-fn setting(room: Room, order_max: u8) -> Setting {
-    Setting { room, order_max, spill_folder: env!("CARGO_TARGET_TMPDIR") }
+fn setting(capacity: Capacity, order_max: u8) -> Setting {
+    Setting { capacity, order_max, spill_folder: env!("CARGO_TARGET_TMPDIR") }
 }
 
 /// What is wrong with a run of the list.
@@ -71,32 +71,32 @@ fn differ(setting: &Setting, seed: u64) {
 
 #[test]
 fn pages_with_room_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Wide, 0), 51);
+    differ(&setting(Capacity::Wide, 0), 51);
 }
 
 #[test]
 fn large_folios_with_room_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Wide, 9), 52);
+    differ(&setting(Capacity::Wide, 9), 52);
 }
 
 #[test]
 fn pages_without_room_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Tight, 0), 53);
+    differ(&setting(Capacity::Tight, 0), 53);
 }
 
 #[test]
 fn large_folios_without_room_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Tight, 9), 54);
+    differ(&setting(Capacity::Tight, 9), 54);
 }
 
 #[test]
 fn pages_that_spill_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Spilling, 0), 55);
+    differ(&setting(Capacity::Spilling, 0), 55);
 }
 
 #[test]
 fn large_folios_that_spill_are_as_tmpfs_has_them() {
-    differ(&setting(Room::Spilling, 9), 56);
+    differ(&setting(Capacity::Spilling, 9), 56);
 }
 
 /// A cache that is full refuses writes, and what it refused has changed nothing.
@@ -104,15 +104,15 @@ fn large_folios_that_spill_are_as_tmpfs_has_them() {
 fn a_tight_pair_meets_the_end_of_its_memory() {
     let fill = |at: u64| Op::Write { by: 0, at: At::Byte(at), len: 5 << 20, how: How::Plain };
     let ops: Vec<Op> = (0..4).map(|nth| fill(nth * (5 << 20))).chain([Op::Check]).collect();
-    let refused = |room| run(&setting(room, 9), &ops).unwrap();
-    assert!(refused(Room::Tight) > 0);
-    assert_eq!([Room::Wide, Room::Spilling].map(refused), [0, 0]);
+    let refused = |capacity| run(&setting(capacity, 9), &ops).unwrap();
+    assert!(refused(Capacity::Tight) > 0);
+    assert_eq!([Capacity::Wide, Capacity::Spilling].map(refused), [0, 0]);
 }
 
 #[test]
 fn a_wrong_file_is_found_wrong() {
     // The twin is told less than ours: what the pair would say if ours had kept what it should have lost.
-    let setting = setting(Room::Wide, 9);
+    let setting = setting(Capacity::Wide, 9);
     let mut pair = mem_file::MemPair::new(&setting).unwrap();
     pair.step(&Op::Write { by: 0, at: At::Byte(0), len: 9000, how: How::Plain }).unwrap();
     pair.spoil(5000);
@@ -224,12 +224,12 @@ fn two_threads(order_max: u8) {
 }
 
 #[test]
-fn threads_with_pages_find_their_own_and_nobody_reads_half_a_page() {
+fn threads_with_pages_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(0);
 }
 
 #[test]
-fn threads_with_large_folios_find_their_own_and_nobody_reads_half_a_page() {
+fn threads_with_large_folios_find_their_own_and_no_reader_sees_half_a_page() {
     two_threads(9);
 }
 

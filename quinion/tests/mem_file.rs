@@ -53,7 +53,7 @@ fn taken(cache: &Cache) -> u64 {
 }
 
 #[test]
-fn what_was_written_is_read_and_what_lies_between_is_zeros() {
+fn written_bytes_are_read_and_the_gaps_are_zeros() {
     let cache = cache(16);
     let file = file(&cache);
     assert_eq!(file.write_at(b"hello", 10_000).unwrap(), 5);
@@ -83,7 +83,7 @@ fn writes_and_reads_of_pieces_are_those_of_all_of_them_together() {
 }
 
 #[test]
-fn r01_nothing_is_asked_for_and_nothing_is_done() {
+fn r01_an_empty_read_does_nothing() {
     let cache = cache(16);
     let file = sized(&cache, MIB);
     assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
@@ -275,7 +275,7 @@ fn r16_a_pin_of_a_hole_of_any_length_takes_no_memory_for_being_long() {
 }
 
 #[test]
-fn r18_what_reads_and_pins_held_they_have_given_back() {
+fn r18_reads_and_pins_give_back_all_that_they_held() {
     let cache = cache(16);
     let file = file(&cache);
     let before = taken(&cache);
@@ -507,7 +507,7 @@ fn a_pool_is_charged_for_its_memory_files_and_for_no_page_more() {
 }
 
 #[test]
-fn what_files_have_goes_before_a_memory_file_is_told_that_there_is_none_and_not_the_other_way() {
+fn files_pages_are_evicted_before_a_memory_file_is_refused_memory_and_not_the_other_way() {
     let cache = cache(16);
     let memory = file(&cache);
     memory.write_all_at(&[3; 2 << 20], 0).unwrap();
@@ -559,7 +559,7 @@ impl Backend for Left {
 
 /// What is left in flight has no other to fetch it, when its leader has gone and only he wants memory.
 #[test]
-fn who_wants_memory_for_a_memory_file_fetches_what_nobody_else_waits_for() {
+fn a_thread_that_wants_memory_for_a_memory_file_reaps_fills_without_waiters() {
     let piece = vec![3; 1 << 18];
     let fill = |file: &MemFile| (0..).find(|&at| file.write_all_at(&piece, at << 18).is_err()).unwrap();
     let most = fill(&file(&cache(16)));
@@ -576,7 +576,7 @@ fn who_wants_memory_for_a_memory_file_fetches_what_nobody_else_waits_for() {
     assert!(!left.kept.lock().unwrap().is_empty(), "it is under way: {ahead:?}");
     left.seems_led.store(true, Ordering::Relaxed);
     let written = fill(&memory);
-    assert!(left.kept.lock().unwrap().is_empty(), "it has landed");
+    assert!(left.kept.lock().unwrap().is_empty(), "its read has ended");
     assert!(written + 4 > most, "and gone: {written} pieces were written, where {most} can be");
     assert_eq!(read(&memory, 0, 1 << 18), piece);
     cache.check().unwrap();

@@ -48,8 +48,8 @@
 //!
 //! ```text
 //!        reader, at r3: not up to date                  fill, in parts                     who frees the frames
-//!   l1   word, Acquire: live, ours, LANDED         f1   bytes of a part                f4  retire; bits cleared
-//!   l2   the page's bit, Acquire                   f2   LANDED, then the bit, Release      (through a lock)
+//!   l1   word, Acquire: live, ours, PARTIAL      f1   bytes of a part                f4  retire; bits cleared
+//!   l2   the page's bit, Acquire                   f2   PARTIAL, then the bit, Release      (through a lock)
 //!   r4 ..                                          f3   bytes of another part ..       o2  prepare: fence, word
 //! ```
 //!
@@ -91,10 +91,10 @@
 //! |---|---|---|
 //! | `ReaderFence` | `old_file` | half of the next file's bytes are accepted: `[1, 2]` |
 //! | | `new_file` | the next identity is seen with the old word: file 2 reads `[1, 1]` |
-//! | | `landed_page_of_a_failed_fill` | file 1 reads `[1, 2]`: the folio failed, and its frames are file 2's |
+//! | | `partial_page_of_a_failed_fill` | file 1 reads `[1, 2]`: the folio failed, and its frames are file 2's |
 //! | | `first_write` | half of a writer's bytes are accepted: `[1, 2]` |
 //! | `ReaderRecheck` | `old_page` | as above, on every machine |
-//! | | `landed_page_of_the_next_folio` | file 1 reads `[2, 2]` by a bit that was set for file 2 |
+//! | | `partial_page_of_the_next_folio` | file 1 reads `[2, 2]` by a bit that was set for file 2 |
 //! | | `written_folio_is_retired` | `[2, 20]`: the page's number is as it was, the frame is file 2's |
 //! | `ReaderMapping` | `old_file` | file 1 reads `[2, 2]` |
 //! | `ReaderIndex` | `old_page` | page 0 reads `[2, 2]` |
@@ -120,17 +120,17 @@
 //! | `PutHolds` | `hold_against_failed_fill` | race: two parties free the frame |
 //! | `ReadableAcquire` | `wait_for_a_fill` | race: a holder is told "filled" and reads what is being filled |
 //! | `ReadableSequence` | `wait_for_a_removed_fill` | bytes of a removed folio pass for the file's |
-//! | `LandedRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have arrived |
-//! | | `landed_page` | who holds nothing reads `[0, 0]` there |
-//! | `LandedAcquire` | `page_of_a_fill` | race: the same |
-//! | `LandedClear` | `page_of_a_later_fill` | race: what arrived for the folio before passes for this one's |
-//! | | `landed_page_said_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
-//! | `ReaderLanded` | `landed_page` | a page that has not arrived reads `[0, 0]` |
-//! | `ReaderWordAcquire` | `landed_page_said_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
+//! | `PagesReadRelease` | `page_of_a_fill` | race: a holder reads a page that is said to have arrived |
+//! | | `page_of_a_partial_fill` | who holds nothing reads `[0, 0]` there |
+//! | `PagesReadAcquire` | `page_of_a_fill` | race: the same |
+//! | `PagesReadClear` | `page_of_a_later_fill` | race: what arrived for the folio before passes for this one's |
+//! | | `partial_page_noted_elsewhere` | who holds nothing reads `[1, 1]` as file 2's |
+//! | `ReaderPartialUptodate` | `page_of_a_partial_fill` | a page that has not arrived reads `[0, 0]` |
+//! | `ReaderWordAcquire` | `partial_page_noted_elsewhere` | file 2 reads `[1, 1]`: a bit from before its folio |
 //! | `ReaderSteady` | `later_write` | a page is accepted half written: `[2, 3]` |
 //! | `WrittenAcquire` | `written_folio_seen_first` | `[0, 0]`: a writer's word, and not the fill's bytes of another page |
 //! | `WrittenStep` | `first_write` | who found the folio steady accepts `[1, 2]` |
-//! | | `landed_page_is_written` | who read what had arrived accepts the same |
+//! | | `partial_page_is_written` | who read what had arrived accepts the same |
 //! | | `two_writers_of_two_pages` | the same |
 //! | `WriteOdd` | `later_write` | `[2, 3]` |
 //! | | `pin_against_later_write` | race: a user reads what is being written |
@@ -161,7 +161,7 @@
 //!   filled (`PrepareRelease`). Since it does stand there, a reader of the old page never meets "filling":
 //!   with the new word it sees the new identity.
 //! * A fence where a fill fails, beyond those of `retire` and `complete`, one after the other.
-//! * For a reader who holds nothing, the look at `LANDED`: bits that are not in use are clear. It spares the
+//! * For a reader who holds nothing, the look at `PARTIAL_UPTODATE`: bits that are not in use are clear. It spares the
 //!   look at them.
 //! * A look at `LOCKED` in `try_retire`: a fill has a hold.
 //! * Acquire in a writer's look whether the folio is filled, and any ordering of the step to written: the fence
@@ -1067,13 +1067,13 @@ fn wait_for_a_removed_fill() {
 
 /// A folio of two pages that is filled in two parts: what its holder reads is its first page.
 #[derive(Debug)]
-struct Landing {
+struct PartialFill {
     held: Arc<Held>,
     /// The bits of both pages, the first page's lowest.
     bits: quinion::internals::sync::atomic::AtomicU64,
 }
 
-impl Landing {
+impl PartialFill {
     fn new() -> Arc<Self> {
         Arc::new(Self { held: Held::new(), bits: quinion::internals::sync::atomic::AtomicU64::new(0) })
     }
@@ -1081,7 +1081,7 @@ impl Landing {
         self.held.descriptor.prepare(mapping, PAGE_0, PAIR, false);
     }
     /// The fill says that a page has come.
-    fn land(&self, bit: u64) {
+    fn note_read(&self, bit: u64) {
         self.held.descriptor.note_pages_read();
         pages_read::set(&self.bits, bit);
     }
@@ -1094,7 +1094,7 @@ impl Landing {
         let readable = descriptor.is_page_readable(ticket, || pages_read::load(&self.bits) & 1 != 0);
         if readable == ReadableState::Yes {
             let content = self.held.content();
-            assert!(content == right, "wrong bytes: {content} in a page that has landed");
+            assert!(content == right, "wrong bytes: {content} in a page that has been read");
         }
         format!("{readable:?}, {}", self.held.put())
     }
@@ -1103,11 +1103,11 @@ impl Landing {
 #[test]
 fn page_of_a_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
-        let stage = Landing::new();
+        let stage = PartialFill::new();
         stage.prepare(ONE);
         let waiter = spawn(&stage, |stage| stage.wait(ONE, 1));
         stage.held.write(1);
-        stage.land(1);
+        stage.note_read(1);
         stage.held.descriptor.complete(true);
         waiter.join().unwrap()
     });
@@ -1117,16 +1117,16 @@ fn page_of_a_fill() {
 #[test]
 fn page_of_a_later_fill() {
     explore(&["NotYet, Kept", "Yes, Kept"], || {
-        let stage = Landing::new();
+        let stage = PartialFill::new();
         stage.prepare(ONE);
         stage.held.write(1);
-        stage.land(1);
+        stage.note_read(1);
         stage.held.descriptor.complete(true);
         stage.held.descriptor.try_retire().expect("nobody holds it");
         pages_read::clear(&stage.bits, 3);
         stage.prepare(TWO);
         let waiter = spawn(&stage, |stage| stage.wait(TWO, 2));
-        stage.land(2);
+        stage.note_read(2);
         stage.held.write(2);
         stage.held.descriptor.complete(true);
         waiter.join().unwrap()
@@ -1138,14 +1138,14 @@ fn page_of_a_later_fill() {
 #[test]
 fn page_of_a_removed_fill() {
     explore(&["Mismatch", "Never, Kept", "NotYet, Kept", "Yes, Kept"], || {
-        let stage = Landing::new();
+        let stage = PartialFill::new();
         stage.prepare(ONE);
         let waiter = spawn(&stage, |stage| {
             let waited = stage.wait(ONE, 1);
             waited.replace("Last(order 1)", "Kept")
         });
         stage.held.write(1);
-        stage.land(1);
+        stage.note_read(1);
         stage.held.retire();
         if let FillEnd::Detached(PutOutcome::Last(_)) = stage.held.descriptor.complete(false) {
             stage.held.free();
@@ -1173,7 +1173,7 @@ impl Parts {
         self.head().prepare(mapping, PAGE_0, PAIR, false);
     }
     /// A part of the fill brings one page.
-    fn land(&self, page: usize, content: u64) {
+    fn note_read(&self, page: usize, content: u64) {
         self.frames.bytes[page].write(content);
         self.head().note_pages_read();
         pages_read::set(&self.bits, 1 << page);
@@ -1208,13 +1208,13 @@ impl Parts {
 }
 
 #[test]
-fn landed_page() {
+fn page_of_a_partial_fill() {
     explore(&["Accepted([1, 1])", "Refused(Filling)", "Refused(Mismatch)"], || {
         let stage = Parts::new();
         let reader = stage.reader(ONE, &[1]);
         stage.prepare(ONE);
-        stage.land(0, 1);
-        stage.land(1, 11);
+        stage.note_read(0, 1);
+        stage.note_read(1, 11);
         stage.complete();
         reader.join().unwrap()
     });
@@ -1222,7 +1222,7 @@ fn landed_page() {
 
 /// What arrived is read until its folio goes because another part failed. Then the frames are another file's.
 #[test]
-fn landed_page_of_a_failed_fill() {
+fn partial_page_of_a_failed_fill() {
     explore_bounded(
         Some(3),
         &["Accepted([1, 1])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
@@ -1230,10 +1230,10 @@ fn landed_page_of_a_failed_fill() {
             let stage = Parts::new();
             stage.prepare(ONE);
             let reader = stage.reader(ONE, &[1]);
-            stage.land(0, 1);
+            stage.note_read(0, 1);
             stage.fail();
             stage.prepare(TWO);
-            stage.land(0, 2);
+            stage.note_read(0, 2);
             reader.join().unwrap()
         },
     );
@@ -1241,35 +1241,35 @@ fn landed_page_of_a_failed_fill() {
 
 /// The page lands for the folio after this one only: its bit says nothing of this one.
 #[test]
-fn landed_page_of_the_next_folio() {
+fn partial_page_of_the_next_folio() {
     explore_bounded(Some(3), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
         let stage = Parts::new();
         stage.prepare(ONE);
-        stage.land(1, 11);
+        stage.note_read(1, 11);
         let reader = stage.reader(ONE, &[]);
         stage.fail();
         stage.prepare(TWO);
-        stage.land(0, 2);
+        stage.note_read(0, 2);
         reader.join().unwrap()
     });
 }
 
 /// The page arrived for the folio before this one, and has not yet for this one, whose other page has.
 #[test]
-fn landed_page_of_the_folio_before() {
+fn partial_page_of_the_folio_before() {
     explore_bounded(
         Some(3),
         &["Accepted([2, 2])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
         || {
             let stage = Parts::new();
             stage.prepare(ONE);
-            stage.land(0, 1);
+            stage.note_read(0, 1);
             stage.complete();
             let reader = stage.reader(TWO, &[2]);
             stage.evict();
             stage.prepare(TWO);
-            stage.land(1, 12);
-            stage.land(0, 2);
+            stage.note_read(1, 12);
+            stage.note_read(0, 2);
             reader.join().unwrap()
         },
     );
@@ -1278,11 +1278,11 @@ fn landed_page_of_the_folio_before() {
 /// As before, but a device brings the bytes: one thread prepares and has it start, another says what has arrived and
 /// has no fence of its own. The flag stands for the device's queue.
 #[test]
-fn landed_page_said_elsewhere() {
+fn partial_page_noted_elsewhere() {
     explore_bounded(Some(2), &["Changed", "Refused(Filling)", "Refused(Mismatch)"], || {
         let stage = Parts::new();
         stage.prepare(ONE);
-        stage.land(0, 1);
+        stage.note_read(0, 1);
         stage.complete();
         let queue = Arc::new(AtomicU32::new(0));
         let queued = queue.clone();
@@ -1305,7 +1305,7 @@ fn landed_page_said_elsewhere() {
 
 /// The same pages of the same file, twice: the first fill fails, and the second brings the other page first.
 #[test]
-fn landed_page_twice() {
+fn partial_page_twice() {
     explore_bounded(
         Some(2),
         &["Accepted([1, 1])", "Accepted([3, 3])", "Changed", "Refused(Filling)", "Refused(Mismatch)"],
@@ -1313,11 +1313,11 @@ fn landed_page_twice() {
             let stage = Parts::new();
             stage.prepare(ONE);
             let reader = stage.reader(ONE, &[1, 3]);
-            stage.land(0, 1);
+            stage.note_read(0, 1);
             stage.fail();
             stage.prepare(ONE);
-            stage.land(1, 13);
-            stage.land(0, 3);
+            stage.note_read(1, 13);
+            stage.note_read(0, 3);
             stage.complete();
             reader.join().unwrap()
         },
@@ -1523,11 +1523,11 @@ fn written_folio_is_filled_anew() {
 
 /// A page lands and is being read as such; the rest of the folio lands, and then a writer comes.
 #[test]
-fn landed_page_is_written() {
+fn partial_page_is_written() {
     explore_bounded(Some(3), &["Accepted([1, 1])", "Changed", "Refused(Written)"], || {
         let stage = Parts::new();
         stage.prepare(ONE);
-        stage.land(0, 1);
+        stage.note_read(0, 1);
         let sequence = Arc::new(quinion::internals::sync::atomic::AtomicU32::new(0));
         let reader = stage.reader(ONE, &[1]);
         stage.complete();
@@ -1851,7 +1851,7 @@ fn marker_of_a_later_folio() {
 
 /// Two who grab a folio that is up to date.
 #[test]
-fn two_who_lock_a_folio() {
+fn two_threads_lock_a_folio() {
     explore(&["locked, locked: 3", "locked, refused: 2", "refused, locked: 2"], || {
         let stage = Held::filled();
         let other = spawn(&stage, |stage| stage.lock_and_add());
@@ -1863,7 +1863,7 @@ fn two_who_lock_a_folio() {
 
 /// Two who grab a folio that was allocated and has no bytes yet.
 #[test]
-fn two_who_fill_an_allocated_folio() {
+fn two_threads_fill_an_allocated_folio() {
     explore(&["Locked, filled", "filled, Locked", "filled, saw 2", "saw 3, filled"], || {
         let stage = Held::new();
         stage.descriptor.prepare(ONE, PAGE_0, SMALL, false);
@@ -1888,7 +1888,7 @@ const NEEDED: &[Needed] = &[
             ("old_file", BYTES),
             ("new_file", BYTES),
             ("two_generations", BYTES),
-            ("landed_page_of_a_failed_fill", BYTES),
+            ("partial_page_of_a_failed_fill", BYTES),
             ("first_write", BYTES),
         ],
     ),
@@ -1897,8 +1897,8 @@ const NEEDED: &[Needed] = &[
         &[
             ("old_page", BYTES),
             ("pair_becomes_singles", BYTES),
-            ("landed_page_of_a_failed_fill", BYTES),
-            ("landed_page_of_the_next_folio", BYTES),
+            ("partial_page_of_a_failed_fill", BYTES),
+            ("partial_page_of_the_next_folio", BYTES),
             ("written_folio_is_retired", BYTES),
             ("first_write", BYTES),
         ],
@@ -1927,32 +1927,35 @@ const NEEDED: &[Needed] = &[
     (Mutant::PutHolds, &[("hold_against_failed_fill", RACE), ("two_holds_against_removal", RACE)]),
     (Mutant::ReadableAcquire, &[("wait_for_a_fill", RACE)]),
     (Mutant::ReadableSequence, &[("wait_for_a_removed_fill", "wrong answer")]),
-    (Mutant::LandedRelease, &[("page_of_a_fill", RACE), ("landed_page", BYTES)]),
-    (Mutant::LandedAcquire, &[("page_of_a_fill", RACE), ("landed_page", BYTES)]),
+    (Mutant::PagesReadRelease, &[("page_of_a_fill", RACE), ("page_of_a_partial_fill", BYTES)]),
+    (Mutant::PagesReadAcquire, &[("page_of_a_fill", RACE), ("page_of_a_partial_fill", BYTES)]),
     (
-        Mutant::LandedClear,
+        Mutant::PagesReadClear,
         &[
             ("page_of_a_later_fill", RACE),
-            ("landed_page_of_the_folio_before", "accepted [1, 1]"),
-            ("landed_page_said_elsewhere", "accepted [1, 1]"),
+            ("partial_page_of_the_folio_before", "accepted [1, 1]"),
+            ("partial_page_noted_elsewhere", "accepted [1, 1]"),
         ],
     ),
     (
-        Mutant::ReaderLanded,
-        &[("landed_page", "accepted [0, 0]"), ("landed_page_of_the_next_folio", "accepted [0, 0]")],
+        Mutant::ReaderPartialUptodate,
+        &[
+            ("page_of_a_partial_fill", "accepted [0, 0]"),
+            ("partial_page_of_the_next_folio", "accepted [0, 0]"),
+        ],
     ),
     (
         Mutant::ReaderWordAcquire,
         &[
-            ("landed_page_of_the_folio_before", "accepted [1, 1]"),
-            ("landed_page_said_elsewhere", "accepted [1, 1]"),
+            ("partial_page_of_the_folio_before", "accepted [1, 1]"),
+            ("partial_page_noted_elsewhere", "accepted [1, 1]"),
         ],
     ),
     (Mutant::ReaderSteady, &[("later_write", BYTES)]),
     (Mutant::WrittenAcquire, &[("written_folio_seen_first", "accepted [0, 0]")]),
     (
         Mutant::WrittenStep,
-        &[("first_write", BYTES), ("landed_page_is_written", BYTES), ("two_writers_of_two_pages", BYTES)],
+        &[("first_write", BYTES), ("partial_page_is_written", BYTES), ("two_writers_of_two_pages", BYTES)],
     ),
     (Mutant::WriteOdd, &[("later_write", BYTES), ("pin_against_later_write", RACE)]),
     (Mutant::WriteFence, &[("first_write", BYTES), ("later_write", BYTES)]),
@@ -1976,9 +1979,12 @@ const NEEDED: &[Needed] = &[
     (Mutant::SplitStep, &[("split_then_reuse", BYTES)]),
     (Mutant::PieceFence, &[("piece_where_a_folio_was", BYTES)]),
     (Mutant::PieceRelease, &[("piece_of_another_file", BYTES)]),
-    (Mutant::LockTaken, &[("two_who_lock_a_folio", RACE)]),
-    (Mutant::LockAcquire, &[("two_who_lock_a_folio", RACE), ("two_who_fill_an_allocated_folio", RACE)]),
-    (Mutant::UnlockRelease, &[("two_who_lock_a_folio", RACE)]),
+    (Mutant::LockTaken, &[("two_threads_lock_a_folio", RACE)]),
+    (
+        Mutant::LockAcquire,
+        &[("two_threads_lock_a_folio", RACE), ("two_threads_fill_an_allocated_folio", RACE)],
+    ),
+    (Mutant::UnlockRelease, &[("two_threads_lock_a_folio", RACE)]),
     (Mutant::DirtyWriteFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::DirtyFlushFence, &[("change_against_write_back", LOST), ("changes_against_two_rounds", LOST)]),
     (Mutant::MarkerSequence, &[("marker_of_a_later_folio", "wrong marker")]),

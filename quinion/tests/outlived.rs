@@ -57,7 +57,7 @@ fn be_the_owner() {
 
 /// Reads a file by an owner of its own, does to that what `end` does, which may ask how far the viewer trusts what it
 /// has, and says how far it did before and does after.
-fn trust_after(
+fn validation_after(
     end: impl FnOnce(&mut Child, &mut Lines, &dyn Fn() -> Validation),
 ) -> (Validation, Validation) {
     // 1 an owner
@@ -79,9 +79,9 @@ fn trust_after(
     std::thread::sleep(Duration::from_millis(300));
     let attached = || viewer.request(Operation::Attach, question).ok();
     let [handle, place] = std::iter::repeat_with(attached).take(100_000).flatten().next().unwrap();
-    let (marker_told, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (marker_reported, touched) = (AtomicU64::new(0), AtomicU64::new(0));
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-    let file = ViewedFile { handle, cell, id, marker_told: &marker_told, touched: &touched };
+    let file = ViewedFile { handle, cell, id, marker_reported: &marker_reported, touched: &touched };
     let mut to = vec![0; BYTES];
     // SAFETY: the buffer is a vector's.
     let outcome = unsafe { viewer.read(&file, 0, to.as_mut_ptr(), BYTES) };
@@ -96,8 +96,8 @@ fn trust_after(
 }
 
 #[test]
-fn what_a_killed_owner_left_is_not_believed() {
-    let (before, after) = trust_after(|owner, _, _| {
+fn state_left_by_a_killed_owner_is_not_believed() {
+    let (before, after) = validation_after(|owner, _, _| {
         owner.kill().unwrap();
         owner.wait().unwrap();
     });
@@ -106,8 +106,8 @@ fn what_a_killed_owner_left_is_not_believed() {
 }
 
 #[test]
-fn what_an_owner_that_ends_left_is_not_believed() {
-    let (before, after) = trust_after(|owner, lines, _| {
+fn state_left_by_an_owner_that_ends_is_not_believed() {
+    let (before, after) = validation_after(|owner, lines, _| {
         use std::io::Write;
         writeln!(owner.stdin.as_mut().unwrap()).unwrap();
         assert!(lines.any(|line| line.unwrap() == "stopped"));
@@ -131,13 +131,13 @@ fn a_stopped_owner_is_not_believed_for_long() {
             std::thread::sleep(Duration::from_millis(10));
         }
     };
-    let (before, after) = trust_after(|owner, _, trust| {
-        assert_eq!(trust(), Validation::Sure, "there is a lease");
+    let (before, after) = validation_after(|owner, _, validation| {
+        assert_eq!(validation(), Validation::Sure, "there is a lease");
         let process = Pid::from_raw(owner.id() as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
-        until(&|| trust() == Validation::Unheard);
+        until(&|| validation() == Validation::Unheard);
         kill_process(process, Signal::CONT).unwrap();
-        until(&|| trust() == Validation::Sure);
+        until(&|| validation() == Validation::Sure);
     });
     assert_eq!((before, after), (Validation::Sure, Validation::Sure));
 }

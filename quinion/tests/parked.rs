@@ -95,11 +95,11 @@ fn keeps(cache: &Parking, path: &Path) -> bool {
     keeps
 }
 
-/// Reads the file by a handle with `outside` that is closed then; what it gave, and how many bytes came from the
+/// Reads the file by a handle with `coherence` that is closed then; what it gave, and how many bytes came from the
 /// device.
-fn read_by(cache: &Parking, path: &Path, outside: Coherence) -> (Vec<u8>, u64) {
+fn read_by(cache: &Parking, path: &Path, coherence: Coherence) -> (Vec<u8>, u64) {
     let before = cache.stats().device_bytes;
-    let bytes = read_all(&cache.open_with(path, OpenOptions::new().coherence(outside)).unwrap());
+    let bytes = read_all(&cache.open_with(path, OpenOptions::new().coherence(coherence)).unwrap());
     cache.release_idle();
     (bytes, cache.stats().device_bytes - before)
 }
@@ -115,12 +115,12 @@ fn pages_of_an_unchanged_file_survive_its_descriptor() {
     if !keeps(&cache, &path) {
         return;
     }
-    for outside in POLICIES {
-        read_by(&cache, &path, outside);
-        let (bytes, from_device) = read_by(&cache, &path, outside);
-        assert!(bytes == content(1), "{outside:?}");
-        assert_eq!(from_device, 0, "{outside:?}: it was cached");
-        assert_eq!(descriptors_of(folder.path()), 0, "{outside:?}");
+    for coherence in POLICIES {
+        read_by(&cache, &path, coherence);
+        let (bytes, from_device) = read_by(&cache, &path, coherence);
+        assert!(bytes == content(1), "{coherence:?}");
+        assert_eq!(from_device, 0, "{coherence:?}: it was cached");
+        assert_eq!(descriptors_of(folder.path()), 0, "{coherence:?}");
     }
     cache.check().unwrap();
 }
@@ -132,8 +132,8 @@ fn a_closed_file_has_no_descriptor_wherever_it_is() {
     for folder in [folder.path(), shm.path()] {
         let path = folder.join("file");
         write_settled(&path, 2);
-        for outside in POLICIES {
-            let open = cache.open_with(&path, OpenOptions::new().coherence(outside)).unwrap();
+        for coherence in POLICIES {
+            let open = cache.open_with(&path, OpenOptions::new().coherence(coherence)).unwrap();
             assert_eq!(open.read_at(&mut [0; 10], 0).unwrap(), 10);
             assert_eq!(descriptors_of(folder), 1);
             let other = cache.open(&path).unwrap();
@@ -304,23 +304,23 @@ fn change(path: &Path, change: Change, seed: u8) {
 }
 
 #[test]
-fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
+fn a_file_changed_while_no_handle_was_open_is_read_anew() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
-        for (number, (outside, what)) in
-            POLICIES.iter().flat_map(|outside| CHANGES.map(|what| (*outside, what))).enumerate()
+        for (number, (coherence, what)) in
+            POLICIES.iter().flat_map(|coherence| CHANGES.map(|what| (*coherence, what))).enumerate()
         {
             let (cache, path) = (cache(), place.path().join(format!("file{number}")));
             write_settled(&path, 4);
             // Known and parked, with another handle or two before.
-            assert!(read_by(&cache, &path, outside).0 == content(4));
-            assert!(read_by(&cache, &path, outside).0 == content(4));
+            assert!(read_by(&cache, &path, coherence).0 == content(4));
+            assert!(read_by(&cache, &path, coherence).0 == content(4));
             change(&path, what, 0x55);
             for _ in 0..2 {
-                let read = read_by(&cache, &path, outside).0;
+                let read = read_by(&cache, &path, coherence).0;
                 assert!(
                     read == fs::read(&path).unwrap(),
-                    "{what:?} {outside:?} at {}",
+                    "{what:?} {coherence:?} at {}",
                     place.path().display()
                 );
             }
@@ -328,7 +328,7 @@ fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
             change(&path, Change::Write, 0x56);
             assert!(
                 read_by(&cache, &path, Coherence::Immutable).0 == fs::read(&path).unwrap(),
-                "{what:?} {outside:?}"
+                "{what:?} {coherence:?}"
             );
             cache.check().unwrap();
         }
@@ -337,7 +337,7 @@ fn whatever_changed_while_nobody_had_it_open_is_read_anew() {
 
 /// The first store to a mapped page changes the file's times, and a second one does not.
 #[test]
-fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
+fn a_mappings_second_store_is_read_without_a_lease() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         let (cache, path) = (cache(), place.path().join("file"));
@@ -362,9 +362,9 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
         assert_eq!(unsafe { libc::munmap(map, BYTES) }, 0);
         drop(file);
         // Also who goes by times alone finds nothing that was read without a lease.
-        for outside in [Coherence::Check, Coherence::Lease, Coherence::Lease] {
-            let (bytes, _) = read_by(&cache, &path, outside);
-            assert_eq!(bytes[0], 2, "{outside:?} at {}", place.path().display());
+        for coherence in [Coherence::Check, Coherence::Lease, Coherence::Lease] {
+            let (bytes, _) = read_by(&cache, &path, coherence);
+            assert_eq!(bytes[0], 2, "{coherence:?} at {}", place.path().display());
         }
     }
 }
@@ -375,7 +375,7 @@ fn what_a_mapping_stores_twice_is_read_by_who_had_no_lease() {
 /// 4. He stores to that page again, which moves no times, and unmaps it.
 /// 5. It is read under a lease again.
 #[test]
-fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
+fn a_mappings_store_after_the_lease_ended_is_never_read_stale() {
     let _alone = alone();
     for place in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         let (cache, path) = (cache(), place.path().join("file"));
@@ -424,7 +424,7 @@ fn what_a_mapping_stores_after_the_lease_went_is_never_read_old() {
 
 /// Two threads that open, read and close one file, so that each parks what the other is about to open.
 #[test]
-fn who_opens_while_another_parks_reads_the_file() {
+fn an_open_while_another_handle_parks_reads_the_file() {
     let _alone = alone();
     let (folder, cache) = (folder(), Arc::new(cache()));
     let path: Arc<PathBuf> = Arc::new(folder.path().join("file"));
@@ -434,8 +434,8 @@ fn who_opens_while_another_parks_reads_the_file() {
             let (cache, path) = (Arc::clone(&cache), Arc::clone(&path));
             std::thread::spawn(move || {
                 for round in 0..200 {
-                    let outside = POLICIES[(thread + round) % POLICIES.len()];
-                    let file = cache.open_with(&*path, OpenOptions::new().coherence(outside)).unwrap();
+                    let coherence = POLICIES[(thread + round) % POLICIES.len()];
+                    let file = cache.open_with(&*path, OpenOptions::new().coherence(coherence)).unwrap();
                     let (mut bytes, at) = ([0; 100], (round * 4099) % (BYTES - 100));
                     assert_eq!(file.read_at(&mut bytes, at as u64).unwrap(), 100);
                     assert!(bytes[..] == content(6)[at..at + 100]);

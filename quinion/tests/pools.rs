@@ -66,7 +66,7 @@ fn check(cache: &Cache) {
 }
 
 #[test]
-fn what_is_protected_stays_while_others_read_ten_times_the_memory() {
+fn protected_pages_stay_while_others_read_ten_times_the_memory() {
     let cache = cache();
     let bytes = 8 * MIB;
     let index = cache.add_pool("index", PoolOptions::new().protected(bytes)).unwrap();
@@ -86,7 +86,7 @@ fn what_is_protected_stays_while_others_read_ten_times_the_memory() {
 }
 
 #[test]
-fn what_a_pool_has_above_its_minimum_goes_and_not_a_page_more() {
+fn a_pool_loses_its_pages_above_the_minimum_and_not_one_more() {
     let cache = cache();
     let index = cache.add_pool("index", PoolOptions::new().protected(4 * MIB)).unwrap();
     let (device, file) = open(&index, 1, 16 * MIB);
@@ -211,7 +211,7 @@ fn a_folio_is_the_pools_whose_read_brought_it_and_a_hit_charges_nothing() {
 }
 
 #[test]
-fn what_leaves_by_any_door_is_refunded_once() {
+fn removed_pages_are_uncharged_once_however_they_leave() {
     let cache = cache();
     let pool = limited(&cache, "a", 600);
     let (device, file) = open(&pool, 1, 2 * MIB);
@@ -333,7 +333,7 @@ fn limits_and_minima_change_while_in_use() {
 }
 
 #[test]
-fn a_pool_ends_with_the_last_who_has_it_and_its_pages_stay() {
+fn a_pool_ends_with_its_last_handle_and_its_pages_stay() {
     let cache = cache();
     let pool = limited(&cache, "a", 300);
     let (device, file) = open(&pool, 1, MIB);
@@ -377,7 +377,7 @@ fn a_quiet_pool_remembers_by_its_own_age() {
 }
 
 #[test]
-fn of_a_smaller_bound_and_more_that_is_protected_one_is_refused() {
+fn either_a_smaller_bound_or_more_protection_is_refused() {
     let cache = cache();
     let pool = cache.add_pool("a", PoolOptions::new()).unwrap();
     for round in 0..500 {

@@ -65,7 +65,7 @@ impl Read for Faulty {
 }
 
 #[test]
-fn what_is_populated_is_read() {
+fn populated_pages_are_read() {
     for way in [Grabbing::Batched, Grabbing::LookupBatched, Grabbing::OneByOne] {
         for order in [0, 3, 9] {
             let tuning = Tuning::default().grabbing(way);
@@ -86,7 +86,7 @@ fn what_is_populated_is_read() {
 }
 
 #[test]
-fn a_slice_takes_what_it_has_room_for_and_says_where_it_is() {
+fn a_slice_takes_the_bytes_that_fit_and_says_where_it_is() {
     let cache = cache(32 << 20);
     let file = file(&cache, 5 * MIB);
     let (from, to) = (PAGE + 100, 4 * MIB + 5005);
@@ -217,7 +217,7 @@ fn threads_populate_ranges_of_one_file_side_by_side_and_over_each_other() {
 }
 
 #[test]
-fn who_cuts_a_file_waits_for_its_source_and_what_came_behind_the_cut_is_gone() {
+fn a_truncation_waits_for_the_source_of_a_populate_and_removes_what_came_behind_it() {
     let cache = cache(32 << 20);
     let file = file(&cache, 8 * MIB);
     let has_begun = Barrier::new(2);
@@ -246,7 +246,7 @@ fn who_cuts_a_file_waits_for_its_source_and_what_came_behind_the_cut_is_gone() {
 }
 
 #[test]
-fn what_is_pinned_gives_way_to_a_populate_as_to_a_write() {
+fn pinned_folios_are_replaced_by_a_populate_as_by_a_write() {
     let cache = cache(32 << 20);
     let file = file(&cache, 4 * MIB);
     file.write_all_at(&vec![1; 4 * MIB], 0).unwrap();
@@ -285,7 +285,7 @@ fn memory_that_ends_ends_a_populate_and_says_so_when_nothing_came() {
 
 /// A memory file of 40 MiB in a cache of 16: most of it is spilled.
 #[test]
-fn g17_what_is_spilled_is_brought_back_by_who_grabs_it() {
+fn g17_a_spilled_folio_is_brought_back_by_its_grab() {
     let disk = Arc::new(MemoryFile::new(Vec::new()));
     let backend = Arc::clone(&disk) as Arc<dyn Backend>;
     let options = SpillOptions::new("nowhere", 64 << 20);
@@ -353,7 +353,7 @@ fn a_range_that_is_not_the_files_is_refused() {
 }
 
 #[test]
-fn what_is_preallocated_takes_memory_and_reads_as_zeros_until_it_is_written() {
+fn preallocated_pages_take_memory_and_read_as_zeros_until_they_are_written() {
     let cache = cache(32 << 20);
     let file = file(&cache, 8 * MIB);
     file.write_all_at(&[1; 10], 3 << 20).unwrap();

@@ -45,7 +45,7 @@ fn folder() -> tempfile::TempDir {
 #[derive(Default)]
 struct Queue {
     woken: Mutex<Vec<usize>>,
-    bell: Condvar,
+    wakeup: Condvar,
     wakes: AtomicUsize,
 }
 
@@ -58,7 +58,7 @@ impl Wake for Waker {
     fn wake(self: Arc<Self>) {
         self.queue.wakes.fetch_add(1, Ordering::Relaxed);
         self.queue.woken.lock().unwrap().push(self.number);
-        self.queue.bell.notify_one();
+        self.queue.wakeup.notify_one();
     }
 }
 
@@ -66,7 +66,7 @@ impl Queue {
     fn next(&self) -> Vec<usize> {
         let mut woken = self.woken.lock().unwrap();
         while woken.is_empty() {
-            woken = self.bell.wait(woken).unwrap();
+            woken = self.wakeup.wait(woken).unwrap();
         }
         std::mem::take(&mut *woken)
     }
@@ -202,16 +202,16 @@ fn many_waiters(mechanism: Mechanism, is_shared: bool) {
 }
 
 #[test]
-fn many_who_wait_for_a_ring_are_woken_for_their_own_pages() {
-    if hazard::in_a_process_of_its_own("many_who_wait_for_a_ring_are_woken_for_their_own_pages") {
+fn threads_that_wait_for_a_ring_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("threads_that_wait_for_a_ring_are_woken_for_their_own_pages") {
         many_waiters(Mechanism::Ring, true);
         many_waiters(Mechanism::Ring, false);
     }
 }
 
 #[test]
-fn many_who_wait_for_a_pool_are_woken_for_their_own_pages() {
-    if hazard::in_a_process_of_its_own("many_who_wait_for_a_pool_are_woken_for_their_own_pages") {
+fn threads_that_wait_for_a_pool_are_woken_for_their_own_pages() {
+    if hazard::in_a_process_of_its_own("threads_that_wait_for_a_pool_are_woken_for_their_own_pages") {
         many_waiters(Mechanism::Threads, true);
         many_waiters(Mechanism::Threads, false);
     }

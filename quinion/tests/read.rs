@@ -34,7 +34,7 @@ fn read(file: &File, device: &Device, position: u64, len: usize) -> usize {
 }
 
 #[test]
-fn r14_at_and_past_the_end_there_is_nothing_and_no_error() {
+fn r14_reads_at_and_past_the_end_return_nothing_and_no_error() {
     let (cache, device) = (cache(), Device::new(10_000));
     let file = open(&cache, &device);
     assert_eq!(read(&file, &device, 10_000, 100), 0);
@@ -132,7 +132,7 @@ fn s03_nowait_takes_the_ready_prefix_and_never_waits() {
 }
 
 #[test]
-fn who_never_waits_reads_a_file_through_a_fresh_cache() {
+fn a_reader_that_never_waits_reads_a_file_through_a_fresh_cache() {
     for (cache, pages) in [(cache(), 600), (exact(), 70)] {
         let device = Device::new(pages * PAGE);
         let file = open(&cache, &device);

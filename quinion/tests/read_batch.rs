@@ -380,8 +380,8 @@ fn r20_a_held_batch_is_passed_over_and_others_are_evicted() {
     reclaim.add_mapping(Arc::clone(&stage.mapping));
     let frames: Vec<_> =
         [FAR].into_iter().chain(0..64).map(|page| stage.add(page, 0, State::Ready)).collect();
-    let promise = reclaim.lists().reserve(65, quinion::internals::sync::LockWait::Wait).unwrap();
-    reclaim.list(frames.iter().map(|&frame| (frame, FetchOrigin::Asked)), promise);
+    let reservation = reclaim.lists().reserve(65, quinion::internals::sync::LockWait::Wait).unwrap();
+    reclaim.list(frames.iter().map(|&frame| (frame, FetchOrigin::Asked)), reservation);
     reclaim.lists().check().unwrap();
     let (end, batch) = stage.batch(0, 63);
     assert_eq!((end, batch.len()), (BatchEnd::Full, BATCH_FOLIOS_MAX));
@@ -545,7 +545,7 @@ fn churn(stage: &Stage, stop: &AtomicBool) {
 }
 
 /// Takes one batch and looks at every byte of it; how many folios it had.
-fn judge(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
+fn check_batch(stage: &Stage, dice: &mut Dice, bytes: &mut [u8]) -> u64 {
     let from = dice.below(STRESS_PAGES);
     let to = from + dice.below(40);
     let (end, batch) = stage.batch(from, to);
@@ -579,7 +579,7 @@ fn batches_are_right_while_folios_come_and_go() {
                     // As many folios, however late the other thread begins to put them in.
                     let mut folios = 0;
                     while folios < 20_000 {
-                        folios += judge(stage, &mut dice, &mut bytes);
+                        folios += check_batch(stage, &mut dice, &mut bytes);
                     }
                 })
             })

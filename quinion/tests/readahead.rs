@@ -1,6 +1,6 @@
 //! What readahead promises, seen at the device: which pages are read, and how often.
 //!
-//! The judgement itself is tested beside it, around a naive cache; here it
+//! The decision itself is tested beside it, around a naive cache; here it
 //! works in the real read path, with a small cache and a device that is watched.
 
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn a_stream_through_a_small_cache_reads_each_page_once() {
 }
 
 #[test]
-fn what_lies_ahead_is_on_its_way_before_the_reader_waits() {
+fn the_next_window_is_in_flight_before_the_reader_waits() {
     let (cache, device) = (cache(), Device::new(PAGES * PAGE));
     let file = open(&cache, &device);
     read(&file, &device, 100, 1);

@@ -93,7 +93,7 @@ fn a_request_of_many_pages_has_none_of_them_fetched_ahead() {
 }
 
 #[test]
-fn what_comes_back_soon_was_not_guessed() {
+fn pages_that_come_back_soon_do_not_count_as_readahead() {
     let (cache, device) = (cache(), Device::new(64 * PAGE));
     let file = open(&cache, &device);
     read(&file, &device, 0, 64);
@@ -122,7 +122,7 @@ fn folios_count_with_all_their_pages() {
 }
 
 #[test]
-fn what_the_device_does_not_deliver_is_wasted() {
+fn undelivered_readahead_counts_as_wasted() {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build().unwrap();
     let device = Device::new(64 * PAGE);
     device.fail(3);

@@ -2,7 +2,7 @@
 //!
 //! What the system says of the file and of its mapping is looked at from
 //! outside, as in `bound.rs`. Readers are threads of this process and a viewer in
-//! another one, at work all the time; each byte they get is judged.
+//! another one, at work all the time; each byte they get is checked.
 
 #![allow(unsafe_code, reason = "a viewer maps files")]
 
@@ -112,7 +112,7 @@ fn viewer_process() {
                 handle,
                 cell: CellNumber(place as u32),
                 id: MappingId((place >> 32) as u32),
-                marker_told: &marker,
+                marker_reported: &marker,
                 touched: &touched,
             };
             // SAFETY: the buffer is a slice of at least `len` bytes.
@@ -202,7 +202,7 @@ fn touch_all(cache: &Cache) {
 }
 
 #[test]
-fn what_a_very_late_reader_took_goes_with_the_next_resize() {
+fn memory_taken_by_a_very_late_reader_goes_with_the_next_resize() {
     let cache = Cache::builder().memory(LARGE).readahead(0).build().unwrap();
     let device = Device::new(2 * LARGE);
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -236,7 +236,7 @@ fn pin_everywhere(file: &File) -> Vec<quinion::Pinned> {
 }
 
 #[test]
-fn pins_are_slack_that_is_told_and_goes_with_them() {
+fn pins_are_slack_that_is_reported_and_goes_with_them() {
     let device = Device::new(2 * LARGE);
     let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_max(0).build().unwrap();
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -264,7 +264,7 @@ fn pins_are_slack_that_is_told_and_goes_with_them() {
 }
 
 #[test]
-fn what_is_in_flight_is_waited_for_but_not_for_ever() {
+fn fills_in_flight_are_waited_for_but_not_for_ever() {
     let device = Device::new(2 * LARGE);
     let cache = Cache::builder().memory(LARGE).readahead(0).folio_order_min(9).build().unwrap();
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -277,7 +277,7 @@ fn what_is_in_flight_is_waited_for_but_not_for_ever() {
     let resized = cache.resize(Cache::MEMORY_MIN).unwrap();
     assert!(resized.slack_bytes > 0 && resized.returned_bytes == 0, "{resized:?}, {large} before");
     device.release();
-    eventually("it goes when it has landed", || cache.stats().slack_bytes == 0);
+    eventually("it goes when its read has ended", || cache.stats().slack_bytes == 0);
     assert!(taken(&cache) <= Cache::MEMORY_MIN);
     for position in (0..LARGE).step_by(3 << 20) {
         assert_eq!(file.read_at(&mut buffer, position).unwrap(), 100);

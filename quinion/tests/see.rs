@@ -26,7 +26,7 @@ fn counted(files: &[File]) -> u64 {
 fn assert_adds_up(stats: &Stats, cached: u64) {
     let came = stats.asked_pages + stats.guessed_pages + stats.will_need_pages;
     assert_eq!(came, stats.inserted_pages, "{stats:?}");
-    assert_eq!(stats.inserted_pages - stats.went_pages(), cached, "{stats:?}");
+    assert_eq!(stats.inserted_pages - stats.removed_pages(), cached, "{stats:?}");
     assert_eq!(stats.cached_pages, cached);
 }
 
@@ -100,7 +100,7 @@ fn storm(seed: u64) -> Stats {
 }
 
 #[test]
-fn what_came_less_what_went_is_what_is_there() {
+fn inserted_pages_less_removed_pages_are_the_cached_pages() {
     for seed in 0..6 {
         let stats = storm(seed);
         // Each reason was at work, or this says little.
@@ -139,7 +139,7 @@ fn exact() -> Cache {
 }
 
 #[test]
-fn each_page_is_told_by_its_reason() {
+fn each_page_is_counted_by_its_reason() {
     let (cache, device) = (exact(), Device::new(100 * PAGE));
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
     file.read_exact_at(&mut [0; 3 * 4096], 0).unwrap();
@@ -160,7 +160,7 @@ fn each_page_is_told_by_its_reason() {
 }
 
 #[test]
-fn what_comes_back_is_told_by_what_would_have_kept_it() {
+fn refaults_are_counted_by_the_memory_that_would_have_kept_the_page() {
     // Reads so many pages, and then again those of them that have gone first.
     let again = |pages: u64, again: u64| {
         let cache = exact();
@@ -199,7 +199,7 @@ fn told(file: &File, position: u64, len: u64) -> Vec<(u64, u64, PageState)> {
 }
 
 #[test]
-fn a_range_is_told_by_its_states() {
+fn a_range_is_reported_by_its_states() {
     use PageState::{Absent, Cached, Filling};
     let (cache, device) = (exact(), Device::new(100 * PAGE + 50));
     let file = cache.open_backend(Arc::clone(&device) as _).unwrap();
@@ -231,7 +231,7 @@ fn a_range_is_told_by_its_states() {
 }
 
 #[test]
-fn what_was_evicted_is_told_as_remembered_in_any_number_of_pieces() {
+fn evicted_ranges_are_reported_as_remembered_in_any_number_of_pieces() {
     let pages = 12_000;
     for order in [0, 4] {
         let builder = Cache::builder().memory(Cache::MEMORY_MIN).readahead(64 * PAGE).folio_order_max(order);

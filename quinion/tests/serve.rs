@@ -69,7 +69,7 @@ impl<'a> Open<'a> {
             handle: self.handle,
             cell: CellNumber(self.place as u32),
             id: MappingId((self.place >> 32) as u32),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         };
         // SAFETY: the buffer is a slice.
@@ -212,7 +212,7 @@ fn a_dead_viewer_leaves_nothing_behind() {
 /// A viewer that opens a file for writing sees that it is attached, and tells the owner, which detaches it from all
 /// viewers.
 #[test]
-fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
+fn a_viewer_that_opens_an_attached_file_for_writing_notifies_the_owner() {
     let owner = NaiveOwner::minding_writers(1000);
     let service = Service::start(owner.clone(), 2).unwrap();
     let viewer = viewer(&service, us());
@@ -226,15 +226,15 @@ fn who_opens_a_file_for_writing_tells_the_owner_if_it_is_attached() {
     // A process that another test starts has our writer's descriptor until it executes its program.
     let [handle, place] = std::iter::repeat_with(attach).take(100_000).find_map(Result::ok).unwrap();
     assert!(viewer.has_attached_files() && viewer.is_attached(device, inode), "there is somebody to tell");
-    let trust = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
-    assert_eq!(trust(), Validation::Immutable);
+    let validation = || viewer.arena().record(CellNumber(place as u32)).unwrap().validation();
+    assert_eq!(validation(), Validation::Immutable);
     for cuts in [0, 1] {
         viewer.request(Operation::WriterOpened, [u64::MAX, u64::MAX, cuts]).unwrap();
     }
     viewer.request(Operation::LetGo, [u64::MAX, u64::MAX, 0]).unwrap();
-    assert_eq!(trust(), Validation::Immutable, "those were other files");
+    assert_eq!(validation(), Validation::Immutable, "those were other files");
     viewer.request(Operation::WriterOpened, [device, inode, 0]).unwrap();
-    assert_eq!(trust(), Validation::Kernel);
+    assert_eq!(validation(), Validation::Kernel);
     viewer.request(Operation::Detach, [handle, 0, 0]).unwrap();
     assert!(!viewer.has_attached_files() && !viewer.is_attached(device, inode));
     let writer = std::fs::OpenOptions::new().append(true).open(folder.path().join("file")).unwrap();
@@ -376,7 +376,7 @@ fn a_viewer_can_write_its_own_page_and_nothing_else() {
 }
 
 #[test]
-fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
+fn a_viewer_that_waits_when_the_owner_closes_is_released_and_never_asks_again() {
     let owner = NaiveOwner::new(24); // far too few pages for the file: every round asks
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
@@ -399,10 +399,10 @@ fn who_waits_when_the_owner_closes_waits_no_longer_and_never_asks_again() {
             std::thread::yield_now();
         }
         service.stop();
-        assert_eq!(reader.join().unwrap(), RequestError::OwnerGone);
+        assert_eq!(reader.join().unwrap(), RequestError::OwnerDead);
     });
-    assert_eq!(viewer.request(Operation::Revalidate, [open.handle, 0, 0]), Err(RequestError::OwnerGone));
-    assert!(viewer.owner_is_gone());
+    assert_eq!(viewer.request(Operation::Revalidate, [open.handle, 0, 0]), Err(RequestError::OwnerDead));
+    assert!(viewer.owner_is_dead());
 }
 
 /// 1. The owner does not answer in time: the device is slow, or it was stopped.
@@ -457,7 +457,7 @@ fn a_file_that_was_attached_too_late_is_detached() {
 
 /// 1. A program removes a file that the owner has open, and its space is not free.
 #[test]
-fn who_removes_a_file_tells_the_owner() {
+fn a_viewer_that_removes_a_file_notifies_the_owner() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = viewer(&service, us());
@@ -533,7 +533,7 @@ fn a_file_system_that_hangs_keeps_some_workers_and_not_all() {
 /// 1. Processes say of files of one file system that they are cut, watched and removed; and it hangs.
 /// 2. Each takes a worker, until none is left for the questions of others.
 #[test]
-fn what_is_said_of_files_of_a_file_system_that_hangs_keeps_some_workers_and_is_heard_in_the_end() {
+fn notices_about_a_hanging_file_system_occupy_few_workers_and_are_done_in_the_end() {
     const HUNG: u64 = 77;
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 1).unwrap();
@@ -607,10 +607,10 @@ fn workers_that_are_too_many_end() {
     viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
 }
 
-/// 1. A process joins. Of the workers that sleep one alone knows its doorbell.
+/// 1. A process joins. Of the workers that sleep one alone waits for its futex.
 /// 2. That worker is at a question of the process that hangs, and its next question is not taken for a second.
 #[test]
-fn who_asks_behind_a_question_that_hangs_is_heard_at_once() {
+fn a_request_behind_a_hanging_one_is_answered_at_once() {
     let owner = NaiveOwner::new(1000);
     let service = Service::start(owner.clone(), 4).unwrap();
     let file = temporary(1, 1 << 20);
@@ -644,7 +644,7 @@ fn releases(viewer: &Viewer, count: u32) -> Duration {
 ///    end for what they are indeed at; or for what never ends.
 /// 2. A viewer that unmounts or removes a file waits for these, each time anew.
 #[test]
-fn who_lies_about_what_is_under_way_makes_nobody_wait() {
+fn a_viewer_that_lies_about_requests_under_way_delays_no_other() {
     const RELEASES: u32 = 40;
     /// A fourth of what it takes if each is waited for.
     const MOST: Duration = Duration::from_millis(RELEASES as u64 * 200 / 4);
@@ -702,7 +702,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
     let taken =
         || asks.page().requests[10..13].iter().all(|r| r.state.load(Ordering::Relaxed) == state::TAKEN);
     while !taken() {
-        asks.page().doorbell.fetch_add(1, Ordering::Relaxed);
+        asks.page().request_futex.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(1));
     }
     (10..13).for_each(|slot| asks.page().requests[slot].state.store(state::GIVEN_UP, Ordering::Relaxed));
@@ -717,7 +717,7 @@ fn who_lies_about_what_is_under_way_makes_nobody_wait() {
 /// 1. Others have filled the queues that are the service's, too, with what cannot be closed.
 /// 2. The service lets processes in that send more of it, until no descriptor is left.
 #[test]
-fn what_waits_elsewhere_in_the_owner_counts_for_the_service() {
+fn work_queued_elsewhere_in_the_owner_counts_for_the_service() {
     use quinion::internals::sys::serial_queues::QueueKey;
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
@@ -907,7 +907,7 @@ fn joining(before: &[&str], path: &Path, hello: &JoinRequest, then: &str, count:
 ///    capabilities, or in a name space of their own, where the first has the number 1.
 /// 2. They are let in; or their places are free afterwards, and no other process is let in.
 #[test]
-fn who_is_of_another_domain_takes_no_place() {
+fn a_process_of_another_domain_takes_no_place() {
     use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can become another user");
@@ -1046,7 +1046,7 @@ fn hostile_descriptor() {
 /// 1. More connect than are let in, and each sends a socket whose close waits for ever.
 /// 2. Closing the listener, when the service has ended, closes those.
 #[test]
-fn what_was_sent_by_who_was_not_let_in_makes_nobody_wait_at_the_end() {
+fn sockets_sent_by_refused_processes_delay_no_close() {
     let owner = NaiveOwner::new(64);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -1090,7 +1090,7 @@ fn send_with(to: impl AsFd, says: &[u8], descriptor: impl AsFd) {
 
 /// An accept that fails, as without descriptors, leaves the listener ready.
 #[test]
-fn a_listener_that_lets_nobody_in_is_looked_at_now_and_then() {
+fn a_listener_that_admits_no_process_is_looked_at_now_and_then() {
     let (reader, writer) = std::io::pipe().unwrap(); // not a listener
     (&writer).write_all(b"ready").unwrap();
     let options = ServiceOptions { workers: 1, listener: Some(reader.into()), ..Default::default() };
@@ -1192,7 +1192,7 @@ fn nonsense_from_one_viewer_hurts_no_other() {
                     3 => page.ring_head.store(next() as u32, Ordering::Relaxed),
                     4 => page.ring[next() as usize % 4096].store(next() as u32, Ordering::Relaxed),
                     5 => page.counters[next() as usize % 32].store(next(), Ordering::Relaxed),
-                    _ => page.doorbell.store(next() as u32, Ordering::Relaxed),
+                    _ => page.request_futex.store(next() as u32, Ordering::Relaxed),
                 }
             }
         });
@@ -1240,7 +1240,7 @@ fn connected(path: &Path) -> std::os::fd::OwnedFd {
 /// 1. A process sends messages of no bytes, and behind them a socket that lingers, and closes all.
 /// 2. The keeper takes the first, takes the second for the end, and closes the connection: it waits for the socket.
 #[test]
-fn a_descriptor_behind_empty_messages_keeps_nobody_waiting() {
+fn a_descriptor_behind_empty_messages_delays_no_other() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
@@ -1275,7 +1275,7 @@ fn a_descriptor_behind_empty_messages_keeps_nobody_waiting() {
 /// 1. More connections than may be silent say nothing.
 /// 2. One that speaks is closed unread.
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_keep_no_process_out() {
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -1292,7 +1292,7 @@ fn silent_connections_keep_nobody_out() {
 /// 2. They ask for it to be attached, again and again. What the kernel tells of it waits for that lock.
 /// 3. No worker is left for anybody else, and none can be killed.
 #[test]
-fn a_descriptor_whose_lock_is_held_keeps_nobody_waiting() {
+fn a_descriptor_whose_lock_is_held_delays_no_other() {
     let Some(fault) = UnansweredFault::new() else {
         return eprintln!("SKIPPED: userfaultfd is refused here");
     };

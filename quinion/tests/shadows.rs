@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Tests named with a letter and a number hold the statement of that name: W of
-//! the working set, B of batched insertion. W01, W02 and W06 are in the room that judges. W03
+//! the working set, B of batched insertion. W01, W02 and W06 are beside the policies. W03
 //! speaks of groups of memory, of which there are none here; what comes nearest is
 //! a mapping that the cache has let go.
 
@@ -93,7 +93,7 @@ fn evict(mapping: &Mapping, index: u64, leave: Replacement) -> Order {
 }
 
 #[test]
-fn b05_a_refault_is_told_once_per_folio_through_the_mapping() {
+fn b05_a_refault_is_reported_once_per_folio_through_the_mapping() {
     let arena = arena();
     let mapping = mapping(&arena, 1);
     assert_eq!(add(&mapping, 0, 16, 0), []);
@@ -195,7 +195,7 @@ fn the_oldest_nodes_of_several_mappings_are_forgotten_first_and_locked_ones_are_
 }
 
 #[test]
-fn who_may_not_wait_to_forget_leaves_nothing() {
+fn an_eviction_that_may_not_wait_to_prune_leaves_no_shadow() {
     let (arena, counters) = (arena(), Arc::new(Counters::default()));
     let reclaim = Reclaim::new(Arc::clone(&arena), Arc::clone(&counters));
     let nodes = Arc::clone(reclaim.shadow_nodes());
@@ -209,9 +209,9 @@ fn who_may_not_wait_to_forget_leaves_nothing() {
         arena.free(frame, order);
     }
     (0..100).for_each(|i| drop(add(&new, i * NODE, 1, 0)));
-    let promise = reclaim.lists().reserve(100, LockWait::Wait).unwrap();
+    let reservation = reclaim.lists().reserve(100, LockWait::Wait).unwrap();
     let frames = (0..100).map(|i| new.try_hold(PageIndex(i * NODE)).unwrap().frame());
-    reclaim.list(frames.map(|frame| (frame, FetchOrigin::Asked)), promise);
+    reclaim.list(frames.map(|frame| (frame, FetchOrigin::Asked)), reservation);
     let guard = old.lock();
     thread::scope(|scope| {
         scope.spawn(|| assert!(reclaim.reclaim(50, LockWait::Try) >= 50));
@@ -399,15 +399,15 @@ impl Scan {
         self.next += pages;
     }
     /// Reads each page once until nothing of `file`, which is not read again, is cached.
-    fn until_gone(&mut self, file: &File) {
-        self.until_gone_reading(file, 1);
+    fn until_evicted(&mut self, file: &File) {
+        self.until_evicted_reading(file, 1);
     }
     /// The same for a file that has proved itself and is kept for it: what is read once does not drive that out, what
     /// is read three times does.
     fn until_driven_out(&mut self, file: &File) {
-        self.until_gone_reading(file, 3);
+        self.until_evicted_reading(file, 3);
     }
-    fn until_gone_reading(&mut self, file: &File, times: u32) {
+    fn until_evicted_reading(&mut self, file: &File, times: u32) {
         let before = self.next;
         while file.cached_pages() > 0 {
             (0..times).for_each(|_| read(&self.file, &self.device, self.next, 16));
@@ -424,12 +424,12 @@ fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
     let (hot_file, new_file) = (open(&cache, &hot), open(&cache, &new));
     let mut scan = Scan::of(&cache);
     read(&hot_file, &hot, 0, 64);
-    scan.until_gone(&hot_file);
+    scan.until_evicted(&hot_file);
     read(&hot_file, &hot, 0, 64);
     read(&new_file, &new, 0, 64);
     let stats = cache.stats();
     assert_eq!((stats.refaulted_pages, stats.activated_pages), (64, 64), "{stats:?}");
-    scan.until_gone(&new_file);
+    scan.until_evicted(&new_file);
     assert_eq!(hot_file.cached_pages(), 64);
     // It does not stay for ever if it is not read, and other pages are.
     scan.until_driven_out(&hot_file);
@@ -437,13 +437,13 @@ fn w04_a_hot_set_that_refaults_outlives_what_is_new_beside_it() {
 }
 
 #[test]
-fn what_was_away_for_more_than_the_cache_holds_is_as_good_as_new() {
+fn a_page_away_for_more_than_the_cache_holds_is_as_good_as_new() {
     let cache = cache();
     let hot = Device::with_number(1, 64 * PAGE);
     let hot_file = open(&cache, &hot);
     let mut scan = Scan::of(&cache);
     read(&hot_file, &hot, 0, 64);
-    scan.until_gone(&hot_file);
+    scan.until_evicted(&hot_file);
     (0..2 * Cache::MEMORY_MIN / PAGE / 64).for_each(|_| scan.step(64));
     read(&hot_file, &hot, 0, 64);
     let stats = cache.stats();
@@ -557,13 +557,13 @@ fn w05_nodes_that_only_remember_go_before_data_does() {
 }
 
 #[test]
-fn w07_what_empties_a_mapping_takes_the_shadows_and_leaves_none() {
+fn w07_emptying_a_mapping_takes_the_shadows_and_leaves_none() {
     let cache = cache();
     let device = Device::with_number(1, 1 << 30);
     let file = open(&cache, &device);
     let mut scan = Scan::of(&cache);
     read_sparsely(&file, &device, NODE, 0..200);
-    scan.until_gone(&file);
+    scan.until_evicted(&file);
     read(&file, &device, 5, 3);
     let pinned = file.pin(5 * PAGE, 100).unwrap();
     assert!(cache.stats().shadow_bytes >= 190 * NODE_BYTES);
@@ -584,7 +584,7 @@ fn a_file_of_which_only_shadows_are_left_goes_with_its_last_handle() {
     let file = open(&cache, &device);
     let mut scan = Scan::of(&cache);
     read_sparsely(&file, &device, NODE, 0..100);
-    scan.until_gone(&file);
+    scan.until_evicted(&file);
     let before = cache.stats();
     drop(file);
     let after = cache.stats();

@@ -15,7 +15,7 @@
 //! generation is found wherever it lands.
 //!
 //! Reads that overlap a rewrite in place are promised nothing but an end, so they are
-//! made (they leave fills in flight behind) and not judged.
+//! made (they leave fills in flight behind) and not checked.
 //!
 //! Other processes take part: this test starts itself again, as a viewer of the cache or as an
 //! owner that is to be killed.
@@ -166,11 +166,11 @@ impl Stage {
     }
 }
 
-// ---- the judge ----------------------------------------------------------------------------------------
+// ---- the checker ----------------------------------------------------------------------------------------
 
 /// What a handle's bytes must be.
 #[derive(Clone, Copy, Debug)]
-struct Promise {
+struct Expected {
     file: u32,
     /// The generations that may be met.
     least: u32,
@@ -179,7 +179,7 @@ struct Promise {
     size: Option<u64>,
 }
 
-impl Promise {
+impl Expected {
     fn still(file: usize) -> Self {
         Self { file: file as u32, least: 1, most: 1, size: Some(STILL[file]) }
     }
@@ -190,8 +190,8 @@ impl Promise {
         Self { file: GROWING, least: 1, most: 1, size: None }
     }
 
-    /// Judges `bytes`, read at `position`.
-    fn judge(&self, bytes: &[u8], position: u64) {
+    /// Checks `bytes`, read at `position`.
+    fn check(&self, bytes: &[u8], position: u64) {
         match generations(bytes, self.file, position) {
             Err(wrong) => panic!("{} bytes at {position}: {wrong} ({self:?})", bytes.len()),
             Ok(Some(met)) => assert!(
@@ -203,9 +203,9 @@ impl Promise {
         }
     }
 
-    /// Judges a read of `wanted` bytes that waited and may be short only at the end.
-    fn judge_all(&self, bytes: &[u8], position: u64, wanted: usize) {
-        self.judge(bytes, position);
+    /// Checks a read of `wanted` bytes that waited and may be short only at the end.
+    fn check_all(&self, bytes: &[u8], position: u64, wanted: usize) {
+        self.check(bytes, position);
         if let Some(size) = self.size {
             let right = size.saturating_sub(position).min(wanted as u64);
             assert_eq!(bytes.len() as u64, right, "bytes at {position}, of {wanted} wanted; {self:?}");
@@ -258,7 +258,7 @@ struct Reader<'a> {
     gaze: Gaze,
     buffer: Vec<u8>,
     /// Pins kept for a while, with what they must hold and where they begin.
-    pins: Vec<(Pinned, Promise, u64)>,
+    pins: Vec<(Pinned, Expected, u64)>,
     checked: u64,
 }
 
@@ -280,37 +280,37 @@ impl<'a> Reader<'a> {
                 _ => {
                     let file = self.gaze.dice.below(STILL.len() as u64) as usize;
                     let open = self.cache.open(self.stage.still(file)).unwrap();
-                    self.burst(open, Promise::still(file), burst);
+                    self.burst(open, Expected::still(file), burst);
                 }
             }
             if self.gaze.dice.below(4) == 0 {
-                self.judge_pins();
+                self.check_pins();
             }
         }
-        self.judge_pins();
+        self.check_pins();
         self.stage.checked.fetch_add(self.checked, Ordering::Relaxed);
     }
 
     fn replaced(&mut self, reads: u64) {
         let least = self.stage.replaced.load(Ordering::SeqCst);
         let open = self.cache.open(self.stage.replaced()).unwrap();
-        let (line, promise) = (&mut [0; 64], Promise { file: REPLACED, least, most: u32::MAX, size: None });
+        let (line, expected) = (&mut [0; 64], Expected { file: REPLACED, least, most: u32::MAX, size: None });
         let bytes = open.read_at(line, 0).unwrap();
-        promise.judge(&line[..bytes], 0);
+        expected.check(&line[..bytes], 0);
         let generation = generations(&line[..bytes], REPLACED, 0).unwrap();
         let Some(generation) = generation.map(|met| *met.start()) else { return }; // too short to tell
         // It may have been renamed and not yet counted.
         assert!(generation <= self.stage.replaced.load(Ordering::SeqCst) + 1, "a generation to come");
-        self.burst(open, Promise::of(REPLACED, generation), reads);
+        self.burst(open, Expected::of(REPLACED, generation), reads);
     }
 
     fn rewritten(&mut self, reads: u64) {
         let stage = self.stage;
         let generation = stage.rewritten.read().unwrap(); // the writer has closed, and does not open
         let open = self.cache.open(stage.rewritten()).unwrap();
-        let promise = Promise::of(REWRITTEN, *generation);
-        assert_eq!(open.len(), promise.span());
-        self.burst(open, promise, reads.min(60));
+        let expected = Expected::of(REWRITTEN, *generation);
+        assert_eq!(open.len(), expected.span());
+        self.burst(open, expected, reads.min(60));
     }
 
     fn growing(&mut self, reads: u64) {
@@ -320,19 +320,19 @@ impl<'a> Reader<'a> {
         for _ in 0..reads / 8 {
             let position = open.len().saturating_sub(self.gaze.dice.below(9000));
             let bytes = open.read_at(&mut tail, position).unwrap();
-            Promise::growing().judge(&tail[..bytes], position);
+            Expected::growing().check(&tail[..bytes], position);
             let pin = open.pin(position, 5000).unwrap();
-            judge_pin(&pin, Promise::growing(), position);
+            check_pin(&pin, Expected::growing(), position);
             if self.gaze.dice.below(4) == 0 {
                 open.revalidate().unwrap();
             }
             self.checked += 2;
         }
         assert!(open.len() >= before, "it only grows");
-        self.burst(open, Promise::growing(), reads / 2);
+        self.burst(open, Expected::growing(), reads / 2);
     }
 
-    /// Reads while the file may be being rewritten: not judged, and the cause of much that is.
+    /// Reads while the file may be being rewritten: not checked, and the cause of much that is.
     fn overlap(&mut self) {
         let open = self.cache.open(self.stage.rewritten()).unwrap();
         for _ in 0..20 {
@@ -343,87 +343,87 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads `reads` times in every way there is.
-    fn burst(&mut self, mut open: File, promise: Promise, reads: u64) {
-        let size = promise.span();
+    fn burst(&mut self, mut open: File, expected: Expected, reads: u64) {
+        let size = expected.span();
         let mut left = reads;
         while left > 0 {
             left -= 1;
             let (position, len) = self.gaze.range(size);
             match self.gaze.dice.below(32) {
-                0 => self.pin(&open, promise, position, len),
-                1 => self.try_read(&open, promise, position, len, ReadOptions::new().nowait(true)),
-                2 => self.try_read(&open, promise, position, len, ReadOptions::new().cached_only(true)),
-                3 => self.seek_and_read(&mut open, promise, position, len),
+                0 => self.pin(&open, expected, position, len),
+                1 => self.try_read(&open, expected, position, len, ReadOptions::new().nowait(true)),
+                2 => self.try_read(&open, expected, position, len, ReadOptions::new().cached_only(true)),
+                3 => self.seek_and_read(&mut open, expected, position, len),
                 4 => {
                     let steps = self.gaze.dice.below(20);
-                    self.walk(&open, promise, position, len, steps);
+                    self.walk(&open, expected, position, len, steps);
                     left = left.saturating_sub(steps);
                 }
                 5 => open = open.clone(),
                 6 if self.gaze.dice.below(8) == 0 => {
                     open.revalidate().unwrap();
                 }
-                _ => self.read(&open, promise, position, len),
+                _ => self.read(&open, expected, position, len),
             }
         }
     }
 
-    fn read(&mut self, open: &File, promise: Promise, position: u64, len: usize) {
+    fn read(&mut self, open: &File, expected: Expected, position: u64, len: usize) {
         let buffer = &mut self.buffer[..len];
         let bytes = open.read_at(buffer, position).unwrap();
-        promise.judge_all(&buffer[..bytes], position, len);
+        expected.check_all(&buffer[..bytes], position, len);
         self.checked += 1;
     }
 
-    fn try_read(&mut self, open: &File, promise: Promise, position: u64, len: usize, options: ReadOptions) {
+    fn try_read(&mut self, open: &File, expected: Expected, position: u64, len: usize, options: ReadOptions) {
         let buffer = &mut self.buffer[..len];
         match open.read_at_with(buffer, position, options) {
-            Ok(bytes) => promise.judge(&buffer[..bytes], position),
+            Ok(bytes) => expected.check(&buffer[..bytes], position),
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
         self.checked += 1;
     }
 
-    fn seek_and_read(&mut self, open: &mut File, promise: Promise, position: u64, len: usize) {
+    fn seek_and_read(&mut self, open: &mut File, expected: Expected, position: u64, len: usize) {
         assert_eq!(open.seek(SeekFrom::Start(position)).unwrap(), position);
         let buffer = &mut self.buffer[..len];
         let bytes = open.read(buffer).unwrap();
-        promise.judge_all(&buffer[..bytes], position, len);
+        expected.check_all(&buffer[..bytes], position, len);
         assert_eq!(open.stream_position().unwrap(), position + bytes as u64);
         self.checked += 1;
     }
 
-    fn walk(&mut self, open: &File, promise: Promise, position: u64, len: usize, steps: u64) {
+    fn walk(&mut self, open: &File, expected: Expected, position: u64, len: usize, steps: u64) {
         for step in 0..steps {
-            self.read(open, promise, position + step * len as u64, len);
+            self.read(open, expected, position + step * len as u64, len);
         }
     }
 
-    fn pin(&mut self, open: &File, promise: Promise, position: u64, len: usize) {
+    fn pin(&mut self, open: &File, expected: Expected, position: u64, len: usize) {
         let pin = open.pin(position, len).unwrap();
-        if let Some(size) = promise.size {
-            assert_eq!(pin.len() as u64, size.saturating_sub(position).min(len as u64), "{promise:?}");
+        if let Some(size) = expected.size {
+            assert_eq!(pin.len() as u64, size.saturating_sub(position).min(len as u64), "{expected:?}");
         }
-        judge_pin(&pin, promise, position);
+        check_pin(&pin, expected, position);
         self.checked += 1;
         // Some stay until after the file has changed and the frames around them have been used again.
         if len < 9000 && self.pins.len() < 8 {
-            self.pins.push((pin, promise, position));
+            self.pins.push((pin, expected, position));
         }
     }
 
-    fn judge_pins(&mut self) {
-        for (pin, promise, position) in self.pins.drain(..) {
-            judge_pin(&pin, promise, position);
+    fn check_pins(&mut self) {
+        for (pin, expected, position) in self.pins.drain(..) {
+            check_pin(&pin, expected, position);
             self.checked += 1;
         }
     }
 }
 
-fn judge_pin(pin: &Pinned, promise: Promise, position: u64) {
+fn check_pin(pin: &Pinned, expected: Expected, position: u64) {
     let bytes: Vec<u8> = pin.chunks().flatten().copied().collect();
     assert_eq!(bytes.len(), pin.len());
-    promise.judge(&bytes, position);
+    expected.check(&bytes, position);
 }
 
 /// How one cache is built.
@@ -508,7 +508,7 @@ fn threads_never_read_a_wrong_byte() {
     }
 }
 
-/// Reads `len` bytes that the cache may hold at `position`, over and over, judging the ends of each page only:
+/// Reads `len` bytes that the cache may hold at `position`, over and over, checking the ends of each page only:
 /// a folio that was lost under a copy shows there, and most of the time goes into copies.
 fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
     let (mut dice, mut buffer, mut checked) = (Dice::new(seed), vec![0; 64 << 10], 0);
@@ -520,8 +520,8 @@ fn race(stage: &Stage, open: &File, scanned: &AtomicU64, seed: u64) {
         if let Ok(bytes) = open.read_at_with(&mut buffer, position, cached_only) {
             for (page, bytes) in buffer[..bytes].chunks_exact(4096).enumerate() {
                 let at = position + page as u64 * 4096;
-                Promise::still(0).judge(&bytes[..64], at);
-                Promise::still(0).judge(&bytes[4096 - 64..], at + 4096 - 64);
+                Expected::still(0).check(&bytes[..64], at);
+                Expected::still(0).check(&bytes[4096 - 64..], at + 4096 - 64);
             }
             checked += 1;
         }
@@ -636,7 +636,7 @@ struct Seen {
     reads: u64,
     asked: u64,
     unserved: u64,
-    gone_after_millis: Option<u64>,
+    dead_after_millis: Option<u64>,
 }
 
 /// A viewer process.
@@ -653,7 +653,7 @@ struct Attached {
     handle: u64,
     cell: CellNumber,
     id: MappingId,
-    marker_told: AtomicU64,
+    marker_reported: AtomicU64,
     touched: AtomicU64,
 }
 
@@ -688,7 +688,7 @@ impl Sight {
             threads.into_iter().map(|thread| thread.join().expect("a viewer read a wrong byte")).collect()
         });
         let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
-        let gone = seen.iter().filter_map(|seen| seen.gone_after_millis).max();
+        let gone = seen.iter().filter_map(|seen| seen.dead_after_millis).max();
         let gone = gone.map_or("no".to_owned(), |millis| millis.to_string());
         println!("seen {} {} {} {gone}", sum(|s| s.reads), sum(|s| s.asked), sum(|s| s.unserved));
     }
@@ -699,7 +699,14 @@ impl Sight {
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];
         let [handle, place] = self.viewer.request(Operation::Attach, question)?;
         let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-        Ok(Attached { file, handle, cell, id, marker_told: AtomicU64::new(0), touched: AtomicU64::new(0) })
+        Ok(Attached {
+            file,
+            handle,
+            cell,
+            id,
+            marker_reported: AtomicU64::new(0),
+            touched: AtomicU64::new(0),
+        })
     }
 
     fn look_around(&self, seed: u64) -> Seen {
@@ -709,8 +716,8 @@ impl Sight {
         while seen.reads < self.reads / 2 {
             match self.burst(&mut gaze, &mut seen, &mut buffer, &mut heard) {
                 Ok(()) => {}
-                Err(RequestError::OwnerGone) => {
-                    seen.gone_after_millis = Some(heard.elapsed().as_millis() as u64);
+                Err(RequestError::OwnerDead) => {
+                    seen.dead_after_millis = Some(heard.elapsed().as_millis() as u64);
                     return seen;
                 }
                 // The owner is slower than we are, and has our markers still to look at.
@@ -731,25 +738,25 @@ impl Sight {
         buffer: &mut [u8],
         heard: &mut Instant,
     ) -> Result<(), RequestError> {
-        let (attached, promise) = match gaze.dice.below(8) {
-            0 => (self.open("growing")?, Promise::growing()),
+        let (attached, expected) = match gaze.dice.below(8) {
+            0 => (self.open("growing")?, Expected::growing()),
             1 | 2 => {
                 let attached = self.open("replaced")?;
                 let mut line = [0; 64];
                 let bytes = std::os::unix::fs::FileExt::read_at(&attached.file, &mut line, 0).unwrap();
                 let generation = generations(&line[..bytes], REPLACED, 0).unwrap().map(|met| *met.start());
                 let Some(generation) = generation else { return Ok(()) };
-                (attached, Promise::of(REPLACED, generation))
+                (attached, Expected::of(REPLACED, generation))
             }
             _ => {
                 let file = gaze.dice.below(STILL.len() as u64) as usize;
-                (self.open(&format!("still-{file}"))?, Promise::still(file))
+                (self.open(&format!("still-{file}"))?, Expected::still(file))
             }
         };
         *heard = Instant::now();
         for _ in 0..200 + gaze.dice.below(2000) {
-            let (position, len) = gaze.range(promise.span());
-            self.read(&attached, promise, position, &mut buffer[..len], seen)?;
+            let (position, len) = gaze.range(expected.span());
+            self.read(&attached, expected, position, &mut buffer[..len], seen)?;
             *heard = Instant::now();
         }
         self.viewer.tell(Operation::Detach, [attached.handle, 0, 0])
@@ -758,13 +765,13 @@ impl Sight {
     fn read(
         &self,
         attached: &Attached,
-        promise: Promise,
+        expected: Expected,
         position: u64,
         buffer: &mut [u8],
         seen: &mut Seen,
     ) -> Result<(), RequestError> {
-        let &Attached { handle, cell, id, ref marker_told, ref touched, .. } = attached;
-        let file = ViewedFile { handle, cell, id, marker_told, touched };
+        let &Attached { handle, cell, id, ref marker_reported, ref touched, .. } = attached;
+        let file = ViewedFile { handle, cell, id, marker_reported, touched };
         // SAFETY: a unique slice is valid for writes of its length.
         let read = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         let bytes = &buffer[..read.bytes];
@@ -772,17 +779,17 @@ impl Sight {
         BEGUN.call_once(|| println!("reading "));
         seen.reads += 1;
         seen.asked += u64::from(read.asked);
-        promise.judge(bytes, position);
+        expected.check(bytes, position);
         match read.end {
             ReadEnd::Full => assert_eq!(bytes.len(), buffer.len()),
-            ReadEnd::EndOfFile(_) if promise.size.is_some() => {
-                promise.judge_all(bytes, position, buffer.len());
+            ReadEnd::EndOfFile(_) if expected.size.is_some() => {
+                expected.check_all(bytes, position, buffer.len());
             }
             ReadEnd::EndOfFile(_) => {
                 let [size, _] = self.viewer.request(Operation::Revalidate, [handle, 0, 0])?;
                 assert!(size <= attached.file.metadata().unwrap().len(), "the owner's size is the file's");
             }
-            ReadEnd::Failed(RequestError::OwnerGone) => return Err(RequestError::OwnerGone),
+            ReadEnd::Failed(RequestError::OwnerDead) => return Err(RequestError::OwnerDead),
             // The interposer would ask the kernel now.
             ReadEnd::Failed(
                 RequestError::Fruitless
@@ -790,7 +797,7 @@ impl Sight {
                 | RequestError::Late
                 | RequestError::Errno(libc::ETXTBSY | libc::EAGAIN),
             ) => seen.unserved += 1,
-            other => panic!("{other:?} at {position}; {promise:?}"),
+            other => panic!("{other:?} at {position}; {expected:?}"),
         }
         Ok(())
     }
@@ -807,7 +814,7 @@ fn end_of(mut child: Child) -> Seen {
     let fields: Vec<_> = said.split(' ').collect();
     let number = |place: usize| fields[place].parse().unwrap();
     let (reads, asked, unserved) = (number(0), number(1), number(2));
-    Seen { reads, asked, unserved, gone_after_millis: fields[3].parse().ok() }
+    Seen { reads, asked, unserved, dead_after_millis: fields[3].parse().ok() }
 }
 
 /// Starts a viewer and kills it while it reads.
@@ -925,7 +932,7 @@ fn a_viewer_outlives_its_owner() {
     owner.wait().unwrap();
     for viewer in viewers {
         let seen = end_of(viewer);
-        let millis = seen.gone_after_millis.expect("it saw that the owner is gone");
+        let millis = seen.dead_after_millis.expect("it saw that the owner is gone");
         println!("a viewer read {} times and gave its owner up after {millis} ms", seen.reads);
         assert!(seen.reads > 0);
         // Ten times what it promises: machines are slow at times.

@@ -66,7 +66,7 @@ fn fill(file: &MemFile, mib: u64, generation: u32) {
     }
 }
 
-/// Reads all of the file and judges it.
+/// Reads all of the file and checks it.
 fn read_all(file: &MemFile, generation: u32) {
     let mut piece = vec![0; 100_000];
     let mut at = 0;
@@ -106,7 +106,7 @@ fn r21_reads_and_pins_bring_spilled_pages_back() {
 }
 
 #[test]
-fn g17_what_is_grabbed_is_brought_back_first() {
+fn g17_a_grabbed_folio_is_brought_back_first() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -150,7 +150,7 @@ fn a_read_of_a_page_does_not_bring_all_of_a_large_folio() {
 }
 
 #[test]
-fn what_is_overwritten_in_part_keeps_the_rest() {
+fn a_partial_overwrite_of_a_spilled_folio_keeps_the_rest() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -185,7 +185,7 @@ fn a_dropped_file_gives_its_slots_back() {
 }
 
 #[test]
-fn what_is_cut_or_punched_gives_its_slots_back_and_reads_as_zeros() {
+fn truncated_or_punched_pages_give_their_slots_back_and_read_as_zeros() {
     let (cache, _disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -207,7 +207,7 @@ fn what_is_cut_or_punched_gives_its_slots_back_and_reads_as_zeros() {
 }
 
 #[test]
-fn what_is_full_is_an_error_and_nothing_is_lost() {
+fn a_full_spill_file_is_an_error_and_nothing_is_lost() {
     let (cache, _disk) = in_memory(4);
     let file = file(&cache);
     let mut piece = vec![0; 1 << 16];
@@ -248,7 +248,7 @@ fn unevictable_files_stay_and_the_others_make_room_for_them() {
 }
 
 #[test]
-fn what_can_be_packed_takes_less_and_what_cannot_is_kept_as_it_is() {
+fn packable_pages_take_less_and_others_are_kept_as_they_are() {
     let disk = Arc::new(MemoryFile::new(Vec::new())) as Arc<dyn Backend>;
     let cache = builder().spill_to(disk, options(64).compress(true)).build().unwrap();
     let (dull, noisy) = (file(&cache), file(&cache));
@@ -275,7 +275,7 @@ fn what_can_be_packed_takes_less_and_what_cannot_is_kept_as_it_is() {
 }
 
 #[test]
-fn other_bytes_than_were_written_are_an_error_for_who_reads_them() {
+fn other_bytes_than_were_written_are_an_error_for_their_reader() {
     let (cache, disk) = in_memory(64);
     let file = file(&cache);
     fill(&file, BIG, 1);
@@ -558,7 +558,7 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
 }
 
 #[test]
-fn where_there_can_be_no_spill_file_the_cache_says_so() {
+fn a_place_without_a_spill_file_is_an_error_of_the_build() {
     let build = |options| builder().spill(options).build().unwrap_err();
     let nowhere = build(SpillOptions::new("/proc/nowhere/at/all", MIB));
     assert_eq!(nowhere.kind(), ErrorKind::Build);

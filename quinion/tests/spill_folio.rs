@@ -87,14 +87,14 @@ impl Stage {
 
     fn add_at(&self, index: PageIndex) {
         let frame = self.arena.alloc(ORDER).unwrap();
-        let promise = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
+        let reservation = self.reclaim.lists().reserve(1, LockWait::Wait).unwrap();
         let charge = self.reclaim.lists().charge(PoolNumber::DEFAULT, ORDER.pages(), ORDER);
         let folio = NewFolio { index, frame, order: ORDER };
         let added = self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         assert_eq!(added, AddedFolio::Added { shadow: None });
         let run = FillRun { index, frame, pages: ORDER.pages() };
         self.mapping.lock().mark_run_dirty(run, Millis(1));
-        self.reclaim.list([(frame, FetchOrigin::Asked)], promise.with_charge(charge));
+        self.reclaim.list([(frame, FetchOrigin::Asked)], reservation.with_charge(charge));
         self.arena.view().own(frame).complete(true);
     }
 
@@ -161,7 +161,7 @@ fn a_folio_goes_and_its_frames_are_free() {
 }
 
 #[test]
-fn no_more_sets_out_at_once_than_may_be_under_way() {
+fn no_more_folios_are_spilled_at_once_than_may_be_under_way() {
     let stage = Stage::new(WriteFaults::default());
     (2..64).for_each(|nth| stage.add_at(PageIndex(16 * nth)));
     let max = stage.spill.in_flight_max();
@@ -372,7 +372,7 @@ fn a_part_is_restored_and_what_is_around_it_stays_spilled() {
 }
 
 #[test]
-fn what_is_read_while_it_is_cut_off_is_given_to_nobody_else() {
+fn slots_truncated_during_a_read_are_not_given_out() {
     let stage = Stage::spilled();
     let values = stage.mapping.spilled_values();
     let reading = stage.spill.begin_read(&values).unwrap();

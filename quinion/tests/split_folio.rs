@@ -66,10 +66,10 @@ impl Rig {
             FolioShape { marker, wanted, fate, ..FolioShape::of(Orders { min: Order::ZERO, max: order }) };
         let lists = self.reclaim.lists();
         let charge = lists.charge(PoolNumber::DEFAULT, order.pages(), Order::ZERO);
-        let promise = lists.reserve(1, LockWait::Wait).unwrap().with_charge(charge);
+        let reservation = lists.reserve(1, LockWait::Wait).unwrap().with_charge(charge);
         let added = self.mapping.add_folio_range(run, shape, LockWait::Wait, &mut |_, _| {}).unwrap();
         assert_eq!(added.pages, order.pages());
-        self.reclaim.list([(frame, FetchOrigin::Asked)], promise);
+        self.reclaim.list([(frame, FetchOrigin::Asked)], reservation);
         for nth in 0..order.pages() {
             let content = page_content(FILE, first + u64::from(nth), 1);
             let to = self.arena.view().bytes(frame.plus(nth)).unwrap();
@@ -181,7 +181,7 @@ fn d17_every_piece_of_a_flagged_folio_is_flagged() {
 }
 
 #[test]
-fn who_reads_the_whole_meanwhile_reads_anew() {
+fn a_reader_of_a_folio_that_is_split_meanwhile_reads_anew() {
     let rig = Rig::new();
     let frame = rig.add(16, 4, FolioLifetime::Stays);
     let descriptor = rig.arena.view().own(frame);
@@ -205,7 +205,7 @@ fn who_reads_the_whole_meanwhile_reads_anew() {
 }
 
 #[test]
-fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
+fn a_folio_held_pinned_filled_written_or_unlisted_is_not_split() {
     let rig = Rig::new();
     rig.add(0, 3, FolioLifetime::Stays);
     let held = rig.mapping.try_hold(page(1)).unwrap();
@@ -235,9 +235,9 @@ fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
     assert!(matches!(rig.mapping.find_in_flight(page(0)..page(16)), InFlight::None(PageIndex(16))));
     // Popped by the reclaimer, who has yet to evict it.
     {
-        let mut promise = rig.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);
+        let mut reservation = rig.reclaim.lists().empty_reservation(PoolNumber::DEFAULT);
         let popped: Vec<_> = (0..4)
-            .filter_map(|ring| rig.reclaim.lists().lock().pop(ring, &mut promise).map(|_| ring))
+            .filter_map(|ring| rig.reclaim.lists().lock().pop(ring, &mut reservation).map(|_| ring))
             .collect();
         assert!(!popped.is_empty());
     }
@@ -246,7 +246,7 @@ fn what_is_held_pinned_filled_written_or_listed_nowhere_is_not_split() {
 }
 
 #[test]
-fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
+fn a_detached_folio_leaves_copies_of_its_dirty_and_wanted_pages() {
     for unit in [0, 2] {
         let rig = Rig::new();
         let frame = rig.add(64, 5, FolioLifetime::Stays);
@@ -255,7 +255,7 @@ fn what_gives_way_leaves_copies_of_what_is_dirty_and_wanted() {
         let copied = rig.mapping.detach_copy(&held, page(88)..page(96), Order(unit));
         let pages = if unit == 0 { 3 } else { 8 };
         assert_eq!(copied, DetachOutcome::Done { pages });
-        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Gone);
+        assert_eq!(rig.mapping.detach_copy(&held, page(0)..page(0), Order(unit)), DetachOutcome::Removed);
         rig.check();
         assert_eq!(rig.mapping.writeback().dirty_pages().dirty(), 3);
         for index in [65, 70, 71] {

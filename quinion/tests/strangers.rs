@@ -35,7 +35,7 @@ impl Wake for Panics {
 }
 
 #[test]
-fn a_waker_that_panics_takes_nobodys_wake_up_with_it() {
+fn a_waker_that_panics_takes_no_other_wake_up_with_it() {
     let (cache, device) =
         (Cache::builder().memory(Cache::MEMORY_MIN).readahead(0).build(), Device::new(100 * PAGE));
     let (cache, panics) = (cache.unwrap(), Arc::new(Panics::default()));

@@ -136,7 +136,7 @@ fn a_reader_close_behind_another_finds_what_that_one_has_passed() {
 }
 
 #[test]
-fn who_says_that_it_reads_once_pays_for_itself_from_the_first_page_on() {
+fn a_read_once_stream_evicts_its_own_pages_from_the_first_page_on() {
     let cache = cache();
     let (hot_device, hot) = open(&cache, 1, MEMORY / 3);
     let (device, file) = open(&cache, 2, 4 * MEMORY);

@@ -47,7 +47,7 @@ impl Refusing {
     fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::Relaxed);
     }
-    fn judge(&self) -> io::Result<()> {
+    fn refusal(&self) -> io::Result<()> {
         if self.refuses.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(28)) } else { Ok(()) }
     }
     /// What the file holds, past the cache.
@@ -84,11 +84,11 @@ impl Backend for Refusing {
         self.file.sync(kind, range)
     }
     fn set_size(&self, bytes: u64) -> io::Result<()> {
-        self.judge()?;
+        self.refusal()?;
         Backend::set_size(&self.file, bytes)
     }
     fn punch(&self, range: Range<u64>) -> io::Result<()> {
-        self.judge()?;
+        self.refusal()?;
         self.file.punch(range)
     }
 }
@@ -223,7 +223,7 @@ fn t06_a_hole_in_a_folio_of_2_mib_leaves_what_is_around_it() {
 }
 
 #[test]
-fn t07_what_lies_between_a_shorter_and_a_longer_end_is_zero() {
+fn t07_bytes_between_a_shorter_and_a_longer_end_are_zero() {
     for (shorter, longer) in
         [(5000, 9000), (PAGE, 3 * PAGE), (PAGE + 1, PAGE + 2), (0, 10), (MIB + 5, 4 * MIB)]
     {
@@ -288,7 +288,7 @@ fn a_cut_that_fails_changes_nothing() {
 }
 
 #[test]
-fn a_hole_that_fails_leaves_what_was_written_outside_of_it() {
+fn a_hole_that_fails_leaves_the_bytes_written_around_it() {
     let mut pair = Pair::new(2 * MIB);
     pair.warm();
     pair.write(MIB - 3 * PAGE, &[4; 8 * PAGE]);
@@ -349,7 +349,7 @@ fn a_page_with_an_edge_that_is_pinned_gives_way_to_a_copy() {
 }
 
 #[test]
-fn who_waits_for_pins_is_told_that_they_stay_and_cuts_when_they_go() {
+fn a_truncation_reports_pins_that_stay_and_goes_on_when_they_end() {
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let mut pair = Pair::with(cache, MIB, OnPinned::Wait(Duration::from_millis(20)));
     pair.warm();
@@ -395,7 +395,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
 /// T03: while a cut waits, no page is added: a call that does not wait is refused and has started nothing, and one that
 /// waits reaches the device when the cut is over, or not at all.
 #[test]
-fn t03_nobody_adds_a_page_while_a_file_is_being_cut() {
+fn t03_no_page_is_added_while_a_file_is_being_truncated() {
     const PAGES: usize = 3000;
     let (cache, _memory, device, file) = slow_of(PAGES);
     let read = |page: usize| {
@@ -479,7 +479,7 @@ fn t05_a_cut_waits_for_what_is_being_written() {
 
 /// T08: who waits for a page that is cut off looks again, and finds the end.
 #[test]
-fn t08_who_waits_for_a_page_that_goes_finds_the_end() {
+fn t08_a_waiter_for_a_truncated_page_finds_the_end() {
     for cut in [true, false] {
         let (cache, _memory, device, file) = slow();
         device.pause();

@@ -61,7 +61,7 @@ impl Stage {
             handle: self.handle,
             cell: CellNumber(self.place as u32),
             id: MappingId((self.place >> 32) as u32),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         }
     }
@@ -115,7 +115,7 @@ fn an_uncached_read_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_was_cached_before_an_uncached_read_stays_and_is_used() {
+fn pages_cached_before_an_uncached_read_stay_and_are_used() {
     let stage = Stage::new();
     stage.viewer.advise(&stage.file(), Advice::Random, 0, u64::MAX);
     assert_eq!(stage.read(16 * PAGE, 4 * PAGE).bytes, 4 * PAGE);
@@ -179,13 +179,13 @@ fn nonsense_is_refused() {
 ///
 /// The one worker there is prepares before it answers again, so an answer tells that it has.
 #[test]
-fn what_is_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
+fn a_file_open_for_writing_is_not_copied_out_of_the_kernels_cache() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
     let opened = File::open(&path).unwrap();
     opened.sync_all().unwrap();
-    let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite());
+    let owner = Arc::new(CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).attach_lazily());
     let service = Service::start(owner.clone(), 1).unwrap();
     let viewer = service.admit(std::process::id()).unwrap().view().unwrap().waiting_at_most(60_000);
     let data = opened.metadata().unwrap();

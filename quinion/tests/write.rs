@@ -113,7 +113,7 @@ fn assert_same(file: &File, twin: &[u8]) {
 }
 
 #[test]
-fn what_was_written_is_read_whatever_its_size_and_place() {
+fn written_bytes_of_any_size_and_place_are_read() {
     let lens = [1, 7, 63, 64, 1000, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 65_536 + 13, 300 * PAGE + 5];
     for (nth, len) in lens.into_iter().enumerate() {
         let mut pair = Pair::new(10 * PAGE + 100);
@@ -245,7 +245,7 @@ fn two_handles_see_each_others_writes_and_only_one_may_write() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn impossible_ranges_are_refused_and_change_nothing() {
     let pair = Pair::new(PAGE);
     let far = i64::MAX as u64;
     for (error, kind) in [
@@ -568,7 +568,7 @@ fn pinned_bytes_do_not_change_and_new_readers_see_the_write() {
 }
 
 #[test]
-fn who_waits_for_pins_is_told_when_they_stay_and_writes_when_they_go() {
+fn a_write_reports_pins_that_stay_and_goes_on_when_they_end() {
     let cache = cache();
     let memory = Arc::new(MemoryFile::new(vec![1; 4 * PAGE]));
     let options = *writing().on_pinned(OnPinned::Wait(Duration::from_millis(30)));
@@ -645,7 +645,7 @@ fn the_end_of_the_cache_and_of_a_handle_lose_nothing() {
 }
 
 #[test]
-fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
+fn an_open_after_an_external_change_keeps_dirty_pages_and_forgets_the_rest() {
     let mut pair = Pair::new(8 * PAGE);
     assert_same(&pair.file, &pair.twin);
     pair.write(2, 2 * PAGE, PAGE);
@@ -662,7 +662,7 @@ fn an_open_after_a_change_outside_keeps_what_is_dirty_and_forgets_the_rest() {
 /// 2 Others change the file, and it is opened: the folio stays, as it is dirty.
 /// 3 The version is known anew, so it is never compared again, and all readers get the other pages as they were.
 #[test]
-fn of_a_large_folio_that_is_dirty_in_part_the_rest_is_forgotten() {
+fn the_clean_rest_of_a_partly_dirty_folio_is_forgotten() {
     let cache = Cache::builder().memory(64 << 20).folio_order_max(9).build().expect("a cache");
     for pin in [false, true] {
         let mut pair = Pair::of(cache.clone(), 512 * PAGE);
@@ -906,7 +906,7 @@ fn times_step(path: &std::path::Path) -> bool {
 
 /// A table is made, written, closed and opened again: nothing of it comes from the device.
 #[test]
-fn what_was_written_to_a_new_file_is_still_cached_when_it_is_opened_again_at_once() {
+fn bytes_written_to_a_new_file_are_still_cached_when_it_is_reopened_at_once() {
     for folder in [tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")), tempfile::tempdir_in("/dev/shm")] {
         let folder = folder.expect("a folder");
         let (path, cache) = (folder.path().join("table"), cache());

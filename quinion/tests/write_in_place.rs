@@ -99,7 +99,7 @@ fn all(bytes: usize) -> WriteOutcome {
 // ---- one at a time ------------------------------------------------------------------------------------------
 
 #[test]
-fn what_was_written_is_read_by_everybody() {
+fn written_bytes_are_read_by_all_readers() {
     let stage = Stage::new();
     stage.add(0, 4, State::Ready);
     assert_eq!(write(&stage, 3, 2, 7), all(2 * PAGE_SIZE));
@@ -177,7 +177,7 @@ fn copy_three(stage: &Stage) {
 }
 
 /// What is lent of the folio at 0 is whole.
-fn pin_and_judge(stage: &Stage) {
+fn pin_and_check(stage: &Stage) {
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
     let (address, len) = (held.bytes(), held.order().bytes());
     let (frame, _) = held.into_pin();
@@ -190,7 +190,7 @@ fn pin_and_judge(stage: &Stage) {
 /// A writer is in the middle of page 5. A reader without holds gives up on that page after its tries, and reads all
 /// others; one with locks waits, and gets the page whole.
 #[test]
-fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
+fn a_stopped_writer_stops_only_threads_that_want_its_page() {
     let stage = Stage::new();
     stage.add(0, 4, State::Ready);
     let held = stage.mapping.try_hold(PageIndex(0)).unwrap();
@@ -215,7 +215,7 @@ fn a_stopped_writer_stops_nobody_but_who_wants_its_page() {
             copied.send("copied").unwrap();
         });
         scope.spawn(move || {
-            pin_and_judge(stage);
+            pin_and_check(stage);
             pinned.send("pinned").unwrap();
         });
         scope.spawn(move || {
@@ -310,12 +310,12 @@ fn dice_page(generation: u32) -> u64 {
 }
 
 #[test]
-fn who_found_a_folio_steady_notices_its_first_writer() {
+fn a_reader_that_found_a_folio_steady_notices_its_first_writer() {
     first_writes(|stage, bytes| hit(stage, stage.arena.view(), 0, bytes).bytes);
 }
 
 #[test]
-fn who_held_a_steady_folio_notices_its_first_writer() {
+fn a_holder_of_a_steady_folio_notices_its_first_writer() {
     first_writes(|stage, bytes| match stage.mapping.try_hold(PageIndex(0)) {
         Ok(held) if held.is_readable() == ReadableState::Yes => held.copy_out(0, bytes),
         _ => 0,
@@ -442,7 +442,7 @@ impl Storm {
             self.finished[page as usize].store(generation, Ordering::Release); // partner: `oldest`
         }
     }
-    fn judge(&self, oldest: &[u32; PAGES], position: u64, bytes: &[u8]) {
+    fn check(&self, oldest: &[u32; PAGES], position: u64, bytes: &[u8]) {
         for (nth, part) in pages_of(position, bytes) {
             let at = position.max(nth * PAGE);
             let met = generations(part, FILE, at).unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -489,7 +489,7 @@ impl Storm {
         let oldest = self.oldest();
         let hits = hit(&self.stage, view, position, &mut buffer[..bytes]);
         self.count(if hits.stopped == HitStop::Writing { Met::Writing } else { Met::Hit });
-        self.judge(&oldest, position, &buffer[..hits.bytes]);
+        self.check(&oldest, position, &buffer[..hits.bytes]);
     }
     fn read_group(&self, dice: &mut Dice) {
         let pages: Vec<u64> = (0..GROUP_MAX).map(|_| dice.below(PAGES as u64)).collect();
@@ -504,7 +504,7 @@ impl Storm {
         }
         let bytes = held.copy_out(position, buffer);
         self.count(Met::Held);
-        self.judge(&oldest, position, &buffer[..bytes]);
+        self.check(&oldest, position, &buffer[..bytes]);
     }
     /// Takes what is lent twice, with time between.
     fn pin(&self, dice: &mut Dice) {

@@ -90,7 +90,7 @@ fn runs_follow_each_other_and_are_a_megabyte_at_most() {
 }
 
 #[test]
-fn nothing_is_written_behind_the_end() {
+fn no_byte_is_written_behind_the_end() {
     let stage = Stage::new(by_hand());
     let inner = Arc::new(MemoryFile::new(Vec::new()));
     let device = Watched::new(Arc::clone(&inner) as Arc<dyn Backend>);
@@ -152,7 +152,7 @@ fn a_page_that_changed_while_it_was_written_is_written_again_by_a_sync() {
 
 /// E01 and E05 through files; by the rules of `errseq`.
 #[test]
-fn ten_handles_are_told_once_each_and_then_all_is_well() {
+fn ten_handles_report_once_each_and_then_all_is_well() {
     let stage = Stage::new(by_hand());
     let disk = disk(100);
     let device = simulated(&disk, Faults::default());
@@ -180,7 +180,7 @@ fn ten_handles_are_told_once_each_and_then_all_is_well() {
 
 /// E07: no handle synced, and the next open of the file reports the error.
 #[test]
-fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
+fn an_error_of_the_background_is_reported_to_the_next_open() {
     let options = by_hand().expire(Duration::ZERO).interval(Duration::from_millis(1));
     let stage = Stage::new(options);
     let device = simulated(&disk(10), Faults::default());
@@ -196,7 +196,7 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
 }
 
 #[test]
-fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
+fn no_sync_succeeds_while_pages_cannot_be_written() {
     let stage = Stage::new(by_hand());
     let device = simulated(&disk(10), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -215,7 +215,7 @@ fn as_long_as_pages_cannot_be_written_no_sync_says_that_all_is_well() {
 
 /// The kernel tells of a sync that failed once, and forgets what it could not write.
 #[test]
-fn after_a_sync_of_the_device_failed_the_next_one_that_says_ok_is_true() {
+fn a_sync_that_succeeds_after_a_failed_device_sync_is_true() {
     for seed in 0..20 {
         let stage = Stage::new(by_hand());
         let disk = disk(64);
@@ -246,7 +246,7 @@ fn after_a_sync_of_the_device_failed_the_next_one_that_says_ok_is_true() {
 }
 
 #[test]
-fn what_left_the_cache_before_the_sync_failed_is_said_to_be_lost() {
+fn pages_that_left_the_cache_before_the_sync_failed_are_reported_lost() {
     let stage = Stage::new(by_hand());
     let device = simulated(&disk(64), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -303,7 +303,7 @@ fn two_syncs_at_once_hear_of_one_failure_both() {
 
 /// A backend is a stranger's. What it was to make durable is not, and whoever comes next has his turn.
 #[test]
-fn a_device_that_panics_in_a_sync_keeps_nobody_from_the_next() {
+fn a_device_that_panics_in_a_sync_does_not_prevent_the_next() {
     let stage = Stage::new(by_hand());
     let device = Watched::new(memory(64));
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -343,7 +343,7 @@ fn ok_is_of_pages_whose_flush_was_under_way_when_a_sync_failed() {
 }
 
 #[test]
-fn many_who_sync_at_once_share_the_devices_syncs() {
+fn many_syncs_at_once_share_the_devices_syncs() {
     const THREADS: u64 = 8;
     let stage = Stage::new(by_hand());
     let inner = memory(64);
@@ -382,7 +382,7 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
         let wait_queue = Arc::new(WaitQueue::new());
         let options = EngineOptions { mechanism, queue_depth: 4, ..EngineOptions::default() };
         let engine = Engine::new(Arc::clone(&wait_queue), options);
-        let stage = Stage::with_room(wait_queue, by_hand());
+        let stage = Stage::with_wait_queue(wait_queue, by_hand());
         let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
         let path = folder.path().join("file");
         let file = stage.open(1, Arc::new(engine.open_for_writing(&path, new).unwrap()));
@@ -401,15 +401,15 @@ fn a_lone_writer_needs_no_other_thread_to_sync() {
 
 /// The last partial page goes by calls that block, and who syncs makes them himself.
 #[test]
-fn a_small_append_is_written_by_who_syncs_it() {
-    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_who_syncs_it") {
+fn a_small_append_is_written_by_its_sync() {
+    if !hazard::in_a_process_of_its_own("a_small_append_is_written_by_its_sync") {
         return;
     }
     let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
     let wait_queue = Arc::new(WaitQueue::new());
     let engine = Engine::new(Arc::clone(&wait_queue), EngineOptions::default());
-    let stage = Stage::with_room(wait_queue, by_hand());
+    let stage = Stage::with_wait_queue(wait_queue, by_hand());
     let new = WriteOptions { creation: Creation::MustBeNew, start: InitialContent::Kept, mode: 0o644 };
     let local = engine.open_for_writing(&path, new).unwrap();
     if !local.is_direct() {
@@ -564,7 +564,7 @@ fn a_stuck_device_does_not_hold_up_its_writers_for_ever() {
 }
 
 #[test]
-fn who_waits_hears_that_his_file_fails() {
+fn a_throttled_writer_hears_that_its_file_fails() {
     let stage = Stage::new(throttled(LONG));
     let device = simulated(&disk(4000), Faults::default());
     let file = stage.open(1, Arc::clone(&device) as Arc<dyn Backend>);
@@ -582,7 +582,7 @@ fn who_waits_hears_that_his_file_fails() {
 }
 
 #[test]
-fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_before() {
+fn d14_pages_of_an_uncached_writer_alone_leave_when_they_were_written_and_not_before() {
     let stage = Stage::new(by_hand());
     let disk = disk(64);
     let device = simulated(&disk, Faults::default());
@@ -606,7 +606,7 @@ fn d14_what_only_an_uncached_writer_wanted_leaves_when_it_was_written_and_not_be
 }
 
 #[test]
-fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
+fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
     let stage = Stage::new(by_hand());
     let device =
         Arc::new(SimulatedBackend::of_memory(memory(5000), Faults { delay_max: 2, ..Faults::default() }));
@@ -637,7 +637,7 @@ fn who_finds_no_memory_because_all_of_it_is_dirty_has_it_written() {
         stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
-    while stage.arena.room_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
+    while stage.arena.available_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {
         assert_eq!(read(page), PAGE_SIZE);
         file.write(page..page + 1, 1);
         page += 1;
@@ -785,7 +785,7 @@ fn a_device_that_panics_does_not_keep_the_background_from_other_files() {
 
 /// The last that is done for a file is not left to a flush that began before.
 #[test]
-fn what_fails_under_way_when_the_cache_ends_is_tried_once_more() {
+fn a_flush_that_fails_when_the_cache_ends_is_tried_once_more() {
     let stage = Stage::new(by_hand());
     let bytes = memory(64);
     let device =
@@ -832,13 +832,13 @@ fn steps() -> impl Strategy<Value = Step> {
 #[derive(Clone, Copy, Default, Debug)]
 struct Known {
     now: u32,
-    promised: u32,
+    synced: u32,
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn what_was_promised_survives_a_crash(
+    fn synced_pages_survive_a_crash(
         story in prop::collection::vec(steps(), 1..60), seed: u64, delay_max in 0..4u32,
     ) {
         let stage = Stage::new(by_hand());
@@ -859,7 +859,7 @@ proptest! {
                     let synced =
                         stage.writeback.sync(&file.mapping, ALL, SyncKind::Data, &handles[handle]);
                     match synced {
-                        Ok(()) => known.iter_mut().for_each(|page| page.promised = page.now),
+                        Ok(()) => known.iter_mut().for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
@@ -870,7 +870,7 @@ proptest! {
                     match synced {
                         Ok(()) => known[at as usize..(at + len) as usize]
                             .iter_mut()
-                            .for_each(|page| page.promised = page.now),
+                            .for_each(|page| page.synced = page.now),
                         Err(failed) => lost |= failed.lost_pages > 0,
                     }
                 }
@@ -905,7 +905,7 @@ proptest! {
 fn is_right(state: &[u8], page: usize, known: Known) -> bool {
     let number =
         |generation: u32| u64::from(generation) << 32 | if generation == 0 { 0 } else { page as u64 };
-    let allowed: Vec<[u8; 8]> = (known.promised..=known.now).map(|of| number(of).to_le_bytes()).collect();
+    let allowed: Vec<[u8; 8]> = (known.synced..=known.now).map(|of| number(of).to_le_bytes()).collect();
     let bytes = &state[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
     let is_allowed = |(at, byte): (usize, &u8)| allowed.iter().any(|number| number[at % 8] == *byte);
     bytes.iter().enumerate().all(is_allowed)
@@ -913,7 +913,7 @@ fn is_right(state: &[u8], page: usize, known: Known) -> bool {
 
 /// Writers, syncs, the background and faults, all at once: whatever was promised is there.
 #[test]
-fn with_all_at_once_what_was_promised_is_there() {
+fn synced_pages_survive_writers_syncs_and_faults_at_once() {
     let seconds = if std::env::var_os("QUINION_SOAK").is_some() { 30 } else { 1 };
     let began = Instant::now();
     for seed in 0.. {
@@ -929,28 +929,28 @@ fn with_all_at_once_what_was_promised_is_there() {
             .with_write_faults(WriteFaults { errors: 50, full: 50, drops: 20, sync_errors: 50 });
         let file = stage.open(1, Arc::new(device));
         // Of each writer's pages: how far the disk's log was when it was promised, and what.
-        let promises: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
+        let sync_points: Mutex<Vec<(usize, u64, u32)>> = Mutex::default();
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
-                let (file, promises, disk) = (&file, &promises, &disk);
+                let (file, sync_points, disk) = (&file, &sync_points, &disk);
                 scope.spawn(move || {
                     let (handle, first) = (file.handle(), thread * 40);
                     for generation in 1..30u32 {
                         let _ = file.stage.writeback.throttle(&file.mapping, 40);
                         file.write(first..first + 40, generation);
                         if generation % 3 == 0 && file.sync(&handle).is_ok() {
-                            promises.lock().unwrap().push((disk.log().len(), first, generation));
+                            sync_points.lock().unwrap().push((disk.log().len(), first, generation));
                         }
                     }
                 });
             }
         });
         let log = disk.log();
-        for (events, first, generation) in promises.into_inner().unwrap() {
+        for (events, first, generation) in sync_points.into_inner().unwrap() {
             for sample in 0..4 {
                 let state = log.state(events, seed ^ sample);
                 for page in first..first + 40 {
-                    let known = Known { now: 30, promised: generation };
+                    let known = Known { now: 30, synced: generation };
                     assert!(is_right(&state, page as usize, known), "page {page}, {known:?}, seed {seed}");
                 }
             }

@@ -180,7 +180,7 @@ fn a06_a_folio_of_every_smaller_order_at_every_place() {
 }
 
 #[test]
-fn a12_without_nodes_the_pages_say_what_they_said() {
+fn a12_pages_without_nodes_say_what_they_said() {
     for order in 1..=9u8 {
         for budget in 0..10 {
             let forest = forest::<1>();
@@ -205,7 +205,7 @@ fn a12_without_nodes_the_pages_say_what_they_said() {
 }
 
 #[test]
-fn a12_without_nodes_an_empty_place_stays_empty() {
+fn a12_an_empty_place_without_nodes_stays_empty() {
     for budget in 0..6 {
         let forest = forest::<2>();
         put(&forest, 2, 0, Entry::folio(folio(1, 0)));

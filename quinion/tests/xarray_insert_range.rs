@@ -147,7 +147,7 @@ fn b07_a_batch_that_ends_early_is_a_prefix() {
 }
 
 #[test]
-fn b09_when_nodes_run_out_for_good_the_prefix_stays_and_nothing_leaks() {
+fn b09_the_prefix_stays_and_nothing_leaks_when_nodes_run_out_for_good() {
     for budget in 0..12 {
         let forest = forest::<2>();
         let got = forest.with_budget(budget, |tree| tree.insert_range(0, batch(64, 0), no_shadow));

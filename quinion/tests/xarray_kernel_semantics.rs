@@ -5,7 +5,7 @@
 //! the kernel's test         what it checks                                   here
 //! xa_err                    what a store says when there is no node          a_store_without_nodes_..
 //! xas_retry                 a reader that meets a retry entry                none: no such entries. A reader
-//!                                                                            judges what it finds: xarray_walk
+//!                                                                            checks what it finds: xarray_walk
 //! xa_load                   every index while the tree grows, shrinks        every_index_loads_while_..
 //! xa_mark_1                 set, ask, clear; marks under a large store       a_mark_is_set_asked_cleared_..
 //! xa_mark_2, _3             a marked search at its bounds, in a large entry  a_marked_search_keeps_to_..
@@ -17,7 +17,7 @@
 //! xas_erase                 erase on the way, while the tree changes height  erasing_on_the_way_..
 //! multi_store, _1, _2, _3   each covered index, neighbours, counts           a_large_entry_is_everywhere_..
 //! multi_store_advanced      all orders far apart                             all_orders_stand_far_apart
-//! get_order, xas_get_order  the order, asked at any covered index            the_order_is_told_at_any_index
+//! get_order, xas_get_order  the order, asked at any covered index            the_order_is_reported_at_any_index
 //! xas_conflict_get_order    each conflict once, with its order               conflicts_come_once_..
 //! xa_alloc_1, _2, _3        free ids are handed out                          none: the tree gives no ids;
 //!                                                                            next_gap is asked in xarray_twin
@@ -130,7 +130,7 @@ fn every_index_loads_while_the_tree_grows_and_shrinks() {
 }
 
 #[test]
-fn a_mark_is_set_asked_cleared_and_gone_with_its_entry() {
+fn a_mark_is_set_asked_cleared_and_removed_with_its_entry() {
     fn check<const BITS: u32>() {
         for order in 0..=ENTRY_ORDER_MAX {
             let (forest, base) = (forest::<BITS>(), 5 << order);
@@ -359,7 +359,7 @@ fn all_orders_stand_far_apart() {
 }
 
 #[test]
-fn the_order_is_told_at_any_index() {
+fn the_order_is_reported_at_any_index() {
     fn check<const BITS: u32>() {
         for order in 0..=ENTRY_ORDER_MAX {
             let (forest, base) = (forest::<BITS>(), 7u64 << order);

@@ -1,7 +1,7 @@
 //! Readers without the lock, while a writer inserts, splits, erases, grows and shrinks.
 //!
 //! What is in the tree describes itself: a folio's number says its place and order, a shadow's payload its
-//! block. So a reader can judge every entry that it finds by itself.
+//! block. So a reader can check every entry that it finds by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

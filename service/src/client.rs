@@ -39,7 +39,7 @@ impl Client {
     }
 
     /// How long opens and reads wait for another server in the place of one that has ended, before they are
-    /// [`ErrorKind::OwnerGone`]: from when that was noticed first, 5 seconds if this is not called. With zero they take
+    /// [`ErrorKind::OwnerDead`]: from when that was noticed first, 5 seconds if this is not called. With zero they take
     /// the one that is there, and wait for none.
     #[must_use]
     pub fn with_reconnect_timeout(self, timeout: Duration) -> Self {
@@ -50,7 +50,7 @@ impl Client {
     /// path. The URL's key is percent-decoded. Waits for the store's answer.
     ///
     /// # Errors
-    /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerGone`]; [`ErrorKind::TimedOut`];
+    /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::TimedOut`];
     /// [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
         let mut connection = self.current(self.reconnect_timeout)?;
@@ -63,7 +63,7 @@ impl Client {
             };
             match opened {
                 // The server has ended meanwhile.
-                Err(error) if error.kind() == ErrorKind::OwnerGone && retry.pause() => {
+                Err(error) if error.kind() == ErrorKind::OwnerDead && retry.pause() => {
                     connection = connection.successor(self.reconnect_timeout).ok_or(error)?;
                 }
                 opened => return opened,
@@ -74,7 +74,7 @@ impl Client {
     /// The connection to the server that is there now, or comes in time; the old one, if there is none.
     fn current(&self, timeout: Duration) -> Result<Arc<Connection>> {
         let old = &self.connection;
-        let new = old.viewer()?.owner_is_gone().then(|| old.successor(timeout)).flatten();
+        let new = old.viewer()?.owner_is_dead().then(|| old.successor(timeout)).flatten();
         Ok(new.unwrap_or_else(|| Arc::clone(old)))
     }
 
@@ -82,7 +82,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
-    pub fn owner_is_gone(&self) -> Result<bool> {
-        Ok(self.current(Duration::ZERO)?.viewer()?.owner_is_gone())
+    pub fn owner_is_dead(&self) -> Result<bool> {
+        Ok(self.current(Duration::ZERO)?.viewer()?.owner_is_dead())
     }
 }

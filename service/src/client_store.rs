@@ -229,7 +229,7 @@ impl Shared {
         let question = self.known.question();
         let (client, url) = (self.client.clone(), self.url(path));
         let opened = self.threads.run(move || client.open(&url)).await;
-        if matches!(&opened, Err(error) if error.told() == Some(libc::ENOENT)) {
+        if matches!(&opened, Err(error) if error.errno() == Some(libc::ENOENT)) {
             self.forget(path);
         }
         let file = opened?;
@@ -276,8 +276,8 @@ impl Shared {
 
     /// Whether the store given is to be asked instead.
     fn is_direct(&self, error: &Error) -> bool {
-        let is_unasked = error.kind() == ErrorKind::Open && error.told().is_none();
-        self.failover == Failover::Direct && (error.kind() == ErrorKind::OwnerGone || is_unasked)
+        let is_unasked = error.kind() == ErrorKind::Open && error.errno().is_none();
+        self.failover == Failover::Direct && (error.kind() == ErrorKind::OwnerDead || is_unasked)
     }
 
     /// A get, from the server's cache.
@@ -342,10 +342,10 @@ fn meta_of(path: &Path, file: &ClientFile) -> ObjectMeta {
 
 /// What a caller of the trait is told.
 fn store_error(path: &Path, error: Error) -> StoreError {
-    let (path, told) = (path.to_string(), error.told());
+    let (path, errno) = (path.to_string(), error.errno());
     match error.kind() {
-        ErrorKind::Open if told == Some(libc::ENOENT) => StoreError::NotFound { path, source: error.into() },
-        ErrorKind::Open if told == Some(libc::EACCES) => {
+        ErrorKind::Open if errno == Some(libc::ENOENT) => StoreError::NotFound { path, source: error.into() },
+        ErrorKind::Open if errno == Some(libc::EACCES) => {
             StoreError::PermissionDenied { path, source: error.into() }
         }
         ErrorKind::Changed => StoreError::Precondition { path, source: error.into() },

@@ -77,7 +77,7 @@ impl Connections {
             self.process = Some(ForkGuard::new());
         }
         let is_there =
-            |connection: &Connection| !connection.process.is_forked() && !connection.viewer.owner_is_gone();
+            |connection: &Connection| !connection.process.is_forked() && !connection.viewer.owner_is_dead();
         self.known.retain(|(.., connection)| is_there(connection));
     }
 }
@@ -93,7 +93,7 @@ pub(crate) struct Connection {
     /// Whether there is any, for those that only want to know: the lock orders the rest.
     owes: AtomicBool,
     /// When a reader noticed first that the server has ended.
-    gone_since: OnceLock<Instant>,
+    dead_since: OnceLock<Instant>,
     /// When another in its place was last looked for, and did not answer.
     sought: Mutex<Option<Instant>>,
 }
@@ -140,7 +140,7 @@ impl Connection {
             process: ForkGuard::new(),
             owed: Mutex::default(),
             owes: AtomicBool::new(false),
-            gone_since: OnceLock::new(),
+            dead_since: OnceLock::new(),
             sought: Mutex::new(None),
         });
         connections.known.push((key, inode, Arc::clone(&new)));
@@ -163,7 +163,7 @@ impl Connection {
     /// The connection to the server that listens in the place of this one, which has ended. It is waited for until
     /// `timeout` has passed since that was noticed; so when many reads find it gone, they wait for it once in all.
     pub(crate) fn successor(&self, timeout: Duration) -> Option<Arc<Self>> {
-        let noticed = *self.gone_since.get_or_init(Instant::now);
+        let noticed = *self.dead_since.get_or_init(Instant::now);
         let mut retry = RetryDeadline::new(timeout.saturating_sub(noticed.elapsed()));
         // A socket that a manager keeps takes connections though no server answers: a reader that does not wait looks
         // for one now and then only.
@@ -218,8 +218,8 @@ impl Connection {
     /// Opens what has that name: its handle and record, and what the server says of it.
     pub(crate) fn open(&self, name: &str) -> Result<([u64; 2], About)> {
         let viewer = self.viewer()?;
-        if viewer.owner_is_gone() {
-            return Err(Error::owner_gone(name)); // another may listen at the socket, or none and a manager keeps it
+        if viewer.owner_is_dead() {
+            return Err(Error::owner_dead(name)); // another may listen at the socket, or none and a manager keeps it
         }
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
         let mut retry = RetryDeadline::new(DEADLINE);
@@ -227,7 +227,7 @@ impl Connection {
             let sent = match Viewer::send_name(&self.socket, &offer, name.as_bytes()) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
-                Err(_) if viewer.owner_is_gone() => return Err(Error::owner_gone(name)),
+                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(name)),
                 Err(error) => {
                     let text = format!("cannot ask the server to open {name}");
                     return Err(Error::of_io(ErrorKind::Open, text, error));
@@ -354,7 +354,7 @@ mod tests {
     ///    until the heart of the server beats.
     /// 2. Another thread's read of an object fails, of a server that is well.
     #[test]
-    fn a_question_that_came_too_late_fails_no_other() {
+    fn a_late_request_fails_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());
@@ -378,7 +378,7 @@ mod tests {
     /// 1. A server stands still while pins are dropped: what is told of them finds no room.
     /// 2. The server has them until this process ends.
     #[test]
-    fn what_could_not_be_given_back_is_told_with_the_next_question() {
+    fn handles_that_could_not_be_given_back_go_with_the_next_request() {
         let folder = tempfile::tempdir().unwrap();
         let cache = quinion::Cache::builder().memory(16 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://b", Arc::new(InMemory::new()), Default::default());

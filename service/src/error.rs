@@ -27,7 +27,7 @@ pub enum ErrorKind {
     /// Bytes could not be fetched from the store.
     Fetch,
     /// The server has ended: connect again when there is one.
-    OwnerGone,
+    OwnerDead,
     /// There was no answer in time.
     TimedOut,
     /// Memory, pins or handles have reached their bound.
@@ -47,28 +47,28 @@ pub struct Error {
     text: String,
     source: Option<io::Error>,
     /// The error number that the server told with its words.
-    told: Option<i32>,
+    errno: Option<i32>,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), source: None, told: None }
+        Self { kind, text: text.into(), source: None, errno: None }
     }
 
     pub(crate) fn of_io(kind: ErrorKind, text: impl Into<String>, source: io::Error) -> Self {
-        Self { kind, text: text.into(), source: Some(source), told: None }
+        Self { kind, text: text.into(), source: Some(source), errno: None }
     }
 
     /// The server has refused to open something: in its words, with that error number.
     pub(crate) fn of_refusal(text: &str, number: i32) -> Self {
         let source = io::Error::from_raw_os_error(number);
         let error = Self::of_io(ErrorKind::Open, format!("cannot open {text}"), source);
-        Self { told: Some(number), ..error }
+        Self { errno: Some(number), ..error }
     }
 
     /// The error number that the server told. `None`: the server was not asked, or it was no refusal.
-    pub(crate) fn told(&self) -> Option<i32> {
-        self.told
+    pub(crate) fn errno(&self) -> Option<i32> {
+        self.errno
     }
 
     /// What kind of failure it is.
@@ -82,10 +82,10 @@ impl Error {
         Self::new(ErrorKind::Forked, text)
     }
 
-    pub(crate) fn owner_gone(name: &str) -> Self {
+    pub(crate) fn owner_dead(name: &str) -> Self {
         let text =
             format!("cannot read {name}: the server of the cache has ended; start one and connect again");
-        Self::new(ErrorKind::OwnerGone, text)
+        Self::new(ErrorKind::OwnerDead, text)
     }
 
     /// The object is another one by now, or there is none.
@@ -98,7 +98,7 @@ impl Error {
     /// Of a question about what `name` is open of.
     pub(crate) fn of_request(name: &str, error: RequestError) -> Self {
         let kind = match error {
-            RequestError::OwnerGone => return Self::owner_gone(name),
+            RequestError::OwnerDead => return Self::owner_dead(name),
             RequestError::Errno(libc::ESTALE) => return Self::changed(name),
             RequestError::Late | RequestError::NoSlot => ErrorKind::TimedOut,
             RequestError::Fruitless => ErrorKind::Full,

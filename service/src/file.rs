@@ -83,7 +83,7 @@ impl ClientFile {
             None => read(self),
         };
         match answer {
-            Err(error) if error.kind() == ErrorKind::OwnerGone => {
+            Err(error) if error.kind() == ErrorKind::OwnerDead => {
                 self.inner.read_elsewhere(error, |inner| read(&Self { inner: Arc::clone(inner) }))
             }
             answer => answer,
@@ -162,7 +162,7 @@ impl ClientFile {
     /// is copied without a system call.
     ///
     /// # Errors
-    /// [`ErrorKind::Changed`], [`ErrorKind::Fetch`], [`ErrorKind::OwnerGone`], [`ErrorKind::TimedOut`],
+    /// [`ErrorKind::Changed`], [`ErrorKind::Fetch`], [`ErrorKind::OwnerDead`], [`ErrorKind::TimedOut`],
     /// [`ErrorKind::Full`], [`ErrorKind::Forked`]. The buffer may have been written to.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         self.with_server(|file| file.read_here(buffer, offset))
@@ -256,7 +256,7 @@ impl ClientFile {
             _ => return self.copied(range.start, len),
         };
         if !is_believed(viewer, viewed) {
-            return Err(Error::owner_gone(self.name()));
+            return Err(Error::owner_dead(self.name()));
         }
         let question = [viewed.handle, range.start, len];
         let answer = self.inner.connection.ask(Operation::Pin, question, DEADLINE);
@@ -320,7 +320,7 @@ impl ClientFile {
     #[inline]
     fn read_object(&self, viewer: &Viewer, viewed: &Viewed, buffer: &mut [u8], offset: u64) -> Result<usize> {
         if !is_believed(viewer, viewed) {
-            return Err(Error::owner_gone(self.name()));
+            return Err(Error::owner_dead(self.name()));
         }
         let found = viewer.read_ready_into(&viewed.file(), offset, buffer);
         if found.is_some_and(|found| found.bytes == buffer.len()) {
@@ -341,7 +341,7 @@ impl ClientFile {
             answer.map_err(|error| Error::of_request(self.name(), error))?;
             asked += 1;
             if !is_believed(viewer, viewed) {
-                return Err(Error::owner_gone(self.name()));
+                return Err(Error::owner_dead(self.name()));
             }
             let found = viewer.read_ready_into(&file, offset + done as u64, &mut buffer[done..]);
             match found.map(|found| (found.bytes, found.end)) {

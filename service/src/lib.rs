@@ -44,7 +44,7 @@
 //!  3. *A client that ends gives back what it had*, handles and pins, however it ends: the server watches the process.
 //!  4. *A server that ends is noticed* within a bounded time. Objects are opened again at the server that listens in
 //!     its place, and read on if they are of the same version; without one, reads of objects fail
-//!     ([`ErrorKind::OwnerGone`]). Local files are read by the kernel.
+//!     ([`ErrorKind::OwnerDead`]). Local files are read by the kernel.
 //!  5. *A forked child has nothing of it* ([`ErrorKind::Forked`]): it connects anew.
 //!
 //! Local files are opened by the client itself, which hands the server its descriptor: so the server reads nothing that

@@ -81,21 +81,21 @@ impl OpenFile {
         }))
     }
 
-    /// What `read` makes of the object at the server that is there now, after `gone`: the error of a read that has
+    /// What `read` makes of the object at the server that is there now, after `dead`: the error of a read that has
     /// found its server gone. Not of an object without a name for its version, nor in a forked child.
     ///
     /// # Errors
-    /// `gone`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of
+    /// `dead`, or a later one like it: there is no server in time. [`ErrorKind::Changed`]; those of an open and of
     /// `read`.
     #[cold]
     pub(crate) fn read_elsewhere<T>(
         &self,
-        mut gone: Error,
+        mut dead: Error,
         mut read: impl FnMut(&Arc<Self>) -> Result<T>,
     ) -> Result<T> {
-        let Source::Object(about) = &self.source else { return Err(gone) };
+        let Source::Object(about) = &self.source else { return Err(dead) };
         if !about.names_its_version() {
-            return Err(gone);
+            return Err(dead);
         }
         let mut retry = RetryDeadline::new(DEADLINE);
         let newest = self.newest()?;
@@ -112,14 +112,14 @@ impl OpenFile {
                 read(&opened)
             });
             match answer {
-                Err(error) if error.kind() == ErrorKind::OwnerGone => gone = error,
+                Err(error) if error.kind() == ErrorKind::OwnerDead => dead = error,
                 answer => return answer,
             }
             if !retry.pause() {
                 break;
             }
         }
-        Err(gone)
+        Err(dead)
     }
 
     fn is_same_version(&self, about: &About) -> bool {
@@ -128,7 +128,7 @@ impl OpenFile {
 
     /// What a read is told of an open that failed.
     fn not_reopened(&self, error: Error) -> Error {
-        if error.told() == Some(libc::ENOENT) { Error::changed(&self.name) } else { error }
+        if error.errno() == Some(libc::ENOENT) { Error::changed(&self.name) } else { error }
     }
 }
 
@@ -157,7 +157,7 @@ impl Viewed {
 
     pub(crate) fn file(&self) -> ViewedFile<'_> {
         let Self { handle, cell, id, marker, touched } = self;
-        ViewedFile { handle: *handle, cell: *cell, id: *id, marker_told: marker, touched }
+        ViewedFile { handle: *handle, cell: *cell, id: *id, marker_reported: marker, touched }
     }
 }
 

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_an_object_arrives() {
+    fn an_objects_description_arrives() {
         let some = About {
             size: 7,
             modified: Duration::new(5, 999_999_999),

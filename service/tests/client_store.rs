@@ -86,10 +86,10 @@ proptest! {
             let stage = Stage::new(below.clone(), 16 << 20);
             let cached = stage.over(below.clone(), freshness);
             // What others write is seen at once only if it is always asked for.
-            let is_outside = freshness == Freshness::Always;
+            let has_other_client = freshness == Freshness::Always;
             for (at, call) in calls.iter().enumerate() {
-                let one = made(call, at, &bare, is_outside.then_some(&bare as _)).await;
-                let other = made(call, at, &cached, is_outside.then_some(&*below as _)).await;
+                let one = made(call, at, &bare, has_other_client.then_some(&bare as _)).await;
+                let other = made(call, at, &cached, has_other_client.then_some(&*below as _)).await;
                 assert_eq!(one, other, "call {at}: {call:?}");
             }
             stage.server.as_ref().unwrap().cache().check().unwrap();
@@ -181,7 +181,7 @@ async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
 /// 1. A server ends, and another listens in its place.
 /// 2. Clients of the first fail for as long as they live.
 #[tokio::test]
-async fn after_a_new_server_has_come_what_is_opened_is_of_that_one() {
+async fn objects_opened_after_a_new_server_came_are_of_that_server() {
     let bare = Arc::new(InMemory::new());
     let mut stage = Stage::new(bare.clone(), 16 << 20);
     let path = Path::from("a");
@@ -190,11 +190,11 @@ async fn after_a_new_server_has_come_what_is_opened_is_of_that_one() {
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), "one");
     stage.server.take().unwrap().stop();
     bare.put(&path, "two".into()).await.unwrap();
-    assert!(stage.client.owner_is_gone().unwrap());
+    assert!(stage.client.owner_is_dead().unwrap());
     let error = stage.client.open("s3://bucket/a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OwnerGone, "{error}");
+    assert_eq!(error.kind(), ErrorKind::OwnerDead, "{error}");
     stage.server = Some(serve(stage.folder.path(), bare, 16 << 20));
-    assert!(!stage.client.owner_is_gone().unwrap());
+    assert!(!stage.client.owner_is_dead().unwrap());
     assert_eq!(stage.client.open("s3://bucket/a").unwrap().len(), 3);
     let other = stage.over(Arc::new(InMemory::new()), Freshness::Always);
     assert_eq!(other.get(&path).await.unwrap().bytes().await.unwrap(), "two");

@@ -472,7 +472,7 @@ fn a_client_that_is_killed_gives_back_handles_and_pins() {
 }
 
 #[test]
-fn when_the_server_is_killed_objects_fail_soon_and_files_are_read_by_the_kernel() {
+fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
     let store = common::Server::with_object(8_000_000);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("q/s.sock");
@@ -499,11 +499,11 @@ fn when_the_server_is_killed_objects_fail_soon_and_files_are_read_by_the_kernel(
     server.kill();
     let killed = Instant::now();
     let answer = answer.recv_timeout(Duration::from_secs(20)).expect("it waits for a server that is no more");
-    assert_eq!(answer, Err(ErrorKind::OwnerGone), "after {:?}", killed.elapsed());
+    assert_eq!(answer, Err(ErrorKind::OwnerDead), "after {:?}", killed.elapsed());
     let error = object.read_at(&mut buffer, 0).unwrap_err();
-    assert!(error.kind() == ErrorKind::OwnerGone && error.to_string().contains("connect again"), "{error}");
-    assert!(client.owner_is_gone().unwrap());
-    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerGone);
+    assert!(error.kind() == ErrorKind::OwnerDead && error.to_string().contains("connect again"), "{error}");
+    assert!(client.owner_is_dead().unwrap());
+    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerDead);
     common::check(1, 0, &pin.to_vec());
     assert_eq!(file.read_at(&mut buffer, 1000).unwrap(), 100_000);
     common::check(3, 1000, &buffer);
@@ -594,7 +594,7 @@ fn an_object_that_was_replaced_between_two_servers_is_not_read_on() {
     // No other comes in its place.
     server.kill();
     let (begun, client) = (Instant::now(), client.with_reconnect_timeout(Duration::ZERO));
-    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerGone);
+    assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerDead);
     assert!(begun.elapsed() < Duration::from_secs(5), "it was waited for");
 }
 
@@ -673,7 +673,7 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_told_with_the_servers_words() {
+fn a_failed_open_reports_the_servers_words() {
     let stage = Stage::new(10, 16 << 20);
     let client = stage.client();
     for (url, words) in
@@ -737,7 +737,7 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     let server = stage.server.take().unwrap();
     let kept = server.cache().clone();
     server.stop();
-    assert_eq!(object.read_at(&mut [0; 10], 0).unwrap_err().kind(), ErrorKind::OwnerGone);
+    assert_eq!(object.read_at(&mut [0; 10], 0).unwrap_err().kind(), ErrorKind::OwnerDead);
     let objects = quinion_object::ObjectCache::new(kept, stage.store.store(), Options::new()).unwrap();
     let other = objects.open(&object_store::path::Path::from("object")).unwrap();
     for at in (0..30_000_000).step_by(500_000) {
@@ -750,7 +750,7 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
 /// 2. Another client reads: another folio is in its place, which is not pinned.
 /// 3. The viewer looks for what it has pinned, finds that one, and it is used again for other bytes.
 #[test]
-fn what_was_pinned_of_a_folio_whose_fill_fails_is_not_sought_in_the_next_one() {
+fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one() {
     const STALL: Duration = Duration::from_secs(2);
     let options = Options::new().whole_max(0).attempts_max(1).failure_pause(Duration::from_millis(1));
     let stage = Stage::with(30_000_000, 16 << 20, options.stall_max(STALL));
@@ -778,7 +778,7 @@ fn what_was_pinned_of_a_folio_whose_fill_fails_is_not_sought_in_the_next_one() {
     stage.reads();
     let (told, touched) = Default::default();
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-    let file = ViewedFile { handle, cell, id, marker_told: &told, touched: &touched };
+    let file = ViewedFile { handle, cell, id, marker_reported: &told, touched: &touched };
     let mut pieces = Vec::new();
     let found = viewer.locate(&file, (AT, LEN), |first, len| pieces.push((first, len)));
     assert_eq!(found, LEN, "what was pinned is not found");
@@ -805,7 +805,7 @@ fn a_process_is_one_client_and_cannot_join_twice_while_it_has_pins() {
 }
 
 #[test]
-fn a_local_file_is_served_until_somebody_writes_it() {
+fn a_local_file_is_served_until_it_is_written() {
     let stage = Stage::new(10, 32 << 20);
     let path = stage.folder.path().join("file");
     std::fs::write(&path, common::content(4, 1_000_000)).unwrap();

@@ -1,4 +1,4 @@
-//! Common: page contents that say whose they are, and the judge of what a read returned.
+//! Common: page contents that say whose they are, and the checker of what a read returned.
 //!
 //! Every 64 bytes of a test file, a **line**, carry the file, the page, the
 //! line's offset in the page, a generation, and words that depend on all four:
@@ -16,7 +16,7 @@
 //! generation, byte for byte: lines of two generations, two files, two places
 //! or half a line of another are all refused. Neighbouring pages may differ in
 //! generation. Any whole word but word 1 tells its generation, so this holds for
-//! ranges of any size and alignment that contain one; a shorter shred is judged by
+//! ranges of any size and alignment that contain one; a shorter shred is checked by
 //! the bytes in it that do not depend on the generation.
 
 use std::ops::RangeInclusive;
@@ -74,7 +74,7 @@ pub fn generations(buf: &[u8], file: u32, position: u64) -> Result<Option<RangeI
     Ok(met)
 }
 
-/// Judges a part of one page.
+/// Checks a part of one page.
 fn one_page(part: &[u8], file: u32, position: u64) -> Result<Option<u32>, String> {
     let Some(generation) = told_generation(part, file, position) else {
         return shred(part, file, position).map(|()| None);
@@ -104,7 +104,7 @@ fn check_piece(piece: &[u8], file: u32, position: u64, generation: u32) -> Resul
     }
 }
 
-/// Judges a part that tells no generation by the bytes that are the same in all of them.
+/// Checks a part that tells no generation by the bytes that are the same in all of them.
 fn shred(part: &[u8], file: u32, position: u64) -> Result<(), String> {
     for (byte, is) in part.iter().enumerate() {
         let at = position + byte as u64;

@@ -265,7 +265,7 @@ fn a_sync_does_not_change_the_files_times() {
 }
 
 #[test]
-fn what_the_journal_cut_off_does_not_come_back() {
+fn bytes_that_the_journal_truncated_do_not_come_back() {
     let disk = CrashDisk::new(vec![7; 2 * SECTOR]);
     disk.set_size(100);
     disk.set_size(2 * SECTOR as u64);

@@ -36,7 +36,7 @@ fn wanted(first: u64, pages: u64) -> Vec<u8> {
 }
 
 #[test]
-fn without_faults_it_is_a_file() {
+fn a_simulated_backend_without_faults_is_a_file() {
     for completing in [CompletionPoint::WhenReaped, CompletionPoint::WhenSubmitted] {
         let (wait_queue, device) = device(Faults { completing, ..Faults::default() });
         for (first, pages) in [(0, 1), (3, 5), (60, 4), (63, 1), (64, 2)] {

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused_with_a_reason() {
+    fn bytes_that_are_no_message_are_refused_with_a_reason() {
         let refused = |text: &str| parse(text.as_bytes()).expect_err("no message").to_string();
         assert!(refused("GET / HTTP/1.1\r\n").contains("not JSON"));
         assert!(refused("[{\"size\":-1}]").contains("not JSON"));

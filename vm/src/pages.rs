@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_cuts_its_memory_to_pieces_is_told() {
+    fn a_vm_that_cuts_its_memory_to_pieces_gets_an_error() {
         let mut pages =
             Pages::new(UNIT, &[MappedRegion { base: 0, offset: 0, bytes: 4 * PIECES_MAX as u64 * UNIT }]);
         let mut hole = |at: u64| pages.unmapped(at * UNIT..(at + 1) * UNIT);

@@ -187,8 +187,8 @@ impl Handshake {
 
     fn receive_piece(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         // One more than is allowed, of both, to see that it is too much.
-        let room = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
-        let mut piece = vec![0; room];
+        let capacity = MESSAGE_BYTES_MAX + 1 - self.bytes.len().min(MESSAGE_BYTES_MAX);
+        let mut piece = vec![0; capacity];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_in_the_middle_is_told() {
+    fn an_end_in_the_middle_is_reported() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         theirs.write_all(b"[{").expect("it fits");
         drop(theirs);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_read_is_found_and_nothing_comes_behind_it() {
+    fn unread_bytes_are_found_and_nothing_comes_behind_them() {
         let (mut theirs, ours) = UnixStream::pair().expect("a pair");
         let file = tempfile::tempfile().expect("a file");
         theirs.write_all(b"nonsense\n").expect("it fits");

@@ -163,7 +163,7 @@ struct Shared {
     recorder: Option<Mutex<Recorder>>,
     epoll: OwnedFd,
     listener: ClosedApart,
-    bell: OwnedFd,
+    wake_event: OwnedFd,
     /// It strikes when the first of `soon` is due.
     clock: OwnedFd,
     is_ending: AtomicBool,
@@ -214,7 +214,7 @@ struct Table {
     /// Threads of peers: of those that greet, and of those whose descriptors block in close.
     threads: usize,
     /// It was reported that no further peer can be refused, or that no more threads may wait.
-    is_crowd_told: bool,
+    is_crowd_logged: bool,
     last: u64,
     ahead: VecDeque<u64>,
     soon: VecDeque<(Instant, u64)>,
@@ -290,7 +290,7 @@ enum HeldUffds {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Listener = 0,
-    Bell = 1,
+    Wake = 1,
     Socket = 2,
     Process = 3,
     Faults = 4,
@@ -306,7 +306,7 @@ fn token(number: u64, kind: Kind) -> EventData {
 }
 
 fn of_token(data: EventData) -> (u64, Kind) {
-    let kinds = [Kind::Listener, Kind::Bell, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
+    let kinds = [Kind::Listener, Kind::Wake, Kind::Socket, Kind::Process, Kind::Faults, Kind::Clock];
     (data.u64() >> KIND_BITS, kinds[(data.u64() & ((1 << KIND_BITS) - 1)) as usize])
 }
 
@@ -381,8 +381,8 @@ impl Server {
             image,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(socket, "epoll: ", e))?,
             listener: ClosedApart(Some(listener)),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| failed(socket, "a bell: ", e))?,
+            wake_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|e| failed(socket, "an eventfd: ", e))?,
             clock: timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
                 .map_err(|e| failed(socket, "a clock: ", e))?,
             is_ending: AtomicBool::new(false),
@@ -403,7 +403,7 @@ impl Server {
         let shared = &self.shared;
         let watched = [
             (shared.listener.as_fd(), Kind::Listener, ONCE),
-            (shared.bell.as_fd(), Kind::Bell, EventFlags::IN),
+            (shared.wake_event.as_fd(), Kind::Wake, EventFlags::IN),
             // Each expiration is reported once, and need not be read.
             (shared.clock.as_fd(), Kind::Clock, EventFlags::IN | EventFlags::ET),
         ];
@@ -554,7 +554,7 @@ impl Shared {
 
     /// Has a worker look around.
     fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake_event, &1_u64.to_ne_bytes());
     }
 
     /// A worker's life.
@@ -566,7 +566,7 @@ impl Shared {
             // An interrupted wait is one that found nothing.
             let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_most));
             match events.first().map(|event| of_token(event.data)) {
-                Some((_, Kind::Bell)) => self.drain_bell(),
+                Some((_, Kind::Wake)) => self.drain_wake_event(),
                 Some((_, Kind::Listener)) => self.accept(),
                 // A thread that is due has its turn below.
                 Some((_, Kind::Clock)) => {}
@@ -624,10 +624,10 @@ impl Shared {
         }
     }
 
-    fn drain_bell(&self) {
+    fn drain_wake_event(&self) {
         // At the server's end it rings on, until the last worker has heard it.
         if !self.is_ending.load(Ordering::Relaxed) {
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            let _ = rustix::io::read(&self.wake_event, &mut [0; 8]);
         }
         self.take_turn();
     }
@@ -646,8 +646,8 @@ impl Shared {
             AcceptState::Open => {}
             AcceptState::Soon => return self.want_after(LISTENER, SOON),
             AcceptState::Crowded(why) => {
-                let was_told = std::mem::replace(&mut self.table().is_crowd_told, true);
-                if !was_told {
+                let was_logged = std::mem::replace(&mut self.table().is_crowd_logged, true);
+                if !was_logged {
                     self.tell(&Event::CannotAccept(io::Error::other(why)));
                 }
                 return self.want_after(LISTENER, DYING);
@@ -673,7 +673,7 @@ impl Shared {
         let is_full = taken >= self.options.vms_max;
         let is_crowded = is_full && table.refused.len() >= REFUSED_MAX;
         let is_stuck = table.threads >= self.threads_max;
-        table.is_crowd_told &= is_crowded || is_stuck;
+        table.is_crowd_logged &= is_crowded || is_stuck;
         if is_stuck {
             return AcceptState::Crowded(
                 "the closes of hundreds of descriptors that peers sent do not end; end those peers",
@@ -721,11 +721,11 @@ impl Shared {
         if self.is_ending.load(Ordering::Relaxed) {
             return None;
         }
-        let has_room = table.connections.len() - table.refused.len() < vms_max;
+        let has_capacity = table.connections.len() - table.refused.len() < vms_max;
         table.last += 1;
         let (number, since) = (table.last, Instant::now());
         table.greets_until = Some(since + self.options.greeting + GRACE + SWEEP);
-        if !has_room {
+        if !has_capacity {
             table.refused.insert(number);
         }
         let place =
@@ -734,7 +734,7 @@ impl Shared {
             Arc::new(Connection { number, socket, peer, numbers: Arc::default(), place: Mutex::new(place) });
         table.connections.insert(number, Arc::clone(&connection));
         drop(table);
-        let wrong = if has_room {
+        let wrong = if has_capacity {
             self.watch_peer(&connection).err().map(|error| PeerError::Socket(error.into()))
         } else {
             Some(PeerError::TooMany(vms_max))

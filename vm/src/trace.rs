@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_of_this_image_is_refused() {
+    fn a_file_that_is_no_trace_of_this_image_is_refused() {
         let (trace, other) = (recorded(&[(9, 3)]), ImageIdentity { fingerprint: 8, ..IMAGE });
         let bytes = trace.encode();
         let refused = |bytes: &[u8]| Trace::decode(bytes, IMAGE).expect_err("not to be used");

@@ -713,8 +713,8 @@ impl Vm {
             self.warm = self.ahead;
         }
         for _ in 0..AHEAD_RUNS {
-            let room = (self.ahead.passed + WARM_BYTES).saturating_sub(self.warm.passed);
-            let Some((offset, bytes)) = self.warm.take(runs, room.min(AHEAD_BYTES)) else { return };
+            let capacity = (self.ahead.passed + WARM_BYTES).saturating_sub(self.warm.passed);
+            let Some((offset, bytes)) = self.warm.take(runs, capacity.min(AHEAD_BYTES)) else { return };
             self.start_read(offset, bytes);
         }
     }

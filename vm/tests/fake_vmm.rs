@@ -91,8 +91,8 @@ fn a_child_is_served_with_its_parents_image() {
 }
 
 #[test]
-fn whatever_a_server_has_wrong_is_noticed() {
-    if !vmm::has("whatever_a_server_has_wrong_is_noticed", &[Need::Userfault(kernel::EVENT_REMOVE)]) {
+fn every_mistake_of_a_server_is_noticed() {
+    if !vmm::has("every_mistake_of_a_server_is_noticed", &[Need::Userfault(kernel::EVENT_REMOVE)]) {
         return;
     }
     let stage = Stage::new(64);
@@ -109,8 +109,8 @@ fn whatever_a_server_has_wrong_is_noticed() {
 }
 
 #[test]
-fn clones_of_an_image_in_memory_are_told_of_minor_faults() {
-    let test = "clones_of_an_image_in_memory_are_told_of_minor_faults";
+fn clones_of_an_image_in_memory_get_minor_faults() {
+    let test = "clones_of_an_image_in_memory_get_minor_faults";
     if !vmm::has(test, &[Need::Userfault(kernel::MINOR_SHMEM)]) {
         return;
     }
@@ -168,7 +168,7 @@ fn a_guest_sums_and_writes_what_the_server_gave_it() {
 
 /// A process that may not receive faults, or has no KVM, gets an error that gives the reason.
 #[test]
-fn who_is_nobody_is_told_why_it_is_skipped() {
+fn an_unprivileged_process_is_told_why_it_is_skipped() {
     #[allow(unsafe_code, reason = "a plain call")]
     let asked = std::thread::spawn(|| {
         // SAFETY: the call changes the ids of this thread alone, which does nothing else. It fails in an unprivileged

@@ -200,8 +200,8 @@ fn lies_are_refused_with_a_word() {
 
 /// At these addresses no process can have registered memory: the messages never lead to a VM.
 #[test]
-fn places_where_nothing_is_are_nobodys_trouble() {
-    if !vmm::has("places_where_nothing_is_are_nobodys_trouble", &[REMOVALS]) {
+fn places_without_memory_do_no_harm() {
+    if !vmm::has("places_without_memory_do_no_harm", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new();
@@ -240,8 +240,8 @@ fn messages_without_end_are_not_read_to_their_end() {
 }
 
 #[test]
-fn what_is_no_userfaultfd_is_not_taken_for_one() {
-    if !vmm::has("what_is_no_userfaultfd_is_not_taken_for_one", &[REMOVALS]) {
+fn a_descriptor_that_is_no_userfaultfd_is_not_taken_for_one() {
+    if !vmm::has("a_descriptor_that_is_no_userfaultfd_is_not_taken_for_one", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new();
@@ -277,8 +277,8 @@ fn what_is_no_userfaultfd_is_not_taken_for_one() {
 
 /// A valid userfaultfd whose registered memory is not what the message says.
 #[test]
-fn a_userfaultfd_of_other_memory_harms_nobody_else() {
-    if !vmm::has("a_userfaultfd_of_other_memory_harms_nobody_else", &[REMOVALS]) {
+fn a_userfaultfd_of_other_memory_harms_no_other() {
+    if !vmm::has("a_userfaultfd_of_other_memory_harms_no_other", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new();
@@ -324,8 +324,8 @@ fn the_silent_are_let_go() {
 /// The silent peers occupy all places. The peer behind them may be a machine, which would have to be killed if it were
 /// refused.
 #[test]
-fn the_silent_are_waited_for_and_nobody_is_refused_for_them() {
-    if !vmm::has("the_silent_are_waited_for_and_nobody_is_refused_for_them", &[REMOVALS]) {
+fn silent_peers_are_waited_for_and_no_other_is_refused_for_them() {
+    if !vmm::has("silent_peers_are_waited_for_and_no_other_is_refused_for_them", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new();
@@ -350,8 +350,8 @@ fn the_silent_are_waited_for_and_nobody_is_refused_for_them() {
 
 /// One worker may learn of the next machine while another worker still closes the previous one.
 #[test]
-fn who_comes_when_the_last_has_ended_is_served() {
-    if !vmm::has("who_comes_when_the_last_has_ended_is_served", &[REMOVALS]) {
+fn a_machine_that_comes_when_the_last_has_ended_is_served() {
+    if !vmm::has("a_machine_that_comes_when_the_last_has_ended_is_served", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new();

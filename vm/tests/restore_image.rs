@@ -88,8 +88,8 @@ fn a_clones_memory_that_is_given_back_is_the_image_again() {
 }
 
 #[test]
-fn an_image_is_handed_to_nobody_who_may_not_have_it_and_not_for_writing() {
-    let test = "an_image_is_handed_to_nobody_who_may_not_have_it_and_not_for_writing";
+fn an_image_is_handed_only_to_authorised_peers_and_not_for_writing() {
+    let test = "an_image_is_handed_only_to_authorised_peers_and_not_for_writing";
     if !vmm::has(test, &[Need::Userfault(FEATURES)]) {
         return;
     }

@@ -1,7 +1,7 @@
 //! Restore: machines receive their snapshot by page faults, whatever they do to their memory meanwhile.
 //!
 //! ```text
-//!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each judges what it reads (vmm/)
+//!   snapshot --device--> one cache --copy--> monitor, monitor, monitor     each checks what it reads (vmm/)
 //! ```
 
 use quinion_testing::vmm;
@@ -71,8 +71,8 @@ fn a_balloon_may_be_at_it_while_threads_read() {
 }
 
 #[test]
-fn what_is_unmapped_moved_or_inherited_is_followed() {
-    if !vmm::has("what_is_unmapped_moved_or_inherited_is_followed", &[Need::Userfault(ALL_EVENTS)]) {
+fn memory_that_is_unmapped_moved_or_inherited_is_followed() {
+    if !vmm::has("memory_that_is_unmapped_moved_or_inherited_is_followed", &[Need::Userfault(ALL_EVENTS)]) {
         return;
     }
     let stage = Stage::new(Image::new(3, 900));
@@ -176,8 +176,8 @@ fn a_cache_smaller_than_its_images_serves_them() {
 }
 
 #[test]
-fn who_is_served_is_killed_when_the_server_ends_and_lives_on_if_that_is_wished() {
-    let test = "who_is_served_is_killed_when_the_server_ends_and_lives_on_if_that_is_wished";
+fn a_machine_is_killed_when_the_server_ends_and_lives_on_if_so_configured() {
+    let test = "a_machine_is_killed_when_the_server_ends_and_lives_on_if_so_configured";
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
@@ -264,8 +264,8 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
 }
 
 #[test]
-fn what_was_recorded_is_there_before_it_is_asked_for() {
-    if !vmm::has("what_was_recorded_is_there_before_it_is_asked_for", &[REMOVALS]) {
+fn recorded_pages_are_there_before_they_are_asked_for() {
+    if !vmm::has("recorded_pages_are_there_before_they_are_asked_for", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(10, 3000));

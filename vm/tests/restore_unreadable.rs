@@ -81,8 +81,8 @@ fn an_unreadable_sector_is_a_bus_error_in_the_machine_that_touches_it() {
 }
 
 #[test]
-fn a_sector_that_fails_once_fails_nobody() {
-    if !vmm::has("a_sector_that_fails_once_fails_nobody", &[REMOVALS]) {
+fn a_sector_that_fails_once_fails_no_machine() {
+    if !vmm::has("a_sector_that_fails_once_fails_no_machine", &[REMOVALS]) {
         return;
     }
     let sockets = tempfile::tempdir().unwrap();
@@ -96,9 +96,9 @@ fn a_sector_that_fails_once_fails_nobody() {
 }
 
 #[test]
-fn a_guest_that_touches_an_unreadable_sector_stops_and_nobody_else() {
+fn a_guest_that_touches_an_unreadable_sector_stops_and_no_other() {
     let needs = [Need::Userfault(kernel::EVENT_REMOVE | kernel::POISON), Need::Kvm];
-    if !vmm::has("a_guest_that_touches_an_unreadable_sector_stops_and_nobody_else", &needs) {
+    if !vmm::has("a_guest_that_touches_an_unreadable_sector_stops_and_no_other", &needs) {
         return;
     }
     let sockets = tempfile::tempdir().unwrap();

@@ -205,7 +205,7 @@ impl Drop for Memory {
 }
 
 #[test]
-fn all_bytes_are_the_snapshots_from_several_threads() {
+fn several_threads_read_the_snapshots_bytes() {
     if !may() {
         return;
     }
@@ -234,7 +234,7 @@ fn all_bytes_are_the_snapshots_from_several_threads() {
 }
 
 #[test]
-fn what_was_given_back_is_zeros_and_stays_so() {
+fn memory_given_back_is_zeros_and_stays_so() {
     if !may() {
         return;
     }
@@ -368,7 +368,7 @@ fn a_fork_has_what_its_parent_had_and_the_snapshot_for_the_rest() {
 }
 
 #[test]
-fn what_was_recorded_is_there_before_it_is_asked_for() {
+fn recorded_pages_are_there_before_they_are_asked_for() {
     if !may() {
         return;
     }
@@ -508,7 +508,7 @@ fn answer(mut socket: &UnixStream) -> String {
 }
 
 #[test]
-fn peers_that_talk_nonsense_are_told_and_closed_alone() {
+fn peers_that_talk_nonsense_get_an_error_and_are_closed_alone() {
     if !may() {
         return;
     }
@@ -548,7 +548,7 @@ fn peers_that_talk_nonsense_are_told_and_closed_alone() {
 }
 
 #[test]
-fn who_says_nothing_is_closed_and_one_too_many_is_refused() {
+fn a_silent_peer_is_closed_and_one_too_many_is_refused() {
     if !may() {
         return;
     }
@@ -573,7 +573,7 @@ fn who_says_nothing_is_closed_and_one_too_many_is_refused() {
 }
 
 #[test]
-fn a_snapshot_that_changes_is_served_to_nobody() {
+fn a_snapshot_that_changes_is_no_longer_served() {
     if !may() {
         return;
     }
@@ -604,7 +604,7 @@ fn a_snapshot_that_changes_is_served_to_nobody() {
 }
 
 #[test]
-fn the_socket_is_ours_alone_and_gone_at_the_end() {
+fn the_socket_is_ours_alone_and_removed_at_the_end() {
     use std::os::unix::fs::PermissionsExt;
     let stage = Stage::new();
     let start = |socket: PathBuf| {

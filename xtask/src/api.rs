@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_and_what_came_is_told() {
+    fn removed_and_added_items_are_reported() {
         assert_eq!(changes("a\nb\n", "a\nc\n"), ["- b", "+ c"]);
         assert!(changes("a\n", "a\n").is_empty());
     }

@@ -107,14 +107,14 @@ pub fn record() -> Result<(), Failure> {
 
 fn compare() -> Result<(), Failure> {
     let (recorded, now) = (recorded()?, counted()?);
-    let judged = judge(&recorded.counts, &now.counts);
-    for line in &judged.lines {
+    let comparison = compare_counts(&recorded.counts, &now.counts);
+    for line in &comparison.lines {
         println!("{line}");
     }
-    if judged.wrong.is_empty() {
+    if comparison.wrong.is_empty() {
         return Ok(());
     }
-    let wrong = judged.wrong.join(", ");
+    let wrong = comparison.wrong.join(", ");
     Err(Failure::new(format!(
         "{wrong}; find out why, or, if it is meant, `cargo xtask record` and say why in the commit"
     )))
@@ -126,25 +126,25 @@ struct Comparison {
     wrong: Vec<String>,
 }
 
-fn judge(recorded: &[Counted], now: &[Counted]) -> Comparison {
-    let mut judged = Comparison { lines: Vec::new(), wrong: Vec::new() };
+fn compare_counts(recorded: &[Counted], now: &[Counted]) -> Comparison {
+    let mut comparison = Comparison { lines: Vec::new(), wrong: Vec::new() };
     for before in recorded {
         let Some(after) = now.iter().find(|count| count.name == before.name) else {
-            judged.wrong.push(format!("`{}` is recorded and was not counted", before.name));
+            comparison.wrong.push(format!("`{}` is recorded and was not counted", before.name));
             continue;
         };
         let change = after.instructions / before.instructions - 1.0;
         let remark = if change < -TOLERANCE { "  fell: `cargo xtask record` keeps it" } else { "" };
         let (was, is, percent) = (before.instructions, after.instructions, change * 100.0);
-        judged.lines.push(format!("{:<26} {was:8.1} -> {is:8.1}  {percent:+6.2} %{remark}", before.name));
+        comparison.lines.push(format!("{:<26} {was:8.1} -> {is:8.1}  {percent:+6.2} %{remark}", before.name));
         if change > TOLERANCE {
-            judged.wrong.push(format!("`{}` takes {is:.1} instructions, {percent:+.2} %", before.name));
+            comparison.wrong.push(format!("`{}` takes {is:.1} instructions, {percent:+.2} %", before.name));
         }
     }
     for new in now.iter().filter(|new| recorded.iter().all(|old| old.name != new.name)) {
-        judged.wrong.push(format!("`{}` is counted and not recorded", new.name));
+        comparison.wrong.push(format!("`{}` is counted and not recorded", new.name));
     }
-    judged
+    comparison
 }
 
 fn file() -> PathBuf {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_read_again() {
+    fn recorded_counts_are_read_back() {
         let record = Record { compiler: "rustc 1.95.0".to_owned(), counts: vec![count("hit 64 B", 235.0)] };
         assert_eq!(Record::parse(&record.shown()).unwrap(), record);
         let printed = "rustc 1.95.0 (59807616e 2026-04-14)\n   235.0      1.0  hit 64 B\n";
@@ -190,14 +190,14 @@ mod tests {
     fn more_than_a_little_more_is_wrong() {
         let before = [count("a", 100.0), count("b", 100.0), count("c", 100.0)];
         let after = [count("a", 101.9), count("b", 102.1), count("c", 50.0)];
-        let judged = judge(&before, &after);
-        assert_eq!(judged.wrong, ["`b` takes 102.1 instructions, +2.10 %"]);
-        assert!(judged.lines[2].ends_with("keeps it"), "{:?}", judged.lines);
+        let comparison = compare_counts(&before, &after);
+        assert_eq!(comparison.wrong, ["`b` takes 102.1 instructions, +2.10 %"]);
+        assert!(comparison.lines[2].ends_with("keeps it"), "{:?}", comparison.lines);
     }
 
     #[test]
-    fn what_is_on_one_side_only_is_wrong() {
-        let judged = judge(&[count("a", 1.0)], &[count("b", 1.0)]);
-        assert_eq!(judged.wrong.len(), 2, "{:?}", judged.wrong);
+    fn a_count_on_one_side_only_is_wrong() {
+        let comparison = compare_counts(&[count("a", 1.0)], &[count("b", 1.0)]);
+        assert_eq!(comparison.wrong.len(), 2, "{:?}", comparison.wrong);
     }
 }

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_must_be_in_the_package_is_among_its_assets() {
+    fn required_files_are_among_the_packages_assets() {
         let manifest = fs::read_to_string(repository().join("faces/cli/Cargo.toml")).expect("it is there");
         for (_, name) in COMPLETIONS {
             assert!(manifest.contains(&format!("target/package/completions/{name}")), "{name}");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_missing() {
+    fn an_absent_file_is_reported_missing() {
         assert_eq!(missing(Path::new("/nowhere")), Some("usr/bin/quinion"));
     }
 }

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn a_wrong_page_is_reported() {
         let (light, dark) = (frames("rgb(255,255,255)"), frames("rgb(20,23,27)"));
         assert_eq!(complaint(&light, &dark), None);
         assert!(complaint(&light, &light).is_some_and(|wrong| wrong.contains("dark")));

@@ -159,7 +159,7 @@ fn run_one(action: Action) -> (Count, Outcome) {
     let no_tests = Count::default();
     match action {
         Action::Run(command) => match stream(command) {
-            Ok(Streamed { status, tests, .. }) => (tests, judge(status)),
+            Ok(Streamed { status, tests, .. }) => (tests, outcome_of(status)),
             Err(failure) => (no_tests, Outcome::Failed(failure.0)),
         },
         Action::Expect(command, expected) => match stream(command) {
@@ -167,7 +167,7 @@ fn run_one(action: Action) -> (Count, Outcome) {
                 let why = format!("it printed {output:?}, {expected:?} was expected");
                 (no_tests, Outcome::Failed(why))
             }
-            Ok(Streamed { status, .. }) => (no_tests, judge(status)),
+            Ok(Streamed { status, .. }) => (no_tests, outcome_of(status)),
             Err(failure) => (no_tests, Outcome::Failed(failure.0)),
         },
         Action::Call(function) => match function() {
@@ -179,7 +179,7 @@ fn run_one(action: Action) -> (Count, Outcome) {
     }
 }
 
-fn judge(status: ExitStatus) -> Outcome {
+fn outcome_of(status: ExitStatus) -> Outcome {
     if status.success() {
         Outcome::Passed
     } else {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_stops_at_the_first_failure_unless_told_otherwise() {
+    fn a_run_stops_at_the_first_failure_unless_asked_otherwise() {
         let steps = || ["exit 1", "true"].map(|script| Step::new("x", Action::Run(shell(script)))).into();
         assert!(run_all(steps(), OnFailure::Stop).is_err());
         assert!(run_all(steps(), OnFailure::GoOn).is_err());

@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_one_way_only_differs() {
+    fn a_result_on_one_side_only_differs() {
         let of = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect::<Results>()
         };
@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_explained_is_that_test_of_that_command() {
+    fn an_explanation_holds_for_its_test_of_its_command_only() {
         assert!(explained("ltp", "readahead02", "readahead02.c:352 readahead failed").is_some());
         assert!(explained("ltp", "readahead02", "readahead02.c:371 readahead failed").is_some());
         assert!(explained("ltp", "readahead02", "readahead02.c:250 offset").is_none());

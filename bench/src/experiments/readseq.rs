@@ -284,7 +284,7 @@ impl Databases {
             Some((insertion, orders)) => self.tuned(insertion, orders, memory)?,
             None => command(&self.words()),
         };
-        let measured = limit.judge(measure(limit.inside(&command), |_| Some(0.0)))?;
+        let measured = limit.explain_end(measure(limit.inside(&command), |_| Some(0.0)))?;
         if ours.is_some() {
             self.check_ours()?;
         }
@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_first_reading_took_is_added_up() {
+    fn times_of_the_first_reading_are_added_up() {
         let ticks = rustix::param::clock_ticks_per_second();
         let stat = format!("7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 {} {} 0 0 20", 2 * ticks, ticks);
         let text = format!("{stat}\n0m0.250s 0m0.250s\n1m2.000000s 0m0.5s\nreadseq : 1\n");

@@ -24,7 +24,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 /// How often the times on the bar are updated.
 const TICK: Duration = Duration::from_millis(500);
 /// The share of the work that has to be done before the machine's own pace counts as much as the expected one.
-const TRUSTED: f64 = 0.05;
+const PRIOR_PART: f64 = 0.05;
 /// Steps of the bar for each expected second.
 const PLACES: f64 = 1000.0;
 
@@ -93,8 +93,8 @@ impl Bar {
 
 /// How long the rest of `expected` takes when `done` of it took `elapsed`; all in seconds.
 fn seconds_left(expected: f64, done: f64, elapsed: f64) -> f64 {
-    let trusted = expected * TRUSTED;
-    let pace = (elapsed + trusted) / (done + trusted).max(f64::MIN_POSITIVE);
+    let prior = expected * PRIOR_PART;
+    let pace = (elapsed + prior) / (done + prior).max(f64::MIN_POSITIVE);
     (expected - done).max(0.0) * pace
 }
 

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_or_has_no_place_is_left_out_and_the_others_stay() {
+    fn points_without_a_number_or_a_place_are_left_out_and_the_others_stay() {
         let values = vec![1.0, f64::NAN, 100.0, 0.0];
         let seconds = vec![1.0, 2.0, 4.0, 5.0];
         let curve = Curve { name: String::new(), seconds, values: values.clone(), kind: Kind::Ours };

@@ -295,7 +295,7 @@ pub struct Case {
     usual_min: usize,
     /// Counted repetitions at most.
     repeat_max: usize,
-    judged: Estimator,
+    estimator: Estimator,
     before_each: Option<BeforeEach>,
     prepare: Prepare,
 }
@@ -315,7 +315,7 @@ impl Case {
             usual_max: usize::MAX,
             usual_min: 0,
             repeat_max: usize::MAX,
-            judged: Estimator::Median,
+            estimator: Estimator::Median,
             before_each: None,
             prepare: Box::new(prepare),
         }
@@ -337,9 +337,9 @@ impl Case {
         Self { usual_min: repetitions, ..self }
     }
 
-    /// Each side is judged by its better quartile: where other processes can only make a run slower.
+    /// Each side is estimator by its better quartile: where other processes can only make a run slower.
     pub fn by_lower_quartile(self) -> Self {
-        Self { judged: Estimator::LowerQuartile, ..self }
+        Self { estimator: Estimator::LowerQuartile, ..self }
     }
 
     /// `before` runs before each run of each alternative, not timed: the state that one of them leaves behind does not
@@ -430,7 +430,7 @@ impl Case {
         mut passed: impl FnMut(),
     ) -> Result<(Vec<Row>, Vec<NotMeasured>), Unmeasured> {
         let repetitions = self.repetitions(settings);
-        let Self { name, metrics, comparisons, warm_ups, judged, mut before_each, prepare, .. } = self;
+        let Self { name, metrics, comparisons, warm_ups, estimator, mut before_each, prepare, .. } = self;
         let mut taken: Vec<MeasuredRuns> = prepare()?.into_iter().map(MeasuredRuns::nothing).collect();
         for repetition in 0..repetitions {
             run_all(&mut taken, repetition, &mut before_each)?;
@@ -442,7 +442,7 @@ impl Case {
         let row = |comparison: &Comparison| Row {
             experiment,
             case: format!("{name}: {}", comparison.ours),
-            ..comparison.row(&metrics, &taken, judged)
+            ..comparison.row(&metrics, &taken, estimator)
         };
         Ok((comparisons.iter().map(row).collect(), taken.iter().filter_map(MeasuredRuns::excuse).collect()))
     }
@@ -546,7 +546,7 @@ fn run_all(
 
 impl Comparison {
     /// The row, still without its experiment and its case.
-    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], judged: Estimator) -> Row {
+    fn row(&self, metrics: &[Metric], taken: &[MeasuredRuns], estimator: Estimator) -> Row {
         let at =
             metrics.iter().position(|metric| metric.name == self.metric).expect("the case has the metric");
         let better = metrics[at].better;
@@ -569,15 +569,15 @@ impl Comparison {
         let of_peer = numbers(&peers);
         let each = ratios(better, &ours, &peers);
         let of_ratios = Quartiles::of(&each);
-        let sides = of_ours
-            .zip(of_peer)
-            .map(|(ours, peer)| ratio(better, judged.number(ours, better), judged.number(peer, better)));
-        let ratio = match judged {
+        let sides = of_ours.zip(of_peer).map(|(ours, peer)| {
+            ratio(better, estimator.number(ours, better), estimator.number(peer, better))
+        });
+        let ratio = match estimator {
             Estimator::Median => of_ratios.map(|ratios| ratios.median),
             Estimator::LowerQuartile => of_ratios.and(sides),
         };
         let ends = |quartiles: Quartiles| [quartiles.low, quartiles.high];
-        let number = |of: Option<Quartiles>| of.map(|of| judged.number(of, better));
+        let number = |of: Option<Quartiles>| of.map(|of| estimator.number(of, better));
         let (quinion, peer) = (number(of_ours), number(of_peer));
         let nearly =
             |behind: f64| peer.map(|peer| (peer - behind).max(0.0) / peer).filter(|goal| goal.is_finite());
@@ -596,7 +596,7 @@ impl Comparison {
             peer_runs: peers,
             peer_name: self.peer,
             standing: self.standing,
-            judged,
+            estimator,
             ratio,
             spread: if self.peer.is_some() { of_ratios } else { of_ours }.map(ends),
             goal,
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_repeated_as_often_as_was_told_or_as_will_do() {
+    fn a_case_is_repeated_as_often_as_asked_or_as_will_do() {
         let case = || Case::new("x", &[TIME], || Ok(Vec::new())).usually(3);
         let told = Settings { repeat: Repeat::Told(7), ..settings(0) };
         assert_eq!([settings(2), settings(9), told.clone()].map(|s| case().repetitions(&s)), [3, 4, 8]);
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_a_peer_tells_how_the_last_run_went() {
+    fn a_row_without_a_peer_shows_the_series_of_the_last_run() {
         let case = Case::new("x", &[RATE], || {
             let series = LastSeries::default();
             let seen = Rc::clone(&series);
@@ -744,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_said_once_with_all_who_have_it() {
+    fn a_reason_is_said_once_with_all_cases_that_have_it() {
         let excuse = |of, missed, why: &str| NotMeasured { of, missed, repetitions: 3, why: why.to_owned() };
         let said =
             sentences(&[excuse("a", 3, "no root"), excuse("b", 3, "no disk"), excuse("c", 3, "no root")]);
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_number() {
+    fn an_unmeasured_value_is_no_number() {
         let case = Case::new("x", &[TIME], || {
             let fixed = |name, value: f64| Alternative::new(name, move |_| Ok(vec![value]));
             Ok(vec![fixed("ours", 2.0), fixed("peer", f64::NAN)])
@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_whose_repetitions_differ_by_more_than_twice_is_not_judged() {
+    fn a_row_whose_repetitions_differ_by_more_than_twice_is_neither_met_nor_missed() {
         let steady = measured([1.0, 1.1, 1.2], [3.0, 3.1, 3.2], |case| case);
         assert_eq!((steady.steadiness, steady.met), (Some(verdict::Steadiness::Steady), Some(true)));
         let wild = measured([1.0, 1.1, 2.5], [3.0, 3.1, 3.2], |case| case);
@@ -789,14 +789,14 @@ mod tests {
     }
 
     #[test]
-    fn by_the_lower_quartile_slow_repetitions_of_either_side_do_not_count() {
+    fn slow_repetitions_of_either_side_do_not_count_by_the_lower_quartile() {
         let row = measured([1.0, 1.9, 1.9], [3.0, 3.2, 5.0], Case::by_lower_quartile);
         assert_eq!((row.quinion, row.peer), (Some(1.45), Some(3.1)));
         assert_eq!(row.ratio, Some(3.1 / 1.45));
     }
 
     #[test]
-    fn what_is_done_before_each_is_done_before_every_run_of_every_alternative() {
+    fn the_preparation_runs_before_every_run_of_every_alternative() {
         let order = Rc::new(RefCell::new(String::new()));
         let [before, runs] = [Rc::clone(&order), Rc::clone(&order)];
         let case = Case::new("x", &[TIME], move || {

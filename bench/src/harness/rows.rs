@@ -80,7 +80,7 @@ pub struct Row {
     /// And what it is to us. Not in the JSON: a goal says what is wanted of a bound.
     pub standing: PeerKind,
     /// By which of their repetitions the two are compared.
-    pub judged: Estimator,
+    pub estimator: Estimator,
     /// Above 1: ours is better.
     pub ratio: Option<f64>,
     /// The quartiles of the ratio; of ours if there is no peer.
@@ -123,7 +123,7 @@ impl Row {
             .add("goal", "goal", number(self.goal))
             .add("met", "met", self.met.map_or(Value::Unknown, Value::Truth))
             .add("steady", "steady", steady)
-            .add("judged_by", "judged by", text(self.judged.name()))
+            .add("judged_by", "judged by", text(self.estimator.name()))
             .add("quinion_runs", "quinion's runs", runs(&self.quinion_runs))
             .add("peer_runs", "peer's runs", runs(&self.peer_runs));
         line.printed(Form::Json)
@@ -208,9 +208,9 @@ pub fn table(question: &str, rows: &[Row]) -> String {
     text + &repetitions(rows)
 }
 
-/// All repetitions of the ways whose middle does not say enough: of what is judged by another number, or not steady.
+/// All repetitions of the ways whose middle does not say enough: of what is compared by another number, or not steady.
 fn repetitions(rows: &[Row]) -> String {
-    let told = rows.iter().filter(|row| row.judged == Estimator::LowerQuartile || !row.is_steady());
+    let told = rows.iter().filter(|row| row.estimator == Estimator::LowerQuartile || !row.is_steady());
     let mut lines: Vec<String> = Vec::new();
     for row in told {
         let (situation, way) = row.situation();
@@ -267,7 +267,7 @@ mod tests {
             peer_runs: vec![10.0 * ratio],
             peer_name: Some("one at a time"),
             standing: PeerKind::Peer,
-            judged: Estimator::Median,
+            estimator: Estimator::Median,
             ratio: Some(ratio),
             spread: Some([ratio, ratio]),
             goal,
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_null() {
+    fn missing_values_are_null() {
         let nothing = Row { peer_name: None, peer: None, ratio: None, spread: None, ..row(1.0, None) };
         let line = nothing.json();
         assert!(line.contains("\"peer\":null,\"peer_name\":null,\"ratio\":null,\"spread\":null"), "{line}");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told() {
+    fn losses_are_listed() {
         let rows = [row(5.0, Some(4.0)), row(3.0, Some(4.0)), row(0.5, None)];
         let lost = losses(&rows);
         assert_eq!(lost.lines().count(), 2, "{lost}");
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_steady_is_neither_met_nor_lost_and_shows_all_its_repetitions() {
+    fn an_unsteady_row_is_neither_met_nor_lost_and_shows_all_its_repetitions() {
         let mut wild = Row { steadiness: Some(Steadiness::NotSteady), met: None, ..row(0.5, Some(4.0)) };
         wild.quinion_runs = vec![10.0, 30.0];
         let rows = [wild, row(5.0, Some(4.0))];

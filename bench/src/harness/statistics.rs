@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_has_no_middle() {
+    fn unmeasured_values_have_no_median() {
         assert_eq!(Quartiles::of(&[]), None);
         assert_eq!(Quartiles::of(&[1.0, f64::NAN]), None);
     }

@@ -1,11 +1,11 @@
-//! Verdict: whether a row's goal is met, missed, or cannot be judged. The one place that decides.
+//! Verdict: whether a row's goal is met, missed, or cannot be estimator. The one place that decides.
 //!
 //! ```text
 //!   repetitions   ours 2.1 2.2 2.0    peer 4.0 4.4 4.1    ratio 1.90 2.00 2.05     the goal is met or missed
 //!                 ours 0.4 5.1 0.5    peer 4.0 4.4 4.1    ratio 10.0 0.86 8.20     not steady
 //! ```
 //!
-//! A middle of numbers that lie far apart is the number of no run. So a row is judged only if it is steady: neither
+//! A middle of numbers that lie far apart is the number of no run. So a row is estimator only if it is steady: neither
 //! our repetitions, nor the peer's, nor their ratios differ by more than [`SWING_MAX`], largest over smallest.
 //!
 //! | by | a side's number is | the ratio is |
@@ -24,7 +24,7 @@ use super::statistics::Quartiles;
 /// How far a row's repetitions may lie apart: the largest over the smallest.
 pub const SWING_MAX: f64 = 2.0;
 
-/// By which number of its repetitions a side is judged.
+/// By which number of its repetitions a side is estimator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Estimator {
     /// The middle one.
@@ -69,8 +69,8 @@ pub fn steadiness(of: [&[f64]; 3]) -> Steadiness {
 
 /// Whether `goal` is reached by `ratio`; `None` without either, and of a row that is not steady.
 pub fn met(ratio: Option<f64>, goal: Option<f64>, steadiness: Steadiness) -> Option<bool> {
-    let judged = ratio.zip(goal).filter(|_| steadiness == Steadiness::Steady);
-    judged.map(|(ratio, goal)| ratio >= goal)
+    let estimator = ratio.zip(goal).filter(|_| steadiness == Steadiness::Steady);
+    estimator.map(|(ratio, goal)| ratio >= goal)
 }
 
 /// The largest of the numbers that there are over the smallest: 1 of one or none, without bound beside a zero.
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_by_more_than_twice_is_not_steady_on_whichever_side() {
+    fn a_row_that_differs_by_more_than_twice_on_any_side_is_not_steady() {
         let steady: &[f64] = &[1.0, 2.0, 1.5];
         let wild: &[f64] = &[1.0, 2.01];
         assert_eq!(steadiness([steady, steady, steady]), Steadiness::Steady);
@@ -122,7 +122,7 @@ mod tests {
     fn the_lower_quartile_is_the_better_one_of_either_kind_of_metric() {
         let of = Quartiles { low: 1.0, median: 2.0, high: 3.0 };
         let numbers =
-            |judged: Estimator| [Better::Less, Better::More].map(|better| judged.number(of, better));
+            |estimator: Estimator| [Better::Less, Better::More].map(|better| estimator.number(of, better));
         assert_eq!(numbers(Estimator::Median), [2.0, 2.0]);
         assert_eq!(numbers(Estimator::LowerQuartile), [1.0, 3.0]);
     }

@@ -67,7 +67,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn what_is_in_the_file_is_in_the_mapping() {
+    fn a_mapping_has_the_bytes_of_the_file() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(&[7; 5000]).expect("room for it");
         assert_eq!(*Mapped::new(&file, 5000).expect("it is mapped"), [7; 5000]);

@@ -32,7 +32,7 @@ pub struct RawReader {
     /// The position of the read of each slot, while it is in flight.
     places: Vec<u64>,
     /// Slots whose reads have completed, with their results.
-    landed: Vec<(usize, i32)>,
+    completed: Vec<(usize, i32)>,
 }
 
 impl RawReader {
@@ -49,7 +49,7 @@ impl RawReader {
         // SAFETY: the buffers are mapped, and the registration pins their pages.
         unsafe { ring.submitter().register_buffers(&buffers)? };
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        Ok(Self { ring, memory, piece, places: vec![0; depth], landed: Vec::with_capacity(depth) })
+        Ok(Self { ring, memory, piece, places: vec![0; depth], completed: Vec::with_capacity(depth) })
     }
 
     /// Reads at every position that `next` returns, and passes the bytes to `seen`, in any order.
@@ -68,7 +68,7 @@ impl RawReader {
         }
         while in_flight > 0 {
             self.wait()?;
-            for (slot, result) in std::mem::take(&mut self.landed) {
+            for (slot, result) in std::mem::take(&mut self.completed) {
                 seen(self.arrived(slot, result)?, self.places[slot]);
                 match next() {
                     Some(place) => self.push(slot, place),
@@ -96,8 +96,8 @@ impl RawReader {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
             _ => {}
         }
-        let Self { ring, landed, .. } = self;
-        landed.extend(ring.completion().map(|entry| (entry.user_data() as usize, entry.result())));
+        let Self { ring, completed, .. } = self;
+        completed.extend(ring.completion().map(|entry| (entry.user_data() as usize, entry.result())));
         Ok(())
     }
 

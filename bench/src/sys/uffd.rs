@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_touches_a_missing_page_is_given_what_was_copied() {
+    fn a_touch_of_a_missing_page_gets_the_copied_bytes() {
         let region = Region::anonymous(8192, PageKind::Small).expect("there is memory");
         let Some(uffd) = uffd(&region, Absent::Missing) else { return };
         std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_has_is_mapped_and_a_private_write_stays_here() {
+    fn a_file_is_mapped_and_a_private_write_stays_here() {
         let file = File::from(memfd_create("quinion-test", MemfdFlags::CLOEXEC).expect("there are such"));
         file.write_all_at(&[7; 8192], 0).expect("room for it");
         let mut region = Region::private(&file, 8192).expect("it is mapped");

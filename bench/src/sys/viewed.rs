@@ -39,7 +39,7 @@ pub struct Viewed {
     handle: u64,
     cell: CellNumber,
     id: MappingId,
-    marker_told: AtomicU64,
+    marker_reported: AtomicU64,
     touched: AtomicU64,
     /// Kept open, since the owner identifies the file by it.
     _file: File,
@@ -61,15 +61,15 @@ impl Viewed {
         let [handle, place] =
             answer.map_err(|why| io::Error::other(format!("no view of the file: {why:?}")))?;
         let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
-        let (marker_told, touched) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self { viewer, handle, cell, id, marker_told, touched, _file: file })
+        let (marker_reported, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Self { viewer, handle, cell, id, marker_reported, touched, _file: file })
     }
 
     /// Reads the bytes at `position` into `buffer`.
     #[inline]
     pub fn read_at(&self, buffer: &mut [u8], position: u64) -> io::Result<usize> {
-        let Self { handle, cell, id, ref marker_told, ref touched, .. } = *self;
-        let file = ViewedFile { handle, cell, id, marker_told, touched };
+        let Self { handle, cell, id, ref marker_reported, ref touched, .. } = *self;
+        let file = ViewedFile { handle, cell, id, marker_reported, touched };
         // SAFETY: the buffer is borrowed mutably, and does not overlap the arena, which is only read here.
         let outcome = unsafe { self.viewer.read(&file, position, buffer.as_mut_ptr(), buffer.len()) };
         match outcome.end {

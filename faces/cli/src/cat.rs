@@ -23,7 +23,7 @@ use quinion::Cache;
 use crate::progress::{Progress, Watched};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
-use quinion_cli::output::EXIT_READER_GONE;
+use quinion_cli::output::EXIT_BROKEN_PIPE;
 
 /// Bytes that are pinned and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -68,7 +68,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
                 code = ExitCode::from(EXIT_FAILED);
             }
             Err(CatError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
-                return ExitCode::from(EXIT_READER_GONE);
+                return ExitCode::from(EXIT_BROKEN_PIPE);
             }
             Err(CatError::Output(error)) => {
                 return complain(&format!("cannot write to standard output: {error}"));

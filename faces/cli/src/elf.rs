@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_of_this_machine_is_an_error_and_never_a_panic() {
+    fn a_file_that_is_no_program_of_this_machine_is_an_error_and_never_a_panic() {
         assert!(matches!(Elf::parse(b"#!/bin/sh\n".to_vec()), Err(ElfError::Malformed(_))));
         assert!(matches!(Elf::open(Path::new("/no/such/file")), Err(ElfError::Io(_))));
         let whole = std::fs::read("/bin/true").unwrap();

@@ -180,7 +180,7 @@ impl Attach {
     fn owner(self, cache: &quinion::Cache, rules: quinion::ServeRules) -> Arc<quinion::CacheOwner> {
         let owner = quinion::CacheOwner::new(cache.clone()).with_rules(rules);
         Arc::new(match self {
-            Self::Auto => owner.polite(),
+            Self::Auto => owner.attach_lazily(),
             Self::AtOnce => owner,
         })
     }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn arguments_that_are_not_understood_are_refused() {
         for words in
             [&["cat"][..], &["run"], &["run", "--"], &["cat", "--memory", "64XB", "x"], &["dog"], &[]]
         {

@@ -15,7 +15,7 @@ pub const EXIT_NOT_UNDERSTOOD: u8 = 2;
 /// A program cannot be served.
 pub const EXIT_NOT_SERVED: u8 = 3;
 /// The reader of standard output went away: 128 + SIGPIPE.
-pub const EXIT_READER_GONE: u8 = 141;
+pub const EXIT_BROKEN_PIPE: u8 = 141;
 
 /// Says on standard error what is wrong; the exit code of a command that failed for it.
 pub fn complain(wrong: &dyn Display) -> ExitCode {
@@ -35,7 +35,7 @@ pub fn complain_only(wrong: &dyn Display) {
 pub fn print(text: &str) -> Result<(), ExitCode> {
     match io::stdout().write_all(text.as_bytes()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ExitCode::from(EXIT_READER_GONE)),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ExitCode::from(EXIT_BROKEN_PIPE)),
         Err(error) => Err(complain(&format!("cannot write to standard output: {error}"))),
     }
 }

@@ -20,10 +20,10 @@ pub enum Watched {
 impl Watched {
     /// Looks where the standard streams of this process go.
     pub fn now() -> Self {
-        Self::judge(stdout().is_terminal(), stderr().is_terminal())
+        Self::of_terminals(stdout().is_terminal(), stderr().is_terminal())
     }
 
-    fn judge(stdout_is_terminal: bool, stderr_is_terminal: bool) -> Self {
+    fn of_terminals(stdout_is_terminal: bool, stderr_is_terminal: bool) -> Self {
         if stderr_is_terminal && !stdout_is_terminal { Self::Yes } else { Self::No }
     }
 }
@@ -69,10 +69,10 @@ mod tests {
 
     #[test]
     fn a_bar_is_shown_only_beside_the_bytes() {
-        assert_eq!(Watched::judge(false, true), Watched::Yes);
-        assert_eq!(Watched::judge(true, true), Watched::No);
-        assert_eq!(Watched::judge(true, false), Watched::No);
-        assert_eq!(Watched::judge(false, false), Watched::No);
+        assert_eq!(Watched::of_terminals(false, true), Watched::Yes);
+        assert_eq!(Watched::of_terminals(true, true), Watched::No);
+        assert_eq!(Watched::of_terminals(true, false), Watched::No);
+        assert_eq!(Watched::of_terminals(false, false), Watched::No);
     }
 
     #[test]

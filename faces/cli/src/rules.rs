@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_is_started_with_says_the_same() {
+    fn rules_handed_to_a_started_process_are_the_same() {
         let all =
             ["x", "--coherence", "times", "--immutable", "/", "--immutable=/proc", "--file-systems", "all"];
         let rules = Line::parse_from(all).rules.settled().unwrap();

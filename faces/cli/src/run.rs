@@ -240,11 +240,11 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
     };
     if let Some(form) = options.report {
         let numbers = numbers(0);
-        let is_gone = numbers.is_none();
+        let owner_ended = numbers.is_none();
         let keep::Numbers { totals, stats, owner, others, modes, hottest: _ } = numbers.unwrap_or_default();
         let kept = lock(&kept);
         let intercept = Interception { how: options.intercept, planned };
-        let in_kept = KeptRunNumbers { name: kept.name(), others, is_gone };
+        let in_kept = KeptRunNumbers { name: kept.name(), others, owner_ended };
         let report = RunReport {
             program: &options.program,
             ended,
@@ -335,7 +335,7 @@ fn run_program(
     let signals = open_files::needed_for("the catching of signals", Signals::catch())?;
     let mut command = Command::new(name);
     command.args(arguments);
-    if kind.may_be_told() && options.intercept != Intercept::Off {
+    if kind.may_be_intercepted() && options.intercept != Intercept::Off {
         point(&mut command);
     }
     signals::pass_on_inherited(&mut command);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_said_to_be_unknown() {
+    fn unknown_values_are_shown_as_unknown() {
         assert!(kernel(None, 4).printed(Form::Text).lines().all(|line| line.ends_with("unknown")));
         assert_eq!(time(Err(io::Error::other("no birth time here"))), Value::Unknown);
     }

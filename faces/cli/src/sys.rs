@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_just_written_is_resident() {
+    fn a_page_just_written_is_resident() {
         let (file, bytes) = written(10);
         assert_eq!(mincore(&file, bytes).expect("we may write it").pages, 11);
         assert_eq!(residency(&file, bytes).expect("we may write it").pages, 11);

@@ -96,7 +96,7 @@ fn cat_names_what_it_cannot_read_and_goes_on() {
 }
 
 #[test]
-fn cat_ends_quietly_when_nobody_reads_on() {
+fn cat_ends_quietly_when_its_reader_closes() {
     let files = Files::new();
     let (path, content) = files.file("large", 8 << 20);
     let mut child =

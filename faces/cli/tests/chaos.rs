@@ -370,9 +370,9 @@ impl Round {
             if role != 2 {
                 return Started::new(self.run(&words));
             }
-            let mut outside = plain(&words[0]);
-            outside.args(&words[1..]);
-            Started::new(outside)
+            let mut external = plain(&words[0]);
+            external.args(&words[1..]);
+            Started::new(external)
         };
         // In these kinds, a program may be killed and restarted with the same role.
         let may_be_killed = matches!(self.kind, "locked" | "versions" | "renames") && self.life != Life::Own;

@@ -298,7 +298,7 @@ fn access_times() {
 /// 1. A file is served without a lease, because its folder was declared immutable.
 /// 2. A file beside that folder is not.
 #[test]
-fn what_was_declared_never_to_change_is_served_without_a_lease() {
+fn a_file_declared_immutable_is_served_without_a_lease() {
     let (declared, other) = (open_folder(), open_folder());
     let options = ["--attach", "at-once", "--immutable", declared.path().to_str().expect("a plain name")];
     for (folder, mode) in [(&declared, "immutable"), (&other, "kernel")] {

@@ -70,7 +70,7 @@ fn cat() -> PathBuf {
 }
 
 #[test]
-fn the_machine_is_told_in_words_and_in_json() {
+fn the_machine_is_described_in_words_and_in_json() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().to_str().unwrap();
     let output = quinion(&["doctor", "--json", "--folder", folder]);
@@ -133,7 +133,7 @@ fn a_plain_program_is_served() {
 }
 
 #[test]
-fn a_script_is_told_by_what_runs_it() {
+fn a_script_is_described_by_the_program_that_runs_it() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     executable(&script, b"#!/bin/cat\n");
@@ -216,7 +216,7 @@ fn fio_is_served_as_any_other() {
 }
 
 #[test]
-fn a_script_run_by_env_is_told_by_what_env_runs() {
+fn a_script_run_by_env_is_described_by_the_program_that_env_runs() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     executable(&script, b"#!/usr/bin/env cat\n");
@@ -227,7 +227,7 @@ fn a_script_run_by_env_is_told_by_what_env_runs() {
 
 /// A shim reads nothing by itself; the program that it executes does.
 #[test]
-fn a_script_that_becomes_a_program_is_told_by_that() {
+fn a_script_that_becomes_a_program_is_described_by_that_program() {
     let folder = tempfile::tempdir().unwrap();
     let [inner, outer] = ["inner", "outer"].map(|name| folder.path().join(name));
     executable(&inner, format!("#!/bin/sh\nexec {} \"$@\"\n", cat().display()).as_bytes());
@@ -246,7 +246,7 @@ fn a_script_that_becomes_a_program_is_told_by_that() {
 }
 
 #[test]
-fn what_cannot_be_run_is_an_error_that_says_what_to_do() {
+fn a_program_that_cannot_be_run_is_an_error_that_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let [cut, junk, lost] = ["cut", "junk", "lost"].map(|name| folder.path().join(name));
     executable(&cut, &std::fs::read(cat()).unwrap()[..100]);

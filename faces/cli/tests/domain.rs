@@ -75,7 +75,7 @@ fn other_domain() {
 /// The program above stays served if `then` changes no credential: without this check the other tests would show
 /// nothing.
 #[test]
-fn who_stays_who_he_is_is_served_on() {
+fn a_program_that_keeps_its_credentials_stays_served() {
     let folder = scratch();
     let path = folder.path().join("file");
     std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");
@@ -205,7 +205,7 @@ fn other_domain_of_who_was_served_no_more_before() {
 /// 1. A program installs a system call filter that kills it if it calls `getpid`.
 /// 2. It becomes another user. The mappings were removed before, without a call of `getpid`.
 #[test]
-fn who_has_forbidden_our_calls_changes_its_user_without_any() {
+fn a_program_that_forbids_our_calls_changes_its_user_without_any() {
     if !is_root() {
         return;
     }
@@ -231,7 +231,7 @@ assert mapped() == 0
 /// A core dump of a program would contain what all programs have read. A child that attaches again has the same mapping
 /// flags as its parent.
 #[test]
-fn what_is_mapped_of_the_cache_is_in_no_core_and_in_no_child() {
+fn the_mapped_cache_is_in_no_core_dump_and_in_no_child() {
     let folder = scratch();
     let path = folder.path().join("file");
     std::fs::write(&path, noise(1 << 20, 1)).expect("the disk has room");

@@ -44,7 +44,7 @@ fn configure(folder: &Path) {
 
 /// 3000 operations by each seed; 200,000 in a soak.
 #[test]
-fn it_finds_nothing_wrong() {
+fn fsx_finds_nothing_wrong() {
     let operations = if std::env::var_os("QUINION_SOAK").is_some() { "200000" } else { "3000" };
     for seed in ["1", "2", "3"] {
         let folder = scratch();
@@ -59,7 +59,7 @@ fn it_finds_nothing_wrong() {
 
 /// Fsx can find faults: told to leave out one operation, it finds that, unless the operation changes nothing.
 #[test]
-fn it_would_find_it() {
+fn fsx_finds_a_planted_error() {
     let folder = scratch();
     configure(folder.path());
     let finds = |step: u32| {
@@ -72,7 +72,7 @@ fn it_would_find_it() {
 }
 
 #[test]
-fn what_it_wrote_is_what_another_program_reads_from_the_same_cache() {
+fn a_file_that_fsx_wrote_is_read_right_by_another_program_of_the_cache() {
     let folder = scratch();
     configure(folder.path());
     let script = "

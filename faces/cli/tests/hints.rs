@@ -149,19 +149,19 @@ fn is_fetched(case: &str, expected: Range<u64>) {
 }
 
 #[test]
-fn what_readahead_asks_for_is_cached() {
+fn pages_that_the_readahead_call_names_are_cached() {
     is_fetched("readahead", PART);
 }
 
 #[test]
-fn what_a_program_will_need_is_cached() {
+fn pages_advised_as_willneed_are_cached() {
     is_fetched("willneed", PART);
     is_fetched("willneed-all", 0..PAGES);
 }
 
 /// The reference for the next tests: without a hint all pages stay.
 #[test]
-fn what_is_read_without_a_hint_stays_cached() {
+fn pages_read_without_a_hint_stay_cached() {
     for outcome in leaves_cached_both_ways("read", std::slice::from_ref(&(0..PAGES))) {
         assert_eq!(outcome.totals.bytes, FILE_BYTES, "{outcome:?}");
     }
@@ -178,7 +178,7 @@ fn is_served_and_goes(case: &str) {
 
 /// Like the kernel's, this hint evicts no page while there is room.
 #[test]
-fn what_is_read_and_not_used_again_stays_while_there_is_room() {
+fn pages_advised_as_noreuse_stay_while_memory_is_free() {
     for outcome in leaves_cached_both_ways("noreuse", std::slice::from_ref(&(0..PAGES))) {
         assert_eq!(outcome.totals.bytes, FILE_BYTES, "{outcome:?}");
         assert_eq!(outcome.stats.device_bytes, FILE_BYTES, "each byte is read once: {outcome:?}");
@@ -186,7 +186,7 @@ fn what_is_read_and_not_used_again_stays_while_there_is_room() {
 }
 
 #[test]
-fn what_is_read_with_dontcache_goes() {
+fn pages_read_with_dontcache_are_dropped() {
     let (_folder, path) = file();
     if printed_alone("dontcache", &path).starts_with("dontcache -") {
         eprintln!("SKIPPED: the kernel has no RWF_DONTCACHE for this file system");
@@ -196,7 +196,7 @@ fn what_is_read_with_dontcache_goes() {
 }
 
 #[test]
-fn what_a_program_does_not_need_goes_and_the_rest_stays() {
+fn pages_advised_as_dontneed_are_dropped_and_the_rest_stays() {
     let rest = [0..PART.start, PART.end..PAGES];
     for outcome in leaves_cached_both_ways("dontneed", &rest) {
         assert_eq!(outcome.stats.dropped_pages, PART.end - PART.start, "{outcome:?}");

@@ -166,7 +166,7 @@ fn until(mut so: impl FnMut() -> bool) {
     }
 }
 
-fn is_gone(process: u32) -> bool {
+fn has_ended(process: u32) -> bool {
     // A container without an init does not reap an owner; an ended one has an empty command line.
     fs::read(format!("/proc/{process}/cmdline")).map_or(true, |words| words.is_empty())
 }
@@ -257,7 +257,7 @@ fn a_cache_that_stays_no_time_serves_the_run_that_started_it() {
 
 /// Only the error: no cache is started, and no report replaces an older one.
 #[test]
-fn for_a_program_that_is_not_there_nothing_is_started_or_written() {
+fn a_missing_program_starts_no_cache_and_writes_no_report() {
     let home = Home::new();
     let report = home.report_of("default");
     fs::write(&report, "an older one").expect("the disk has room");
@@ -286,7 +286,7 @@ fn for_a_program_that_is_not_there_nothing_is_started_or_written() {
 }
 
 #[test]
-fn who_only_looks_makes_no_folder() {
+fn a_command_that_only_looks_makes_no_folder() {
     let home = Home::new();
     assert!(home.keeps().contains("\"kept\":[]"), "{}", home.keeps());
     for words in [&["stop", "--all"][..], &["stop"], &["stop", "none"]] {
@@ -386,7 +386,7 @@ fn memory_is_one_bound_however_many_runs_there_are() {
 
 /// So it keeps no file system busy, and the space of a removed file is freed at once.
 #[test]
-fn a_file_that_nobody_has_open_is_closed_though_nobody_comes() {
+fn an_unused_file_is_closed_though_no_client_comes() {
     let home = Home::new();
     let paths: Vec<PathBuf> = (0..3).map(|seed| home.file(&format!("file{seed}"), seed)).collect();
     for path in &paths {
@@ -447,7 +447,7 @@ fn children_count_for_their_run() {
 
 /// A forked child that executes nothing: it has its parent's descriptor, and counters in a page of its own.
 #[test]
-fn what_a_forked_child_reads_counts_for_its_run() {
+fn reads_of_a_forked_child_count_for_its_run() {
     const READS_AS_A_CHILD: &str = "import os,sys,hashlib
 fd = os.open(sys.argv[1], os.O_RDONLY); os.pread(fd, 4096, 0)
 if os.fork() == 0:
@@ -511,8 +511,8 @@ fn options_that_contradict_the_cache_are_refused_with_a_remedy() {
             "{said}"
         );
     }
-    let mut politely = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
-    let output = politely.output().expect("our own command starts");
+    let mut lazily = home.quinion(&["run", "--keep", "--attach", "auto", "--", "true"]);
+    let output = lazily.output().expect("our own command starts");
     assert!(
         output.status.code() == Some(1) && text(&output.stderr).contains("--attach at-once"),
         "{output:?}"
@@ -623,7 +623,7 @@ fn a_strangers_descriptor_costs_its_own_connection() {
 
 /// More such descriptors than the owner has connections for.
 #[test]
-fn strangers_who_say_nothing_or_talk_without_end_keep_nobody_away() {
+fn silent_or_endless_strangers_keep_no_client_away() {
     let home = Home::new();
     home.ran(&[], &["true"]);
     let socket = home.runtime.path().join("quinion/default.socket");
@@ -682,7 +682,7 @@ fn a_plan_is_kept_once_and_found_by_its_number() {
 
 /// An owner of another version, with another protocol.
 #[test]
-fn an_owner_that_is_not_understood_is_told_of_with_a_remedy() {
+fn an_owner_that_is_not_understood_is_reported_with_a_remedy() {
     let home = Home::new();
     let folder = home.runtime.path().join("quinion");
     fs::create_dir(&folder).expect("it is ours");
@@ -784,7 +784,7 @@ fn the_owner_has_nothing_of_its_starters() {
 // ---- its end ------------------------------------------------------------------------------------
 
 #[test]
-fn who_is_there_is_shown_and_stopped() {
+fn a_kept_cache_is_listed_and_stopped() {
     let home = Home::new();
     assert_eq!(home.keeps(), "{\"schema\":1,\"kept\":[]}\n");
     assert!(text(&home.quinion(&["keeps"]).output().expect("it starts").stdout).contains("no cache is kept"));
@@ -826,7 +826,7 @@ fn a_program_goes_on_when_its_cache_is_stopped_and_its_numbers_are_those_until_t
 }
 
 #[test]
-fn it_ends_when_nobody_has_used_it_for_long_and_not_before() {
+fn a_kept_cache_ends_when_it_was_unused_for_long_and_not_before() {
     let home = Home::new();
     let path = home.file("file", 1);
     let mut run =
@@ -856,7 +856,7 @@ fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
     home.reads(&path);
     let first = home.owner();
     kill(first, libc::SIGKILL);
-    until(|| is_gone(first));
+    until(|| has_ended(first));
     assert!(!home.left().is_empty(), "it could remove nothing");
     home.reads(&path);
     assert_ne!(home.owner(), first);
@@ -875,7 +875,7 @@ fn a_killed_owner_leaves_nothing_that_the_next_run_trips_over() {
 }
 
 #[test]
-fn rubbish_in_the_folder_is_in_nobodys_way() {
+fn rubbish_in_the_folder_does_no_harm() {
     let home = Home::new();
     let folder = home.runtime.path().join("quinion");
     fs::create_dir(&folder).expect("it is ours");
@@ -893,7 +893,7 @@ fn rubbish_in_the_folder_is_in_nobodys_way() {
 /// A user removes the files in the folder: the next run cannot find the cache and starts another, and the first owner
 /// ends without removing any file of the second.
 #[test]
-fn one_that_nobody_can_find_any_more_ends() {
+fn a_kept_cache_that_cannot_be_found_any_more_ends() {
     let home = Home::new();
     home.ran(&[], &["true"]);
     let first = home.owner();
@@ -901,7 +901,7 @@ fn one_that_nobody_can_find_any_more_ends() {
         fs::remove_file(home.runtime.path().join("quinion").join(file)).expect("it is there");
     }
     home.ran(&["--idle", "1h"], &["true"]);
-    until(|| is_gone(first));
+    until(|| has_ended(first));
     assert_eq!(home.left().len(), 3, "a lock, and where it listens for runs and for programs");
     let second = home.owner();
     home.ran(&["--idle", "1h"], &["true"]);
@@ -928,7 +928,7 @@ fn a_killed_runner_leaves_its_program_served_and_the_cache_to_others() {
 }
 
 #[test]
-fn a_killed_program_is_told_of_as_ever() {
+fn a_killed_program_is_reported_as_ever() {
     let home = Home::new();
     let path = home.file("file", 1);
     let script = format!("cat {} > /dev/null; kill -9 $$", path.display());
@@ -1011,13 +1011,13 @@ fn one_that_stands_still_is_ended_by_stop() {
 /// 2. The owner closes the descriptors that it has of the programs that read there.
 /// 3. Reads of other programs are not answered, no new program is served, and the owner cannot be ended.
 #[test]
-fn a_file_system_that_hangs_when_a_file_is_closed_keeps_nobody_else() {
+fn a_file_system_that_hangs_when_a_file_is_closed_delays_no_other() {
     closes_hang("at-once");
 }
 
 /// As above, where files are copied in the background, and the descriptors for the copies are closed then.
 #[test]
-fn a_file_system_that_hangs_when_a_copied_file_is_closed_keeps_nobody_else() {
+fn a_file_system_that_hangs_when_a_copied_file_is_closed_delays_no_other() {
     closes_hang("auto");
 }
 
@@ -1084,7 +1084,7 @@ print('read', flush=True); sys.stdin.readline()
     until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
     drop(hanging);
-    until(|| is_gone(owner));
+    until(|| has_ended(owner));
     drop(readers);
 }
 
@@ -1125,6 +1125,6 @@ for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
     home.ran(&options, &["true"]);
     drop(hanging);
-    until(|| is_gone(owner));
+    until(|| has_ended(owner));
     drop(readers);
 }

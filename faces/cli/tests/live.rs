@@ -160,7 +160,7 @@ fn watched(script: &str) -> [&str; 8] {
 }
 
 #[test]
-fn the_panel_is_below_the_output_and_gone_afterwards() {
+fn the_panel_is_below_the_output_and_removed_afterwards() {
     let script = "seq 1 100; cat /etc/passwd > /dev/null; read line; echo heard $line";
     let mut terminal = Terminal::run(ROWS, &watched(script));
     terminal.wait_until("a panel with numbers", |shown| shown.contains(MARK) && shown.contains("memory "));
@@ -275,7 +275,7 @@ fn a_terminal_without_room_shows_the_program_alone() {
 }
 
 #[test]
-fn in_a_pipe_it_is_quiet() {
+fn live_output_into_a_pipe_is_quiet() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
     let output = command.arg("run").args(watched("echo one; echo two >&2")).output().unwrap();
     assert_eq!((&*output.stdout, &*output.stderr), (&b"one\n"[..], &b"two\n"[..]));

@@ -76,7 +76,7 @@ fn cmp() {
     std::fs::copy(files().join("binary"), &copy).expect("the disk has room");
     let copy = copy.to_str().expect("a plain path");
     served(&["cmp", "binary", copy], &["binary", "binary"]);
-    same(&["cmp", "-s", "-i", "1:0", "binary", copy]); // judged by the sizes
+    same(&["cmp", "-s", "-i", "1:0", "binary", copy]); // decided by the sizes
     same(&["cmp", "text", "binary"]);
 }
 

@@ -97,11 +97,11 @@ fn stays_within(memory: u64) {
 }
 
 #[test]
-fn of_64_mib() {
+fn an_owner_of_64_mib_stays_within_its_memory() {
     stays_within(64 << 20);
 }
 
 #[test]
-fn of_256_mib() {
+fn an_owner_of_256_mib_stays_within_its_memory() {
     stays_within(256 << 20);
 }

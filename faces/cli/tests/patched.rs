@@ -153,7 +153,7 @@ fn streams_are_served() {
 }
 
 #[test]
-fn what_a_stream_writes_is_what_another_reads() {
+fn bytes_written_by_one_stream_are_read_by_another() {
     let patched = case("written", Some(plan()));
     assert_eq!(outcome(&patched, Patching::Patched), 1);
     case("written", None);
@@ -163,7 +163,7 @@ fn what_a_stream_writes_is_what_another_reads() {
 /// 2. The stream is closed with unwritten bytes.
 /// 3. These are written at the stream's position, relative to the descriptor's offset, which has to be right.
 #[test]
-fn what_a_stream_writes_when_it_is_closed_goes_where_it_stands() {
+fn bytes_that_a_stream_writes_at_its_close_go_to_its_offset() {
     let patched = case("updated", Some(plan()));
     assert!(patched.files == 0 && patched.kernel_reads > 0, "{patched:?}");
     assert!(patched.reads == 0 && outcome(&patched, Patching::Patched) == 1, "{patched:?}");
@@ -182,13 +182,13 @@ fn a_library_bound_to_the_c_library_itself_is_served() {
 
 /// By names alone the result is wrong, which cannot be helped.
 #[test]
-fn what_such_a_library_does_to_our_descriptors_is_seen() {
+fn calls_of_such_a_library_on_our_descriptors_are_seen() {
     let patched = case("unseen", Some(plan()));
     assert!(patched.bytes > 0 && outcome(&patched, Patching::Patched) == 1, "{patched:?}");
 }
 
 #[test]
-fn nothing_is_writable_and_executable_afterwards() {
+fn no_page_is_writable_and_executable_afterwards() {
     served_when_patched("maps", FILE_BYTES);
     let (_folder, file) = file();
     let printed = output(&[built().path("patched").to_str().unwrap(), "maps"], &file, None, None);
@@ -261,7 +261,7 @@ fn programs_without_dlsym_are_served_and_patched() {
 /// A library that was loaded only as another one's dependency has a function that we interpose, and our `dlsym` does
 /// not see it: liburing under a plug-in. The call has to reach that function.
 #[test]
-fn what_a_plug_in_brings_along_is_called() {
+fn functions_of_a_plug_ins_dependency_are_called() {
     let folder = tempfile::tempdir().unwrap();
     let build = |name: &str, source: &str, more: &[&str]| {
         let path = folder.path().join(name);

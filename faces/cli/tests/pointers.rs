@@ -79,7 +79,7 @@ fn session(attach: Attach, is_patched: bool) -> Session {
     let cache = Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap();
     let mut owner = CacheOwner::new(cache);
     if attach == Attach::Default {
-        owner = owner.polite();
+        owner = owner.attach_lazily();
     }
     let mut session = Session::start(Arc::new(owner)).unwrap();
     if is_patched {

@@ -201,8 +201,8 @@ fn machines_are_served_and_reported() {
 }
 
 #[test]
-fn a_server_that_ends_kills_who_cannot_do_without() {
-    if !vmm::has("a_server_that_ends_kills_who_cannot_do_without", &[REMOVALS]) {
+fn a_server_that_ends_kills_the_machines_that_need_it() {
+    if !vmm::has("a_server_that_ends_kills_the_machines_that_need_it", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(32, 500));
@@ -219,8 +219,8 @@ fn a_server_that_ends_kills_who_cannot_do_without() {
 
 /// The reader of its messages has ended, as `| head` does: that is no reason to give any machine up.
 #[test]
-fn machines_are_served_when_nobody_reads_what_is_said() {
-    if !vmm::has("machines_are_served_when_nobody_reads_what_is_said", &[REMOVALS]) {
+fn machines_are_served_when_the_servers_output_is_not_read() {
+    if !vmm::has("machines_are_served_when_the_servers_output_is_not_read", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(39, 300));
@@ -247,8 +247,8 @@ fn machines_are_served_when_nobody_reads_what_is_said() {
 }
 
 #[test]
-fn what_is_recorded_is_replayed_and_only_for_its_image() {
-    if !vmm::has("what_is_recorded_is_replayed_and_only_for_its_image", &[REMOVALS]) {
+fn a_recording_is_replayed_and_only_for_its_image() {
+    if !vmm::has("a_recording_is_replayed_and_only_for_its_image", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(33, 2000));
@@ -275,7 +275,7 @@ fn what_is_recorded_is_replayed_and_only_for_its_image() {
 }
 
 #[test]
-fn it_does_not_begin_with_what_is_not_right() {
+fn the_server_does_not_start_with_wrong_arguments() {
     let stage = Stage::new(Image::new(35, 10));
     let nowhere = Stage { sockets: tempfile::tempdir().unwrap(), ..Stage::new(Image::new(35, 10)) };
     fs::remove_file(nowhere.snapshot()).unwrap();
@@ -352,8 +352,8 @@ fn thousands_of_peers_cost_little() {
 ///  3 the server accepts all of them at once; closed connections take its places, and the machine is refused
 ///  4 its message is closed unread, and no process answers its first fault
 #[test]
-fn who_has_hung_up_is_in_nobodys_way() {
-    if !vmm::has("who_has_hung_up_is_in_nobodys_way", &[REMOVALS]) {
+fn a_peer_that_hung_up_delays_no_other() {
+    if !vmm::has("a_peer_that_hung_up_delays_no_other", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(45, 100));
@@ -406,8 +406,8 @@ fn a_machine_too_many_does_not_wait_without_end() {
 ///  3 the first machine ends: the waiting one is served, though the refused ones are still dying
 ///  4 they die: no machine has to wait any more, and the next is refused
 #[test]
-fn who_was_refused_and_does_not_die_has_nobodys_place() {
-    let test = "who_was_refused_and_does_not_die_has_nobodys_place";
+fn a_refused_machine_that_does_not_die_occupies_no_place() {
+    let test = "a_refused_machine_that_does_not_die_occupies_no_place";
     if !vmm::has(test, &[REMOVALS]) {
         return;
     }
@@ -502,13 +502,13 @@ fn hundreds_of_machines_are_served_at_once() {
     let reader = std::thread::spawn(move || {
         for (number, (memory, ..)) in machines.iter().enumerate() {
             for page in [1, 0] {
-                teller.send(memory.judge(2 * number as u64 + page)).unwrap();
+                teller.send(memory.check_page(2 * number as u64 + page)).unwrap();
             }
         }
     });
     for page in 0..2 * MACHINES {
-        let judged = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("page {page} is not answered"));
-        assert_eq!(judged, Ok(()));
+        let checked = told.recv_timeout(WATCHDOG).unwrap_or_else(|_| panic!("page {page} is not answered"));
+        assert_eq!(checked, Ok(()));
     }
     reader.join().unwrap();
     let each = (served.descriptors() - before) as u64 / MACHINES;

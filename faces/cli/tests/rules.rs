@@ -80,7 +80,7 @@ fn output(mut command: Command) -> String {
 
 /// The owner of the cache.
 #[derive(Clone, Copy)]
-enum Room {
+enum OwnerKind {
     /// A naive owner with room for a few pages: nearly every read waits for it and evicts.
     FewPages,
     /// The cache itself, in which everything fits: nearly every read is a hit.
@@ -144,11 +144,11 @@ fn cache_owner() -> CacheOwner {
     CacheOwner::new(Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap())
 }
 
-fn owner(room: Room) -> Arc<dyn Owner> {
-    match room {
-        Room::FewPages => NaiveOwner::minding_writers(6),
-        Room::Cache => Arc::new(cache_owner()),
-        Room::Hesitant => Arc::new(Hesitant { owner: cache_owner(), asked: Default::default() }),
+fn owner(owner_kind: OwnerKind) -> Arc<dyn Owner> {
+    match owner_kind {
+        OwnerKind::FewPages => NaiveOwner::minding_writers(6),
+        OwnerKind::Cache => Arc::new(cache_owner()),
+        OwnerKind::Hesitant => Arc::new(Hesitant { owner: cache_owner(), asked: Default::default() }),
     }
 }
 
@@ -162,9 +162,9 @@ enum Way {
 }
 
 /// A session whose programs' calls are intercepted that way.
-fn session(room: Room, way: Way) -> Session {
+fn session(owner_kind: OwnerKind, way: Way) -> Session {
     static PLAN: OnceLock<Plan> = OnceLock::new();
-    let mut session = Session::start(owner(room)).unwrap();
+    let mut session = Session::start(owner(owner_kind)).unwrap();
     if way == Way::Patched {
         session.patch_by(&PLAN.get_or_init(|| plan_for(Path::new(LINKER)).unwrap()).bytes()).unwrap();
     }
@@ -172,18 +172,18 @@ fn session(room: Room, way: Way) -> Session {
 }
 
 /// Runs a case both ways, each with a file of its own, and compares. Returns the viewers' totals.
-fn same_with_and_without(case: &str, seed: u32, room: Room) -> ViewerTotals {
-    same_in_a_way(case, seed, room, Way::Names)
+fn same_with_and_without(case: &str, seed: u32, owner_kind: OwnerKind) -> ViewerTotals {
+    same_in_a_way(case, seed, owner_kind, Way::Names)
 }
 
-fn same_in_a_way(case: &str, seed: u32, room: Room, way: Way) -> ViewerTotals {
+fn same_in_a_way(case: &str, seed: u32, owner_kind: OwnerKind, way: Way) -> ViewerTotals {
     let folder = tempfile::tempdir().unwrap();
     let [with, without] = ["with", "without"].map(|name| folder.path().join(name));
     for file in [&with, &without] {
         std::fs::write(file, content(FILE_BYTES)).unwrap();
     }
     let expected = output(command(case, &without, seed));
-    let session = session(room, way);
+    let session = session(owner_kind, way);
     let mut served = command(case, &with, seed);
     session.point_to(&mut served);
     assert_eq!(output(served), expected, "{case} {seed} {way:?} differs (right: without the cache)");
@@ -203,14 +203,14 @@ macro_rules! rules {
     ($($name:ident)*) => { $(
         #[test]
         fn $name() {
-            for room in [Room::FewPages, Room::Cache] {
+            for owner_kind in [OwnerKind::FewPages, OwnerKind::Cache] {
                 for way in [Way::Names, Way::Patched] {
-                    let totals = same_in_a_way(stringify!($name), 1, room, way);
+                    let totals = same_in_a_way(stringify!($name), 1, owner_kind, way);
                     assert!(totals.reads > 0, "nothing was served: {totals:?}");
                 }
             }
             // A case with few calls may end before the file is taken over.
-            same_in_a_way(stringify!($name), 1, Room::Hesitant, Way::Patched);
+            same_in_a_way(stringify!($name), 1, OwnerKind::Hesitant, Way::Patched);
         }
     )* };
 }
@@ -227,11 +227,11 @@ rules! {
 /// 2. Of each of the five, positional reads are served, and reads at the shared offset are not.
 #[test]
 fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
-    let totals = same_with_and_without("positioned", 1, Room::Cache);
+    let totals = same_with_and_without("positioned", 1, OwnerKind::Cache);
     let (positioned, at_the_offset) = (5 * 3 * 20, 5 * 3);
     assert!(totals.reads >= positioned, "{totals:?}");
     assert!(totals.kernel_reads >= at_the_offset, "{totals:?}");
-    let totals = same_with_and_without("unshared", 1, Room::Cache);
+    let totals = same_with_and_without("unshared", 1, OwnerKind::Cache);
     assert!(totals.reads >= 100, "{totals:?}");
 }
 
@@ -239,18 +239,18 @@ fn an_offset_that_is_shared_costs_only_the_reads_that_use_it() {
 /// 2. Files that it opens afterwards are served at their offset.
 #[test]
 fn an_exec_that_failed_is_over() {
-    let totals = same_with_and_without("exec_amid_opens", 1, Room::Cache);
+    let totals = same_with_and_without("exec_amid_opens", 1, OwnerKind::Cache);
     assert!(totals.reads >= 300, "{totals:?}");
 }
 
 /// A program that inherits a descriptor as its standard input reads it: positional reads are served.
 #[test]
-fn what_was_inherited_is_adopted() {
+fn an_inherited_descriptor_is_adopted() {
     use quinion::internals::arena::control::Reason;
-    let totals = same_with_and_without("adopted", 1, Room::Cache);
+    let totals = same_with_and_without("adopted", 1, OwnerKind::Cache);
     assert!(totals.reads >= 200, "{totals:?}");
     assert!(totals.reasons[Reason::Foreign as usize] > 0, "{totals:?}");
-    assert_eq!(same_with_and_without("inherited_writer", 1, Room::Cache).reads, 0);
+    assert_eq!(same_with_and_without("inherited_writer", 1, OwnerKind::Cache).reads, 0);
 }
 
 /// 1. A process forks, and its child forks twice more. Each reads the file by a descriptor of its own, and by the one
@@ -258,7 +258,7 @@ fn what_was_inherited_is_adopted() {
 /// 2. Each is a viewer, and nearly all of its reads are hits.
 #[test]
 fn a_forked_child_is_a_viewer_whose_reads_are_hits() {
-    let totals = same_with_and_without("forked_viewer", 1, Room::Cache);
+    let totals = same_with_and_without("forked_viewer", 1, OwnerKind::Cache);
     assert_eq!(totals.viewers, 4, "{totals:?}");
     // Of each child 74 reads to the end, 50 more, 100 positional ones, and of each the first 50 by the inherited
     // descriptor.
@@ -322,7 +322,7 @@ fn is_filled_by(case: &str, run: impl FnOnce(Command)) -> Option<bool> {
 fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
     let alone = is_filled_by("hints", |command| drop(output(command)));
     let served = is_filled_by("hints", |mut command| {
-        let session = Session::start(owner(Room::Cache)).unwrap();
+        let session = Session::start(owner(OwnerKind::Cache)).unwrap();
         session.point_to(&mut command);
         output(command);
         assert!(session.stop().reads > 0);
@@ -334,7 +334,7 @@ fn hints_of_a_served_file_do_not_fill_the_kernels_cache() {
 
 #[test]
 fn a_file_that_was_written_here_is_never_served() {
-    assert_eq!(same_with_and_without("sparse", 1, Room::Cache).reads, 0);
+    assert_eq!(same_with_and_without("sparse", 1, OwnerKind::Cache).reads, 0);
 }
 
 /// 1. A program reads a file in many calls, at its offset and elsewhere, by one thread and by several.
@@ -343,27 +343,27 @@ fn a_file_that_was_written_here_is_never_served() {
 fn descriptors_change_hands_while_they_are_read() {
     use quinion::internals::arena::control::Reason;
     for case in ["read", "pread", "vectors", "seek", "threads"] {
-        let totals = same_with_and_without(case, 1, Room::Hesitant);
+        let totals = same_with_and_without(case, 1, OwnerKind::Hesitant);
         let left = totals.reasons[Reason::Left as usize];
         assert!(totals.kernel_reads > 0 && totals.reads > 0 && left > 0, "{case}: {totals:?}");
     }
     for seed in 100..130 {
-        same_with_and_without("random", seed, Room::Hesitant);
+        same_with_and_without("random", seed, OwnerKind::Hesitant);
     }
 }
 
 #[test]
 fn random_calls_in_random_order() {
     for seed in 0..60 {
-        let room = if seed % 2 == 0 { Room::FewPages } else { Room::Cache };
+        let owner_kind = if seed % 2 == 0 { OwnerKind::FewPages } else { OwnerKind::Cache };
         let way = if seed % 4 < 2 { Way::Names } else { Way::Patched };
-        let totals = same_in_a_way("random", seed, room, way);
+        let totals = same_in_a_way("random", seed, owner_kind, way);
         assert!(totals.reads > 0);
     }
 }
 
 #[test]
-fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
+fn reads_left_to_the_kernel_are_counted_with_their_reason() {
     use quinion::internals::arena::control::Reason;
     let cases = [
         ("dup", Reason::Duplicated),
@@ -375,7 +375,7 @@ fn what_is_left_to_the_kernel_is_counted_with_its_reason() {
         ("adopted", Reason::Foreign),
     ];
     for (case, reason) in cases {
-        let totals = same_with_and_without(case, 1, Room::Cache);
+        let totals = same_with_and_without(case, 1, OwnerKind::Cache);
         assert!(totals.reasons[reason as usize] > 0, "{case}: no {reason:?} in {totals:?}");
     }
 }

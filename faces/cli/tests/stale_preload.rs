@@ -146,7 +146,7 @@ fn stale_preload() {
 /// 1. The object that programs have loaded is removed, or another file gets its name.
 /// 2. The next program is told to load it, and its linker complains, or loads that other file.
 #[test]
-fn an_object_that_is_gone_or_another_is_not_handed_on() {
+fn a_removed_or_replaced_object_is_not_handed_on() {
     let (user, folder) = (User::new(), scratch());
     fs::write(folder.path().join("text"), "one\n").expect("the disk has room");
     for change in
@@ -161,7 +161,7 @@ fn an_object_that_is_gone_or_another_is_not_handed_on() {
 
 /// A file under the object's name is checked before it is used, whatever it is.
 #[test]
-fn what_is_planted_is_not_loaded() {
+fn a_planted_object_is_not_loaded() {
     let user = User::new();
     let object = user.object();
     assert_nobody_else_can_change(&object);

@@ -123,7 +123,7 @@ fn reads_of_another(how: &str) -> Report {
 }
 
 #[test]
-fn reads_of_another_process_of_the_run_are_heard() {
+fn reads_of_another_process_of_the_run_are_reported() {
     for how in ["file", "folder", "by number", "fanotify"] {
         let report = reads_of_another(how);
         assert!(report.served() > 0, "{how}: {report:?}");

@@ -135,11 +135,11 @@ impl Stage {
     }
     /// Whether the kernel grants leases on files there: then much more can be promised.
     fn has_leases(&self, file: &Path) -> bool {
-        self.owner.modes().iter().any(|mode| mode.path == file && mode.trust == Validation::Sure)
+        self.owner.modes().iter().any(|mode| mode.path == file && mode.validation == Validation::Sure)
     }
     fn mode(&self, file: &Path) -> Validation {
         let mode = self.owner.modes().into_iter().find(|mode| mode.path == file);
-        mode.expect("the file was attached").trust
+        mode.expect("the file was attached").validation
     }
 }
 
@@ -189,7 +189,7 @@ fn a_file_opened_to_read_and_write_is_the_kernels() {
 
 /// By times, positional reads are served, and writes are seen.
 #[test]
-fn by_times_a_file_opened_to_read_and_write_is_served_and_what_is_written_is_read() {
+fn a_file_opened_to_read_and_write_is_served_by_times_and_writes_are_read() {
     let stage = Stage::by_times();
     let (file, mut a) = (stage.file(), stage.viewer());
     a.open('a', &file, libc::O_RDWR);
@@ -221,7 +221,7 @@ fn a_write_goes_where_the_reads_before_it_ended() {
 }
 
 #[test]
-fn what_one_viewer_writes_the_other_reads() {
+fn one_viewers_writes_are_read_by_the_other() {
     for write in ["pwrite b 200 9000 0", "write b 77 100", "ftruncate b 100100", "ftruncate b 500000"] {
         let stage = Stage::new();
         let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
@@ -248,7 +248,7 @@ fn what_one_viewer_writes_the_other_reads() {
 
 /// A descriptor that can only write, or whose open truncates the file.
 #[test]
-fn who_opens_only_to_write_is_seen_too() {
+fn an_open_only_to_write_is_noticed_too() {
     for (flags, write) in [
         (libc::O_WRONLY, "pwrite b 200 9000 0"),
         (libc::O_WRONLY | libc::O_APPEND, "write b 200 9000"),
@@ -283,7 +283,7 @@ fn a_file_cut_by_its_name_is_cut() {
 /// 3. It writes, piece by piece; A reads each.
 /// 4. It closes the file, and the file is served again.
 #[test]
-fn what_somebody_else_writes_is_read() {
+fn another_processs_writes_are_read() {
     let stage = Stage::new();
     let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
     a.open('a', &file, libc::O_RDONLY);
@@ -309,7 +309,7 @@ fn what_somebody_else_writes_is_read() {
 
 /// A has the file open for writing itself, so there is no lease, and the file is served by its times.
 #[test]
-fn what_somebody_else_writes_is_read_by_who_can_write_too() {
+fn another_processs_writes_are_read_by_a_viewer_that_can_write() {
     let stage = Stage::by_times();
     let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
     a.open('a', &file, libc::O_RDWR);
@@ -371,7 +371,7 @@ fn a_viewers_open_for_writing_is_not_refused() {
 /// 2. B opens it to read and write, and does not write.
 /// 3. B closes it, and A reads it again: no byte is read from the file twice.
 #[test]
-fn who_could_write_and_does_not_costs_no_pages() {
+fn a_viewer_that_could_write_and_does_not_costs_no_pages() {
     let stage = Stage::new();
     let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
     a.open('a', &file, libc::O_RDONLY);
@@ -419,7 +419,7 @@ fn a_description_that_others_have_too_writes() {
 
 /// Bytes written before a lock was taken are read under the lock, by leases and by times.
 #[test]
-fn what_was_written_before_a_lock_is_read_after_it() {
+fn bytes_written_before_a_lock_are_read_after_it() {
     for stage in [Stage::new(), Stage::by_times()] {
         let (file, mut a, mut o) = (stage.file(), stage.viewer(), stage.other());
         a.open('a', &file, libc::O_RDONLY);
@@ -450,7 +450,7 @@ fn a_writer_that_is_killed_is_through() {
 /// 2. It ends, and the kernel still serves the file.
 /// 3. Its child writes, as its very first action.
 #[test]
-fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
+fn a_child_whose_first_call_writes_is_seen_when_its_parent_has_ended() {
     let stage = Stage::new();
     let (file, mut a, mut b) = (stage.file(), stage.viewer(), stage.viewer());
     b.open('b', &file, libc::O_RDWR);
@@ -469,7 +469,7 @@ fn a_child_whose_first_call_writes_is_seen_when_its_parent_is_gone() {
 
 /// Random steps of two viewers and another process, compared with the contents of the file.
 #[test]
-fn whoever_writes_in_whatever_order() {
+fn writes_of_any_process_in_any_order_are_read() {
     let mut state = 88172645463325252u64;
     let mut random = |below: u64| {
         state ^= state << 13;

@@ -24,7 +24,7 @@ use quinion::internals::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::table::{self, Attachment, FdWord, State};
-use crate::{careful, process, written};
+use crate::{audit, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
@@ -50,7 +50,7 @@ pub fn attach(fd: c_int, word: FdWord) {
                 let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // another thread was faster
             }
         }
-        Err(Reason::Careful) => table::share(fd, Reason::Careful),
+        Err(Reason::Restricted) => table::share(fd, Reason::Restricted),
         Err(reason) => table::detach(fd, reason),
     }
 }
@@ -108,13 +108,13 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }
-    let Some(permits) = careful::permits_offsets(viewer) else {
+    let Some(permits) = audit::permits_offsets(viewer) else {
         return Ok((viewer, Answer::AfterMore(LATE_BYTES)));
     };
     let changed_at = match (permits, word.state()) {
         (true, _) => None,
-        (false, State::Candidate) => return Err(Reason::Careful),
-        (false, _) if !careful::is_settled(stat) => return Err(Reason::Changed),
+        (false, State::Candidate) => return Err(Reason::Restricted),
+        (false, _) if !audit::is_settled(stat) => return Err(Reason::Changed),
         (false, _) => Some(stat.changed_nanos()),
     };
     let spent = if word.is_owners_credit() { CREDIT_SPENT } else { 0 };
@@ -155,6 +155,6 @@ pub fn why(error: &RequestError) -> Reason {
         RequestError::Errno(error) if *error == Errno::BUSY.0 => Reason::Watched,
         RequestError::Errno(error) if *error == Errno::OPNOTSUPP.0 => Reason::Unguaranteed,
         RequestError::Errno(_) | RequestError::Fruitless => Reason::Refused,
-        RequestError::OwnerGone | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
+        RequestError::OwnerDead | RequestError::NoSlot | RequestError::Late => Reason::NoOwner,
     }
 }

@@ -121,12 +121,12 @@ fn transfer_inside(
     }
     match viewer.validation(&file) {
         Validation::Sure | Validation::Immutable => {}
-        trust => match look_at_times(viewer, fd, trust) {
+        validation => match look_at_times(viewer, fd, validation) {
             TimesCheck::Right => {}
             TimesCheck::Young if manner == ServeMode::Now => return Err(Unserved::NotReady),
             // SAFETY: as in `look`.
             TimesCheck::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
-            TimesCheck::Gone(reason) => {
+            TimesCheck::Invalid(reason) => {
                 table::detach(fd, reason);
                 return Err(Unserved::ToKernel);
             }
@@ -143,24 +143,24 @@ enum TimesCheck {
     /// It was changed so lately that its times are not conclusive; or it is not guaranteed that it was not changed.
     Young,
     /// It is not to be served any more.
-    Gone(Reason),
+    Invalid(Reason),
 }
 
 /// Looks whether what is cached is the file's, before a read.
 #[cold]
-fn look_at_times(viewer: &Viewer, fd: c_int, trust: Validation) -> TimesCheck {
-    if trust == Validation::Kernel {
+fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesCheck {
+    if validation == Validation::Kernel {
         let ended = viewer.arena().owner_has_ended();
-        return TimesCheck::Gone(if ended { Reason::NoOwner } else { Reason::Writable });
+        return TimesCheck::Invalid(if ended { Reason::NoOwner } else { Reason::Writable });
     }
-    if trust == Validation::Unheard {
+    if validation == Validation::Unheard {
         return TimesCheck::Young;
     }
     let (device, inode) = table::identity(fd);
     if written::is_mapped(device, inode) {
-        return TimesCheck::Gone(Reason::Mapped);
+        return TimesCheck::Invalid(Reason::Mapped);
     }
-    let Some(stat) = kernel::fstat(fd) else { return TimesCheck::Gone(Reason::Changed) };
+    let Some(stat) = kernel::fstat(fd) else { return TimesCheck::Invalid(Reason::Changed) };
     if table::was_seen(fd, &stat) {
         return TimesCheck::Right;
     }
@@ -171,7 +171,7 @@ fn look_at_times(viewer: &Viewer, fd: c_int, trust: Validation) -> TimesCheck {
     match viewer.request(Operation::Revalidate, [table::file(fd).handle, 0, 0]) {
         Ok(_) => table::note_seen(fd, &stat),
         Err(error) if is_passing(&error) => return TimesCheck::Young,
-        Err(error) => return TimesCheck::Gone(why(&error)),
+        Err(error) => return TimesCheck::Invalid(why(&error)),
     }
     TimesCheck::Right
 }

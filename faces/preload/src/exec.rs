@@ -21,7 +21,7 @@ use quinion::internals::viewer::sys::call;
 use crate::kernel::number;
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
-use crate::{gone, process};
+use crate::{ld_preload, process};
 
 /// A list of strings, as the C library takes it.
 type List = *const *const c_char;
@@ -29,7 +29,7 @@ type List = *const *const c_char;
 /// Runs a call that makes this process another program, if it does not fail. The new program has this environment.
 fn becoming<T>(environment: List, call: impl FnOnce() -> T) -> T {
     let exec = process::begin_fork();
-    gone::forget_in(environment as usize);
+    ld_preload::forget_in(environment as usize);
     let answer = call();
     if let Some(exec) = exec {
         process::end_fork(exec);

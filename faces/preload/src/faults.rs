@@ -232,13 +232,13 @@ fn reset(signal: c_int, flags: u32) {
     if let Some(mut action) = kernel::signal_action(signal) {
         let entry = entry_for(SIG_DFL, flags);
         action.handler = entry.unwrap_or(SIG_DFL);
-        action.flags = u64::from(told_flags(SIG_DFL, action.flags as u32));
+        action.flags = u64::from(reported_flags(SIG_DFL, action.flags as u32));
         kernel::set_signal_action(signal, &action);
     }
 }
 
 /// What the kernel is told for a program's flags.
-fn told_flags(handler: usize, flags: u32) -> u32 {
+fn reported_flags(handler: usize, flags: u32) -> u32 {
     match handler {
         SIG_DFL => flags & !(SA_RESETHAND | SA_NODEFER) | SA_SIGINFO | SA_ONSTACK,
         _ => flags & !SA_RESETHAND | SA_SIGINFO,
@@ -270,7 +270,7 @@ impl Action {
     /// What the kernel is to have in its place; `None` if it cannot be.
     fn told(&self, restorer: u32) -> Option<Self> {
         let handler = entry_for(self.handler, self.flags & !SA_RESTORER | restorer)?;
-        Some(Self { handler, flags: told_flags(self.handler, self.flags), ..*self })
+        Some(Self { handler, flags: reported_flags(self.handler, self.flags), ..*self })
     }
 
     /// What the program is to hear in place of this.

@@ -627,7 +627,7 @@ pub fn map_where_nothing_is(address: usize, bytes: usize) -> Result<Option<core:
     // SAFETY: a new mapping where there is none.
     match result(unsafe { call(number::MMAP, args) }) {
         Ok(mapped) if mapped == address => Ok(core::ptr::NonNull::new(address as *mut u8)),
-        // A kernel before 4.17 takes the address for a wish.
+        // A kernel before 4.17 takes the address for a hint.
         Ok(elsewhere) => {
             core::ptr::NonNull::new(elsewhere as *mut u8).into_iter().for_each(|base| unmap(base, bytes));
             Ok(None)

@@ -25,7 +25,7 @@
 //! program's own (not through the C library), and, where the C library could
 //! not be patched, what that does inside itself and what libraries do that are
 //! bound to it past us (`RTLD_DEEPBIND`). The first is why a process whose code has
-//! such instructions is served with care (`careful.rs`). The second never
+//! such instructions is served with care (`audit.rs`). The second never
 //! involves a descriptor that is served, as long as streams keep to descriptors
 //! they opened or were given.
 //!
@@ -39,10 +39,10 @@
 
 mod attach;
 mod bytes;
-mod careful;
+mod audit;
 mod exec;
 mod faults;
-mod gone;
+mod ld_preload;
 mod harmless;
 mod kernel;
 mod loaded;

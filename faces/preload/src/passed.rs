@@ -24,7 +24,7 @@ use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Messages, descriptors_in, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{careful, exec, faults, gone, patch, process, table, written};
+use crate::{audit, exec, faults, ld_preload, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -295,7 +295,7 @@ extern "C" fn mapped(_address: usize, _len: usize, protection: usize, flags: usi
     const PROT_EXEC: usize = 4;
     if flags & MAP_ANONYMOUS == 0 {
         if protection & PROT_EXEC != 0 && process::is_on() {
-            careful::insist(); // a loader of its own
+            audit::insist(); // a loader of its own
         }
         if flags & MAP_SHARED != 0 && process::is_on() {
             written::maps(fd as c_int);
@@ -544,8 +544,8 @@ extern "C" fn confined(option: usize) {
 /// The calls that we make besides the program's own may be forbidden from now on, to this program and to those that it
 /// becomes: they are to be without us, as far as it hands on the environment that it was given.
 fn forbidden() {
-    gone::withdraw();
-    gone::look_no_more();
+    ld_preload::withdraw();
+    ld_preload::look_no_more();
     process::confine();
 }
 
@@ -558,7 +558,7 @@ extern "C" fn called(number: usize, a: usize, b: usize, c: usize, d: usize, e: u
         return Called { answer: exec::by_number(number, [a, b, c, d, e]), is_made: 1 };
     }
     before_call(number, [a, b, c, d, e]);
-    if process::is_on() && flags_of_open(number, b, c).is_some_and(written::cuts_unheard) {
+    if process::is_on() && flags_of_open(number, b, c).is_some_and(written::truncates_unnoticed) {
         return Called { answer: cut_by_call(number, [a, b, c, d]), is_made: 1 };
     }
     Called { answer: 0, is_made: 0 }

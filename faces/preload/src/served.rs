@@ -28,7 +28,7 @@ use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_a
 use crate::real::{self, Real, test_cancel};
 use crate::table::{self, FdWord, State};
 use crate::turn::{PassedCall, Start, is_served, pass_on, served};
-use crate::{careful, faults, kernel, process};
+use crate::{audit, faults, kernel, process};
 
 /// The most parts of a scattered read that is served: they are copied, and nothing here allocates.
 const PARTS_MAX: usize = 64;
@@ -82,7 +82,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Opti
 fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
-        if word.state() == State::Positioned && !careful::is_free() && !table::is_still(fd, word) {
+        if word.state() == State::Positioned && !audit::is_clean() && !table::is_still(fd, word) {
             continue;
         }
         cancel.test();
@@ -387,8 +387,8 @@ fn does_kernel_accept(fd: c_int, manner: ServeMode, flags: c_int) -> bool {
     table::accepts(fd, word, manner, || kernel::accepts_flags(fd, flags))
 }
 
-/// What is made of a hint. Random reads get nothing ahead of them anyway, since what is done is judged; and some
-/// programs say of each file that it will be read so, and then read it from end to end (RocksDB).
+/// What is made of a hint. Random reads get nothing ahead of them anyway, since readahead decides by what is done; and
+/// some programs say of each file that it will be read so, and then read it from end to end (RocksDB).
 fn believed(advice: Advice) -> Advice {
     if advice == Advice::Random { Advice::Normal } else { advice }
 }

@@ -29,7 +29,7 @@ use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLA
 use quinion::internals::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{faults, gone, kernel, opened, patch, process, real};
+use crate::{faults, ld_preload, kernel, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer, in milliseconds.
 const WELCOME_MILLIS: u32 = 100;
@@ -49,7 +49,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let wait = unsafe { find(environment, b"QUINION_WAIT_MS=") };
     let Some(place) = place.and_then(CacheLocation::parse) else { return };
     // SAFETY: as above.
-    gone::remember(unsafe { find(environment, b"LD_PRELOAD=") });
+    ld_preload::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     if !may_attach() {
         return;
     }

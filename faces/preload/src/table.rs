@@ -15,7 +15,7 @@
 //!  2. A descriptor is SERVED only while its description is this process's alone, and never if it can write.
 //!  3. What `FILES` holds for a number changes only in [`publish`], while its state is MOVING.
 //!  4. A number is attached (SERVED, POSITIONED) only while the file behind it cannot become another unseen, or each
-//!     read looks whether it did (`careful.rs`).
+//!     read looks whether it did (`audit.rs`).
 //!
 //! Whatever here makes a system call is counted first ([`process::enter`]), or does nothing: a process that has stopped
 //! has given all back.
@@ -35,7 +35,7 @@ use quinion::internals::viewer::sys::Errno;
 
 use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};
-use crate::{careful, process};
+use crate::{audit, process};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
@@ -51,7 +51,7 @@ struct File {
     handle: AtomicU64,
     /// The record's cell (low half) and the mapping's number (high half).
     place: AtomicU64,
-    marker_told: AtomicU64,
+    marker_reported: AtomicU64,
     touched: AtomicU64,
     /// The page of the last read that was refused for want of it and whose page the owner was told of, plus one.
     refused: AtomicU64,
@@ -77,7 +77,7 @@ pub struct Attachment {
     pub device: u64,
     /// The file's inode.
     pub inode: u64,
-    /// When it had changed last, if each read is to look whether it did; see `careful.rs`.
+    /// When it had changed last, if each read is to look whether it did; see `audit.rs`.
     pub changed_at: Option<i64>,
     /// Whether it can write: then only positional reads are served.
     pub can_write: bool,
@@ -89,7 +89,7 @@ static FILES: [File; DESCRIPTORS] = [const {
     File {
         handle: AtomicU64::new(0),
         place: AtomicU64::new(0),
-        marker_told: AtomicU64::new(0),
+        marker_reported: AtomicU64::new(0),
         touched: AtomicU64::new(0),
         refused: AtomicU64::new(0),
         advice: AtomicU64::new(0),
@@ -174,7 +174,7 @@ pub fn file(fd: i32) -> ViewedFile<'static> {
         handle: file.handle.load(Ordering::Relaxed),
         cell: CellNumber(place as u32),
         id: MappingId((place >> 32) as u32),
-        marker_told: &file.marker_told,
+        marker_reported: &file.marker_reported,
         touched: &file.touched,
     }
 }
@@ -253,7 +253,7 @@ fn was_opened(fd: i32, stale: Option<u64>) {
     {
         give_back(handle);
         // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
-        if !careful::is_careful() {
+        if !audit::is_restricted() {
             process::stop(Reason::Passed);
         }
     }
@@ -331,7 +331,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
         let file = &FILES[fd as usize];
         file.handle.store(to.handle, Ordering::Relaxed);
         file.place.store(to.place, Ordering::Relaxed);
-        file.marker_told.store(0, Ordering::Relaxed);
+        file.marker_reported.store(0, Ordering::Relaxed);
         file.touched.store(0, Ordering::Relaxed);
         file.refused.store(0, Ordering::Relaxed);
         file.device.store(to.device, Ordering::Relaxed);
@@ -351,7 +351,7 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
     // A thread may have begun to read at the private offset: it goes back, whether or not we have stopped meanwhile.
     if !process::may_serve_more() {
         detach_inside(fd, Reason::Passed);
-    } else if !careful::is_free() {
+    } else if !audit::is_clean() {
         pause_inside(fd);
     }
     true
@@ -386,7 +386,7 @@ pub fn is_still(fd: i32, word: FdWord) -> bool {
     let of = &FILES[fd as usize];
     let [device, inode, changed_at] =
         [&of.device, &of.inode, &of.changed_at].map(|place| place.load(Ordering::Relaxed));
-    if changed_at != NEVER && careful::is_still(fd, device, inode, changed_at.wrapping_sub(1) as i64) {
+    if changed_at != NEVER && audit::is_still(fd, device, inode, changed_at.wrapping_sub(1) as i64) {
         return true;
     }
     if let Some(at) = at(fd) {

@@ -59,7 +59,7 @@ fn expect_writer(stat: &Stat, cut: bool) {
 }
 
 /// Whether an open with these flags cuts the file and is not said to be one for writing.
-pub fn cuts_unheard(flags: c_int) -> bool {
+pub fn truncates_unnoticed(flags: c_int) -> bool {
     flags & kernel::O_TRUNC != 0 && flags & kernel::O_ACCMODE == 0 && flags & kernel::O_PATH == 0
 }
 
@@ -73,13 +73,13 @@ pub fn before_open(at: c_int, path: usize, flags: c_int) {
     }
     let Some(_inside) = process::enter().filter(|_| process::has_attached_files()) else { return };
     if let Some(stat) = kernel::stat_at(at, path).filter(Stat::is_regular) {
-        expect_writer(&stat, cuts_unheard(flags));
+        expect_writer(&stat, truncates_unnoticed(flags));
     }
 }
 
 /// After an open: again, for a thread that attached the file meanwhile.
 pub fn after_open(fd: c_int, flags: c_int) {
-    if cuts_unheard(flags)
+    if truncates_unnoticed(flags)
         && let Some(_inside) = process::enter()
         && process::has_attached_files()
         && let Some(stat) = kernel::fstat(fd)

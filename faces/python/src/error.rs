@@ -36,7 +36,7 @@ fn number(kind: ErrorKind, known: Option<i32>) -> i32 {
         ErrorKind::Connect => known.filter(|&number| number != ENOENT).unwrap_or(ECONNREFUSED),
         ErrorKind::Changed => ESTALE,
         ErrorKind::Fetch => EREMOTEIO,
-        ErrorKind::OwnerGone => ECONNRESET,
+        ErrorKind::OwnerDead => ECONNRESET,
         ErrorKind::TimedOut => ETIMEDOUT,
         ErrorKind::Full => ENOBUFS,
         _ => known.unwrap_or(EIO),

@@ -40,8 +40,8 @@ impl RawClient {
         Ok(RawFile { file, source })
     }
 
-    fn owner_is_gone(&self) -> PyResult<bool> {
-        self.0.owner_is_gone().map_err(python)
+    fn owner_is_dead(&self) -> PyResult<bool> {
+        self.0.owner_is_dead().map_err(python)
     }
 }
 
@@ -127,7 +127,7 @@ impl RawFile {
         ranges: Vec<(u64, u64)>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let mut buffers =
-            ranges.iter().map(|&(offset, len)| self.room(offset, len)).collect::<PyResult<Vec<_>>>()?;
+            ranges.iter().map(|&(offset, len)| self.buffer(offset, len)).collect::<PyResult<Vec<_>>>()?;
         let buffers_of = ranges.iter().zip(&mut buffers);
         let mut reads: Vec<_> =
             buffers_of.map(|(&(offset, _), buffer)| RangeRead { offset, buffer }).collect();
@@ -146,16 +146,16 @@ impl RawFile {
 
 impl RawFile {
     /// Room for a range that lies within.
-    fn room(&self, offset: u64, len: u64) -> PyResult<Vec<u8>> {
+    fn buffer(&self, offset: u64, len: u64) -> PyResult<Vec<u8>> {
         let (name, size) = (self.file.name(), self.file.len());
         if offset.checked_add(len).is_none_or(|end| end > size) {
             let text = format!("cannot read {len} bytes at {offset} of {name}: it has {size} bytes");
             return Err(PyEOFError::new_err(text));
         }
-        let mut room = Vec::new();
+        let mut buffer = Vec::new();
         let no_memory = |_| PyMemoryError::new_err(format!("no memory for {len} bytes of {name}"));
-        room.try_reserve_exact(len as usize).map_err(no_memory)?;
-        room.resize(len as usize, 0);
-        Ok(room)
+        buffer.try_reserve_exact(len as usize).map_err(no_memory)?;
+        buffer.resize(len as usize, 0);
+        Ok(buffer)
     }
 }

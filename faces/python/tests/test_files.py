@@ -95,7 +95,7 @@ def test_after_a_new_server_has_come_a_client_opens_there(client, server, tmp_pa
     with pytest.raises(OSError):
         client.open(URL)
     with quinion.serve(server.name, memory=16 << 20, stores={"data://s": {"a": b"new"}}):
-        assert not client.owner_is_gone and client.open(URL).read() == b"new"
+        assert not client.owner_is_dead and client.open(URL).read() == b"new"
 
 
 def test_a_killed_server_is_an_error(client, server):
@@ -105,7 +105,7 @@ def test_a_killed_server_is_an_error(client, server):
     with pytest.raises(ConnectionResetError, match="the server of the cache has ended"):
         file.read()
     assert bytes(pin) == DATA
-    assert client.owner_is_gone
+    assert client.owner_is_dead
 
 
 def test_local_files(client, tmp_path):

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_told_apart_from_what_waits_for_a_restart() {
+    fn settings_that_change_at_once_are_reported_apart_from_those_that_need_a_restart() {
         let config = |text: &str| read(text).unwrap();
         let old = config("name='n'\nmemory='2G'\n[[store]]\nprefix='s3://a'\n[[store]]\nprefix='s3://b'");
         assert_eq!(Changes::between(&old, &old), Changes::default());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_told_with_file_line_and_key() {
+    fn an_unknown_setting_is_reported_with_file_line_and_key() {
         for (text, line, key) in [
             ("name='n'\nmemry='2G'", "line 2", "memry"),
             ("memory='lots'", "line 1", "such as 8G"),

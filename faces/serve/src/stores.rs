@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_account_is_part_of_who_asks_and_secrets_are_not() {
+    fn the_account_is_part_of_the_identity_and_secrets_are_not() {
         let environment = [("AZURE_STORAGE_ACCOUNT_NAME", "one"), ("AZURE_STORAGE_ACCOUNT_KEY", "secret")];
         let config = StoreConfig { prefix: "az://c".into(), ..Default::default() };
         let options = options(&config, &environment);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_store_is_an_error_with_its_prefix() {
+    fn a_url_that_is_no_store_is_an_error_with_its_prefix() {
         for prefix in ["bucket", "ftp://h/x", "file:///x", "memory:///x"] {
             let config = StoreConfig { prefix: prefix.into(), ..Default::default() };
             let error = open(&config, &[]).map(drop).unwrap_err();

@@ -161,7 +161,7 @@ impl Bucket {
 }
 
 #[test]
-fn it_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
+fn the_server_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("table/a", data(1, 3 << 20));
@@ -197,7 +197,7 @@ fn it_is_ready_when_it_says_so_and_a_signal_ends_it_in_order() {
 }
 
 #[test]
-fn after_a_kill_the_next_server_has_the_name_and_clients_that_open_again_read_on() {
+fn the_server_after_a_killed_one_has_the_name_and_clients_that_open_again_read_on() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("a", data(2, 1 << 20));
@@ -218,13 +218,13 @@ fn after_a_kill_the_next_server_has_the_name_and_clients_that_open_again_read_on
         }
         assert!(begun.elapsed() < TIME_MAX, "reads of a server that is gone go on");
     };
-    assert_eq!(error.kind(), ErrorKind::OwnerGone, "{error}");
+    assert_eq!(error.kind(), ErrorKind::OwnerDead, "{error}");
     let _next = start();
     assert_eq!(read(folder.path(), url), data(2, 1 << 20));
 }
 
 #[test]
-fn what_cannot_start_says_why_in_one_line() {
+fn a_server_that_cannot_start_says_why_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("serve.toml");
     let prefix = "http://127.0.0.1:1/folder";
@@ -270,7 +270,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 }
 
 #[test]
-fn monitors_are_told_the_numbers_and_whether_clients_can_connect() {
+fn monitors_get_the_numbers_and_whether_clients_can_connect() {
     let Some(bucket) = Bucket::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     bucket.put("a", data(5, 3 << 20));
@@ -498,7 +498,7 @@ fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
         assert_eq!(beside.status.code(), Some(1), "it took the manager's socket");
         // No server answers at the socket now: a client that waits for none is told soon.
         let (begun, client) = (Instant::now(), client.with_reconnect_timeout(Duration::ZERO));
-        assert_eq!(client.open("s3://bucket/a").unwrap_err().kind(), ErrorKind::OwnerGone);
+        assert_eq!(client.open("s3://bucket/a").unwrap_err().kind(), ErrorKind::OwnerDead);
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
 }

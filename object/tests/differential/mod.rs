@@ -20,11 +20,11 @@ use crate::common;
 /// A call of the differential run.
 #[derive(Clone, Debug)]
 pub enum Call {
-    Put { key: u8, len: usize, outside: bool },
+    Put { key: u8, len: usize, by_others: bool },
     Create { key: u8, len: usize },
     Update { key: u8, len: usize, stale: bool },
     Upload { key: u8, len: usize },
-    Delete { key: u8, outside: bool },
+    Delete { key: u8, by_others: bool },
     Copy { from: u8, to: u8, create: bool },
     Rename { from: u8, to: u8 },
     Get { key: u8, range: Option<GetRange>, condition: Condition, head: bool },
@@ -76,11 +76,11 @@ pub fn calls() -> impl Strategy<Value = Call> {
         1 => (-1_i64..2).prop_map(Condition::UnmodifiedSince),
     ];
     prop_oneof![
-        3 => (key(), len(), any::<bool>()).prop_map(|(key, len, outside)| Call::Put { key, len, outside }),
+        3 => (key(), len(), any::<bool>()).prop_map(|(key, len, by_others)| Call::Put { key, len, by_others }),
         1 => (key(), len()).prop_map(|(key, len)| Call::Create { key, len }),
         1 => (key(), len(), any::<bool>()).prop_map(|(key, len, stale)| Call::Update { key, len, stale }),
         1 => (key(), len()).prop_map(|(key, len)| Call::Upload { key, len }),
-        1 => (key(), any::<bool>()).prop_map(|(key, outside)| Call::Delete { key, outside }),
+        1 => (key(), any::<bool>()).prop_map(|(key, by_others)| Call::Delete { key, by_others }),
         1 => (key(), key(), any::<bool>()).prop_map(|(from, to, create)| Call::Copy { from, to, create }),
         1 => (key(), key()).prop_map(|(from, to)| Call::Rename { from, to }),
         8 => (key(), prop::option::of(range), condition, prop::bool::weighted(0.1))
@@ -146,16 +146,16 @@ fn under(options: GetOptions, condition: Condition, now: Option<ObjectMeta>) -> 
     }
 }
 
-/// Makes `call` of `store` as the `at`th; `outside` is what lies below it, if calls may be made of that. What came of
-/// it, in words.
+/// Makes `call` of `store` as the `at`th; `other_client` is what lies below it, if calls may be made of that. What came
+/// of it, in words.
 pub async fn made(
     call: &Call,
     at: usize,
     store: &dyn ObjectStore,
-    outside: Option<&dyn ObjectStore>,
+    other_client: Option<&dyn ObjectStore>,
 ) -> String {
-    let is_outside = outside.is_some();
-    let outside = outside.unwrap_or(store);
+    let has_other_client = other_client.is_some();
+    let other_client = other_client.unwrap_or(store);
     let content = |len: usize| common::content(at as u32, len);
     let tag = async |key: &u8| store.head(&path(*key)).await.ok().and_then(|meta| meta.e_tag);
     let put = async |key: &u8, len: usize, mode: PutMode| {
@@ -166,8 +166,8 @@ pub async fn made(
     };
     let done = |result: Result<(), Error>| result.map_or_else(|error| kind(&error), |()| "done").to_owned();
     match call {
-        Call::Put { key, len, outside: true } if is_outside => {
-            outside.put(&path(*key), content(*len).into()).await.unwrap();
+        Call::Put { key, len, by_others: true } if has_other_client => {
+            other_client.put(&path(*key), content(*len).into()).await.unwrap();
             String::new()
         }
         Call::Put { key, len, .. } => put(key, *len, PutMode::Overwrite).await,
@@ -181,8 +181,8 @@ pub async fn made(
             upload.put_part(content(*len).into()).await.unwrap();
             format!("{:?}", upload.complete().await.unwrap().e_tag)
         }
-        Call::Delete { key, outside: by_others } => {
-            done(if *by_others && is_outside { outside } else { store }.delete(&path(*key)).await)
+        Call::Delete { key, by_others } => {
+            done(if *by_others && has_other_client { other_client } else { store }.delete(&path(*key)).await)
         }
         Call::Copy { from, to, create: false } => done(store.copy(&path(*from), &path(*to)).await),
         Call::Copy { from, to, .. } => done(store.copy_if_not_exists(&path(*from), &path(*to)).await),

@@ -72,7 +72,7 @@ impl Arena {
         debug_assert!((1..=EXTENT_PAGES).contains(&pages), "a run has 1 to 512 pages");
         let (fit, wanted) =
             (FrameAlignment::anywhere(FrameStock::ANY), (PageIndex(0), Order::fitting(pages).pages()));
-        self.alloc_growing(locks, |stock, wish| stock.take_run(&self.view, wanted, fit, wish))
+        self.alloc_growing(locks, |stock, policy| stock.take_run(&self.view, wanted, fit, policy))
     }
 
     /// Takes a frame for every page of `gaps`, as (first page, pages), in as few runs as can be had that `fit`.
@@ -91,12 +91,12 @@ impl Arena {
     ) -> u32 {
         let (before, had) = (runs.len(), pages_of(runs));
         let (wanted, mut got) = (wanted_pages(gaps) - had, had);
-        self.alloc_growing(locks, |stock, wish| {
-            if wish == AllocPolicy::Pieces && !stock.has_for(had + wanted - got, amount) {
+        self.alloc_growing(locks, |stock, policy| {
+            if policy == AllocPolicy::Pieces && !stock.has_for(had + wanted - got, amount) {
                 return None;
             }
             while let Some(next) = next_wanted(gaps, got) {
-                let run = stock.take_run(&self.view, next, fit, wish)?;
+                let run = stock.take_run(&self.view, next, fit, policy)?;
                 got += run.pages;
                 runs.push(run);
             }
@@ -123,7 +123,7 @@ impl Arena {
 
     /// Pages that can be had without evicting anything: free ones, and those by which the arena may still grow.
     /// `None` if the lock of the lists is busy and `locks` does not wait. A hint, as others take and give back.
-    pub fn room_pages(&self, locks: LockWait) -> Option<u64> {
+    pub fn available_pages(&self, locks: LockWait) -> Option<u64> {
         let stock = self.stock.lock_as(locks)?;
         let growable = u64::from(stock.growable(ExtentPurpose::Data)) * u64::from(EXTENT_PAGES);
         Some(stock.buddy.free_pages() + growable)
@@ -179,12 +179,12 @@ impl Arena {
 
     /// What has arrived in the frames of a folio is forgotten with it; see `pages_read.rs`.
     fn forget_pages_read(&self, frame: Frame, order: Order) {
-        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::LANDED)) {
+        if self.view.descriptor(frame).is_some_and(|folio| folio.word().has(Flags::PARTIAL_UPTODATE)) {
             self.view.clear_pages_read(frame, order.pages());
         }
     }
 
-    /// Asks `take` for the whole wish, again after each extent that could be grown, and for pieces in the end.
+    /// Asks `take` for the whole run, again after each extent that could be grown, and for pieces in the end.
     /// Growing goes before pieces: frames that follow each other make large requests. `None` also where a lock
     /// is busy and `locks` does not wait.
     fn alloc_growing<T>(

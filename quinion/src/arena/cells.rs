@@ -1,7 +1,7 @@
 //! Cells: which 256-byte cells are free, in the extents that are cut into them.
 //!
 //! ```text
-//!   an extent of cells       used | never used            shelf (heap, one an extent)
+//!   an extent of cells       used | never used            free list (heap, one an extent)
 //!   +---+---+---+---+---+---+---+---+---+- - -            free   2 -> 0
 //!   | 0 | U | 2 | U | U | .   .   .   .                   fresh  5
 //!   +-|-+---+-|-+---+---+---+---+---+---+- - -            used   3
@@ -21,7 +21,7 @@
 //! Invariants (asserted by [`Cells::check`]):
 //!  1. In each extent: used + free + never used = 6144.
 //!  2. A cell is in at most one list, that of its extent.
-//!  3. An extent has a place among `with_room` exactly while a cell of it can be taken.
+//!  3. An extent has a place among `with_free` exactly while a cell of it can be taken.
 //!
 //! Not an invariant: what a free cell holds beyond its link, or a fresh one at
 //! all. A user of a cell makes it empty first.
@@ -73,20 +73,20 @@ struct ExtentCells {
 /// The cells of all extents that are cut into them.
 #[derive(Debug, Default)]
 pub struct Cells {
-    shelves: BTreeMap<u32, ExtentCells>,
-    with_room: BTreeSet<u32>,
+    extents_of_cells: BTreeMap<u32, ExtentCells>,
+    with_free: BTreeSet<u32>,
     used: u64,
 }
 
 impl Cells {
     /// No extents.
     pub const fn new() -> Self {
-        Self { shelves: BTreeMap::new(), with_room: BTreeSet::new(), used: 0 }
+        Self { extents_of_cells: BTreeMap::new(), with_free: BTreeSet::new(), used: 0 }
     }
 
     /// How many extents are cut into cells.
     pub fn extents(&self) -> u32 {
-        self.shelves.len() as u32
+        self.extents_of_cells.len() as u32
     }
     /// How many cells are handed out.
     pub fn used(&self) -> u64 {
@@ -94,7 +94,7 @@ impl Cells {
     }
     /// Whether `extent` is cut into cells.
     pub fn has_extent(&self, extent: u32) -> bool {
-        self.shelves.contains_key(&extent)
+        self.extents_of_cells.contains_key(&extent)
     }
 
     /// Cuts `extent`, whose memory is not in use, into cells.
@@ -103,9 +103,9 @@ impl Cells {
     /// If it is cut already or lies beyond [`CELL_EXTENTS_MAX`].
     pub fn add_extent(&mut self, extent: u32) {
         assert!(extent < CELL_EXTENTS_MAX, "extent {extent} is too high for cells");
-        let before = self.shelves.insert(extent, ExtentCells { free: NIL, fresh: 0, used: 0 });
+        let before = self.extents_of_cells.insert(extent, ExtentCells { free: NIL, fresh: 0, used: 0 });
         assert!(before.is_none(), "extent {extent} is cut twice");
-        self.with_room.insert(extent);
+        self.with_free.insert(extent);
     }
 
     /// Takes an extent back out of which no cell is used.
@@ -113,18 +113,18 @@ impl Cells {
     /// # Panics
     /// If one is.
     pub fn remove_extent(&mut self, extent: u32) {
-        let shelf = self.shelves.remove(&extent).expect("the extent holds cells");
-        assert_eq!(shelf.used, 0, "extent {extent} is in use");
-        self.with_room.remove(&extent);
+        let cells = self.extents_of_cells.remove(&extent).expect("the extent holds cells");
+        assert_eq!(cells.used, 0, "extent {extent} is in use");
+        self.with_free.remove(&extent);
     }
 
     /// Takes a cell of the lowest extent that has one. Its content is arbitrary.
     pub fn alloc(&mut self, links: &impl CellLinks) -> Option<CellNumber> {
-        let extent = *self.with_room.first()?;
-        let shelf = self.shelves.get_mut(&extent).expect("an extent with room is cut");
-        let cell = shelf.take(extent, links);
-        if !shelf.has_room() {
-            self.with_room.remove(&extent);
+        let extent = *self.with_free.first()?;
+        let cells = self.extents_of_cells.get_mut(&extent).expect("an extent with room is cut");
+        let cell = cells.take(extent, links);
+        if !cells.has_free() {
+            self.with_free.remove(&extent);
         }
         self.used += 1;
         Some(cell)
@@ -136,30 +136,30 @@ impl Cells {
     /// If its extent is not one of cells, or has no cell out.
     pub fn free(&mut self, links: &impl CellLinks, cell: CellNumber) -> CellFreed {
         let extent = cell.frame().extent();
-        let shelf = self.shelves.get_mut(&extent).expect("a cell lies in an extent of cells");
-        assert!(shelf.used > 0 && ordinal(cell) < shelf.fresh, "{cell:?} was not handed out");
-        links.set_link(cell, shelf.free);
-        shelf.free = cell.0;
-        shelf.used -= 1;
-        let empty = shelf.used == 0;
+        let cells = self.extents_of_cells.get_mut(&extent).expect("a cell lies in an extent of cells");
+        assert!(cells.used > 0 && ordinal(cell) < cells.fresh, "{cell:?} was not handed out");
+        links.set_link(cell, cells.free);
+        cells.free = cell.0;
+        cells.used -= 1;
+        let empty = cells.used == 0;
         self.used -= 1;
-        self.with_room.insert(extent);
+        self.with_free.insert(extent);
         if empty { CellFreed::ExtentEmpty(extent) } else { CellFreed::Kept }
     }
 
     /// What is wrong with the lists, if anything. Cost: a step and a bit for each free cell.
     pub fn check(&self, links: &impl CellLinks) -> Result<(), String> {
-        for (&extent, shelf) in &self.shelves {
-            shelf.check(extent, links)?;
-            if self.with_room.contains(&extent) != shelf.has_room() {
+        for (&extent, cells) in &self.extents_of_cells {
+            cells.check(extent, links)?;
+            if self.with_free.contains(&extent) != cells.has_free() {
                 return Err(format!("extent {extent} is listed wrongly as one with room"));
             }
         }
-        let used: u64 = self.shelves.values().map(|shelf| u64::from(shelf.used)).sum();
+        let used: u64 = self.extents_of_cells.values().map(|cells| u64::from(cells.used)).sum();
         if used != self.used {
             return Err(format!("{used} cells are used, {} counted", self.used));
         }
-        if self.with_room.iter().any(|extent| !self.has_extent(*extent)) {
+        if self.with_free.iter().any(|extent| !self.has_extent(*extent)) {
             return Err("an extent that is not cut is listed as one with room".into());
         }
         Ok(())
@@ -167,7 +167,7 @@ impl Cells {
 }
 
 impl ExtentCells {
-    fn has_room(&self) -> bool {
+    fn has_free(&self) -> bool {
         self.free != NIL || self.fresh < CELLS_PER_EXTENT
     }
 

@@ -11,14 +11,14 @@
 //!
 //!   viewer thread                              owner
 //!   slot FREE -> CLAIMED, writes arguments
-//!   slot -> PENDING, rings its doorbell        wakes, slot -> TAKEN, works
+//!   slot -> PENDING, changes its futex        wakes, slot -> TAKEN, works
 //!   sleeps on the slot's state, for a bounded  writes answer, slot -> DONE, wakes it
 //!   time; reads the answer, slot -> FREE
 //!   too late:  PENDING -> FREE, nothing was done
 //!              TAKEN -> GIVEN_UP               takes the answer back, slot -> FREE
 //! ```
 //!
-//! The owner trusts nothing in a viewer's page: every number is checked, a doorbell or an access ring full of
+//! The owner trusts nothing in a viewer's page: every number is checked, a futex word or an access ring full of
 //! nonsense costs a little time and nothing else. A viewer may die at any step; the next one in its place is given
 //! another page.
 
@@ -57,13 +57,13 @@ pub struct Control {
     pub owner: AtomicU32,
     /// The arena's token, so that the two files are known to belong together.
     pub token: AtomicU64,
-    /// Rung by the owner itself, when there is another viewer whose doorbell its threads are to wait for.
-    pub bell: AtomicU32,
+    /// Changed by the owner itself, when there is another viewer whose futex its threads are to wait for.
+    pub wake_futex: AtomicU32,
     /// 1 once the owner serves no more.
     pub closed: AtomicU32,
     /// Rises about ten times a second while the owner is well.
     pub heartbeat: AtomicU32,
-    /// How many of the owner's threads sleep on the doorbells, or are about to.
+    /// How many of the owner's threads sleep on these futexes, or are about to.
     pub sleepers: AtomicU32,
     /// The numbers of [`AttachPolicy`], in the order of its fields.
     pub attach_policy: [AtomicU64; 3],
@@ -365,8 +365,8 @@ impl ViewerControl {
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct ViewerPage {
-    /// Rung by the viewer when a request is pending; the owner's threads sleep on it.
-    pub doorbell: AtomicU32,
+    /// Changed by the viewer when a request is pending; the owner's threads sleep on it.
+    pub request_futex: AtomicU32,
     /// Next place in `ring`, counted without end.
     pub ring_head: AtomicU32,
     /// Next place in `opened`, counted without end; and up to where the owner has added them up.
@@ -546,7 +546,7 @@ pub enum SyscallAudit {
     Harmless = 1,
     /// Some threads may do anything, or that is not known: only positional reads are served, each after a look at its
     /// descriptor.
-    Careful = 2,
+    Restricted = 2,
 }
 
 /// Places in [`ViewerPage::counters`]. The numbers are part of the layout.
@@ -639,7 +639,7 @@ pub enum Reason {
     /// Left to the kernel for a while, which served it as well; it may be served since.
     Left = 13,
     /// An object in the process may use descriptors without anybody hearing of it.
-    Careful = 14,
+    Restricted = 14,
     /// The process has changed its credentials or name spaces.
     Domain = 15,
     /// The process watches files, and must be notified of its own reads and of no others.
@@ -665,7 +665,7 @@ impl Reason {
         Reason::Foreign,
         Reason::Unguaranteed,
         Reason::Left,
-        Reason::Careful,
+        Reason::Restricted,
         Reason::Domain,
         Reason::Watched,
         Reason::Limited,

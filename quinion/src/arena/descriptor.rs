@@ -18,7 +18,7 @@
 //! | | set by `try_lock` and `try_lock_allocated`, cleared by `unlock` or `complete` | a grabber's hold |
 //! | `MARKER` | set by `prepare`, cleared by `take_marker` | nothing |
 //! | `DETACHED` | set by `retire` when somebody holds the folio | the tree lock |
-//! | `LANDED` | set by `note_pages_read`, cleared by `prepare` | the fill's hold |
+//! | `PARTIAL_UPTODATE` | set by `note_pages_read`, cleared by `prepare` | the fill's hold |
 //! | `WORKINGSET` | set by `join_working_set`, cleared by `prepare` | the fill's hold |
 //! | `DROPBEHIND` | set or cleared by `prepare_with`, cleared by `adopt` | the tree lock |
 //! | `DIRTY` | set by `mark_dirty`, cleared by `clear_dirty` | the tree lock |
@@ -42,9 +42,9 @@
 //! these look at `UPTODATE` first. How it is waited for, and in which order several are taken, is told in
 //! `mapping/grab.rs`.
 //!
-//! In the third row `LANDED` may be set: then readers, those who hold the folio and those who do not, read those of
-//! its pages whose bits say that they have come (`pages_read.rs`). It is set nowhere else first, and stays until the
-//! frames are freed.
+//! In the third row `PARTIAL_UPTODATE` may be set: then readers, those who hold the folio and those who do not, read
+//! those of its pages whose bits say that they have come (`pages_read.rs`). It is set nowhere else first, and stays
+//! until the frames are freed.
 //!
 //! `WORKINGSET` may stand beside any of these; it says something only of a live folio, and of one that
 //! is being evicted.
@@ -66,7 +66,7 @@
 //! unlocked. `try_retire` refuses both flags; `retire` takes what it is given, and its caller forgets the dirty bits.
 //!
 //! A folio in the index is up to date as a whole, or being filled, or allocated: one of whose pages some failed leaves
-//! the index before it is unlocked, and those that had arrived go with it. `LANDED` itself only says that
+//! the index before it is unlocked, and those that had arrived go with it. `PARTIAL_UPTODATE` itself only says that
 //! bits of its frames may be set and are to be cleared when they are freed.
 //!
 //! A folio is **steady** from the end of its fill until its first writer comes, and **written** from then on: up to
@@ -123,7 +123,7 @@ impl Flags {
     /// It came back soon after it had been evicted.
     pub const WORKINGSET: u64 = 1 << 5;
     /// Bits of its frames may say that their pages have come; see `pages_read.rs`.
-    pub const LANDED: u64 = 1 << 6;
+    pub const PARTIAL_UPTODATE: u64 = 1 << 6;
     /// An uncached read made it: it is dropped when that reader has passed, unless it is adopted.
     pub const DROPBEHIND: u64 = 1 << 7;
     /// The folio is up to date, and its bytes were not changed in place.
@@ -451,8 +451,8 @@ impl Descriptor {
             return Err(NotReady::Written);
         }
         let pages = match () {
-            () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderLanded) => to_end,
-            () if word.has(Flags::LANDED) => pages_read(place, to_end),
+            () if word.has(Flags::UPTODATE) || mutant(Mutant::ReaderPartialUptodate) => to_end,
+            () if word.has(Flags::PARTIAL_UPTODATE) => pages_read(place, to_end),
             () => 0,
         };
         if pages > 0 { Ok((ticket, pages)) } else { Err(NotReady::Filling) }
@@ -636,7 +636,7 @@ impl Descriptor {
 
     /// The flags that every piece of a folio has as the whole had them.
     const INHERITED: u64 =
-        Flags::UPTODATE | Flags::STEADY | Flags::LANDED | Flags::WORKINGSET | Flags::DROPBEHIND;
+        Flags::UPTODATE | Flags::STEADY | Flags::PARTIAL_UPTODATE | Flags::WORKINGSET | Flags::DROPBEHIND;
 
     // ---- holds and pins -----------------------------------------------------------------------
 
@@ -696,7 +696,7 @@ impl Descriptor {
         let same = ticket.names(word) || mutant(Mutant::ReadableSequence);
         match () {
             // The bit is looked at after the word: a page that arrived before its folio was let go was the file's.
-            () if word.has(Flags::LANDED) && same && is_page_read() => ReadableState::Yes,
+            () if word.has(Flags::PARTIAL_UPTODATE) && same && is_page_read() => ReadableState::Yes,
             // Before the lock: a grabber's stops no reader.
             () if word.has(Flags::UPTODATE) => {
                 if same {
@@ -727,8 +727,8 @@ impl Descriptor {
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
     pub fn note_pages_read(&self) {
-        if !self.word().has(Flags::LANDED) {
-            let before = DescriptorWord(self.word.fetch_or(Flags::LANDED, Ordering::Relaxed));
+        if !self.word().has(Flags::PARTIAL_UPTODATE) {
+            let before = DescriptorWord(self.word.fetch_or(Flags::PARTIAL_UPTODATE, Ordering::Relaxed));
             debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
         }
     }
@@ -1093,7 +1093,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folio_whose_fill_failed_while_somebody_holds_it_is_the_last_holders_to_free() {
+    fn a_held_folio_whose_fill_failed_is_freed_by_its_last_holder() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(2), false);
         assert_eq!(fail(&d), PutOutcome::Last(Order(2)), "nobody came: it is the fill's to free");
@@ -1108,7 +1108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocated_folio_is_zeros_until_somebody_fills_it_under_its_lock() {
+    fn an_allocated_folio_is_zeros_until_it_is_filled_under_its_lock() {
         let d = Descriptor::new();
         d.prepare(FILE, PageIndex(0), Order(1), false);
         let ticket = d.try_hold_unfilled(FILE, PageIndex(1)).unwrap();

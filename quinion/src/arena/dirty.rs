@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_in_a_word_do_not_disturb_each_other_and_each_change_is_told_once() {
+    fn neighbours_in_a_word_do_not_disturb_each_other_and_each_change_is_reported_once() {
         let word = AtomicU64::new(0);
         assert_eq!(set(&word, 0b1111_0000), 0b1111_0000);
         assert_eq!(set(&word, 0b0001_1100), 0b0000_1100);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_elsewhere_is_served_to_who_wants_it_and_what_has_no_content_never() {
+    fn remote_file_systems_are_served_on_request_and_pseudo_ones_never() {
         const OVERLAY: u64 = 0x794c_7630;
         const FUSE: u64 = 0x6573_5546;
         const NFS: u64 = 0x6969;

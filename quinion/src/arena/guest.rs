@@ -89,7 +89,7 @@ pub enum GuestUse {
 #[derive(Debug)]
 pub enum GuestRefused {
     /// So many extents that follow each other and have no memory are not to be had now.
-    NoRoom,
+    NoSpace,
     /// The system, or a limit, refuses.
     Failed(ArenaError),
 }
@@ -100,7 +100,7 @@ impl From<ArenaError> for GuestRefused {
     }
 }
 
-/// What became of a wish for frames at their places.
+/// The result of a request for frames at their places.
 #[derive(Debug)]
 pub enum ClaimOutcome {
     /// The first so many of the pages, at least one, are the caller's now, and have memory. It frees them as any
@@ -370,7 +370,7 @@ impl Arena {
         // 1 room
         let mut growth = self.growth.lock();
         let first =
-            self.stock.lock().room_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoRoom)?;
+            self.stock.lock().place_for_guest(self.extents_meta(), extents).ok_or(GuestRefused::NoSpace)?;
         // 2 a file; what would be too long for a file is not refused by the kernel but punished by a signal
         if let Some(max) = getrlimit(Resource::Fsize).current.filter(|max| *max < bytes as u64) {
             return Err(ArenaError::TooLarge { asked: bytes as u64, max }.into());
@@ -531,9 +531,9 @@ impl FrameStock {
 
     /// The highest place for `extents` extents that follow each other and have no memory, if the bound has room for
     /// them; that of the demand, if there is one.
-    fn room_for_guest(&self, meta: u32, extents: u32) -> Option<u32> {
-        let room = self.extents_max.saturating_sub(self.extents_grown + self.reserve_left());
-        if extents == 0 || room < extents {
+    fn place_for_guest(&self, meta: u32, extents: u32) -> Option<u32> {
+        let capacity = self.extents_max.saturating_sub(self.extents_grown + self.reserve_left());
+        if extents == 0 || capacity < extents {
             return None;
         }
         if let Some(range) = self.guests.demand() {
@@ -644,15 +644,15 @@ mod tests {
     fn taken(file: BorrowedFd<'_>) -> u64 {
         fstat(file).unwrap().st_blocks as u64 * 512
     }
-    fn no_room(refused: Result<GuestExtents, GuestRefused>) -> bool {
-        matches!(refused, Err(GuestRefused::NoRoom))
+    fn no_space(refused: Result<GuestExtents, GuestRefused>) -> bool {
+        matches!(refused, Err(GuestRefused::NoSpace))
     }
     fn drain(arena: &Arena, order: Order) -> Vec<(Frame, Order)> {
         std::iter::from_fn(|| arena.alloc(order)).map(|frame| (frame, order)).collect()
     }
 
     #[test]
-    fn all_of_it_counts_at_once_and_goes_at_the_end() {
+    fn all_guest_memory_counts_at_once_and_goes_at_the_end() {
         let arena = arena(SMALL);
         let before = arena.stats();
         let guest = guest(&arena, 3);
@@ -730,7 +730,7 @@ mod tests {
 
     /// A folio that is held when its guest's handle goes keeps its bytes, and the guest's memory, until it is put.
     #[test]
-    fn what_is_held_outlives_the_handle() {
+    fn held_pages_outlive_the_guests_handle() {
         let arena = arena(SMALL);
         let guest = guest(&arena, 2);
         assert_eq!(claim(&guest, 7, 1), 1);
@@ -771,7 +771,7 @@ mod tests {
 
     /// A late reader of an extent that became a guest's finds the guest's file there; the arena's stays empty.
     #[test]
-    fn what_lay_below_a_guest_is_swept_too() {
+    fn memory_below_a_guest_is_swept_too() {
         let arena = arena(SMALL);
         let guest = guest(&arena, 1);
         let offset = guest.place(page(0)).unwrap().offset() as u64;
@@ -804,19 +804,19 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_up_to_the_bound_and_no_further() {
+    fn guests_fit_up_to_the_bound_and_no_further() {
         let arena = arena(SMALL);
         let stats = arena.stats();
         let all = ((SMALL - stats.control_bytes - stats.meta_bytes) / EXTENT) as u32;
-        assert!(no_room(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(0, c"quinion-guest-test", GuestUse::Shared)));
         assert!(
-            no_room(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
+            no_space(arena.take_guest(all, c"quinion-guest-test", GuestUse::Shared)),
             "the reserve for cells"
         );
         let most = guest(&arena, all - 1);
         assert!(arena.alloc(Order(0)).is_none() && arena.alloc_cell().is_some());
         arena.check().unwrap();
-        assert!(no_room(arena.take_guest(1, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(1, c"quinion-guest-test", GuestUse::Shared)));
         drop(most);
         assert_eq!(guest(&arena, 1).pages(), 512);
     }
@@ -827,7 +827,7 @@ mod tests {
         let arena = arena(24 << 20);
         let cell = arena.alloc_cell().unwrap();
         let data = drain(&arena, Order::MAX);
-        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         assert!(!arena.demand_guest(1000), "nowhere, whatever is emptied");
         // Two in the lower middle stay in use: pinned, as it were, so they are not chosen.
         let (kept, go): (Vec<_>, Vec<_>) = data.iter().copied().partition(|(frame, _)| *frame == data[1].0);
@@ -838,7 +838,7 @@ mod tests {
         let chosen = arena.choose_emptying();
         assert!(chosen.len() >= 4 && !chosen.contains(&kept[0].0.extent()), "{chosen:?}");
         assert_eq!(arena.punch_empty(), 0, "they are in use yet");
-        assert!(no_room(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
+        assert!(no_space(arena.take_guest(4, c"quinion-guest-test", GuestUse::Shared)));
         arena.free_all(&go);
         assert!(
             arena.alloc(Order(0)).is_some_and(|frame| {
@@ -953,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_writes_a_frozen_one_and_nobody_resizes_any() {
+    fn a_frozen_guest_is_not_written_by_others_and_no_guest_is_resized() {
         let arena = arena(SMALL);
         for usage in [GuestUse::Frozen, GuestUse::Shared] {
             let guest = arena.take_guest(1, c"quinion-guest-test", usage).unwrap();
@@ -971,7 +971,7 @@ mod tests {
 
     /// The name in `/proc` tells its file; what is mapped there is left out of core dumps, and of children.
     #[test]
-    fn it_is_left_out_of_cores_and_children() {
+    fn guest_memory_is_left_out_of_cores_and_children() {
         let arena = arena(SMALL);
         let guest = arena.take_guest(1, c"quinion-guest-smaps", GuestUse::Shared).unwrap();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -336,7 +336,7 @@ impl Arena {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
             }
             if (taken || frame.0 < free_until) && self.view.is_page_read(frame) {
-                return Err(format!("{frame:?} is no folio's, and its page is said to have landed"));
+                return Err(format!("{frame:?} is no folio's, and its page is said to have been read"));
             }
             let marked = |bits| self.view.count_bits(bits, frame, 1) > 0;
             if (taken || frame.0 < free_until) && (marked(BitTable::Dirty) || marked(BitTable::Writeback)) {

@@ -1,4 +1,7 @@
-//! Landed: which pages of a folio hold the file's bytes while its fill goes on.
+//! Pages read: which pages of a folio hold the file's bytes while its fill goes on.
+//!
+//! A folio with such pages is **partially up to date**, as the kernel calls it (`is_partially_uptodate`), and its
+//! descriptor has the flag `PARTIAL_UPTODATE`.
 //!
 //! A fill of many pages is several requests, and they end one by one. A bit for each frame, in a table beside the
 //! descriptors, says that the frame's page has been read. A thread that waits for that page need not wait for the
@@ -56,7 +59,7 @@ pub const FRAMES_PER_WORD: u32 = 64;
 #[inline]
 pub fn set(word: &AtomicU64, mask: u64) {
     // Release, partner: the Acquire in `load`: a thread that sees the bit sees the bytes.
-    word.fetch_or(mask, ordering(Mutant::LandedRelease, Ordering::Release, Ordering::Relaxed));
+    word.fetch_or(mask, ordering(Mutant::PagesReadRelease, Ordering::Release, Ordering::Relaxed));
 }
 
 /// The bits of a word. Means something to the holder of a folio whose frames they are of, and to a reader between
@@ -65,14 +68,14 @@ pub fn set(word: &AtomicU64, mask: u64) {
 pub fn load(word: &AtomicU64) -> u64 {
     // Acquire, partner: the Release in `set`. (No reader sees bits from before the folio: they were cleared before the
     // frames were freed, and the Acquire that gave the hold, or the word, has `prepare` for a partner.)
-    word.load(ordering(Mutant::LandedAcquire, Ordering::Acquire, Ordering::Relaxed))
+    word.load(ordering(Mutant::PagesReadAcquire, Ordering::Acquire, Ordering::Relaxed))
 }
 
 /// Forgets the bits in `mask`: their frames are about to be freed, and are the caller's alone. Other bits of the word
 /// may be others' and change meanwhile.
 #[inline]
 pub fn clear(word: &AtomicU64, mask: u64) {
-    if !mutant(Mutant::LandedClear) {
+    if !mutant(Mutant::PagesReadClear) {
         word.fetch_and(!mask, Ordering::Relaxed);
     }
 }

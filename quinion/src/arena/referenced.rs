@@ -5,13 +5,13 @@
 //!   [unread] [fresh] [   0   ] [ reads ]      reads beyond the first, 3 at most
 //! ```
 //!
-//! | byte | what is known | left so by | a read makes it | a judgement |
+//! | byte | what is known | left so by | a read makes it | a scan |
 //! |---|---|---|---|---|
 //! | fresh | it was asked for, and a thread that asked is about to read it | insertion | 0 | spares it, once: 0 |
 //! | unread, fresh | nobody asked for it, nobody has read it | insertion of what is fetched ahead | 0 | spares it, once: unread |
-//! | unread | the same, and it was spared | a judgement | 0 | counts no reads |
+//! | unread | the same, and it was spared | a scan | 0 | counts no reads |
 //! | 0 | it was read as expected and not since | a reader | 1 | counts no reads |
-//! | 1, 2 | it was read so often beyond that | a reader; a judgement that keeps it | one more | counts them |
+//! | 1, 2 | it was read so often beyond that | a reader; a scan that keeps it | one more | counts them |
 //! | 3 | so often at least | a reader | 3, and stores nothing | counts them |
 //!
 //! The first read is what the folio was fetched for, and says nothing of it. So it
@@ -25,7 +25,7 @@
 //!  1. An unread byte is that of a frame that heads a folio of some tree, or did until a moment ago.
 //!
 //! Not an invariant: that each read is seen. Of two touches at a time one may be lost, as is one that falls
-//! between a judgement's look at a byte and its store, and what a viewer's ring forgets; and a reader who is
+//! between a scan's look at a byte and its store, and what a viewer's ring forgets; and a reader who is
 //! late may touch the byte of the next folio. What is derived from these bytes is a statistic.
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -94,7 +94,7 @@ pub fn expect_reader(byte: &AtomicU8) {
     }
 }
 
-/// What a judgement finds.
+/// What a scan finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReferenceState {
     /// Its reader is still to come: it is spared, and its byte is this now.
@@ -103,7 +103,7 @@ pub enum ReferenceState {
     Reads(u8),
 }
 
-/// What a byte says to a judgement.
+/// What a byte says to a scan.
 #[inline]
 pub fn found(byte: u8) -> ReferenceState {
     if byte & FRESH != 0 {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_is_to_come_is_waited_for_once() {
+    fn an_expected_reader_is_waited_for_once() {
         assert_eq!((found(ASKED), found(AHEAD)), (ReferenceState::Spared(0), ReferenceState::Spared(UNREAD)));
         assert_eq!(
             (found(0), found(UNREAD), found(2)),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_expected_makes_only_what_is_unread_fresh_again() {
+    fn an_expected_reader_makes_only_unread_bytes_fresh_again() {
         for (byte, left) in [(UNREAD, AHEAD), (AHEAD, AHEAD), (ASKED, ASKED), (0, 0), (2, 2)] {
             let expected = AtomicU8::new(byte);
             expect_reader(&expected);

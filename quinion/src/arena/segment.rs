@@ -354,7 +354,7 @@ mod tests {
 
     /// Root may open a file of mode 0400 for writing, and so may its user after an `fchmod`.
     #[test]
-    fn what_all_viewers_read_is_not_mapped_for_writing_a_second_time() {
+    fn a_segment_all_viewers_read_is_not_mapped_for_writing_a_second_time() {
         use rustix::fs::OFlags;
         let segment = Segment::create(c"quinion-common", EXTENT_SIZE, Sharing::Common).unwrap();
         segment.populate_bytes(0, PAGE_SIZE).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_no_huge_pages_small_ones_do() {
+    fn small_pages_serve_where_there_are_no_huge_ones() {
         let segment = segment();
         segment.madvise(0, segment.bytes, Advice::LinuxNoHugepage).unwrap();
         assert_eq!(segment.populate(0).unwrap(), PageSize::Small);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_advice_is_unknown_the_file_is_allocated() {
+    fn the_file_is_allocated_where_the_advice_is_unknown() {
         let segment = segment();
         // The advice is unknown where nothing is to be advised of, too: an address that is none of a page.
         let (file, at) = (segment.file(), EXTENT_SIZE as u64);
@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "beyond the segment")]
-    fn what_is_beyond_is_not_populated() {
+    fn memory_beyond_the_range_is_not_populated() {
         let _ = segment().populate(2);
     }
 

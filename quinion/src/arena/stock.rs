@@ -25,8 +25,8 @@ use super::tables::Tables;
 use super::view::{CellNumber, View};
 use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
 
-/// After the machine refused memory, as many further wishes to grow are refused without asking it.
-pub(super) const WISHES_REFUSED: u32 = 64;
+/// After the machine refused memory, as many further requests to grow are refused without asking it.
+pub(super) const GROWTHS_REFUSED: u32 = 64;
 
 /// How much of what was asked for is worth having.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -187,10 +187,10 @@ impl FrameStock {
         view: &View,
         wanted: (PageIndex, u32),
         fit: FrameAlignment,
-        wish: AllocPolicy,
+        policy: AllocPolicy,
     ) -> Option<FrameRun> {
         let largest = fit.block(wanted);
-        let smallest = match wish {
+        let smallest = match policy {
             AllocPolicy::Whole => largest,
             AllocPolicy::Pieces => fit.runs.min,
         };
@@ -222,14 +222,14 @@ impl FrameStock {
 pub(super) struct GrowthParams {
     pub(super) tables: Tables,
     pub(super) failures: u64,
-    /// Wishes to refuse before the machine is asked again.
+    /// Requests to refuse before the machine is asked again.
     pub(super) refuse: u32,
     /// Bytes given back to the machine.
     pub(super) returned: u64,
 }
 
 impl GrowthParams {
-    /// Asks the machine for memory. After a refusal it is left alone for a number of wishes: asking is
+    /// Asks the machine for memory. After a refusal it is left alone for a number of requests: asking is
     /// expensive where memory is short, and a thread that was told "none" is about to ask again.
     pub(super) fn ask(
         &mut self,
@@ -243,7 +243,7 @@ impl GrowthParams {
             Ok(size) => Some(size),
             Err(_) => {
                 self.failures += 1;
-                self.refuse = WISHES_REFUSED;
+                self.refuse = GROWTHS_REFUSED;
                 None
             }
         }

@@ -85,7 +85,7 @@ pub struct Record {
     /// The mapping's number; 0 while the cell is no live mapping.
     pub id: AtomicU32,
     /// How far viewers may believe what is cached of the file, now: a [`Validation`].
-    pub trust: AtomicU32,
+    pub validation: AtomicU32,
     /// The file's device.
     pub device: AtomicU64,
     /// The file's inode.
@@ -131,11 +131,11 @@ impl Record {
     pub fn validation(&self) -> Validation {
         // SeqCst, partner: `set_validation`. A thread that reads after a writer was let go on has this load after that
         // store, by the system calls of the two.
-        Validation::of(self.trust.load(Ordering::SeqCst))
+        Validation::of(self.validation.load(Ordering::SeqCst))
     }
     /// Says how far.
-    pub fn set_validation(&self, trust: Validation) {
-        self.trust.store(trust as u32, Ordering::SeqCst); // partner: `trust`
+    pub fn set_validation(&self, validation: Validation) {
+        self.validation.store(validation as u32, Ordering::SeqCst); // partner: `validation`
     }
 }
 

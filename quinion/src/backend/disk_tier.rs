@@ -281,8 +281,8 @@ impl Backend for TieredBackend {
             self.source.inner.fill_here(self.source.kept_on_arrival(fill));
         }
     }
-    fn has_room(&self, fills: usize) -> bool {
-        self.source.tier.pool.has_room(fills) && self.source.inner.has_room(fills)
+    fn has_capacity(&self, fills: usize) -> bool {
+        self.source.tier.pool.has_capacity(fills) && self.source.inner.has_capacity(fills)
     }
     fn content_key(&self) -> Option<ContentKey> {
         self.source.inner.content_key()
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_again_is_known_and_what_is_new_is_not() {
+    fn a_range_that_arrives_again_is_known_and_a_new_one_is_not() {
         let mut table = ArrivedTable::for_pages(1 << 20);
         let key = |of: u8| ContentKey([of; 32]);
         assert!(!table.note(&key(1), 0..32));

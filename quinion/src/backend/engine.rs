@@ -100,8 +100,8 @@ pub struct Engine {
 impl Engine {
     /// An engine whose waiters sleep in `wait_queue`. Starts no thread.
     pub fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions) -> Self {
-        let wish = std::env::var("QUINION_IO").ok();
-        Self { shared: Arc::new(EngineShared::new(wait_queue, options, wish.as_deref())) }
+        let requested = std::env::var("QUINION_IO").ok();
+        Self { shared: Arc::new(EngineShared::new(wait_queue, options, requested.as_deref())) }
     }
 
     /// Makes a backend of a source that blocks, read by the engine's threads.
@@ -143,11 +143,11 @@ pub(super) struct EngineShared {
 }
 
 impl EngineShared {
-    fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions, wish: Option<&str>) -> Self {
+    fn new(wait_queue: Arc<WaitQueue>, options: EngineOptions, requested: Option<&str>) -> Self {
         let queue_depth = options.queue_depth.clamp(1, 4096);
         let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
         let pool = ThreadPool::new(Arc::clone(&wait_queue), options.threads, queue_depth);
-        let (ring, chosen) = match wished(options.mechanism, wish) {
+        let (ring, chosen) = match mechanism_of(options.mechanism, requested) {
             Mechanism::Threads => (None, ChosenMechanism::Threads),
             Mechanism::Auto | Mechanism::Ring => match RingDriver::new(wait_queue, queue_depth, io_bytes_max)
             {
@@ -212,10 +212,10 @@ impl EngineShared {
         assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
     }
 
-    pub(super) fn has_room(&self, fills: usize) -> bool {
+    pub(super) fn has_capacity(&self, fills: usize) -> bool {
         match self.serving_ring() {
-            Some(ring) => ring.has_room(fills),
-            None => self.pool.has_room(fills),
+            Some(ring) => ring.has_capacity(fills),
+            None => self.pool.has_capacity(fills),
         }
     }
 
@@ -259,9 +259,9 @@ fn start_tail(inlet: &PoolSender, file: &Arc<OpenFile>, tail: Flush) {
     inlet.submit(&by_cache, Work::Flush(tail));
 }
 
-/// What is asked for: the environment's wish stands in for [`Mechanism::Auto`].
-fn wished(mechanism: Mechanism, wish: Option<&str>) -> Mechanism {
-    match (mechanism, wish) {
+/// What is asked for: the environment's choice stands in for [`Mechanism::Auto`].
+fn mechanism_of(mechanism: Mechanism, requested: Option<&str>) -> Mechanism {
+    match (mechanism, requested) {
         (Mechanism::Auto, Some("ring")) => Mechanism::Ring,
         (Mechanism::Auto, Some("threads")) => Mechanism::Threads,
         (mechanism, _) => mechanism,

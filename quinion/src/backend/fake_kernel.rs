@@ -182,17 +182,13 @@ impl Kernel for FakeKernel {
         assert!(unread.len() < half.places, "no more are pushed than fit");
         unread.push_back(Entry(request));
     }
-    fn enter(
-        gate: &Arc<FakeKernelState>,
-        entries: usize,
-        landing: CompletionWait,
-    ) -> Result<(), EnterRefused> {
+    fn enter(gate: &Arc<FakeKernelState>, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
         let mut left = entries;
         gate.delay();
         while left > 0 {
             left -= gate.call(left).map_err(|error| EnterRefused { left, error })?;
         }
-        match landing {
+        match wait {
             CompletionWait::Awaited => gate.wait(),
             CompletionWait::NotAwaited => gate.delay(),
         }
@@ -265,7 +261,7 @@ impl Stage {
     }
 
     /// Waits for a fill, and sees that it brought the file's bytes, or an error that there was. Whether it did.
-    fn judge(&self, asked: &Asked) -> bool {
+    fn check_fill(&self, asked: &Asked) -> bool {
         match asked.request.wait(self) {
             Ok(bytes) => {
                 let from = asked.page * PAGE_SIZE as u64;
@@ -293,7 +289,7 @@ impl Stage {
     /// Waits for a fill of the deferred's; whether it went well, if there is one.
     fn wait_for_another(&self) -> Option<bool> {
         let asked = self.deferred.lock().unwrap().pop()?;
-        Some(self.judge(&asked))
+        Some(self.check_fill(&asked))
     }
 
     /// One that submits, and never waits or reaps.
@@ -312,12 +308,12 @@ impl Stage {
                 0..3 => {
                     let (fill, asked) = self.fill();
                     self.submit_with_reap(vec![fill]);
-                    self.judge(&asked)
+                    self.check_fill(&asked)
                 }
                 3 => {
                     let (fill, asked) = self.fill();
                     self.submit(vec![fill]);
-                    self.judge(&asked)
+                    self.check_fill(&asked)
                 }
                 4 => {
                     self.submit_for_others();

@@ -253,12 +253,12 @@ mod tests {
     type Ended = Result<(), (usize, io::ErrorKind)>;
 
     /// A sink that keeps what it is told, and the bytes.
-    struct Told {
+    struct Recording {
         bytes: Vec<u8>,
         outcomes: Mutex<Vec<Ended>>,
     }
 
-    impl FlushSink for Told {
+    impl FlushSink for Recording {
         fn flush_completed(&self, run: FlushRun, outcome: Result<(), FlushError>) {
             assert_eq!(run.bytes, self.bytes.len(), "the run is the whole one's");
             self.outcomes
@@ -268,9 +268,9 @@ mod tests {
         }
     }
 
-    fn flush(bytes: usize) -> (Flush, Arc<Told>) {
+    fn flush(bytes: usize) -> (Flush, Arc<Recording>) {
         let bytes = (0..bytes).map(|at| (at / 7) as u8).collect();
-        let told = Arc::new(Told { bytes, outcomes: Mutex::default() });
+        let told = Arc::new(Recording { bytes, outcomes: Mutex::default() });
         let run = FlushRun { index: PageIndex(5), frame: Frame(1), bytes: told.bytes.len() };
         let start = NonNull::from(&told.bytes[..]).cast();
         // SAFETY: the sink, which the flush holds until it is completed, keeps the bytes.

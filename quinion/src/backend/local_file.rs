@@ -139,8 +139,8 @@ impl Backend for LocalFile {
         let outcome = self.file.read_blocking(&fill);
         fill.complete(outcome);
     }
-    fn has_room(&self, fills: usize) -> bool {
-        self.engine.has_room(fills)
+    fn has_capacity(&self, fills: usize) -> bool {
+        self.engine.has_capacity(fills)
     }
     fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
         self.engine.reap(how, done)

@@ -280,7 +280,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Whether `fills` more requests can be submitted without waiting for earlier ones. It is a hint, for callers
     /// that would rather ask for less than wait in a queue.
-    fn has_room(&self, fills: usize) -> bool {
+    fn has_capacity(&self, fills: usize) -> bool {
         let _ = fills;
         true
     }

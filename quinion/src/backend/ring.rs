@@ -119,7 +119,7 @@ pub(super) trait Kernel: fmt::Debug {
     /// As there.
     unsafe fn push(half: &mut Self::Submit, file: BorrowedFd<'_>, request: Request);
     /// See [`Gate::enter`].
-    fn enter(gate: &Self::Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused>;
+    fn enter(gate: &Self::Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused>;
     /// See [`ReapHalf::drain`].
     fn drain(half: &mut Self::Reap, completed: &mut Vec<Completion>);
 }
@@ -146,8 +146,8 @@ impl Kernel for Uring {
         // SAFETY: the caller's promise.
         unsafe { half.push(file, request) };
     }
-    fn enter(gate: &Gate, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
-        gate.enter(entries, landing)
+    fn enter(gate: &Gate, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
+        gate.enter(entries, wait)
     }
     fn drain(half: &mut ReapHalf, completed: &mut Vec<Completion>) {
         half.drain(completed);
@@ -233,7 +233,7 @@ impl<K: Kernel> RingDriver<K> {
     }
 
     /// Whether this many more fills, of one part each, would go to the kernel at once.
-    pub(super) fn has_room(&self, fills: usize) -> bool {
+    pub(super) fn has_capacity(&self, fills: usize) -> bool {
         let in_flight = usize::try_from(self.in_flight.load(Ordering::Relaxed)).unwrap_or(0);
         self.outstanding.load(Ordering::Relaxed).max(in_flight) + fills <= self.queue_depth
     }
@@ -369,10 +369,10 @@ impl<K: Kernel> RingDriver<K> {
         if self.has_unclaimed() { self.claim(&mut self.submission.lock()) } else { SubmitClaim { parts: 0 } }
     }
 
-    /// Has the kernel take what was claimed, and waits for a completion if `landing` says so. Holds no lock.
-    fn enter(&self, claim: SubmitClaim, landing: CompletionWait) {
+    /// Has the kernel take what was claimed, and waits for a completion if `wait` says so. Holds no lock.
+    fn enter(&self, claim: SubmitClaim, wait: CompletionWait) {
         let SubmitClaim { parts } = claim;
-        let refused = K::enter(&self.gate, parts, landing).err();
+        let refused = K::enter(&self.gate, parts, wait).err();
         let left = refused.as_ref().map_or(0, |refused| refused.left);
         self.in_flight.fetch_add((parts - left) as isize, Ordering::Relaxed);
         match refused {
@@ -505,10 +505,10 @@ impl<'a, K: Kernel> LeaderGuard<'a, K> {
         // 2 What fell short: the file may have to be asked for its size, so without the lock.
         if !doubtful.is_empty() {
             driver.enter(claim, CompletionWait::NotAwaited);
-            let judged: Vec<_> = doubtful.into_iter().map(ShortCompletion::judge).collect();
+            let verdicts: Vec<_> = doubtful.into_iter().map(ShortCompletion::resolve).collect();
             let mut submission = driver.submission.lock();
             let again =
-                judged.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, finished));
+                verdicts.into_iter().filter_map(|(key, verdict)| submission.apply(key, verdict, finished));
             let again: Vec<_> = again.collect();
             driver.pump(&mut submission, &again, finished);
             news.append(&mut submission.news);
@@ -596,7 +596,7 @@ enum CompletionVerdict {
     Failed(usize, io::Error),
 }
 
-/// A part that did not come whole, and what is needed to judge it.
+/// A part that did not come whole, and what is needed to resolve it.
 #[derive(Debug)]
 struct ShortCompletion {
     key: Key,
@@ -609,7 +609,7 @@ struct ShortCompletion {
 }
 
 impl ShortCompletion {
-    fn judge(self) -> (Key, CompletionVerdict) {
+    fn resolve(self) -> (Key, CompletionVerdict) {
         let Self { key, mut part, file, position, direction, result } = self;
         // A write has no end of the file to meet.
         let is_end = |at| direction == Direction::Read && file.ends_by(position + at as u64);
@@ -623,14 +623,14 @@ impl ShortCompletion {
                 TransferStep::Again => CompletionVerdict::Again(RingRequest { tries: 0, ..part }),
             }
         } else {
-            judge_error(part, &file, io::Error::from_raw_os_error(-result))
+            error_verdict(part, &file, io::Error::from_raw_os_error(-result))
         };
         (key, verdict)
     }
 }
 
 /// What an error means: another try, another way, or the end.
-fn judge_error(part: RingRequest, file: &OpenFile, error: io::Error) -> CompletionVerdict {
+fn error_verdict(part: RingRequest, file: &OpenFile, error: io::Error) -> CompletionVerdict {
     match error.raw_os_error() {
         // Cancelled: the thread that submitted it has exited, and with it the kernel's helpers of that thread.
         Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED) if part.tries < TRIES_MAX => {
@@ -731,7 +731,7 @@ impl<K: Kernel> SubmissionState<K> {
         self.pushed.push_back(key);
     }
 
-    /// Takes note of a completion. What did not come whole is given back to be judged.
+    /// Takes note of a completion. What did not come whole is given back to be resolved.
     fn land(&mut self, completed: Completion, finished: &mut Vec<RingJob>) -> Option<ShortCompletion> {
         let key = Key(completed.key);
         let Some(&mut part) = self.parts.get_mut(key) else {
@@ -757,7 +757,7 @@ impl<K: Kernel> SubmissionState<K> {
     /// Carries out a verdict. Returns the part if it is to be pushed again.
     fn apply(&mut self, key: Key, verdict: CompletionVerdict, finished: &mut Vec<RingJob>) -> Option<Key> {
         if let CompletionVerdict::Again(part) = verdict {
-            *self.parts.get_mut(key).expect("a judged part keeps its place") = part;
+            *self.parts.get_mut(key).expect("a resolved part keeps its place") = part;
             return Some(key);
         }
         self.end(key, verdict, finished);
@@ -894,27 +894,27 @@ mod tests {
     #[test]
     fn an_error_means_another_try_another_way_or_the_end() {
         let file = OpenFile::open(&std::env::current_exe().unwrap()).unwrap();
-        let judge = |way, tries, code| {
+        let resolve = |way, tries, code| {
             let part = RingRequest { job: Key(0), at: 0, transfer: Transfer::new(8192, 512), way, tries };
-            match judge_error(part, &file, io::Error::from_raw_os_error(code)) {
+            match error_verdict(part, &file, io::Error::from_raw_os_error(code)) {
                 CompletionVerdict::Again(part) => Ok((part.way, part.tries)),
                 CompletionVerdict::Failed(0, error) => Err(error.raw_os_error().unwrap()),
                 other => panic!("{other:?}"),
             }
         };
         for passing in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
-            assert_eq!(judge(IoMode::Buffered, 0, passing), Ok((IoMode::Buffered, 1)));
-            assert_eq!(judge(IoMode::Buffered, TRIES_MAX, passing), Err(passing), "not for ever");
+            assert_eq!(resolve(IoMode::Buffered, 0, passing), Ok((IoMode::Buffered, 1)));
+            assert_eq!(resolve(IoMode::Buffered, TRIES_MAX, passing), Err(passing), "not for ever");
         }
-        assert_eq!(judge(IoMode::Direct, 0, libc::EIO), Err(libc::EIO));
-        assert_eq!(judge(IoMode::Buffered, 0, libc::EINVAL), Err(libc::EINVAL), "there is no third way");
-        assert_eq!(judge(IoMode::Direct, 7, libc::EINVAL), Ok((IoMode::Buffered, 7)));
+        assert_eq!(resolve(IoMode::Direct, 0, libc::EIO), Err(libc::EIO));
+        assert_eq!(resolve(IoMode::Buffered, 0, libc::EINVAL), Err(libc::EINVAL), "there is no third way");
+        assert_eq!(resolve(IoMode::Direct, 7, libc::EINVAL), Ok((IoMode::Buffered, 7)));
     }
 
     #[test]
     fn a_write_that_falls_short_goes_on_and_one_that_stands_still_fails() {
         let file = Arc::new(OpenFile::open(&std::env::current_exe().unwrap()).unwrap());
-        let judge = |direction, align, calls: &[i32]| {
+        let resolve = |direction, align, calls: &[i32]| {
             let mut part = RingRequest {
                 job: Key(0),
                 at: 0,
@@ -926,25 +926,25 @@ mod tests {
                 let file = Arc::clone(&file);
                 let doubtful =
                     ShortCompletion { key: Key(0), part, file, position: 1 << 40, direction, result };
-                match doubtful.judge().1 {
+                match doubtful.resolve().1 {
                     CompletionVerdict::Again(next) => part = next,
                     ended => return (number, ended),
                 }
             }
             (calls.len(), CompletionVerdict::Again(part))
         };
-        let (_, short) = judge(Direction::Write, 512, &[1000]);
+        let (_, short) = resolve(Direction::Write, 512, &[1000]);
         assert!(matches!(short, CompletionVerdict::Again(part) if part.transfer.rest() == (512, 7680)));
-        assert!(matches!(judge(Direction::Write, 1, &[1000, 7192]), (1, CompletionVerdict::Complete)));
-        let (_, stuck) = judge(Direction::Write, 1, &[1000, 0]);
+        assert!(matches!(resolve(Direction::Write, 1, &[1000, 7192]), (1, CompletionVerdict::Complete)));
+        let (_, stuck) = resolve(Direction::Write, 1, &[1000, 0]);
         let is_stuck = |error: &io::Error| error.kind() == io::ErrorKind::WriteZero;
         assert!(matches!(stuck, CompletionVerdict::Failed(1000, error) if is_stuck(&error)));
-        let (_, full) = judge(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
+        let (_, full) = resolve(Direction::Write, 1, &[1000, -libc::EINTR, -libc::ENOSPC]);
         assert!(
             matches!(full, CompletionVerdict::Failed(1000, error) if error.raw_os_error() == Some(libc::ENOSPC))
         );
         // The same calls of a read are the end of the file.
-        assert!(matches!(judge(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
+        assert!(matches!(resolve(Direction::Read, 1, &[1000]), (0, CompletionVerdict::Ended(1000))));
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn a_block_device_has_a_size_and_an_identity_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_cached_is_refused_in_words() {
+fn files_that_cannot_be_cached_are_refused_in_words() {
     let [disk, _] = folders();
     let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
     let fifo = disk.path().join("fifo");
@@ -236,7 +236,7 @@ fn a_file_written_just_now_is_not_settled() {
 
 /// One that has looked at a file whose times step sees every change after that, however soon it comes.
 #[test]
-fn what_changes_after_a_look_at_times_that_step_has_another_time() {
+fn a_change_after_a_look_at_coarse_times_has_another_time() {
     for folder in &folders() {
         let (_, engine) = engine(Mechanism::Auto, 8, 64 << 10);
         let path = file_of(folder.path(), 8192);
@@ -284,7 +284,7 @@ fn many_fills_pass_a_short_queue() {
 }
 
 #[test]
-fn nobody_hangs_who_waits_only_for_his_own() {
+fn a_thread_that_waits_only_for_its_own_fill_does_not_hang() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
         let (wait_queue, engine) = engine(mechanism, 4, 16 << 10);
@@ -307,7 +307,7 @@ fn nobody_hangs_who_waits_only_for_his_own() {
 
 /// One thread submits and never waits; others wait for what it submitted, and may come first.
 #[test]
-fn a_follower_is_woken_by_a_submitter_who_does_not_wait() {
+fn a_follower_is_woken_by_a_submitter_that_does_not_wait() {
     let [disk, _] = folders();
     let (wait_queue, engine) = engine(Mechanism::Ring, 4, 16 << 10);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
@@ -402,7 +402,7 @@ fn draining_an_engine_ends_all_and_leaves_it_usable() {
 
 /// Fills whose submitter said that it would reap, and does not: the next that comes has them done.
 #[test]
-fn what_was_left_to_a_reap_goes_with_whoever_comes_next() {
+fn fills_left_to_a_reap_go_with_the_next_caller() {
     for mechanism in MECHANISMS {
         let [disk, _] = folders();
         let (wait_queue, engine) = engine(mechanism, 4, 8192);
@@ -457,7 +457,7 @@ fn a_small_fill_is_made_on_the_readers_thread_and_leaves_nothing_to_do() {
 
 /// Readers that submit and wait at once, on few places in the queue, beside some that only check.
 #[test]
-fn who_submits_and_waits_at_once_shares_a_ring_with_others() {
+fn threads_that_submit_and_wait_at_once_share_a_ring_with_others() {
     let [disk, _] = folders();
     let (wait_queue, engine) = engine(Mechanism::Ring, 3, 4096);
     let file = engine.open(file_of(disk.path(), 1 << 20)).unwrap();
@@ -687,8 +687,8 @@ fn the_environment_decides_what_is_left_open() {
         assert_eq!(Engine::new(Arc::default(), asked).mechanism().name(), "threads", "only Auto is open");
         return;
     }
-    for (wish, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
-        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(wish));
+    for (requested, name) in [("threads", "threads"), ("ring", "io_uring"), ("nonsense", "io_uring")] {
+        in_a_process_of_its_own("the_environment_decides_what_is_left_open", name, Some(requested));
     }
 }
 
@@ -800,11 +800,11 @@ fn a_submitter_may_exit_before_its_reads_have_ended() {
 }
 
 /// Runs this very test once more in a process of its own, with `role` to be found by [`role`].
-fn in_a_process_of_its_own(test: &str, role: &str, wish: Option<&str>) {
+fn in_a_process_of_its_own(test: &str, role: &str, requested: Option<&str>) {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", &format!("internals::backend::tests::{test}")])
         .env("QUINION_TEST_ROLE", role)
-        .envs(wish.map(|wish| ("QUINION_IO", wish)))
+        .envs(requested.map(|requested| ("QUINION_IO", requested)))
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
@@ -953,7 +953,7 @@ proptest! {
 
 /// A writer that appends a little again and again finds the last page in the kernel's cache, and nothing stays of it.
 #[test]
-fn of_a_file_that_is_written_one_page_stays_in_the_kernels_cache_while_it_is_open() {
+fn one_page_of_a_written_file_stays_in_the_kernels_cache_while_it_is_open() {
     let folder = &folders()[0];
     let path = folder.path().join("appended");
     let cache = crate::Cache::builder().memory(crate::Cache::MEMORY_MIN).build().unwrap();

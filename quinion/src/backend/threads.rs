@@ -142,8 +142,8 @@ impl<R: ReadAt + 'static> Backend for BlockingSource<R> {
     fn submit(&self, fills: Vec<Fill>) {
         self.pool.submit(&self.copied(), fills.into_iter().map(Work::Fill));
     }
-    fn has_room(&self, fills: usize) -> bool {
-        self.pool.has_room(fills)
+    fn has_capacity(&self, fills: usize) -> bool {
+        self.pool.has_capacity(fills)
     }
     fn can_write(&self) -> bool {
         self.writer.is_some()
@@ -230,8 +230,8 @@ pub struct ThreadPool {
 
 struct Shared {
     state: Mutex<State>,
-    /// Rung when there is work or the pool closes.
-    bell: Condvar,
+    /// Notified when there is work or the pool closes.
+    wakeup: Condvar,
     /// Fills and flushes given to us and not completed.
     outstanding: AtomicUsize,
     wait_queue: Arc<WaitQueue>,
@@ -253,13 +253,13 @@ struct Queued {
 }
 
 impl ThreadPool {
-    /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_room`]
+    /// A pool of at most `threads_max` threads, at least 1, none of which runs yet. [`Backend::has_capacity`]
     /// says no when more than `queue_max` fills wait; `submit` takes them all the same, each holds frames,
     /// and those are bounded.
     pub fn new(wait_queue: Arc<WaitQueue>, threads_max: usize, queue_max: usize) -> Self {
         let shared = Shared {
             state: Mutex::default(),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
             outstanding: AtomicUsize::new(0),
             wait_queue,
             threads_max: threads_max.max(1),
@@ -268,7 +268,7 @@ impl ThreadPool {
         Self { shared: Arc::new(shared), process: std::process::id() }
     }
 
-    pub(super) fn has_room(&self, fills: usize) -> bool {
+    pub(super) fn has_capacity(&self, fills: usize) -> bool {
         self.shared.outstanding.load(Ordering::Relaxed) + fills <= self.shared.queue_max
     }
 
@@ -311,9 +311,9 @@ impl Shared {
         let is_alone = state.threads.is_empty();
         drop(state);
         if is_many {
-            self.bell.notify_all()
+            self.wakeup.notify_all()
         } else {
-            self.bell.notify_one()
+            self.wakeup.notify_one()
         }
         if is_alone {
             // Not one thread could be started, or the pool is closing and this is one of its threads: the work is ours.
@@ -355,7 +355,7 @@ impl Shared {
             } else if state.is_closing {
                 return;
             } else {
-                state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -399,7 +399,7 @@ impl Drop for ThreadPool {
         state.is_closing = true;
         let threads = std::mem::take(&mut state.threads);
         drop(state);
-        self.shared.bell.notify_all();
+        self.shared.wakeup.notify_all();
         let me = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
             // A thread that panicked has nothing more to say.

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_hit_is_left_alone() {
+    fn a_batched_read_that_is_no_plain_hit_is_left_alone() {
         let (_cache, file) = cached();
         let mut buffers = [[9; PAGE]; 5];
         let places = [(PAGE - 1, 2), (4 * PAGE - 1, 2), (1 << 40, 1), (0, 0), (PAGE, PAGE)];

@@ -252,7 +252,7 @@ impl CoherenceState {
     ///
     /// It stays true of that version, whichever handles are opened and closed meanwhile: what is cached later of a
     /// file that still has its times was read of the same bytes.
-    pub(super) fn told_by_times(&self, policy: Coherence) -> Option<ObservedTimes> {
+    pub(super) fn observed_times(&self, policy: Coherence) -> Option<ObservedTimes> {
         match policy {
             // A store to mapped memory may have happened both before and after a page was read, and times report only
             // the first. So a lease was seen, or the pages go.
@@ -270,9 +270,9 @@ impl CoherenceState {
     }
 
     /// Gives up a standing lease by itself; what is cached stays.
-    fn part(&self, state: &mut RankedGuard<'_, State>, trust: Validation) {
-        self.mapping.record().set_validation(trust);
-        state.doubtful |= trust == Validation::Kernel;
+    fn part(&self, state: &mut RankedGuard<'_, State>, validation: Validation) {
+        self.mapping.record().set_validation(validation);
+        state.doubtful |= validation == Validation::Kernel;
         // The attributes of the file while it cannot change. The lease is checked again afterwards: if this thread
         // was delayed in between, the kernel may have revoked the lease, and the attributes may be of any time.
         let looked = self.mapping.backend().attributes().ok().filter(|_| self.times_tell());
@@ -289,17 +289,17 @@ impl CoherenceState {
     pub(super) fn admit(&self, without_lease: Validation) -> Result<(Validation, NoLease)> {
         let mut state = self.state.lock();
         let is_leased = self.confirm(&mut state);
-        let trust = if is_leased && without_lease != Validation::Immutable {
+        let validation = if is_leased && without_lease != Validation::Immutable {
             Validation::Sure
         } else {
             without_lease
         };
-        if state.doubtful && !is_leased && trust != Validation::Kernel {
+        if state.doubtful && !is_leased && validation != Validation::Kernel {
             self.filemap.invalidate(&self.mapping)?;
             state.doubtful = false;
         }
-        self.mapping.record().set_validation(trust);
-        Ok((trust, state.no_lease))
+        self.mapping.record().set_validation(validation);
+        Ok((validation, state.no_lease))
     }
 
     /// A viewer is about to open the file for writing: it need not wait for the lease. Viewers may do `without_lease`
@@ -457,7 +457,7 @@ impl CoherenceState {
         self.mapping.record().set_validation(Validation::Kernel);
         state.doubtful = true;
         // 2
-        let pages = self.mapping.distrust();
+        let pages = self.mapping.invalidate_unsettled();
         self.filemap.counters.add(Count::Invalidated, pages);
         // 3
         state.no_lease = NoLease::GivenUp;
@@ -516,7 +516,7 @@ impl File {
         crate::sys::extents::has_unwritten(leasable.descriptor, self.len()).ok()
     }
     /// How far viewers may believe what is cached of it, at the moment.
-    pub(crate) fn trust(&self) -> Validation {
+    pub(crate) fn validation(&self) -> Validation {
         self.handle.mapping.record().validation()
     }
 

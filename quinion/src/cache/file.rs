@@ -38,7 +38,7 @@ pub struct ReadOptions {
     /// bytes, also in a cache that was never read from before. (Some locks it takes that others hold for some
     /// steps and never while they wait: that of the free pages, to give pages back and to add what has
     /// grown, that of the list of nodes that only remember, that of the submission queue, and those of the policy
-    /// and its rings, to say what is new: these are held for a thousand judgements at most, some hundred
+    /// and its rings, to say what is new: these are held for a thousand scans at most, some hundred
     /// microseconds.)
     pub nowait: bool,
     /// Takes what is in the cache and starts nothing, readahead included.

@@ -281,7 +281,7 @@ impl Builder {
         self.readahead = bytes;
         self
     }
-    /// How readahead judges. The default knows several streams of each handle apart; the other way is there to
+    /// How readahead decides. The default knows several streams of each handle apart; the other way is there to
     /// compare with.
     #[must_use]
     pub fn readahead_style(mut self, style: ReadaheadStyle) -> Self {
@@ -405,7 +405,7 @@ impl Builder {
         let filemap = Filemap::new(arena, wait_queue, orders, self.tuning).with_spill(spill);
         let filemap = filemap.with_writeback(self.writeback);
         let filemap = filemap.with_pinned_max(self.pinned_max.unwrap_or(memory / 2));
-        let filemap = Arc::new(filemap.with_room_made(self.background_reclaim));
+        let filemap = Arc::new(filemap.with_background_reclaim(self.background_reclaim));
         let readahead_bytes = self.readahead.min(memory / 32).min(READAHEAD_BYTES_MAX);
         let readahead_pages = (readahead_bytes / PAGE_SIZE as u64) as u32;
         let readahead = match self.readahead_style {
@@ -907,7 +907,7 @@ impl CacheInner {
         let mut gone = DeferredRelease::default();
         let parks = self.parks.load(Ordering::Relaxed);
         // Asked before the lock of the table, which is not held while a lease's is waited for.
-        let told = if parks { watch.told_by_times(policy) } else { None };
+        let told = if parks { watch.observed_times(policy) } else { None };
         let mut table = self.table.lock();
         let Some(identity) = table.identity_of(mapping) else { return };
         let known = table.files.get_mut(&identity).expect("its identity was just found");
@@ -948,7 +948,7 @@ impl CacheInner {
             .collect();
         drop(table);
         let told: Vec<_> =
-            idle.into_iter().map(|(since, watch)| (since, watch.told_by_times(Coherence::Lease))).collect();
+            idle.into_iter().map(|(since, watch)| (since, watch.observed_times(Coherence::Lease))).collect();
         let mut gone = DeferredRelease::default();
         table = self.table.lock();
         for (since, told) in told {
@@ -1059,7 +1059,7 @@ impl CacheInner {
             ..Stats::default()
         };
         self.filemap.supply.spill.iter().for_each(|spill| stats.set_spill(&spill.stats()));
-        stats.cached_pages = inserted.saturating_sub(stats.went_pages());
+        stats.cached_pages = inserted.saturating_sub(stats.removed_pages());
         stats
     }
 }

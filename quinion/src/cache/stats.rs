@@ -146,7 +146,7 @@ stats! {
     count lost_pages,
     /// Microseconds that writers were held up because too much was dirty.
     count throttled_us,
-    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::went_pages`]. A page counts
+    /// Pages in the cache now, or on their way into it: `inserted_pages` less [`Stats::removed_pages`]. A page counts
     /// as long as its file's index has it; while others read, a few may be counted that have just come or gone.
     gauge cached_pages,
     /// Pages put into the cache: the next three together.
@@ -183,7 +183,7 @@ stats! {
     /// Pages that uncached reads had put into the cache and that stay, because another reader read them. They are
     /// counted when an uncached read passes them, or its stream ends.
     count adopted_pages,
-    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be judged.
+    /// Of `evicted_pages`, those of which a shadow was left, so that their return can be classified.
     count shadowed_pages,
     /// Of `inserted_pages`, those that had been evicted and came back to their shadow.
     count refaulted_pages,
@@ -221,11 +221,11 @@ impl Stats {
     /// Pages that have left the cache, for whatever reason: evicted, dropped, dropped behind, invalidated, failed,
     /// undelivered and forgotten ones together. Nothing leaves without one of these reasons, so `inserted_pages` less
     /// these is what is cached: exactly so when the cache is not used meanwhile and nothing is in flight.
-    pub fn went_pages(&self) -> u64 {
-        let for_room =
+    pub fn removed_pages(&self) -> u64 {
+        let for_memory =
             self.evicted_pages + self.spilled_pages + self.dropped_pages + self.dropped_behind_pages;
         let for_change = self.invalidated_pages + self.undelivered_pages;
-        for_room + for_change + self.failed_pages + self.forgotten_pages
+        for_memory + for_change + self.failed_pages + self.forgotten_pages
     }
 
     pub(super) fn set_spill(&mut self, spill: &SpillStats) {

@@ -84,15 +84,15 @@ impl BackgroundTask for BackgroundReclaim {
         let filemap = self.filemap.upgrade()?;
         let marks = filemap.supply.watermarks();
         // Every poke comes by here, and most are others'.
-        let is_low = |room: u64| room < marks.low;
-        if !filemap.arena.room_pages(LockWait::Wait).is_some_and(is_low) {
+        let is_low = |available: u64| available < marks.low;
+        if !filemap.arena.available_pages(LockWait::Wait).is_some_and(is_low) {
             return None;
         }
-        while let Some(room) = filemap.arena.room_pages(LockWait::Wait)
-            && room < marks.high
+        while let Some(available) = filemap.arena.available_pages(LockWait::Wait)
+            && available < marks.high
             && !filemap.supply.background.is_closed()
         {
-            let pages = (marks.high - room).min(AT_A_TIME) as u32;
+            let pages = (marks.high - available).min(AT_A_TIME) as u32;
             if filemap.supply.reclaim.reclaim_unprotected(pages, LockWait::Wait) == 0 {
                 break; // what is in flight or pinned cannot go; who needs it meets that himself
             }
@@ -103,13 +103,13 @@ impl BackgroundTask for BackgroundReclaim {
 
 impl FrameSupply {
     fn watermarks(&self) -> Watermarks {
-        if self.makes_room { Watermarks::of(self.arena.pages_max()) } else { Watermarks::of(0) }
+        if self.in_background { Watermarks::of(self.arena.pages_max()) } else { Watermarks::of(0) }
     }
 
     /// Whether a stream that wants `pages` pages should make room for them before it takes them.
     pub(super) fn is_low_for_stream(&self, pages: u32) -> bool {
         let wanted = self.watermarks().high + u64::from(pages);
-        self.arena.room_pages(LockWait::Try).is_none_or(|room| room < wanted)
+        self.arena.available_pages(LockWait::Try).is_none_or(|available| available < wanted)
     }
 
     /// Asks for background reclaim if little memory is free, and `window` is not a stream's. Does not wait.
@@ -117,7 +117,7 @@ impl FrameSupply {
         let low = self.watermarks().low;
         if low > 0
             && window.stream.is_none()
-            && self.arena.room_pages(LockWait::Try).is_some_and(|room| room < low)
+            && self.arena.available_pages(LockWait::Try).is_some_and(|available| available < low)
         {
             self.background.poke();
         }

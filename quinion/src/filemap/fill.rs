@@ -8,7 +8,7 @@
 //!   frames     all of them in one hold of the arena's lock;  none or too few: reclaim, once more;
 //!                                                            then as many as memory allows
 //!   runs       [---)         [----)[---)               where gaps end and frames break off
-//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are promised before
+//!   insert     locked folios, all runs in one hold of the tree's lock; places in the rings are reserved before
 //!   list       each in the ring that the policy says
 //!   submit     one Fill each, several windows' in one call; a single small one, of which the reader waits for a
 //!              page, is read by its reader's own system call, with no lock held
@@ -16,7 +16,7 @@
 //!
 //! A window becomes gaps, gaps become runs of consecutive frames (`frame_supply.rs`), runs become
 //! locked folios in the tree and one [`Fill`] each. Fewer frames than pages is not an error in the end: a window is a
-//! wish.
+//! request.
 //!
 //! A random read misses one page. Its window takes the same steps with a value where others have a list
 //! (`insert_folio`), as long as nothing is short.
@@ -105,7 +105,7 @@ pub(super) struct FillRequest {
     pub wait_policy: WaitPolicy,
 }
 
-/// What became of a wish to fill a window.
+/// The result of a request to fill a window.
 #[derive(Debug)]
 pub(crate) enum FillOutcome {
     /// Some of it is on its way, beginning with the first page that was not there.
@@ -169,7 +169,7 @@ impl Filemap {
             self.supply.free_runs(&runs);
             return Err(FillOutcome::Busy);
         }
-        let Some(promise) = self.supply.promise_places(mapping, &runs, wait_policy) else {
+        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, wait_policy) else {
             self.supply.free_runs(&runs);
             return Err(self.nodes_ran_out(pool, wait_policy));
         };
@@ -178,7 +178,7 @@ impl Filemap {
         let Some(added) = self.insert((pool, mapping), shape, runs, wait_policy, &mut refaults) else {
             return Err(FillOutcome::Busy);
         };
-        self.list(&added.inserted, window, shape, promise.with_charge(charge));
+        self.list(&added.inserted, window, shape, list_entries.with_charge(charge));
         batch.note_made(&added.inserted);
         if added.inserted.is_empty() {
             return Err(match added.stop {
@@ -214,7 +214,7 @@ impl Filemap {
         let run = FillRun { index: window.start, frame, pages: window.pages };
         // 3
         batch.hold_off(wait_policy);
-        let Some(promise) = self.supply.promise_places(mapping, &[run], wait_policy) else {
+        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &[run], wait_policy) else {
             self.arena.free(frame, order);
             return Some(self.nodes_ran_out(pool, wait_policy));
         };
@@ -240,9 +240,9 @@ impl Filemap {
             }
         }
         self.supply.wake_background_reclaim(window);
-        if promise.entries() > 0 {
+        if list_entries.entries() > 0 {
             let came = completion_of(run.index, order, window, shape);
-            self.supply.reclaim.list([(frame, came)], promise.with_charge(charge));
+            self.supply.reclaim.list([(frame, came)], list_entries.with_charge(charge));
         }
         batch.note_made(&[run]);
         // 4
@@ -291,7 +291,7 @@ impl Filemap {
             return Err(FillOutcome::Nothing);
         }
         let requests = batch.fills.len() + gaps.len();
-        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_room(requests) {
+        if wait_policy == WaitPolicy::Now && !batch.mapping.backend().has_capacity(requests) {
             return Err(FillOutcome::Busy);
         }
         Ok(gaps)
@@ -319,7 +319,7 @@ impl Filemap {
         wait_policy: WaitPolicy,
         refaults: &mut Refaults,
     ) -> Option<AddedRuns> {
-        // The file may have become shorter since the window was judged.
+        // The file may have become shorter since the window was planned.
         let end = PageIndex(mapping.size_pages()).align_up(self.supply.folio_orders.min);
         let (inside, beyond) = cut_at(runs, end);
         self.supply.free_runs(&beyond);
@@ -351,14 +351,14 @@ impl Filemap {
         runs: &[FillRun],
         window: Window,
         shape: FolioShape,
-        promise: ListReservation<'_>,
+        list_entries: ListReservation<'_>,
     ) {
         if !mapping.backing().is_kept() {
-            return self.list(runs, window, shape, promise);
+            return self.list(runs, window, shape, list_entries);
         }
         let heads =
             |&run: &FillRun| folios_in(self.arena.view(), run).map(move |(page, _)| run.frame.plus(page));
-        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), promise);
+        self.supply.reclaim.list_kept(runs.iter().flat_map(heads), list_entries);
     }
 
     /// Lists the folios of `runs`, which were just inserted. Their frames are still theirs: the fills hold them, and
@@ -368,9 +368,9 @@ impl Filemap {
         runs: &[FillRun],
         window: Window,
         shape: FolioShape,
-        promise: ListReservation<'_>,
+        list_entries: ListReservation<'_>,
     ) {
-        if promise.entries() == 0 {
+        if list_entries.entries() == 0 {
             return;
         }
         let folios = runs.iter().flat_map(|&run| {
@@ -379,7 +379,7 @@ impl Filemap {
                 (run.frame.plus(page), completion_of(index, order, window, shape))
             })
         });
-        self.supply.reclaim.list(folios, promise);
+        self.supply.reclaim.list(folios, list_entries);
     }
 
     /// A fill for each run of locked folios, which counts as in flight from here on.
@@ -653,7 +653,7 @@ impl WindowFills {
                 counters.add(Count::DeviceErrors, 1);
                 self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((run, error));
                 let read = self.filemap.arena.view().count_pages_read(run.frame, run.pages);
-                (FillCompletion::Landed, read as usize * PAGE_SIZE)
+                (FillCompletion::ReadPages, read as usize * PAGE_SIZE)
             }
         };
         counters.add_all([(Count::DeviceReads, u64::from(!is_zeros)), (Count::DeviceBytes, bytes as u64)]);
@@ -668,7 +668,7 @@ impl WindowFills {
                 self.mapping.shrink_size(run.index.first_byte() + bytes as u64);
             }
             let gone = guard.remove_failed(run, |page, order| self.is_complete(came, run, page, order));
-            let why = if came == FillCompletion::Landed { Count::Failed } else { Count::Undelivered };
+            let why = if came == FillCompletion::ReadPages { Count::Failed } else { Count::Undelivered };
             counters.add(why, gone);
         }
         came
@@ -689,7 +689,7 @@ impl WindowFills {
     fn is_complete(&self, came: FillCompletion, run: FillRun, page: u32, order: Order) -> bool {
         match came {
             FillCompletion::Before(end) => (page as usize * PAGE_SIZE) < end,
-            FillCompletion::Landed => {
+            FillCompletion::ReadPages => {
                 let view = self.filemap.arena.view();
                 view.run_read(run.frame.plus(page), order.pages()) == order.pages()
             }
@@ -722,7 +722,7 @@ enum FillCompletion {
     /// that arrived when the file was longer; readers do not see it, since it lies behind the file's size.
     Before(usize),
     /// What had arrived before something failed.
-    Landed,
+    ReadPages,
 }
 
 impl FillSink for WindowFills {

@@ -124,7 +124,7 @@ pub(crate) struct FrameSupply {
     /// The thread for tasks that no caller waits for.
     pub(crate) background: BackgroundThread,
     /// Whether room is made before it is needed.
-    pub(super) makes_room: bool,
+    pub(super) in_background: bool,
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
     /// Fills submitted and not completed.
@@ -150,7 +150,7 @@ struct WantedFrames<'g> {
 
 /// Where room is short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RoomScope {
+enum ShortageScope {
     /// In the cache as a whole.
     Cache,
     /// Below the limit of the reader's pool.
@@ -161,7 +161,7 @@ enum RoomScope {
 #[derive(Clone, Copy, Debug)]
 struct Shortfall {
     pool: PoolNumber,
-    within: RoomScope,
+    within: ShortageScope,
     /// Pages for which there is no room.
     pages: u32,
     /// Pages in all that it is to have, if that can be.
@@ -225,7 +225,7 @@ impl FrameSupply {
             writeback,
             spill: None,
             background: BackgroundThread::new(),
-            makes_room: false,
+            in_background: false,
             folio_orders,
             in_flight: AtomicU64::new(0),
             completed: AtomicU64::new(0),
@@ -300,8 +300,8 @@ impl FrameSupply {
         }
         if let Some(coming) = reservation.filter(|_| charge.pages() < wanted) {
             let (least, lacking) = (self.uncached_least(wanted), wanted - charge.pages());
-            let lack = Shortfall { pool, within: RoomScope::Pool, pages: lacking, least, locks };
-            let has = self.make_room_for_uncached(lack, coming, || {
+            let lack = Shortfall { pool, within: ShortageScope::Pool, pages: lacking, least, locks };
+            let has = self.reclaim_for_uncached(lack, coming, || {
                 charge.grow(wanted, unit);
                 charge.pages()
             });
@@ -328,10 +328,10 @@ impl FrameSupply {
                 charge.grow(wanted, unit); // others may have given something back
                 let waits = charge.pages() == 0 && urgency == FillUrgency::Asked && locks == LockWait::Wait;
                 if waits {
-                    self.writeback.ask_for_room();
+                    self.writeback.write_for_reclaim();
                 }
                 let began = *began.get_or_insert_with(Instant::now);
-                if !waits || stalls >= STALLS_MAX && !self.may_bring_room(pool, began) {
+                if !waits || stalls >= STALLS_MAX && !self.may_free_memory(pool, began) {
                     return;
                 }
                 stalls += 1;
@@ -397,8 +397,8 @@ impl FrameSupply {
     ) -> Vec<FrameRun> {
         let (least, locks, mut has) = (self.uncached_least(wanted.pages), request.locks, 0);
         let pages = self.lacking(wanted.pages).max(1);
-        let lack = Shortfall { pool: request.pool, within: RoomScope::Cache, pages, least, locks };
-        self.make_room_for_uncached(lack, coming, || {
+        let lack = Shortfall { pool: request.pool, within: ShortageScope::Cache, pages, least, locks };
+        self.reclaim_for_uncached(lack, coming, || {
             has += self.take_frames(wanted, AllocAmount::Less, locks, &mut runs);
             has
         });
@@ -420,7 +420,7 @@ impl FrameSupply {
 
     /// Makes room for an uncached read, until `take`, which takes what room there is and says how many pages it has
     /// then, has enough of them. Waits for nothing but locks.
-    fn make_room_for_uncached(
+    fn reclaim_for_uncached(
         &self,
         lack: Shortfall,
         coming: &Reservation<'_>,
@@ -428,8 +428,8 @@ impl FrameSupply {
     ) -> u32 {
         let Shortfall { pool, within, pages, least, locks } = lack;
         let evict = |pages| match within {
-            RoomScope::Cache => self.reclaim.reclaim_for(pool, pages, locks),
-            RoomScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
+            ShortageScope::Cache => self.reclaim.reclaim_for(pool, pages, locks),
+            ShortageScope::Pool => self.reclaim.reclaim_in(pool, pages, locks),
         };
         // 1 Of others, within the share.
         let may = self.uncached_may_take((within, pool), coming, locks).min(pages);
@@ -459,7 +459,7 @@ impl FrameSupply {
 
     /// Of `pages` that are wanted, those for which no frame is free.
     fn lacking(&self, pages: u32) -> u32 {
-        u64::from(pages).saturating_sub(self.arena.room_pages(LockWait::Try).unwrap_or(0)) as u32
+        u64::from(pages).saturating_sub(self.arena.available_pages(LockWait::Try).unwrap_or(0)) as u32
     }
 
     /// Pages that uncached reads may take from others yet. Others who are coming as well, in whatever pool, are
@@ -467,14 +467,14 @@ impl FrameSupply {
     /// much.
     fn uncached_may_take(
         &self,
-        (within, pool): (RoomScope, PoolNumber),
+        (within, pool): (ShortageScope, PoolNumber),
         coming: &Reservation<'_>,
         locks: LockWait,
     ) -> u32 {
         let others = self.uncached_coming.load(Ordering::Relaxed).saturating_sub(coming.pages.get());
         let (whole, of) = match within {
-            RoomScope::Cache => (self.arena.pages_max(), None),
-            RoomScope::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
+            ShortageScope::Cache => (self.arena.pages_max(), None),
+            ShortageScope::Pool => (self.reclaim.lists().limit(pool), Some(pool)),
         };
         let has = self.reclaim.uncached_pages(of, locks).map_or(u64::MAX, |pages| pages + others);
         (whole / UNCACHED_SHARE).saturating_sub(has).try_into().unwrap_or(u32::MAX)
@@ -501,11 +501,11 @@ impl FrameSupply {
                 continue;
             }
             let waits = got == 0 && request.urgency == FillUrgency::Asked && locks == LockWait::Wait;
-            if !waits || stalls >= STALLS_MAX && !self.spill_brings_room(began) {
+            if !waits || stalls >= STALLS_MAX && !self.spill_may_free_memory(began) {
                 break;
             }
             stalls += 1;
-            self.writeback.ask_for_room();
+            self.writeback.write_for_reclaim();
             self.wait_for_fill_progress(request.mapping, || self.under_way(), completed);
             (_, completed) = self.under_way();
         }
@@ -549,7 +549,7 @@ impl FrameSupply {
 
     /// Whether folios on their way to the spill file are still waited for, by a thread that began at that moment:
     /// others may have been quicker to take what the last of them left.
-    fn spill_brings_room(&self, began: Instant) -> bool {
+    fn spill_may_free_memory(&self, began: Instant) -> bool {
         let is_well = |spill: &Arc<Spill>| spill.under_way().0 > 0 && spill.trouble().is_none();
         self.spill.as_ref().is_some_and(is_well) && began.elapsed() < self.writeback.options().wait_max
     }
@@ -557,7 +557,7 @@ impl FrameSupply {
     /// Whether what is in flight is still waited for on behalf of a pool, by a thread that began at that moment. A file
     /// that takes nothing always has flushes under way for it, because it asks for them: they are waited for so long
     /// and no longer.
-    fn may_bring_room(&self, pool: PoolNumber, began: Instant) -> bool {
+    fn may_free_memory(&self, pool: PoolNumber, began: Instant) -> bool {
         let is_writing = || self.writeback.flushes().0 + self.spills().0 > 0;
         self.reclaim.fills(pool).0 > 0 || is_writing() && began.elapsed() < self.writeback.options().wait_max
     }
@@ -587,15 +587,15 @@ impl FrameSupply {
         if fills() == (0, completed) {
             std::thread::sleep(STALL);
         } else {
-            let landed = |(in_flight, ended)| ended != completed || in_flight == 0;
+            let has_ended = |(in_flight, ended)| ended != completed || in_flight == 0;
             let looks_again = || self.under_way().1 != any;
-            self.wait_queue.wait(&*backend, &mut || landed(fills()) || looks_again());
+            self.wait_queue.wait(&*backend, &mut || has_ended(fills()) || looks_again());
         }
     }
 
     /// Places in the rings for the folios that `runs` become, the smallest that they can be; none are needed where
     /// the mapping has no rings. `None`: there is no cell for them.
-    pub(super) fn promise_places(
+    pub(super) fn reserve_list_entries(
         &self,
         mapping: &Mapping,
         runs: &[FillRun],

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mapping/grab.rs          here                                                    below
-//!   round: gaps      -->     charge the pool, frames for them, promise places  -->   reclaim, arena, lists
+//!   round: gaps      -->     charge the pool, frames for them, reserve entries -->   reclaim, arena, lists
 //!          inserted  -->     list them, count them; what was left goes back
 //!          a spill   -->     the part that brings it back, handed down by the paths of memory files
 //! ```
@@ -12,8 +12,8 @@
 //! never blocks others at a folio lock, and a grab of a large range returns a part of it instead of reclaiming with
 //! locked folios.
 //!
-//! Invariant: a charge, a promise and frames are had together, used for what is inserted, and given back for the rest
-//! before the round that asked for them ends.
+//! Invariant: a charge, a reservation and frames are had together, used for what is inserted, and given back for the
+//! rest before the round that asked for them ends.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ struct CacheFrames<'f> {
     shape: FolioShape,
     spill_in: SpillIn<'f>,
     /// What came with the frames that were taken last.
-    room: Option<(Charge<'f>, ListReservation<'f>)>,
+    reserved: Option<(Charge<'f>, ListReservation<'f>)>,
     /// Why there were none.
     refused: Option<Error>,
 }
@@ -78,8 +78,8 @@ impl Filemap {
         let now = self.supply.writeback.now();
         let dirty = if mapping.is_memory() { Dirtying::Born(now) } else { Dirtying::Touched(now) };
         let first = pages.start.first_byte();
-        let (room, refused) = (None, None);
-        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, room, refused };
+        let (reserved, refused) = (None, None);
+        let mut frames = CacheFrames { filemap: self, mapping, pool, shape, spill_in, reserved, refused };
         let how = Grab { shape, on_locked, dirty };
         let (grabbed, end) = mapping.grab(&self.wait_queue, pages, how, &mut frames, &mut |_| {});
         match end {
@@ -117,9 +117,9 @@ impl FrameSource for CacheFrames<'_> {
             }
             Err(NoFrames::NoMemory) => return Ok(GapFrames::Runs(Vec::new())),
         };
-        match filemap.supply.promise_places(mapping, &runs, WaitPolicy::Wait) {
-            Some(promise) => {
-                self.room = Some((charge, promise));
+        match filemap.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait) {
+            Some(list_entries) => {
+                self.reserved = Some((charge, list_entries));
                 Ok(GapFrames::Runs(runs))
             }
             None => {
@@ -133,13 +133,13 @@ impl FrameSource for CacheFrames<'_> {
 
     fn settle(&mut self, inserted: &[FillRun], left: &[FillRun]) {
         self.filemap.supply.free_runs(left);
-        let Some((charge, promise)) = self.room.take() else { return };
+        let Some((charge, list_entries)) = self.reserved.take() else { return };
         if inserted.is_empty() {
             return;
         }
         let (filemap, pages) = (self.filemap, pages_of(inserted));
         let window = Window::exact(inserted[0].index, 1);
-        filemap.list_new(self.mapping, inserted, window, self.shape, promise.with_charge(charge));
+        filemap.list_new(self.mapping, inserted, window, self.shape, list_entries.with_charge(charge));
         filemap.counters.add(Count::Inserted, pages);
         filemap.supply.reclaim.count_inserted(self.pool, pages, 0);
     }

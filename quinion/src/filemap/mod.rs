@@ -4,7 +4,7 @@
 //!   read_at
 //!    hit?   walk, check, copy, re-check                        no lock, no system call, no shared store
 //!    miss   1 the ready prefix first; wait only for the first page that is not ready
-//!           2 readahead judges                        -> Window
+//!           2 readahead decides                        -> Window
 //!           3 arena.alloc_runs, all or none           -> None? reclaim, again, then less
 //!           4 mapping.add_window(runs)                -> locked, not up to date  (invalidate lock shared
 //!           5 backend.submit(contiguous runs)                                     from 4 to 5)

@@ -10,12 +10,12 @@
 //!                  |        v
 //!             copy <-- hold_folio: there and readable? hold it
 //!                           |   being filled? wait for that
-//!                           |   absent?       fill_miss: judge, fill, wait for the page asked for
+//!                           |   absent?       fill_miss: plan, fill, wait for the page asked for
 //!                           +-- and again, until it is held, an error is its own, or the file ends
 //! ```
 //!
 //! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
-//! nothing is there goes straight to the judge, who looks once more with its lock held.
+//! nothing is there goes straight to readahead, which looks once more with its lock held.
 //!
 //! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
 //! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
@@ -329,7 +329,7 @@ impl Filemap {
             }
             let held = match std::mem::take(&mut first) {
                 FirstPage::Held(held) => Ok(held),
-                FirstPage::Absent => Err(HoldRefused::Mismatch), // who judges the miss looks once more
+                FirstPage::Absent => Err(HoldRefused::Mismatch), // the planner of the miss looks once more
                 FirstPage::Unknown => mapping.try_hold(miss.index),
             };
             match held {
@@ -382,7 +382,7 @@ impl Filemap {
         }
         // 1 Which pages? None if it has come meanwhile, or the file became shorter: the caller looks again.
         let mut windows = Windows::none();
-        let judge = judge_miss(missed, &mut windows)?;
+        let readahead = plan_miss(missed, &mut windows)?;
         // 2 The first window, with the page that is waited for.
         let Some(&window) = windows.first() else { return Ok(MissOutcome::Again(reach)) };
         let is_all = windows.len() == 1;
@@ -391,7 +391,7 @@ impl Filemap {
         } else {
             AfterSubmit::Anything
         };
-        let wanted = MissWindow { window, wanted: windows.wanted(), judge, next };
+        let wanted = MissWindow { window, wanted: windows.wanted(), readahead, next };
         let (filled, backend) = self.begin_miss(missed, wanted);
         if matches!(filled, FillOutcome::Busy | FillOutcome::NoMemory | FillOutcome::PoolFull)
             && let Some(mut state) = reader.readahead().lock_as(wait_policy.locks())
@@ -419,8 +419,8 @@ impl Filemap {
         }
     }
 
-    /// Starts filling the first window. It is inserted with the judge still held, so that a thread that misses the same
-    /// page sees it on its way, and does not judge once more. Memory is waited for without the judge. Returns whom the
+    /// Starts filling the first window. It is inserted with readahead still locked: a thread that misses the same
+    /// page sees it on its way, and does not plan once more. Memory is waited for without that lock. Returns whom the
     /// fill was given to as well.
     fn begin_miss(
         self: &Arc<Self>,
@@ -428,15 +428,15 @@ impl Filemap {
         first: MissWindow<'_>,
     ) -> (FillOutcome, Arc<dyn Backend>) {
         let MissedRead { mapping, reader, wait_policy, .. } = missed;
-        let MissWindow { window, wanted, judge, next } = first;
+        let MissWindow { window, wanted, readahead, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
-        let begin = |request: &FillRequest, judge: Option<RankedGuard<'_, Readahead>>| {
+        let begin = |request: &FillRequest, readahead: Option<RankedGuard<'_, Readahead>>| {
             let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
             let filled = self.insert_window(&mut together, request);
-            drop(judge); // a fill may end inside the call, and whoever it wakes may want it
+            drop(readahead); // a fill may end inside the call, and whoever it wakes may want it
             (filled, together.submit(next))
         };
-        match begin(&request, judge) {
+        match begin(&request, readahead) {
             (FillOutcome::NoMemory | FillOutcome::PoolFull, _) if wait_policy == WaitPolicy::Wait => {
                 request.urgency = FillUrgency::Asked;
                 begin(&request, None)
@@ -482,7 +482,7 @@ impl Filemap {
             let state = reader.readahead().lock_as(wait_policy.locks());
             state.into_iter().for_each(|mut state| state.on_failure());
         }
-        judge_failure(failure, miss).map(MissOutcome::Again)
+        extent_of_retry(failure, miss).map(MissOutcome::Again)
     }
 
     /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
@@ -712,7 +712,7 @@ struct MissWindow<'r> {
     /// What of it the reader asked for.
     wanted: Range<PageIndex>,
     /// The readahead that said so, still locked.
-    judge: Option<RankedGuard<'r, Readahead>>,
+    readahead: Option<RankedGuard<'r, Readahead>>,
     /// What the reader does when it is on its way.
     next: AfterSubmit,
 }
@@ -752,8 +752,8 @@ enum MissOutcome<'m> {
 }
 
 /// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
-/// to ask. Returns the judge that said so, if one was asked.
-fn judge_miss<'r>(
+/// to ask. Returns the readahead that said so, locked, if one was asked.
+fn plan_miss<'r>(
     missed: MissedRead<'_, 'r>,
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
@@ -767,8 +767,8 @@ fn judge_miss<'r>(
     let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Others may have judged, and filled, while we waited for them: what they brought is not a
-    // window that was lost, and is not to be judged as one.
+    // Others may have planned, and filled, while we waited for them: what they brought is not a
+    // window that was lost, and is not to be treated as one.
     if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
@@ -779,7 +779,7 @@ fn judge_miss<'r>(
 }
 
 /// A fill ended without the page: an error if the page alone was read, a second look if it was a window.
-fn judge_failure(failure: Option<std::io::Error>, miss: Miss) -> Result<ReadExtent, Error> {
+fn extent_of_retry(failure: Option<std::io::Error>, miss: Miss) -> Result<ReadExtent, Error> {
     match (failure, miss.reach) {
         (Some(source), ReadExtent::Page) => {
             Err(Repr::Read { position: miss.position, len: miss.len, source }.into())

@@ -37,7 +37,7 @@ impl Filemap {
         let order = descriptor.word().order();
         let memory = ShadowInfo::from_payload(shadow.payload());
         seen.pages += u64::from(order.pages());
-        match self.supply.reclaim.judge(pool, memory, order) {
+        match self.supply.reclaim.note_refault(pool, memory, order) {
             Refault::Old => {}
             Refault::Recent => {
                 let had_its_time = memory.standing == EvictedState::WorkingSet;

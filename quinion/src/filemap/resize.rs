@@ -57,7 +57,7 @@ const GRACE: Duration = Duration::from_millis(3);
 /// How often the background thread looks for what is left.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// What became of a wish to resize a cache. All in bytes.
+/// The result of a request to resize a cache. All in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResizeOutcome {
@@ -85,19 +85,19 @@ impl Filemap {
         let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let resized = self.resize_within(memory, WAIT_MAX, in_force)?;
-        self.memory_told.store(memory, Ordering::Relaxed);
+        self.memory_configured.store(memory, Ordering::Relaxed);
         Ok(resized)
     }
 
     /// The bound that the user said last, in bytes.
-    pub(super) fn memory_told(&self) -> u64 {
-        self.memory_told.load(Ordering::Relaxed)
+    pub(super) fn memory_configured(&self) -> u64 {
+        self.memory_configured.load(Ordering::Relaxed)
     }
 
     /// Changes the bound without waiting, unless the user has said another than `told` meanwhile.
-    pub(super) fn resize_unless_told(&self, memory: u64, told: u64) {
+    pub(super) fn resize_if_configured(&self, memory: u64, told: u64) {
         let _one = self.resizing.lock();
-        if self.memory_told() == told {
+        if self.memory_configured() == told {
             // A guest that was taken meanwhile may want more: then the next look at the machine finds that out.
             let _in_range = self.resize_within(memory, Duration::ZERO, || {});
         }
@@ -116,13 +116,13 @@ impl Filemap {
         let _wakes = DeferredWakes::new();
         let _one = self.resizing.lock();
         let bytes = u64::from(extents) * EXTENT_SIZE as u64;
-        let no_room = || Error::from(Repr::NoRoomForGuest { bytes, memory: self.arena.bound() });
+        let no_space = || Error::from(Repr::NoSpaceForGuest { bytes, memory: self.arena.bound() });
         if self.memory_for_protected().saturating_add(bytes) > self.arena.bound() {
-            return Err(no_room());
+            return Err(no_space());
         }
         // 1
         let mut taken = self.arena.take_guest(extents, name, usage);
-        if matches!(taken, Err(GuestRefused::NoRoom)) && self.arena.demand_guest(extents) {
+        if matches!(taken, Err(GuestRefused::NoSpace)) && self.arena.demand_guest(extents) {
             // 2
             self.empty_extents(Instant::now() + GUEST_WAIT_MAX);
             taken = self.arena.take_guest(extents, name, usage);
@@ -131,7 +131,7 @@ impl Filemap {
         }
         match taken {
             Ok(guest) => Ok(Arc::new(guest)),
-            Err(GuestRefused::NoRoom) => Err(no_room()),
+            Err(GuestRefused::NoSpace) => Err(no_space()),
             Err(GuestRefused::Failed(source)) => Err(Repr::Guest { bytes, source: Box::new(source) }.into()),
         }
     }
@@ -201,7 +201,7 @@ impl Filemap {
 
     /// Starts write-back of what is dirty, reaps completions where no other thread does, and waits a moment.
     fn let_things_end(&self) {
-        self.supply.writeback.ask_for_room();
+        self.supply.writeback.write_for_reclaim();
         for backend in
             [self.supply.reclaim.idle_backend(), self.supply.writeback.idle_backend()].into_iter().flatten()
         {
@@ -214,7 +214,7 @@ impl Filemap {
     fn go_on_resizing(&self) -> bool {
         let _one = self.resizing.lock();
         if self.arena.excess_extents() > 0 && self.empty_once() == 0 {
-            self.supply.writeback.ask_for_room();
+            self.supply.writeback.write_for_reclaim();
         }
         let found = self.arena.sweep();
         found > 0 || self.arena.excess_extents() > 0
@@ -242,7 +242,7 @@ impl Filemap {
         (u128::from(left) * u128::from(part) / u128::from(whole)) as u64 / PAGE_SIZE as u64
     }
 
-    /// The error of a wish to pin `asked` bytes more than may be.
+    /// The error of a request to pin `asked` bytes more than may be.
     pub(crate) fn too_much_pinned(&self, asked: u64) -> Error {
         let pinned = self.arena.pinned_pages() * PAGE_SIZE as u64;
         Repr::TooMuchPinned { asked, pinned, max: self.pinned_pages_max() * PAGE_SIZE as u64 }.into()

@@ -31,7 +31,7 @@ pub struct Filemap {
     /// Held by the thread that resizes.
     pub(super) resizing: RankedMutex<()>,
     /// The bound that the user wants, in bytes; the one in force may be smaller under pressure.
-    pub(super) memory_told: AtomicU64,
+    pub(super) memory_configured: AtomicU64,
     /// What of the bound users' pins may keep: a part of a whole.
     pub(super) pinned_share: (u64, u64),
     pub(super) tuning: Tuning,
@@ -44,7 +44,7 @@ impl Filemap {
     /// If the smallest is larger than the largest.
     pub fn new(arena: Arc<Arena>, wait_queue: Arc<WaitQueue>, folio_orders: Orders, tuning: Tuning) -> Self {
         assert!(folio_orders.min <= folio_orders.max, "{folio_orders:?} are no orders");
-        let (counters, memory_told) = (Arc::new(Counters::default()), arena.bound());
+        let (counters, memory_configured) = (Arc::new(Counters::default()), arena.bound());
         let reclaim = Reclaim::with_policy(Arc::clone(&arena), Arc::clone(&counters), tuning.policy);
         let writeback = Writeback::new(
             Arc::clone(&arena),
@@ -60,7 +60,7 @@ impl Filemap {
             counters,
             supply,
             resizing: RankedMutex::new(Rank::Resize, ()),
-            memory_told: AtomicU64::new(memory_told),
+            memory_configured: AtomicU64::new(memory_configured),
             pinned_share: (1, 2),
             tuning,
         }
@@ -108,8 +108,8 @@ impl Filemap {
 
     /// The same, and the background thread makes room before it is needed; see `background_reclaim.rs`.
     #[must_use]
-    pub(crate) fn with_room_made(mut self, makes_room: bool) -> Self {
-        self.supply.makes_room = makes_room;
+    pub(crate) fn with_background_reclaim(mut self, in_background: bool) -> Self {
+        self.supply.in_background = in_background;
         self
     }
 

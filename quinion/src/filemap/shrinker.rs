@@ -1,13 +1,13 @@
 //! Give way: a cache that becomes smaller while the machine is short of memory.
 //!
 //! ```text
-//!   background thread, twice a second,    gauge -> look -> wish -> resize, without waiting
+//!   background thread, twice a second,    source -> sample -> target size -> resize, without waiting
 //!   ten times if it is tight                            up to what the user said last
 //! ```
 //!
-//! The numbers and the judgement are in `pressure/`; here the one is taken to the other. What the user said, when
+//! The numbers and the decision are in `pressure/`; here the one is taken to the other. What the user said, when
 //! the cache was built or by the last resize, is what it comes back to. A user's resize is in force at once, also
-//! under pressure, and the next look judges from there. What pools protect is not given way.
+//! under pressure, and the next look decides from there. What pools protect is not given way.
 //!
 //! Not an invariant: that all is given back at a look. What is in flight or pinned then goes at a later one.
 
@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::background::BackgroundTask;
-use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceReading, wish};
+use crate::pressure::{Pressure, PressureSample, PressureSource, Sizes, SourceReading, target_size};
 use crate::sync::lock::Mutex;
 
 use super::shared::Filemap;
@@ -72,7 +72,7 @@ impl Shrinker {
             (u128::from(now.saturating_sub(then)) * 1000 / apart.as_micros()).min(1000) as u32
         });
         (seen.at, seen.reading) = (Instant::now(), reading);
-        Some(PressureSample { stalled_thousandths: stalled, room: reading.room })
+        Some(PressureSample { stalled_thousandths: stalled, headroom: reading.headroom })
     }
 }
 
@@ -81,16 +81,16 @@ impl BackgroundTask for Shrinker {
         let filemap = self.filemap.upgrade()?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(look) = self.look(&mut seen) else { return Some(LOOK_SOON) };
-        let is_tight = look.room.is_some_and(|room| room.free < room.limit / 4);
+        let is_tight = look.headroom.is_some_and(|headroom| headroom.free < headroom.limit / 4);
         let again = if is_tight { LOOK_SOON } else { LOOK_AGAIN };
-        let (stats, max) = (filemap.arena.stats(), filemap.memory_told());
+        let (stats, max) = (filemap.arena.stats(), filemap.memory_configured());
         let grown = stats.grown_bytes + stats.control_bytes;
         let least = self.memory_min.max(filemap.memory_for_protected()).max(filemap.arena.memory_min());
         let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
-        let wished = wish(look, sizes, &mut seen.calm_looks);
+        let target = target_size(look, sizes, &mut seen.calm_looks);
         drop(seen);
-        if wished != sizes.bound {
-            filemap.resize_unless_told(wished, max);
+        if target != sizes.bound {
+            filemap.resize_if_configured(target, max);
         }
         Some(again)
     }

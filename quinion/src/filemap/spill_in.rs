@@ -151,13 +151,14 @@ impl Filemap {
                 continue;
             };
             let runs = self.keep_first(runs, plan.count());
-            let Some(promise) = self.supply.promise_places(mapping, &runs, WaitPolicy::Wait) else {
+            let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait)
+            else {
                 self.supply.free_runs(&runs);
                 self.nodes_for(mapping, wanted)?;
                 continue;
             };
             // 3 to 6
-            match self.fetch_back(mapping, &plan, &runs, (charge, promise), kept) {
+            match self.fetch_back(mapping, &plan, &runs, (charge, list_entries), kept) {
                 Ok(RestoreOutcome::Done) => return Ok(()),
                 Ok(restored) => {
                     self.supply.free_runs(&runs);
@@ -253,7 +254,7 @@ impl Filemap {
         mapping: &Arc<Mapping>,
         plan: &SpillInPlan,
         runs: &[FillRun],
-        (mut charge, promise): (Charge<'_>, ListReservation<'_>),
+        (mut charge, list_entries): (Charge<'_>, ListReservation<'_>),
         kept: TruncateExclusion,
     ) -> std::io::Result<RestoreOutcome> {
         let spill = mapping.backing().spill().expect("what is planned is spilled");
@@ -305,7 +306,7 @@ impl Filemap {
             wanted: AskedFor::All,
             fate: FolioLifetime::Stays,
         };
-        self.list_new(mapping, runs, window, shape, promise.with_charge(charge));
+        self.list_new(mapping, runs, window, shape, list_entries.with_charge(charge));
         self.counters.add(Count::Inserted, u64::from(plan.count()));
         self.supply.reclaim.count_inserted(mapping.backing().spill_pool(), u64::from(plan.count()), 0);
         drop(held_off);

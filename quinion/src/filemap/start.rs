@@ -7,12 +7,12 @@
 //! ```text
 //!   look      each read that was no plain hit: what the cache holds of it, as far as it goes
 //!   start     the first missing page of each and what follows it: neighbours join into one span;
-//!             readahead judges each span, once; the windows go to the device together  nobody waits
+//!             readahead plans each span, once; the windows go to the device together  nobody waits
 //!   finish    each read in order, the ordinary way: it finds its page there, on its way, or gone again
 //! ```
 //!
 //! Joining is what tells a batch of scattered positions from a stream: two
-//! neighbours in one batch are one wish of two pages, not a second read that
+//! neighbours in one batch are one request of two pages, not a second read that
 //! continues the first. A batch that begins where the last one ended does
 //! continue it, and its windows grow like those of a stream of long reads.
 //!
@@ -122,19 +122,19 @@ impl Filemap {
         if wait_policy == WaitPolicy::CacheOnly {
             return;
         }
-        let Some(mut judge) = reader.readahead().lock_as(wait_policy.locks()) else { return };
+        let Some(mut readahead) = reader.readahead().lock_as(wait_policy.locks()) else { return };
         let mut together = SubmitBatch::of(mapping, reader.pool(), reader.behind());
         for &span in spans {
-            self.start_span(&mut together, &mut judge, wait_policy, span);
+            self.start_span(&mut together, &mut readahead, wait_policy, span);
         }
-        drop(judge); // a fill may end inside the call, and whoever it wakes may want it
+        drop(readahead); // a fill may end inside the call, and whoever it wakes may want it
         together.submit(AfterSubmit::Anything);
     }
 
     fn start_span(
         self: &Arc<Self>,
         together: &mut SubmitBatch<'_>,
-        judge: &mut Readahead,
+        readahead: &mut Readahead,
         wait_policy: WaitPolicy,
         span: Span,
     ) {
@@ -144,9 +144,9 @@ impl Filemap {
             return;
         }
         let pages = span.pages().min(size_pages - span.first.0).min(u64::from(u32::MAX)) as u32;
-        let before = *judge;
+        let before = *readahead;
         let windows =
-            judge.on_miss(ReadRequest { index: span.first, pages, file_pages: size_pages }, &**mapping);
+            readahead.on_miss(ReadRequest { index: span.first, pages, file_pages: size_pages }, &**mapping);
         let Some((&window, ahead)) = windows.split_first() else { return };
         let wanted = windows.wanted();
         let (asked, urgency) = (wanted.clone(), FillUrgency::Ahead);
@@ -158,7 +158,7 @@ impl Filemap {
                 let _ = self.insert_ahead(together, ahead, wanted, wait_policy); // what is refused comes by a miss
             }
             // The finish begins anew.
-            FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => *judge = before,
+            FillOutcome::NoMemory | FillOutcome::PoolFull | FillOutcome::Busy => *readahead = before,
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
         let two = span(0, 4096).joined(span(4096, 1)).expect("right behind it");
         assert_eq!(two.pages(), 2);
         assert_eq!(two.joined(span(100, 1)), Some(two), "a part of it adds nothing");
-        assert_eq!(span(8192, 1).joined(span(4096, 1)), None, "one before it is another wish");
+        assert_eq!(span(8192, 1).joined(span(4096, 1)), None, "one before it is another request");
         assert_eq!(span(0, 4096).joined(span(8192, 1)), None, "a page lies between");
     }
 }

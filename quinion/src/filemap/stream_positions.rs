@@ -5,7 +5,7 @@
 //!   counted                x                         | x          one access for each folio
 //! ```
 //!
-//! The policy judges a folio by how often readers come to it. A scan by small reads comes once, however many calls that
+//! The policy ranks a folio by how often readers come to it. A scan by small reads comes once, however many calls that
 //! takes; counted by calls, its folios would look like the hottest in the cache. So a handle remembers, for each of its
 //! threads, where the last few reads ended. A read that begins there goes on with one of them, and the folio in whose
 //! middle it begins was counted then. A page that is read again and again from the same place does count.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_on_counts_once_a_folio_and_what_comes_again_each_time() {
+    fn a_stream_counts_once_a_folio_and_repeated_reads_each_time() {
         let touched = StreamPositions::default();
         let bytes = [AtomicU8::new(referenced::ASKED), AtomicU8::new(0)];
         let read = |folio: usize, position: u64, len: u64| {

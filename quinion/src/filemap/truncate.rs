@@ -389,7 +389,7 @@ impl Filemap {
                     self.counters.add(Count::Inserted, u64::from(pages));
                     return Ok(());
                 }
-                DetachOutcome::Gone => return Ok(()),
+                DetachOutcome::Removed => return Ok(()),
                 DetachOutcome::InFlight => self.wait_for_folio(mapping, held),
                 DetachOutcome::NoMemory if unit > smallest => unit = smallest,
                 DetachOutcome::NoMemory => {

@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_far_behind_goes_and_what_lies_in_front_does_not() {
+    fn pages_far_behind_a_stream_are_dropped_and_pages_in_front_are_not() {
         let mut trails = trails(&[pages(0, 200)]);
         assert_eq!(trails.pass(40 * PAGE..41 * PAGE, folios(3)), None);
         assert_eq!(trails.leaving, [pages(0, 24)], "up to a whole folio");
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trail_leaves_when_nobody_came_for_a_pause() {
+    fn a_trail_leaves_when_no_reader_came_for_a_pause() {
         let mut trails = trails(&[pages(0, 8), pages(100, 108)]);
         assert!(trails.wants_watch() && !trails.wants_watch());
         let start = Instant::now();
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_unpinned_goes_where_no_trail_is() {
+    fn unpinned_pages_are_dropped_where_no_trail_is() {
         let trails = trails(&[pages(4, 8), pages(12, 16)]);
         assert_eq!(trails.outside(pages(0, 20)), [pages(0, 4), pages(8, 12), pages(16, 20)]);
         assert_eq!(trails.outside(pages(5, 8)), []);

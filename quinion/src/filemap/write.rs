@@ -594,7 +594,7 @@ impl Filemap {
             Err(NoFrames::PoolFull) => return Err(self.pool_full(pool, piece.position).into()),
             Err(_) => return Err(self.no_memory(piece.position).into()),
         };
-        let Some(promise) = self.supply.promise_places(mapping, &runs, WaitPolicy::Wait) else {
+        let Some(list_entries) = self.supply.reserve_list_entries(mapping, &runs, WaitPolicy::Wait) else {
             self.supply.free_runs(&runs);
             let again = self.supply.make_nodes(pool);
             return if again { Ok(0) } else { Err(self.no_memory(piece.position).into()) };
@@ -614,7 +614,7 @@ impl Filemap {
         let added = added.expect("a lock that is waited for is had");
         self.supply.free_runs(&added.left);
         let end = self.mark_new(mapping, piece, &added.inserted);
-        self.list_new(mapping, &added.inserted, window, shape, promise.with_charge(charge));
+        self.list_new(mapping, &added.inserted, window, shape, list_entries.with_charge(charge));
         self.counters.add(Count::Inserted, pages_of(&added.inserted));
         self.supply.reclaim.count_inserted(pool, pages_of(&added.inserted), 0);
         added.inserted.iter().for_each(|&run| self.unlock_new(mapping, run));

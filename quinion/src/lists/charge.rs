@@ -69,8 +69,8 @@ impl Account {
     fn charge(&self, wanted: u32, unit: Order) -> u32 {
         let limit = self.limit();
         let granted = |word: u64| {
-            let room = limit.saturating_sub(word / CHARGED);
-            let pages = room.min(u64::from(wanted));
+            let unreserved = limit.saturating_sub(word / CHARGED);
+            let pages = unreserved.min(u64::from(wanted));
             pages & !(u64::from(unit.pages()) - 1)
         };
         let take = |word| match granted(word) {

@@ -1,8 +1,8 @@
 //! Lists: the rings in which every folio of the cache stands, from its insertion to its end.
 //!
 //! ```text
-//!   insertion    promise --> tree lock, inserted --> list       a place for each folio, before it is there
-//!   reclaim      pop --> judged --> push                        one hold of the lock for many
+//!   insertion    reserve --> tree lock, inserted --> list       a place for each folio, before it is there
+//!   reclaim      pop --> scanned --> push                        one hold of the lock for many
 //!                    \--> a victim --> evicted, or listed again
 //!   removal      tree lock --> remove, retire                   and only then are its frames freed
 //! ```
@@ -15,11 +15,11 @@
 //! **One lock** guards all rings. Under it nothing is allocated: a thread that will list
 //! something has a [`ListReservation`] of the room for it first, for which chunks are
 //! taken from the arena if they are missing. A frame that is popped keeps the room that
-//! it had, as a promise, until it is listed again or known to be gone. So there is room
-//! for every live folio, and what is not listed is promised:
+//! it had, reserved, until it is listed again or known to be gone. So there is room
+//! for every live folio, and what is not listed is reserved:
 //!
 //! ```text
-//!   folios of the trees that are not listed  <=  entries promised
+//!   folios of the trees that are not listed  <=  entries reserved
 //! ```
 //!
 //! A thread that lists and one that removes may meet: a folio can be retired between its insertion
@@ -27,7 +27,7 @@
 //! is retired under the lock, or removed after it: so it is either seen dead, or listed, and then found.
 //!
 //! Each **pool** has rings of its own, as many as every other: those of pool p are p times that many and on. What a
-//! pool lists and is about to list is its charge, in `charge.rs`: a promise carries one, for the pages that its
+//! pool lists and is about to list is its charge, in `charge.rs`: a reservation carries one, for the pages that its
 //! entries will weigh.
 //!
 //! Invariants (asserted by [`Lists::check`] and `Mapping::check`):
@@ -67,8 +67,8 @@ const GIVE_BACK_BATCH: usize = 64;
 pub struct Lists {
     arena: Arc<Arena>,
     rings: RankedMutex<Rings<SLOTS>>,
-    /// Entries for which there is room and no promise.
-    room: AtomicI64,
+    /// Entries for which there is room and no reservation.
+    unreserved: AtomicI64,
     /// How many rings a pool has.
     pool_rings: usize,
     accounts: Box<[Account]>,
@@ -84,7 +84,7 @@ pub struct ListReservation<'a> {
 }
 
 impl<'a> ListReservation<'a> {
-    /// The same promise, with a charge for what is listed by it.
+    /// The same reservation, with a charge for what is listed by it.
     #[must_use]
     pub fn with_charge(mut self, charge: Charge<'a>) -> Self {
         self.charge = charge;
@@ -102,7 +102,7 @@ impl<'a> ListReservation<'a> {
 
 impl Drop for ListReservation<'_> {
     fn drop(&mut self) {
-        self.lists.room.fetch_add(i64::from(self.entries), Ordering::Relaxed);
+        self.lists.unreserved.fetch_add(i64::from(self.entries), Ordering::Relaxed);
     }
 }
 
@@ -131,11 +131,11 @@ impl Lists {
     /// Rings for folios of `arena`, `pool_rings` for each pool; of the default pool only, until others are added.
     pub fn new(arena: Arc<Arena>, pool_rings: usize) -> Self {
         let rings = Rings::new(pool_rings, pool_rings * POOLS_MAX);
-        let room = AtomicI64::new(rings.room());
+        let unreserved = AtomicI64::new(rings.free_entries());
         Self {
             arena,
             rings: RankedMutex::new(Rank::Lists, rings),
-            room,
+            unreserved,
             pool_rings,
             accounts: (0..POOLS_MAX).map(|_| Account::default()).collect(),
             process: ForkGuard::new(),
@@ -174,21 +174,21 @@ impl Lists {
     /// says so, and holds that of the lists for some steps. To be called before a tree is locked.
     pub fn reserve(&self, entries: u32, locks: LockWait) -> Option<ListReservation<'_>> {
         let wanted = i64::from(entries);
-        let take = |room: i64| (room >= wanted).then_some(room - wanted);
+        let take = |left: i64| (left >= wanted).then_some(left - wanted);
         loop {
             // Relaxed: the chunks behind the room are behind the lock.
-            match self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            match self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
                 Ok(_) => {
                     let charge = Charge::none(self, PoolNumber::DEFAULT);
                     return Some(ListReservation { lists: self, entries, charge });
                 }
-                Err(room) if !self.grow((wanted - room) as u64, locks) => return None,
+                Err(left) if !self.grow((wanted - left) as u64, locks) => return None,
                 Err(_) => {}
             }
         }
     }
 
-    /// A promise of nothing, to which what is popped of the rings of `pool` adds.
+    /// A reservation of nothing, to which what is popped of the rings of `pool` adds.
     pub fn empty_reservation(&self, pool: PoolNumber) -> ListReservation<'_> {
         ListReservation { lists: self, entries: 0, charge: Charge::none(self, pool) }
     }
@@ -206,7 +206,7 @@ impl Lists {
         let mut rings = self.rings.lock();
         cells.iter().for_each(|cell| rings.put_spare(&ListPositions(self.arena.view()), cell.0));
         let more = cells.len() as i64 * Rings::<SLOTS>::ENTRIES as i64;
-        self.room.fetch_add(more, Ordering::Relaxed); // under the lock, as the chunks are
+        self.unreserved.fetch_add(more, Ordering::Relaxed); // under the lock, as the chunks are
         true
     }
 
@@ -218,8 +218,8 @@ impl Lists {
             let mut cells = Vec::with_capacity(GIVE_BACK_BATCH);
             let mut rings = self.rings.lock();
             while cells.len() < GIVE_BACK_BATCH {
-                let take = |room: i64| (room >= kept + one).then_some(room - one);
-                if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+                let take = |left: i64| (left >= kept + one).then_some(left - one);
+                if self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
                     break;
                 }
                 let chunk = rings.take_spare(&ListPositions(self.arena.view()));
@@ -243,7 +243,7 @@ impl Lists {
         self.rings.lock_as(locks).map(|rings| self.guard(rings))
     }
     fn guard<'a>(&'a self, rings: RankedGuard<'a, Rings<SLOTS>>) -> ListsGuard<'a> {
-        ListsGuard { room: rings.room(), tally: ChargeDelta::default(), lists: self, rings }
+        ListsGuard { free: rings.free_entries(), tally: ChargeDelta::default(), lists: self, rings }
     }
 
     /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
@@ -253,7 +253,7 @@ impl Lists {
             let word = view.own(frame).word();
             (word.order() != order).then(|| format!("it heads {word:?}, and {order:?} is listed"))
         })?;
-        let (left, all) = (self.room.load(Ordering::Relaxed), rings.room());
+        let (left, all) = (self.unreserved.load(Ordering::Relaxed), rings.free_entries());
         if left > all {
             return Err(format!("room for {left} entries is counted, and there is room for {all}"));
         }
@@ -289,8 +289,8 @@ impl Drop for Lists {
 pub struct ListsGuard<'a> {
     lists: &'a Lists,
     rings: RankedGuard<'a, Rings<SLOTS>>,
-    /// Entries for which there was room when `Lists::room` was last right.
-    room: i64,
+    /// Entries for which there was room when `Lists::unreserved` was last right.
+    free: i64,
     /// What has changed in a pool's account since that was last right.
     tally: ChargeDelta,
 }
@@ -316,9 +316,9 @@ impl ListsGuard<'_> {
     pub fn ring_of(&self, frame: Frame) -> Option<usize> {
         self.rings.ring_of(&self.places(), frame)
     }
-    /// Entries that are promised.
-    pub fn promised(&self) -> u64 {
-        (self.rings.room() - self.lists.room.load(Ordering::Relaxed)).max(0) as u64
+    /// Entries that are reserved.
+    pub fn reserved(&self) -> u64 {
+        (self.rings.free_entries() - self.lists.unreserved.load(Ordering::Relaxed)).max(0) as u64
     }
 
     fn places(&self) -> ListPositions<'_> {
@@ -335,12 +335,12 @@ impl ListsGuard<'_> {
     }
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
-    /// the promise then, and of its charge the folio's pages. What that does not cover is charged now, whatever
+    /// the reservation then, and of its charge the folio's pages. What that does not cover is charged now, whatever
     /// the limit: a caller that has a limit to keep brings a charge.
-    pub fn list(&mut self, frame: Frame, ring: usize, promise: &mut ListReservation<'_>) {
+    pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && !self.holds(frame) {
-            self.list_as(frame, word.order(), ring, promise);
+            self.list_as(frame, word.order(), ring, reservation);
         }
     }
 
@@ -351,34 +351,37 @@ impl ListsGuard<'_> {
         frame: Frame,
         sequence: u32,
         ring: usize,
-        promise: &mut ListReservation<'_>,
+        reservation: &mut ListReservation<'_>,
     ) {
         let word = self.lists.arena.view().own(frame).settled_word();
         if word.is_live() && word.is_still(sequence) && !self.holds(frame) {
-            self.list_as(frame, word.order(), ring, promise);
+            self.list_as(frame, word.order(), ring, reservation);
         }
     }
 
-    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, promise: &mut ListReservation<'_>) {
+    fn list_as(&mut self, frame: Frame, order: Order, ring: usize, reservation: &mut ListReservation<'_>) {
         let pool = self.pool_of(ring);
-        debug_assert!(promise.charge.pages == 0 || promise.charge.pool == pool, "a charge is one pool's");
-        promise.entries -= 1;
+        debug_assert!(
+            reservation.charge.pages == 0 || reservation.charge.pool == pool,
+            "a charge is one pool's"
+        );
+        reservation.entries -= 1;
         self.push(frame, order, ring);
-        self.room -= 1;
-        let covered = order.pages().min(promise.charge.pages);
-        promise.charge.pages -= covered;
+        self.free -= 1;
+        let covered = order.pages().min(reservation.charge.pages);
+        reservation.charge.pages -= covered;
         self.tally(pool, i64::from(order.pages() - covered), -i64::from(covered));
     }
 
-    /// Takes the oldest of `ring` out. The room that it had is promised from now on, and its charge goes along.
-    pub fn pop(&mut self, ring: usize, promise: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
+    /// Takes the oldest of `ring` out. The room that it had stays reserved, and its charge goes along.
+    pub fn pop(&mut self, ring: usize, reservation: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
         let places = ListPositions(self.lists.arena.view());
         let (frame, order) = self.rings.pop(&places, ring)?;
-        promise.entries += 1;
-        self.room += 1;
+        reservation.entries += 1;
+        self.free += 1;
         let pool = self.pool_of(ring);
-        debug_assert_eq!(promise.charge.pool, pool, "what is popped of a pool is charged to it");
-        promise.charge.pages += order.pages();
+        debug_assert_eq!(reservation.charge.pool, pool, "what is popped of a pool is charged to it");
+        reservation.charge.pages += order.pages();
         self.tally(pool, 0, i64::from(order.pages()));
         Some((frame, order))
     }
@@ -431,7 +434,7 @@ impl Drop for ListsGuard<'_> {
     /// What was freed under the lock, dead entries among it, is room for all.
     fn drop(&mut self) {
         self.settle();
-        let freed = self.rings.room() - self.room;
-        self.lists.room.fetch_add(freed, Ordering::Relaxed);
+        let freed = self.rings.free_entries() - self.free;
+        self.lists.unreserved.fetch_add(freed, Ordering::Relaxed);
     }
 }

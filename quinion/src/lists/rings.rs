@@ -16,7 +16,7 @@
 //! **Room.** An entry that is occupied, living or dead, takes a slot. A ring of n occupied
 //! entries has n / E + 2 chunks at most, E being a chunk's entries: all but the first and
 //! the last are full. So R rings with as many chunks together as that says for their sum, and 2 R
-//! more, always have a spare one when a tail is full. [`Rings::room`] is what is left of this: the
+//! more, always have a spare one when a tail is full. [`Rings::free_entries`] is what is left of this: the
 //! entries that may join. To move an entry needs no room, as it takes none.
 //!
 //! Invariants (asserted by [`Rings::check`]):
@@ -123,7 +123,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.rings.iter().map(|ring| ring.live).sum()
     }
     /// How many entries more may join; below 0 if chunks are missing to what every step of what is there needs.
-    pub fn room(&self) -> i64 {
+    pub fn free_entries(&self) -> i64 {
         let chunks = self.chunks as i64 - 2 * self.rings.len() as i64;
         chunks * Self::ENTRIES as i64 - self.occupied as i64
     }
@@ -133,7 +133,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         self.chunks += 1;
         self.release(keeper, chunk);
     }
-    /// Takes a spare chunk out; the caller sees to it that room for what is promised is left.
+    /// Takes a spare chunk out; the caller sees to it that room for what is reserved is left.
     pub fn take_spare(&mut self, keeper: &impl RingStorage) -> Option<u32> {
         let chunk = self.acquire(keeper)?;
         self.chunks -= 1;
@@ -240,7 +240,7 @@ impl<const SLOTS: usize> Rings<SLOTS> {
     }
 
     fn append_chunk(&mut self, keeper: &impl RingStorage, ring: usize) {
-        let chunk = self.acquire(keeper).expect("who lists has room promised");
+        let chunk = self.acquire(keeper).expect("an entry is listed by a reservation");
         word(keeper, chunk, RING).store(ring as u32, Ordering::Relaxed);
         word(keeper, chunk, NEXT).store(NIL, Ordering::Relaxed);
         let at = &mut self.rings[ring];
@@ -412,7 +412,7 @@ mod tests {
                 match op {
                     Op::Push(ring, frame, order) => {
                         if memory.position(Frame(frame)).is_none() {
-                            while rings.room() < 1 {
+                            while rings.free_entries() < 1 {
                                 rings.put_spare(&memory, next_chunk);
                                 next_chunk += 1;
                             }

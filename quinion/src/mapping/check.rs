@@ -46,11 +46,11 @@ impl Mapping {
             return Err(format!("{:?} counts {counted} spilled pages and has {spilled}", self.id()));
         }
         guard.check_dirty().map_err(|what| format!("{:?}: {what}", self.id()))?;
-        let promised = listed.map_or(0, |listed| listed.promised());
-        if unlisted > promised {
+        let reserved = listed.map_or(0, |listed| listed.reserved());
+        if unlisted > reserved {
             let id = self.id();
             return Err(format!(
-                "{id:?}: {unlisted} folios stand in no ring, and {promised} are on their way"
+                "{id:?}: {unlisted} folios stand in no ring, and {reserved} are on their way"
             ));
         }
         let (found, listed) = (tree.shadow_only_nodes(), self.index().shadow_nodes().all_of(self.id()));

@@ -139,7 +139,7 @@ struct DropWalk {
     leaving: DropReason,
     /// Where it is.
     from: PageIndex,
-    /// Folios that were judged.
+    /// Folios that were scanned.
     seen: usize,
     /// Pages that were adopted.
     adopted: u64,
@@ -175,7 +175,7 @@ impl DropWalk {
                 return (run, if full { WalkStep::Stop } else { WalkStep::GoOn });
             }
             self.seen += 1;
-            match mapping.judge_behind(frame, order, self.leaving) {
+            match mapping.drop_behind_verdict(frame, order, self.leaving) {
                 FolioVerdict::Go if run.is_empty() => run = first..end,
                 FolioVerdict::Go => run.end = end,
                 FolioVerdict::Adopt => {
@@ -200,7 +200,7 @@ impl DropWalk {
 
 impl Mapping {
     /// What is done with a flagged folio; see the table at the top. The caller holds the tree lock.
-    fn judge_behind(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
+    fn drop_behind_verdict(&self, frame: Frame, order: Order, leaving: DropReason) -> FolioVerdict {
         let view = self.view();
         let (descriptor, byte) = (view.own(frame), view.referenced(frame).expect("a frame of ours"));
         if referenced::was_read(byte.load(Ordering::Relaxed)) {

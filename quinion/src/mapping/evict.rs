@@ -107,22 +107,22 @@ impl MappingGuard<'_> {
         frame: Frame,
         leave: impl FnOnce(DescriptorWord) -> Replacement,
     ) -> Option<Order> {
-        let (mut leave, mut gone) = (Some(leave), Vec::with_capacity(1));
+        let (mut leave, mut evicted) = (Some(leave), Vec::with_capacity(1));
         let leave = |_, word| leave.take().map_or(Replacement::Nothing, |leave| leave(word));
-        self.evict_all(&[(index, frame)], leave, &mut gone);
-        gone.first().map(|&(_, order)| order)
+        self.evict_all(&[(index, frame)], leave, &mut evicted);
+        evicted.first().map(|&(_, order)| order)
     }
 
     /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
-    /// would, and adds them to `gone`, in the same order. `leave` is told the place of each among them besides. A look
-    /// at each leaf, one way down, and the lists' lock once.
+    /// would, and adds them to `evicted`, in the same order. `leave` is told the place of each among them besides. A
+    /// look at each leaf, one way down, and the lists' lock once.
     pub fn evict_all(
         &mut self,
         folios: &[(PageIndex, Frame)],
         mut leave: impl FnMut(usize, DescriptorWord) -> Replacement,
-        gone: &mut Vec<(Frame, Order)>,
+        evicted: &mut Vec<(Frame, Order)>,
     ) {
-        let (mapping, first) = (self.mapping, gone.len());
+        let (mapping, first) = (self.mapping, evicted.len());
         if mapping.backing().places().is_some() {
             return; // others map what is there
         }
@@ -139,7 +139,7 @@ impl MappingGuard<'_> {
             }
             let descriptor = mapping.view().own(frame);
             let Some(order) = descriptor.try_retire() else { return Revision::Keep };
-            gone.push((frame, order));
+            evicted.push((frame, order));
             // What only uncached reads wanted leaves nothing, however it leaves.
             let word = descriptor.word();
             let remembers = remembers && !word.has(Flags::DROPBEHIND);
@@ -148,11 +148,11 @@ impl MappingGuard<'_> {
                 Replacement::Shadow(payload) => Revision::Replace(Value::shadow(order.0, payload)),
             }
         });
-        let gone = &gone[first..];
-        mapping.unlist(gone);
-        let unread: u64 = gone.iter().map(|&(frame, order)| mapping.take_unread(frame, order)).sum();
+        let evicted = &evicted[first..];
+        mapping.unlist(evicted);
+        let unread: u64 = evicted.iter().map(|&(frame, order)| mapping.take_unread(frame, order)).sum();
         mapping.count(Count::ReadaheadWasted, unread);
-        self.tree.pages -= gone.iter().map(|(_, order)| u64::from(order.pages())).sum::<u64>();
+        self.tree.pages -= evicted.iter().map(|(_, order)| u64::from(order.pages())).sum::<u64>();
     }
 
     /// Forgets nodes of this tree that only remember, as long as the next one is within `reach` of the
@@ -187,7 +187,7 @@ impl MappingGuard<'_> {
     /// there that reach over neither edge. Frees the frames and returns how many pages went. Keep the range short: the
     /// call lists what stands in it first.
     pub fn drop_range(&mut self, from: PageIndex, to: PageIndex, end: PageIndex) -> u64 {
-        let (mut folios, mut gone) = (Vec::new(), Vec::new());
+        let (mut folios, mut evicted) = (Vec::new(), Vec::new());
         for (first, entry, _) in self.inside(from, to, end) {
             match entry.kind() {
                 Kind::Folio(frame) => folios.push((first, Frame(frame))),
@@ -195,9 +195,9 @@ impl MappingGuard<'_> {
                 _ => {}
             }
         }
-        self.evict_all(&folios, |_, _| Replacement::Nothing, &mut gone);
-        self.mapping.arena().free_all(&gone);
-        gone.iter().map(|(_, order)| u64::from(order.pages())).sum()
+        self.evict_all(&folios, |_, _| Replacement::Nothing, &mut evicted);
+        self.mapping.arena().free_all(&evicted);
+        evicted.iter().map(|(_, order)| u64::from(order.pages())).sum()
     }
 
     /// Takes out the shadow that begins at `index`: nothing is remembered of it.

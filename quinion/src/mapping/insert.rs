@@ -21,7 +21,7 @@
 //! go on at and the frame to go on with. There is no cursor that could be stale.
 //!
 //! **Shadows** that a folio takes the place of are reported once for each folio,
-//! with the value at its highest index, under the lock; the caller judges them
+//! with the value at its highest index, under the lock; the caller compares them
 //! when it has let the lock go. An insertion for a [`InsertPurpose::Write`] consumes
 //! them in silence: an overwrite of a page has not shown that it is read again.
 //!

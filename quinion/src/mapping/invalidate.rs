@@ -83,7 +83,7 @@ impl Mapping {
 
     /// As [`Mapping::invalidate`], and believes nothing of the file from now on until it is looked at: for a caller
     /// that knows that it is about to change. Waits for no file system.
-    pub fn distrust(&self) -> u64 {
+    pub fn invalidate_unsettled(&self) -> u64 {
         let mut version = self.invalidate_alone();
         version.settled = false;
         let mut tree = self.lock();

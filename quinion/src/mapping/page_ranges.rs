@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set_of_pages(ops in prop::collection::vec((any::<bool>(), 0..60u64, 0..20u64), 1..60)) {
+        fn page_ranges_are_a_set_of_pages(ops in prop::collection::vec((any::<bool>(), 0..60u64, 0..20u64), 1..60)) {
             let (mut ranges, mut twin) = (PageRanges::new(), BTreeSet::new());
             for (inserts, start, len) in ops {
                 let pages = start..start + len;

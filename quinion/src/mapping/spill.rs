@@ -62,7 +62,7 @@ pub struct SpillOut {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpillOutEnd {
     /// A value stands in its place.
-    Gone,
+    Removed,
     /// It stays: its write failed, or it is held, or was written to.
     Stays,
     /// It had left the tree meanwhile.
@@ -80,7 +80,7 @@ pub enum RestoreOutcome {
     NoNode,
 }
 
-/// What became of a wish that no value reaches over an edge.
+/// The result of a request that no value reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartOutcome {
     /// None does.
@@ -164,7 +164,7 @@ impl MappingGuard<'_> {
         mapping.backing().count_spilled(pages_of(value), 0);
         mapping.expect_spill().note_spilled(order.pages());
         mapping.arena().free_all(&[(frame, order)]);
-        SpillOutEnd::Gone
+        SpillOutEnd::Removed
     }
 
     /// The values that follow each other without a gap from the one that covers `pages.start` on, as far as they meet

@@ -53,7 +53,7 @@ use super::spill::PartOutcome;
 /// The most pieces that one edge leaves of a folio: one more for each time that it is halved.
 const PIECES_MAX: usize = Order::MAX.0 as usize + 1;
 
-/// What became of a wish that no folio reaches over an edge.
+/// The result of a request that no folio reaches over an edge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitOutcome {
     /// None does.
@@ -75,7 +75,7 @@ pub enum DetachOutcome {
         pages: u32,
     },
     /// It is not there any more: look again.
-    Gone,
+    Removed,
     /// It is being filled or written, or was while the copies were made, and pages are dirty again of which there is
     /// none: wait for that, and try again. Nothing was changed.
     InFlight,
@@ -88,7 +88,9 @@ impl Mapping {
     pub fn split_at(&self, edge: PageIndex) -> SplitOutcome {
         let mut pieces = Vec::with_capacity(PIECES_MAX);
         // 1
-        let Some(mut promise) = self.promise_places(PIECES_MAX as u32) else { return SplitOutcome::NoNode };
+        let Some(mut reservation) = self.reserve_list_entries(PIECES_MAX as u32) else {
+            return SplitOutcome::NoNode;
+        };
         let (from, pages) = match self.backing().spill() {
             Some(_) => (edge.align_down(Order::MAX), u64::from(Order::MAX.pages())),
             None => (edge, 1),
@@ -98,14 +100,14 @@ impl Mapping {
         };
         // A folio may become a value between two holds of the lock, so in this one both are seen to.
         match guard.part_at(edge) {
-            PartOutcome::Done => guard.split_at(edge, promise.as_mut(), &mut pieces),
+            PartOutcome::Done => guard.split_at(edge, reservation.as_mut(), &mut pieces),
             PartOutcome::Packed => SplitOutcome::Packed,
             PartOutcome::NoNode => SplitOutcome::NoNode,
         }
     }
 
     /// Places in the rings for so many folios; the inner `None` where the mapping has no rings.
-    fn promise_places(&self, folios: u32) -> Option<Option<ListReservation<'_>>> {
+    fn reserve_list_entries(&self, folios: u32) -> Option<Option<ListReservation<'_>>> {
         match self.lists() {
             Some(lists) => lists.reserve(folios, LockWait::Wait).map(Some),
             None => Some(None),
@@ -126,7 +128,7 @@ impl Mapping {
             ReadableState::Yes => true,
             ReadableState::Zeros => false,
             ReadableState::NotYet => return DetachOutcome::InFlight,
-            ReadableState::Never => return DetachOutcome::Gone,
+            ReadableState::Never => return DetachOutcome::Removed,
         };
         let (dirty, unit) = (self.lock().dirty_of(held, &unwanted), unit.min(held.order()));
         if self.backing().places().is_some() && !dirty.is_empty() {
@@ -147,7 +149,7 @@ impl Mapping {
             }
             copies.last_mut().expect("it was just added").dirty.push(page);
         }
-        let Some(mut promise) = self.promise_places(copies.len() as u32) else {
+        let Some(mut reservation) = self.reserve_list_entries(copies.len() as u32) else {
             return DetachOutcome::NoMemory;
         };
         let (first, pages) = (held.first(), u64::from(held.order().pages()));
@@ -155,7 +157,7 @@ impl Mapping {
             return DetachOutcome::NoMemory;
         };
         // 2 The folio goes, and they come.
-        guard.exchange((held, has_bytes), copies, (unit, &unwanted), promise.as_mut())
+        guard.exchange((held, has_bytes), copies, (unit, &unwanted), reservation.as_mut())
     }
 }
 
@@ -173,7 +175,7 @@ impl MappingGuard<'_> {
     fn split_at(
         &mut self,
         edge: PageIndex,
-        promise: Option<&mut ListReservation<'_>>,
+        reservation: Option<&mut ListReservation<'_>>,
         pieces: &mut Vec<(PageIndex, Frame, Order)>,
     ) -> SplitOutcome {
         let mapping = self.mapping;
@@ -214,8 +216,8 @@ impl MappingGuard<'_> {
         });
         assert_eq!(split, Split::Done, "its nodes were there");
         // 5
-        if let (Some(listed), Some(ring), Some(promise)) = (&mut listed, ring, promise) {
-            pieces.iter().for_each(|&(_, frame, _)| listed.list(frame, ring, promise));
+        if let (Some(listed), Some(ring), Some(reservation)) = (&mut listed, ring, reservation) {
+            pieces.iter().for_each(|&(_, frame, _)| listed.list(frame, ring, reservation));
         }
         drop(listed);
         pieces.iter().for_each(|&(index, frame, order)| self.settle_split(index, frame, order));
@@ -237,14 +239,14 @@ impl MappingGuard<'_> {
         (held, has_bytes): (&HeldFolio<'_>, bool),
         copies: Vec<DetachedCopy<'_>>,
         (unit, unwanted): (Order, &Range<PageIndex>),
-        promise: Option<&mut ListReservation<'_>>,
+        reservation: Option<&mut ListReservation<'_>>,
     ) -> DetachOutcome {
         let mapping = self.mapping;
         let (nodes, view) = (mapping.nodes(), mapping.view());
         let (first, head, order) = (held.first(), held.frame(), held.order());
         let mut tree = self.xarray(&nodes);
         if tree.load(first.0) != Entry::folio(head.0) || !view.own(head).word().is_live() {
-            return DetachOutcome::Gone;
+            return DetachOutcome::Removed;
         }
         let word = view.own(head).word();
         if word.has(Flags::LOCKED | Flags::WRITEBACK) || word.has(Flags::UPTODATE) != has_bytes {
@@ -280,9 +282,9 @@ impl MappingGuard<'_> {
             }
             frames.push(frame);
         }
-        if let (Some(lists), Some(promise)) = (mapping.lists(), promise) {
+        if let (Some(lists), Some(reservation)) = (mapping.lists(), reservation) {
             let mut listed = lists.lock();
-            frames.iter().for_each(|&frame| listed.list(frame, ring, promise));
+            frames.iter().for_each(|&frame| listed.list(frame, ring, reservation));
         }
         DetachOutcome::Done { pages: frames.len() as u32 * unit.pages() }
     }

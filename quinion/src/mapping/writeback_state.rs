@@ -86,7 +86,7 @@ pub struct WritebackCursor {
     pub at: PageIndex,
 }
 
-/// How a wish to make something durable goes on.
+/// How a request to make something durable goes on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Commit {
     /// A sync of another caller has done it.
@@ -269,13 +269,13 @@ impl WritebackState {
     ///
     /// The caller holds the tree lock, has the other pages dirty again there, and then calls
     /// [`WritebackState::end_flush`].
-    pub fn judge_flush(&self, number: FlushNumber, written: u32) -> u32 {
+    pub fn valid_pages(&self, number: FlushNumber, written: u32) -> u32 {
         if number.0 < self.account().tainted { 0 } else { written }
     }
 
-    /// The flush has ended, at `now`: `written` pages of it are in the file, as judged; the others are dirty again, if
-    /// there are any because of an error of this number, or `None`: because of a sync that failed. The caller has the
-    /// tree lock since it judged, and a thread that waits is to be woken when it has let that go.
+    /// The flush has ended, at `now`: `written` pages of it are in the file, as `valid_pages` said; the others are
+    /// dirty again, if there are any because of an error of this number, or `None`: because of a sync that failed. The
+    /// caller has the tree lock since it asked, and a thread that waits is to be woken when it has let that go.
     pub fn end_flush(&self, number: FlushNumber, written: u32, errno: Option<i32>, now: Millis) {
         let mut account = self.account();
         let pages = account.under_way.end(number.0);
@@ -308,7 +308,7 @@ impl WritebackState {
         FlushNumber(self.account().next)
     }
 
-    /// How many flushes have ended well and do not count, as [`WritebackState::judge_flush`] says: their pages are
+    /// How many flushes have ended well and do not count, as [`WritebackState::valid_pages`] says: their pages are
     /// dirty again.
     pub fn flushes_voided(&self) -> u64 {
         self.account().voided
@@ -504,7 +504,7 @@ mod tests {
 
     fn written(state: &WritebackState, range: Range<PageIndex>) {
         let number = state.begin_flush(range);
-        let pages = state.judge_flush(number, pages_in(number, state));
+        let pages = state.valid_pages(number, pages_in(number, state));
         state.end_flush(number, pages, None, Millis(0));
     }
 
@@ -567,10 +567,10 @@ mod tests {
         written(&state, pages(10, 12)); // while it fails
         let again = state.end_sync((SyncKind::Data, &pages(0, 3)), taken, Some(EIO), Millis(0));
         assert_eq!(all(&again), [pages(0, 4), pages(10, 12)]);
-        assert_eq!(state.judge_flush(under_way, 1), 0, "who knows what became of it");
+        assert_eq!(state.valid_pages(under_way, 1), 0, "who knows what became of it");
         state.end_flush(under_way, 0, None, Millis(0));
         let later = state.begin_flush(pages(20, 21));
-        assert_eq!(state.judge_flush(later, 1), 1);
+        assert_eq!(state.valid_pages(later, 1), 1);
         assert_eq!(state.failures(), Failures { count: 1, errno: EIO });
     }
 
@@ -602,7 +602,7 @@ mod tests {
         let state = WritebackState::default();
         let number = state.begin_flush(pages(5, 9));
         assert_eq!(state.flush_at(PageIndex(8)), Some((number, PageIndex(9))));
-        state.end_flush(number, state.judge_flush(number, 3), Some(EIO), Millis(0));
+        state.end_flush(number, state.valid_pages(number, 3), Some(EIO), Millis(0));
         let Commit::Own(taken) = state.begin_sync(SyncKind::Data, &pages(0, 100), 0) else { panic!() };
         assert_eq!((all(&taken), state.flush_at(PageIndex(8))), (vec![pages(5, 8)], None));
     }

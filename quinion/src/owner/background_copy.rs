@@ -1,4 +1,4 @@
-//! Polite: which files are left to the kernel, and for how long.
+//! Background copies: which files are left to the kernel, and for how long.
 //!
 //! Taking a file over costs a question, and a copy of all that is read. What is read once is read as fast by the
 //! kernel, and what is read at random faster: a page that we do not have is waited for by way of another thread. What
@@ -9,7 +9,7 @@
 //!   asked for --cachestat--> not held --> LEFT for its size -------.
 //!                 ^          held     --> LEFT for twice that    --+
 //!                 `-------------------------asked again------------'
-//!                            held, and was LEFT for that, or large --> WISHED, copied through the kernel's page cache
+//!                            held, and was LEFT for that, or large --> REQUESTED, copied through its page cache
 //!                                                                          |
 //!                                                      ATTACH <--asked again
 //! ```
@@ -57,7 +57,7 @@ use crate::sys::io::{KernelHolds, kernel_holds};
 use crate::units::PAGE_SIZE;
 
 /// A file of 4 MiB that was taken over pays for the question at its first read; a smaller one after some dozens.
-pub(super) const MANNERS: AttachPolicy = AttachPolicy {
+pub(super) const LAZY_ATTACH: AttachPolicy = AttachPolicy {
     large_bytes: 4 << 20,
     credit_bytes: 256 << 10,
     looks_at_times: false,
@@ -77,7 +77,7 @@ const STEP: u64 = 1 << 20;
 const RESTS: u32 = 3;
 /// The longest rest, so that the end of the service does not wait.
 const REST_MAX: Duration = Duration::from_millis(10);
-/// How long a file is held open to be copied, at most: from when that was wished.
+/// How long a file is held open to be copied, at most: from when that was requested.
 const HELD_MAX: Duration = Duration::from_secs(3);
 /// From then on a copy counts as stuck in its file system, which does not answer a read or a close: one that is well
 /// ends soon after [`HELD_MAX`].
@@ -96,7 +96,7 @@ enum CopyState {
     /// Left to the kernel so often while that held it.
     Left(u32),
     /// To be copied, or being copied.
-    Wished,
+    Requested,
     /// Taken over.
     Ours,
 }
@@ -184,7 +184,7 @@ pub(super) struct BackgroundCopies {
 #[derive(Debug, Default)]
 struct State {
     known: HashMap<Name, CopyState>,
-    wishes: VecDeque<CopyRequest>,
+    requests: VecDeque<CopyRequest>,
     /// Bytes of the files that are to be copied, or were and have not been attached since.
     taken: HashMap<Name, u64>,
     /// The copy under way. One at a time, so that the other threads answer.
@@ -202,27 +202,27 @@ struct Copying {
 }
 
 impl State {
-    /// Takes such wishes out.
-    fn take_wishes(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
-        let wishes = std::mem::take(&mut self.wishes).into_iter();
-        let (gone, stay) = wishes.partition(such);
-        self.wishes = stay;
+    /// Takes such requests out.
+    fn take_requests(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        let (gone, stay) = requests.partition(such);
+        self.requests = stay;
         gone
     }
 
-    /// Forgets all but those that wait to be copied, or are being copied: these are held, and would be wished twice.
+    /// Forgets all but those that wait to be copied, or are being copied: these are held, and would be requested twice.
     fn forget_others(&mut self) {
         let Self { known, taken, .. } = self;
-        known.retain(|_, now| *now == CopyState::Wished);
+        known.retain(|_, now| *now == CopyState::Requested);
         taken.retain(|name, _| known.contains_key(name));
     }
 
-    /// The same; they are wished anew when they are asked for again.
+    /// The same; they are requested anew when they are asked for again.
     fn call_off(&mut self, such: impl Fn(&CopyRequest) -> bool) -> VecDeque<CopyRequest> {
-        let gone = self.take_wishes(such);
-        for wish in &gone {
-            self.known.insert(wish.name, PUT_OFF);
-            self.taken.remove(&wish.name);
+        let gone = self.take_requests(such);
+        for request in &gone {
+            self.known.insert(request.name, PUT_OFF);
+            self.taken.remove(&request.name);
         }
         gone
     }
@@ -236,12 +236,12 @@ impl BackgroundCopies {
     /// How many bytes the kernel is to read of the file `name`, behind a viewer's `descriptor`, before it is asked
     /// for again; `None` if it is taken over now. `spent` says that the kernel has read what it was to read; `attached`
     /// are the files that are attached, with their bytes.
-    pub(super) fn judge(
+    pub(super) fn kernel_credit(
         &self,
         descriptor: BorrowedFd<'_>,
         name: Name,
         spent: bool,
-        room: CopyBudget,
+        budget: CopyBudget,
         attached: impl FnOnce() -> HashMap<Name, u64>,
     ) -> Option<LeftToKernel> {
         // 1 What is known?
@@ -251,7 +251,7 @@ impl BackgroundCopies {
         }
         // 2 What does the kernel hold? What cannot be looked at, the attaching finds out.
         let (file, bytes) = look(descriptor, name)?;
-        if known == Some(CopyState::Wished) {
+        if known == Some(CopyState::Requested) {
             return Some(LeftToKernel { credit: bytes, short: None });
         }
         let holds = kernel_holds(file.as_fd(), bytes).unwrap_or_default();
@@ -259,27 +259,27 @@ impl BackgroundCopies {
         let times = match known {
             Some(CopyState::Left(times)) => times,
             // Viewers come with a large one when the kernel has read it twice, or it was opened for the third time.
-            _ if bytes >= MANNERS.large_bytes => OPENINGS_MAX,
+            _ if bytes >= LAZY_ATTACH.large_bytes => OPENINGS_MAX,
             _ => 0,
         };
         let (credit, next) = match times {
             _ if !is_held(holds, bytes) => (bytes, CopyState::Left(times)),
             0 => (bytes.saturating_mul(TIMES), CopyState::Left(1)),
-            _ if spent || times >= OPENINGS_MAX => (bytes, CopyState::Wished),
+            _ if spent || times >= OPENINGS_MAX => (bytes, CopyState::Requested),
             _ => (bytes.saturating_mul(TIMES), CopyState::Left(times.saturating_add(1))),
         };
         // 4 Would it fit?
-        if next == CopyState::Wished
-            && (bytes > room.file || self.taken_with(attached(), name, bytes) > room.all)
+        if next == CopyState::Requested
+            && (bytes > budget.file || self.taken_with(attached(), name, bytes) > budget.all)
         {
             self.note(name, CopyState::Left(times.saturating_add(1)), None);
             return Some(LeftToKernel { credit: bytes.saturating_mul(TIMES), short: Some(bytes) });
         }
-        self.note(name, next, (next == CopyState::Wished).then(|| self.wish(name, file, bytes)));
+        self.note(name, next, (next == CopyState::Requested).then(|| self.request(name, file, bytes)));
         Some(LeftToKernel { credit, short: None })
     }
 
-    fn wish(&self, name: Name, file: OwnedFd, bytes: u64) -> CopyRequest {
+    fn request(&self, name: Name, file: OwnedFd, bytes: u64) -> CopyRequest {
         let held = HeldFile::new(self.cache.clone(), name);
         CopyRequest {
             name,
@@ -317,7 +317,7 @@ impl BackgroundCopies {
         if let Some(copying) = state.copying.as_ref().filter(|copying| copying.name == name) {
             copying.is_called_off.store(true, Ordering::Relaxed);
         }
-        let gone = state.take_wishes(|wish| wish.name == name);
+        let gone = state.take_requests(|request| request.name == name);
         drop(state);
         drop(gone); // outside the lock
     }
@@ -358,7 +358,7 @@ impl BackgroundCopies {
 
     /// The next file to be copied, unless another is being copied: the thread that does that takes it when it is
     /// through. One that is stuck in its file system is given up, and does not hold up the others.
-    pub(super) fn next_wish(&self) -> Option<CopyRequest> {
+    pub(super) fn next_request(&self) -> Option<CopyRequest> {
         let mut state = self.state.lock();
         if let Some(copying) = &state.copying {
             if copying.begun.elapsed() < STUCK_AFTER || state.stuck >= STUCK_MAX {
@@ -366,22 +366,22 @@ impl BackgroundCopies {
             }
             copying.is_called_off.store(true, Ordering::Relaxed);
         }
-        let wish = state.wishes.pop_front()?;
-        let (name, is_called_off) = (wish.name, Arc::clone(&wish.is_called_off));
+        let request = state.requests.pop_front()?;
+        let (name, is_called_off) = (request.name, Arc::clone(&request.is_called_off));
         let before = state.copying.replace(Copying { name, is_called_off, begun: Instant::now() });
         state.stuck += u32::from(before.is_some());
-        Some(wish)
+        Some(request)
     }
 
     /// A copy is done, or could not be, or was called off.
-    pub(super) fn end(&self, wish: CopyRequest, done: bool) {
+    pub(super) fn end(&self, request: CopyRequest, done: bool) {
         let next = match done {
             true => CopyState::Ours,
-            false if wish.is_over() => PUT_OFF,
+            false if request.is_over() => PUT_OFF,
             false => CopyState::Left(0),
         };
-        let (name, is_called_off) = (wish.name, Arc::clone(&wish.is_called_off));
-        drop(wish); // who waits for the copy's end waits for this
+        let (name, is_called_off) = (request.name, Arc::clone(&request.is_called_off));
+        drop(request); // who waits for the copy's end waits for this
         self.note(name, next, None);
         let mut state = self.state.lock();
         match state.copying.take_if(|copying| Arc::ptr_eq(&copying.is_called_off, &is_called_off)) {
@@ -393,7 +393,7 @@ impl BackgroundCopies {
         }
     }
 
-    fn note(&self, name: Name, next: CopyState, wish: Option<CopyRequest>) {
+    fn note(&self, name: Name, next: CopyState, request: Option<CopyRequest>) {
         let mut state = self.state.lock();
         if state.known.len() >= KNOWN_MAX && !state.known.contains_key(&name) {
             state.forget_others();
@@ -404,10 +404,10 @@ impl BackgroundCopies {
         if next != CopyState::Ours && state.known.get(&name) == Some(&CopyState::Ours) {
             return; // it was copied while we looked
         }
-        // Two that ask at once wish once.
-        if state.known.insert(name, next) != Some(CopyState::Wished) {
-            state.taken.extend(wish.iter().map(|wish| (wish.name, wish.bytes)));
-            state.wishes.extend(wish);
+        // Two that ask at once request it once.
+        if state.known.insert(name, next) != Some(CopyState::Requested) {
+            state.taken.extend(request.iter().map(|request| (request.name, request.bytes)));
+            state.requests.extend(request);
         }
     }
 }
@@ -448,24 +448,24 @@ mod tests {
     /// 2. So many others are looked at that all are forgotten.
     /// 3. It is asked for again, and waits twice.
     #[test]
-    fn what_waits_to_be_copied_is_not_forgotten_with_the_others() {
+    fn files_that_wait_to_be_copied_are_not_forgotten_with_the_others() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
         let copies = BackgroundCopies::new(cache);
-        let wish = |name| {
+        let request = |name| {
             let file = tempfile::tempfile().expect("a file");
-            copies.note(name, CopyState::Wished, Some(copies.wish(name, file.into(), 7)));
+            copies.note(name, CopyState::Requested, Some(copies.request(name, file.into(), 7)));
         };
-        wish((1, 1));
+        request((1, 1));
         for inode in 0..2 * KNOWN_MAX as u64 {
             copies.note((2, inode), CopyState::Left(1), None);
         }
-        wish((1, 1));
+        request((1, 1));
         let state = copies.state.lock();
-        assert_eq!((state.wishes.len(), state.taken.get(&(1, 1))), (1, Some(&7)));
+        assert_eq!((state.requests.len(), state.taken.get(&(1, 1))), (1, Some(&7)));
         assert!(state.known.len() <= KNOWN_MAX);
         drop(state);
         for inode in 0..2 * KNOWN_MAX as u64 {
-            copies.note((3, inode), CopyState::Wished, None);
+            copies.note((3, inode), CopyState::Requested, None);
         }
         assert!(copies.state.lock().known.len() <= KNOWN_MAX, "however many wait");
         copies.release();
@@ -478,29 +478,29 @@ mod tests {
     fn a_copy_that_is_stuck_does_not_hold_up_the_others_and_not_too_many_are() {
         let cache = Cache::builder().memory(16 << 20).build().expect("a cache");
         let copies = BackgroundCopies::new(cache);
-        let wish = |inode| {
+        let request = |inode| {
             let file = tempfile::tempfile().expect("a file");
-            copies.note((1, inode), CopyState::Wished, Some(copies.wish((1, inode), file.into(), 7)));
+            copies.note((1, inode), CopyState::Requested, Some(copies.request((1, inode), file.into(), 7)));
         };
         let age = || {
             let mut state = copies.state.lock();
             let copying = state.copying.as_mut().expect("a copy is under way");
             copying.begun = copying.begun.checked_sub(STUCK_AFTER).expect("the machine has run for so long");
         };
-        (0..10).for_each(wish);
-        let mut stuck = vec![copies.next_wish().expect("the first")];
-        assert!(copies.next_wish().is_none(), "one at a time");
+        (0..10).for_each(request);
+        let mut stuck = vec![copies.next_request().expect("the first")];
+        assert!(copies.next_request().is_none(), "one at a time");
         for _ in 0..STUCK_MAX {
             age();
-            stuck.push(copies.next_wish().expect("the one before is given up"));
+            stuck.push(copies.next_request().expect("the one before is given up"));
             assert!(stuck[stuck.len() - 2].is_over(), "and is told to end");
-            assert!(copies.next_wish().is_none(), "one at a time");
+            assert!(copies.next_request().is_none(), "one at a time");
         }
         age();
-        assert!(copies.next_wish().is_none(), "too many are stuck");
+        assert!(copies.next_request().is_none(), "too many are stuck");
         copies.end(stuck.remove(0), false);
         assert_eq!(copies.state.lock().stuck, STUCK_MAX - 1);
-        stuck.push(copies.next_wish().expect("one of them has ended"));
+        stuck.push(copies.next_request().expect("one of them has ended"));
         stuck.drain(..).for_each(|copy| copies.end(copy, false));
         let state = copies.state.lock();
         assert!(state.copying.is_none() && state.stuck == 0);

@@ -66,7 +66,7 @@ const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unserved {
     /// The system says nothing of it: it is gone, or another by now.
-    Gone,
+    Closed,
     FileSystem,
     NoContent,
     AccessTimes,
@@ -77,7 +77,7 @@ pub(super) enum Unserved {
 impl fmt::Display for Unserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Gone => "it was closed while it was being looked at",
+            Self::Closed => "it was closed while it was being looked at",
             Self::FileSystem => {
                 "its file system is not one of those where a lease keeps others from changing it; --file-systems all \
                  and --coherence times, or --immutable, serve it all the same"
@@ -96,28 +96,29 @@ impl ServeRules {
     /// Looks at the file behind `path`, a descriptor's in `/proc`, that is called `name` there, without opening it:
     /// what is done where there is no lease. The file `inode` on `device` is expected.
     pub(super) fn look(&self, path: &str, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
-        let handle = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Gone)?;
+        let handle =
+            open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| Unserved::Closed)?;
         self.look_at(handle.as_fd(), name, file)
     }
 
     fn look_at(&self, handle: BorrowedFd<'_>, name: &Path, file: (u64, u64)) -> Result<Validation, Unserved> {
         const VERITY: u64 = 0x0010_0000;
-        let found = fstatfs(handle).map_err(|_| Unserved::Gone)?;
+        let found = fstatfs(handle).map_err(|_| Unserved::Closed)?;
         let system = FileSystem::of(found.f_type as u64);
         match system {
             FileSystem::NoContent => return Err(Unserved::NoContent),
             _ if !system.may_be_served(self.any_file_system) => return Err(Unserved::FileSystem),
             _ => {}
         }
-        let mount = fstatvfs(handle).map_err(|_| Unserved::Gone)?.f_flag;
+        let mount = fstatvfs(handle).map_err(|_| Unserved::Closed)?.f_flag;
         let lazy = StatVfsMountFlags::NOATIME | StatVfsMountFlags::RELATIME | StatVfsMountFlags::RDONLY;
         if !mount.intersects(lazy) {
             return Err(Unserved::AccessTimes);
         }
         let stat =
-            statx(handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(|_| Unserved::Gone)?;
+            statx(handle, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).map_err(|_| Unserved::Closed)?;
         if identity(&stat) != file {
-            return Err(Unserved::Gone);
+            return Err(Unserved::Closed);
         }
         // The kernel does not count the writers of a memfd, and gives leases on it while it is written.
         if stat.stx_nlink == 0 && IN_MEMORY.contains(&(found.f_type as u32)) {

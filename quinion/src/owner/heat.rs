@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_ranked_by_what_is_heard_and_named_as_attached_last() {
+    fn files_are_ranked_by_reported_reads_and_named_as_attached_last() {
         let heat = Heat::new();
         for (id, name) in [(1, "one"), (2, "two"), (3, "three"), (1, "uno")] {
             heat.attached(MappingId(id), PathBuf::from(name));

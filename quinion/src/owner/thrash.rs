@@ -83,14 +83,14 @@ pub(super) struct Candidate {
     pub(super) fills: u64,
 }
 
-/// The files to be left to the kernel: those with most fills first, until the others have no more than `room` bytes. At
-/// least one that was filled, if there is one.
-pub(super) fn choose(mut files: Vec<Candidate>, room: u64) -> Vec<Candidate> {
+/// The files to be left to the kernel: those with most fills first, until the others have no more than `capacity`
+/// bytes. At least one that was filled, if there is one.
+pub(super) fn choose(mut files: Vec<Candidate>, capacity: u64) -> Vec<Candidate> {
     files.sort_by_key(|file| std::cmp::Reverse((file.fills, file.inode)));
     let mut rest = files.iter().fold(0_u64, |sum, file| sum.saturating_add(file.bytes));
     let mut count = 0;
     for file in files.iter().filter(|file| file.fills > 0) {
-        if count > 0 && rest <= room {
+        if count > 0 && rest <= capacity {
             break;
         }
         rest = rest.saturating_sub(file.bytes);
@@ -101,11 +101,11 @@ pub(super) fn choose(mut files: Vec<Candidate>, room: u64) -> Vec<Candidate> {
 }
 
 /// How many bytes of files a memory of `bound` bytes holds: the rest is the cache's own notes, and what it keeps free.
-pub(super) fn room_of(bound: u64) -> u64 {
+pub(super) fn capacity_of(bound: u64) -> u64 {
     bound.saturating_sub(OWN) / 9 * 8
 }
 
-/// The memory that holds `bytes` bytes of files: the reverse of [`room_of`], in whole MiB.
+/// The memory that holds `bytes` bytes of files: the reverse of [`capacity_of`], in whole MiB.
 pub fn memory_for(bytes: u64) -> u64 {
     (bytes.div_ceil(8).saturating_mul(9).saturating_add(OWN)).div_ceil(MIB).saturating_mul(MIB)
 }
@@ -156,7 +156,8 @@ mod tests {
     fn files_with_most_fills_are_left_until_the_rest_fits() {
         let file = |inode, bytes, fills| Candidate { inode: (1, inode), bytes, fills };
         let files = vec![file(1, 50, 3), file(2, 50, 9), file(3, 50, 5), file(4, 50, 0)];
-        let chosen = |room| choose(files.clone(), room).iter().map(|file| file.inode.1).collect::<Vec<_>>();
+        let chosen =
+            |capacity| choose(files.clone(), capacity).iter().map(|file| file.inode.1).collect::<Vec<_>>();
         assert_eq!(chosen(100), [2, 3]);
         assert_eq!(chosen(1000), [2], "it was too small all the same");
         assert_eq!(chosen(0), [2, 3, 1], "what was never asked for is not in the way");
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn the_memory_that_is_named_has_room_for_the_bytes() {
         for bytes in [0, 1, 1 << 20, 3 << 30, (1 << 40) + 1] {
-            assert!(room_of(memory_for(bytes)) >= bytes, "{bytes}");
+            assert!(capacity_of(memory_for(bytes)) >= bytes, "{bytes}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Policy: which folio stays.
 //!
-//! Pure judgement. The cache keeps its folios in four rings, each in the order
+//! Pure decisions. The cache keeps its folios in four rings, each in the order
 //! of arrival, and asks a policy: which ring does a folio join, which ring's
 //! oldest folio is looked at next, and what becomes of it. A policy sees
 //! weights and counts; it sees no folio, does no I/O, takes no lock, reads no clock,
@@ -11,7 +11,7 @@
 //!                       [ Stream   ]   of a sequential way through a file; leaves next
 //!                       [ Probation]   new here: read again, or leave
 //!                       [ Main     ]   has proved itself
-//!                           |  next: which ring     judge: its oldest folio
+//!                           |  next: which ring     decide: its oldest folio
 //!                           v
 //!                       Keep { class, reads }: to the young end of a ring;    Evict { remember }
 //! ```
@@ -29,9 +29,9 @@
 //!
 //! Invariants of every policy, asserted by the tests at the end of this file:
 //!  1. `next` names a ring that holds something, and `None` only if none does.
-//!  2. A folio that is not read is evicted after it was judged [`JUDGED_MAX`] times at most.
+//!  2. A folio that is not read is evicted after it was scanned [`SCANS_MAX`] times at most.
 //!
-//! Not an invariant: that a judgement evicts. The thread that makes room asks again, and bounds its turns.
+//! Not an invariant: that a scan evicts. The thread that makes room asks again, and bounds its turns.
 
 use core::fmt::Debug;
 
@@ -50,9 +50,9 @@ pub use two_list::TwoList;
 pub const CLASSES: usize = 4;
 /// Reads beyond the first that are counted at most.
 pub const READS_MAX: u8 = 3;
-/// How often a folio that is not read meanwhile is judged at most until it is evicted: out of Probation, and
+/// How often a folio that is not read meanwhile is scanned at most until it is evicted: out of Probation, and
 /// once for each of its reads, and once more.
-pub const JUDGED_MAX: u32 = READS_MAX as u32 + 2;
+pub const SCANS_MAX: u32 = READS_MAX as u32 + 2;
 
 /// In which ring a folio is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,12 +166,12 @@ pub trait Policy: Send + Debug {
     /// Up to which refault distance, in pages, a return counts as recent.
     fn reach(&self, held: &Weights) -> u64;
 
-    /// The ring whose oldest folio is judged next; `None` if all are empty.
+    /// The ring whose oldest folio is scanned next; `None` if all are empty.
     fn next(&mut self, held: &Weights) -> Option<Class>;
 
     /// What becomes of the oldest folio of `class`, of `pages` pages, which was read `reads` times (0 to
     /// [`READS_MAX`]) since it was put there. It is still counted in `held`.
-    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict;
+    fn decide(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict;
 }
 
 impl PolicyKind {
@@ -199,8 +199,8 @@ mod tests {
         page: u32,
         pages: u32,
         reads: u8,
-        /// Judgements since the last read.
-        judged: u32,
+        /// Scans since the last read.
+        scans: u32,
     }
 
     /// A cache of rings and nothing else, which is the naive way to do what a policy says.
@@ -222,15 +222,15 @@ mod tests {
             Weights { pages: [0, 1, 2, 3].map(|ring: usize| weight(&self.rings[ring])) }
         }
 
-        /// One judgement; how many pages left.
+        /// One scan; how many pages left.
         fn turn(&mut self) -> u32 {
             let held = self.held();
             let class = self.policy.next(&held).expect("something is held");
             let mut folio =
                 self.rings[class as usize].pop_front().expect("the policy names a ring with something");
-            folio.judged += 1;
-            assert!(folio.judged <= JUDGED_MAX, "{folio:?} of {class:?} stays for ever");
-            match self.policy.judge(class, folio.reads, folio.pages, &held) {
+            folio.scans += 1;
+            assert!(folio.scans <= SCANS_MAX, "{folio:?} of {class:?} stays for ever");
+            match self.policy.decide(class, folio.reads, folio.pages, &held) {
                 PolicyVerdict::Keep { class, reads } => {
                     assert!(reads <= READS_MAX);
                     self.rings[class as usize].push_back(Folio { reads, ..folio });
@@ -259,18 +259,18 @@ mod tests {
         fn read(&mut self, page: u32, pages: u32, came: FetchOrigin, pages_max: u64) {
             if let Some(folio) = self.rings.iter_mut().flatten().find(|folio| folio.page == page) {
                 folio.reads = (folio.reads + 1).min(READS_MAX);
-                folio.judged = 0;
+                folio.scans = 0;
                 return;
             }
             let (folios, reach) =
                 (self.rings.iter().map(VecDeque::len).sum::<usize>(), self.policy.reach(&self.held()));
             let turns = self.make_room(pages, pages_max);
-            assert!(turns as usize <= folios * JUDGED_MAX as usize, "{turns} turns for {folios} folios");
+            assert!(turns as usize <= folios * SCANS_MAX as usize, "{turns} turns for {folios} folios");
             let distance = self.shadows.remove(&page).map(|left| self.evicted - left);
             let refault = distance.map(|far| if far <= reach { Refault::Recent } else { Refault::Old });
             let held = self.held();
             let class = self.policy.admit(ArrivingFolio { pages, came, refault }, &held);
-            self.rings[class as usize].push_back(Folio { page, pages, reads: 0, judged: 0 });
+            self.rings[class as usize].push_back(Folio { page, pages, reads: 0, scans: 0 });
         }
 
         fn has(&self, page: u32) -> bool {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn w04_what_a_scan_pushed_out_is_activated_when_it_comes_back() {
+    fn w04_pages_that_a_scan_pushed_out_are_activated_when_they_come_back() {
         for kind in KINDS {
             let mut cache = Rings::new(kind);
             // Half of the cache has proved itself, which is what two lists measure a distance by.
@@ -332,7 +332,7 @@ mod tests {
     }
 
     proptest! {
-        /// The bounds are asserted where a ring is named and a folio judged.
+        /// The bounds are asserted where a ring is named and a folio scanned.
         #[test]
         fn every_policy_makes_room_in_bounded_turns(
             pages_max in 8..40_u64,

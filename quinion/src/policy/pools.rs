@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_its_limit_goes_first_and_what_is_protected_last() {
+    fn a_pool_over_its_limit_is_reclaimed_first_and_a_protected_one_last() {
         assert_eq!(next(&[]), None);
         assert_eq!(next(&[share(0, 0), share(0, 10)]), None);
         let over = |over| PoolPages { over, ..share(100, 100) };
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_no_turn_for_long_does_not_make_up_for_it() {
+    fn a_pool_without_a_turn_for_long_does_not_make_up_for_it() {
         let mut turns = PoolTurns::default();
         for _ in 0..1000 {
             assert_eq!(turns.next(&[share(1000, 0), share(0, 0)], Some(0), 64).unwrap().pool, 0);
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_whom_the_twin_would_and_takes_no_more_than_may_go(
+        fn the_next_pool_is_the_twins_and_gives_no_more_than_may_go(
             steps in prop::collection::vec(
                 (
                     prop::collection::vec((0..300u64, 0..200u64, 0..40u64, 0..4u8), 1..6),

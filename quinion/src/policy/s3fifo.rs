@@ -18,7 +18,7 @@
 //! fixed share for that trace, and no fixed share is right for all of them.
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
-//! would cost one of a folio that could not be judged yet.
+//! would cost one of a folio that could not be scanned yet.
 //!
 //! What streams bring, more than an eighth of the cache, leaves before all that, also if it comes back soon:
 //! a loop a little larger than the cache comes back soon with every page, and would push out of Main what it
@@ -32,7 +32,7 @@
 //! Main; a reach of one cache (up to a point less where caches are small).
 //!
 //! Source: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
-//! SOSP 2023. We differ: ghosts are shadows judged by distance instead of a queue, the share moves, and
+//! SOSP 2023. We differ: ghosts are shadows compared by distance instead of a queue, the share moves, and
 //! what comes back is compared with one and a half caches.
 
 use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
@@ -49,13 +49,13 @@ const SHARE_MIN: u64 = ONE / 100;
 const SHARE_MAX: u64 = ONE / 100 * 40;
 /// Streams have one part in so many of the cache before they are the first to give.
 const STREAM_SHARE: u64 = 8;
-/// The share follows what was judged lately: as many pages as the cache has, and at least some.
+/// The share follows what was scanned lately: as many pages as the cache has, and at least some.
 const LATELY_PAGES_MIN: u64 = 64;
 
 /// Ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct S3Fifo {
-    /// Of the pages judged in Probation lately, the share that had been read again; in parts of [`ONE`].
+    /// Of the pages scanned in Probation lately, the share that had been read again; in parts of [`ONE`].
     read_again: u64,
     /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
     streams_turn: u64,
@@ -90,7 +90,7 @@ impl S3Fifo {
         false
     }
 
-    /// Another `pages` pages were judged in Probation.
+    /// Another `pages` pages were scanned in Probation.
     fn note(&mut self, reads: u8, pages: u32, held: &Weights) {
         let lately = held.total().max(LATELY_PAGES_MIN);
         let pages = u64::from(pages).min(lately);
@@ -141,7 +141,7 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn judge(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
+    fn decide(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         let reads = reads.min(READS_MAX);
         if class == Class::Probation {
             self.note(reads, pages, held);
@@ -166,17 +166,17 @@ mod tests {
         Weights { pages: [uncached, stream, probation, main] }
     }
 
-    /// A policy that has judged `folios` folios in Probation, of which every `nth` had been read.
+    /// A policy that has scanned `folios` folios in Probation, of which every `nth` had been read.
     fn after(folios: u32, nth: u32) -> S3Fifo {
         let mut policy = S3Fifo::new();
         for folio in 0..folios {
-            policy.judge(Class::Probation, u8::from(folio % nth == 0), 1, &held(0, 0, 100, 900));
+            policy.decide(Class::Probation, u8::from(folio % nth == 0), 1, &held(0, 0, 100, 900));
         }
         policy
     }
 
     #[test]
-    fn what_passes_goes_first_and_then_probation_above_its_share() {
+    fn streams_are_evicted_first_and_then_probation_above_its_share() {
         let next = |held| S3Fifo::new().next(&held);
         assert_eq!(next(held(0, 0, 0, 0)), None);
         assert_eq!(next(held(1, 1, 50, 50)), Some(Class::Uncached));
@@ -191,24 +191,24 @@ mod tests {
 
     #[test]
     fn two_more_reads_promote_and_one_does_not() {
-        let judge = |class, reads| S3Fifo::new().judge(class, reads, 1, &held(1, 1, 1, 1));
-        assert_eq!(judge(Class::Probation, 1), PolicyVerdict::Evict { remember: true });
-        assert_eq!(judge(Class::Probation, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Main, 3), PolicyVerdict::Keep { class: Class::Main, reads: 2 });
-        assert_eq!(judge(Class::Main, 0), PolicyVerdict::Evict { remember: false });
+        let decide = |class, reads| S3Fifo::new().decide(class, reads, 1, &held(1, 1, 1, 1));
+        assert_eq!(decide(Class::Probation, 1), PolicyVerdict::Evict { remember: true });
+        assert_eq!(decide(Class::Probation, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(decide(Class::Main, 3), PolicyVerdict::Keep { class: Class::Main, reads: 2 });
+        assert_eq!(decide(Class::Main, 0), PolicyVerdict::Evict { remember: false });
     }
 
     #[test]
     fn a_streams_folio_that_is_read_again_stays_and_an_uncached_one_becomes_new() {
-        let judge = |class, reads| S3Fifo::new().judge(class, reads, 1, &held(1, 1, 1, 1));
-        assert_eq!(judge(Class::Stream, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Stream, 1), PolicyVerdict::Evict { remember: true });
-        assert_eq!(judge(Class::Uncached, 1), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
-        assert_eq!(judge(Class::Uncached, 0), PolicyVerdict::Evict { remember: false });
+        let decide = |class, reads| S3Fifo::new().decide(class, reads, 1, &held(1, 1, 1, 1));
+        assert_eq!(decide(Class::Stream, 2), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(decide(Class::Stream, 1), PolicyVerdict::Evict { remember: true });
+        assert_eq!(decide(Class::Uncached, 1), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
+        assert_eq!(decide(Class::Uncached, 0), PolicyVerdict::Evict { remember: false });
     }
 
     #[test]
-    fn where_a_folio_goes_is_said_by_how_it_came_and_what_is_remembered() {
+    fn the_ring_of_a_folio_depends_on_its_origin_and_its_shadow() {
         let class = |came, refault| {
             S3Fifo::new().admit(ArrivingFolio { pages: 1, came, refault }, &Weights::default())
         };
@@ -233,9 +233,9 @@ mod tests {
     #[test]
     fn a_large_folio_counts_its_pages_and_never_more_than_all() {
         let mut policy = S3Fifo::new();
-        policy.judge(Class::Probation, 1, 512, &held(0, 0, 512, 0));
+        policy.decide(Class::Probation, 1, 512, &held(0, 0, 512, 0));
         assert!(policy.read_again <= ONE && policy.probation_pages(&held(0, 0, 512, 0)) > 200);
-        policy.judge(Class::Probation, 0, 512, &held(0, 0, 512, 0));
+        policy.decide(Class::Probation, 0, 512, &held(0, 0, 512, 0));
         assert_eq!(policy.probation_pages(&held(0, 0, 100, 0)), 1);
     }
 }

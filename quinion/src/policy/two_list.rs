@@ -70,7 +70,7 @@ impl Policy for TwoList {
         }
     }
 
-    fn judge(&mut self, class: Class, reads: u8, _pages: u32, _held: &Weights) -> PolicyVerdict {
+    fn decide(&mut self, class: Class, reads: u8, _pages: u32, _held: &Weights) -> PolicyVerdict {
         match class {
             Class::Uncached => PolicyVerdict::Evict { remember: false },
             Class::Main => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
@@ -112,9 +112,9 @@ mod tests {
 
     #[test]
     fn one_more_read_activates() {
-        let judge = |class, reads| TwoList::new().judge(class, reads, 1, &held(1, 1));
-        assert_eq!(judge(Class::Probation, 0), PolicyVerdict::Evict { remember: true });
-        assert_eq!(judge(Class::Probation, 1), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
-        assert_eq!(judge(Class::Main, 3), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
+        let decide = |class, reads| TwoList::new().decide(class, reads, 1, &held(1, 1));
+        assert_eq!(decide(Class::Probation, 0), PolicyVerdict::Evict { remember: true });
+        assert_eq!(decide(Class::Probation, 1), PolicyVerdict::Keep { class: Class::Main, reads: 0 });
+        assert_eq!(decide(Class::Main, 3), PolicyVerdict::Keep { class: Class::Probation, reads: 0 });
     }
 }

@@ -15,7 +15,7 @@
 //! grows late and by small ones: of two caches that both count the memory freed by the other as available,
 //! neither then oscillates.
 //!
-//! [`wish`] is the judgement. It is given numbers and answers a bound: no file, no
+//! [`target_size`] is the decision. It is given numbers and answers a bound: no file, no
 //! clock, no lock. [`PressureSource`] in `source.rs` finds the numbers in files of the system. The background thread
 //! takes the one to the other, in `filemap/shrinker.rs`.
 //!
@@ -79,7 +79,7 @@ pub struct PressureSample {
     /// Thousandths of the time since the last look in which some task waited for memory.
     pub stalled_thousandths: Option<u32>,
     /// The tightest limit.
-    pub room: Option<Headroom>,
+    pub headroom: Option<Headroom>,
 }
 
 /// A cache's memory, in bytes.
@@ -106,7 +106,8 @@ enum PressureLevel {
 impl PressureSample {
     fn level(self) -> PressureLevel {
         let stalled = |from: u32| self.stalled_thousandths.is_some_and(|stalled| stalled >= from);
-        let is_left = |parts: u64| self.room.is_none_or(|room| room.free >= room.limit / parts);
+        let is_left =
+            |parts: u64| self.headroom.is_none_or(|headroom| headroom.free >= headroom.limit / parts);
         match () {
             () if stalled(STALLED_PRESSED) || !is_left(16) => PressureLevel::Pressed,
             () if self == Self::default() || stalled(STALLED_CALM) || !is_left(4) => PressureLevel::Between,
@@ -117,25 +118,26 @@ impl PressureSample {
 
 /// The bound that a cache of `sizes` should have after `look`; `calm_looks` counts those without pressure from one
 /// call to the next.
-pub fn wish(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> u64 {
+pub fn target_size(look: PressureSample, sizes: Sizes, calm_looks: &mut u32) -> u64 {
     let extent = EXTENT_SIZE as u64;
     let weather = look.level();
     *calm_looks = if weather == PressureLevel::Calm { calm_looks.saturating_add(1) } else { 0 };
-    let wished = match weather {
+    let target = match weather {
         PressureLevel::Pressed => {
             // Of what it has: a bound that was never reached gives nothing back by being lower.
             let held = sizes.grown.min(sizes.bound);
-            let missing = look.room.map_or(0, |room| (room.limit / 8).saturating_sub(room.free));
+            let missing =
+                look.headroom.map_or(0, |headroom| (headroom.limit / 8).saturating_sub(headroom.free));
             held.saturating_sub((held / 8).max(missing).max(extent))
         }
         PressureLevel::Calm if *calm_looks >= CALM_LOOKS => {
             // Half of what is there beyond the quarter that makes it calm: others may want the same.
-            let spare = look.room.map_or(u64::MAX, |room| (room.free - room.limit / 4) / 2);
+            let spare = look.headroom.map_or(u64::MAX, |headroom| (headroom.free - headroom.limit / 4) / 2);
             sizes.bound.saturating_add((sizes.max / 32).max(extent).min(spare))
         }
         _ => sizes.bound,
     };
-    wished.max(sizes.min).min(sizes.max)
+    target.max(sizes.min).min(sizes.max)
 }
 
 #[cfg(test)]
@@ -149,56 +151,56 @@ mod tests {
     fn look(stalled: u32, free: u64) -> PressureSample {
         PressureSample {
             stalled_thousandths: Some(stalled),
-            room: Some(Headroom { free, limit: 1600 * MIB }),
+            headroom: Some(Headroom { free, limit: 1600 * MIB }),
         }
     }
 
     #[test]
-    fn it_gives_way_at_once_by_an_eighth_or_by_what_is_missing() {
-        for (stalled, free, wished) in [
+    fn the_cache_shrinks_at_once_by_an_eighth_or_by_what_is_missing() {
+        for (stalled, free, target) in [
             (100, 800 * MIB, 700 * MIB), // stalls alone
             (0, 99 * MIB, 699 * MIB),    // 200 are to be free, 99 are
             (0, 0, 600 * MIB),
             (1000, 0, 600 * MIB),
             (99, 100 * MIB, 800 * MIB), // neither
         ] {
-            assert_eq!(wish(look(stalled, free), SIZES, &mut 0), wished, "{stalled} {free}");
+            assert_eq!(target_size(look(stalled, free), SIZES, &mut 0), target, "{stalled} {free}");
         }
         // Of a bound that was never reached, what is there counts; and never below the least.
         let idle = Sizes { grown: 160 * MIB, ..SIZES };
-        assert_eq!(wish(look(500, 800 * MIB), idle, &mut 0), 140 * MIB);
+        assert_eq!(target_size(look(500, 800 * MIB), idle, &mut 0), 140 * MIB);
         let small = Sizes { bound: 101 * MIB, grown: 101 * MIB, ..SIZES };
-        assert_eq!(wish(look(500, 0), small, &mut 0), 100 * MIB);
+        assert_eq!(target_size(look(500, 0), small, &mut 0), 100 * MIB);
     }
 
     #[test]
-    fn it_comes_back_late_and_slowly_and_not_beyond_what_it_was_told() {
+    fn the_cache_grows_back_late_and_slowly_and_not_beyond_the_configured_size() {
         let (mut calm, mut sizes, mut looks) = (0, SIZES, 0);
         while sizes.bound < sizes.max {
-            let wished = wish(look(0, 1000 * MIB), sizes, &mut calm);
-            assert!(wished - sizes.bound <= sizes.max / 32);
-            (sizes.bound, looks) = (wished, looks + 1);
+            let target = target_size(look(0, 1000 * MIB), sizes, &mut calm);
+            assert!(target - sizes.bound <= sizes.max / 32);
+            (sizes.bound, looks) = (target, looks + 1);
         }
         assert_eq!((sizes.bound, looks), (sizes.max, 19 + 7));
-        assert_eq!(wish(look(0, 1000 * MIB), sizes, &mut calm), sizes.max);
+        assert_eq!(target_size(look(0, 1000 * MIB), sizes, &mut calm), sizes.max);
         // One look that is not calm, and the patience begins anew.
         sizes.bound = SIZES.bound;
-        assert_eq!(wish(look(50, 1000 * MIB), sizes, &mut calm), sizes.bound);
-        assert_eq!((calm, wish(look(0, 1000 * MIB), sizes, &mut calm)), (0, sizes.bound));
+        assert_eq!(target_size(look(50, 1000 * MIB), sizes, &mut calm), sizes.bound);
+        assert_eq!((calm, target_size(look(0, 1000 * MIB), sizes, &mut calm)), (0, sizes.bound));
     }
 
     #[test]
-    fn what_cannot_be_read_changes_nothing() {
+    fn an_unreadable_source_changes_nothing() {
         let mut calm = 1000;
-        assert_eq!(wish(PressureSample::default(), SIZES, &mut calm), SIZES.bound);
+        assert_eq!(target_size(PressureSample::default(), SIZES, &mut calm), SIZES.bound);
         assert_eq!(calm, 0);
     }
 
     proptest! {
         #[test]
-        fn the_wish_is_in_its_range_and_moves_one_way(
+        fn the_target_size_is_in_its_range_and_moves_one_way(
             stalled in prop::option::of(0..2000u32),
-            room in prop::option::of((any::<u64>(), any::<u64>())),
+            headroom in prop::option::of((any::<u64>(), any::<u64>())),
             mut sizes in prop::array::uniform4(0..u64::MAX / 2),
             mut calm in 0..100u32,
         ) {
@@ -206,14 +208,14 @@ mod tests {
             let [grown, bound, min, max] = sizes;
             let bound = bound.clamp(min, max);
             let sizes = Sizes { bound, grown, min, max };
-            let room = room.map(|(free, limit)| Headroom { free, limit });
-            let look = PressureSample { stalled_thousandths: stalled, room };
-            let wished = wish(look, sizes, &mut calm);
-            prop_assert!((min..=max).contains(&wished));
+            let headroom = headroom.map(|(free, limit)| Headroom { free, limit });
+            let look = PressureSample { stalled_thousandths: stalled, headroom };
+            let target = target_size(look, sizes, &mut calm);
+            prop_assert!((min..=max).contains(&target));
             match look.level() {
-                PressureLevel::Pressed => prop_assert!(wished <= bound),
-                PressureLevel::Between => prop_assert_eq!(wished, bound),
-                PressureLevel::Calm => prop_assert!(wished >= bound),
+                PressureLevel::Pressed => prop_assert!(target <= bound),
+                PressureLevel::Between => prop_assert_eq!(target, bound),
+                PressureLevel::Calm => prop_assert!(target >= bound),
             }
         }
     }

@@ -49,7 +49,7 @@ pub struct SourceReading {
     /// Microseconds in which some task waited for memory, ever.
     pub stalled_us: Option<u64>,
     /// The tightest limit.
-    pub room: Option<Headroom>,
+    pub headroom: Option<Headroom>,
 }
 
 impl PressureSource {
@@ -69,13 +69,14 @@ impl PressureSource {
     /// Looks once: reads a few small files.
     pub fn read(&self) -> SourceReading {
         let stalled_us = self.stalls.iter().find_map(|file| some_total(&text(file)?));
-        let machine = self.meminfo.as_ref().and_then(|file| machine_room(&text(file)?));
-        let total = machine.map_or(u64::MAX, |room| room.limit);
-        let groups = self.groups.iter().filter_map(|group| group.room());
+        let machine = self.meminfo.as_ref().and_then(|file| machine_headroom(&text(file)?));
+        let total = machine.map_or(u64::MAX, |headroom| headroom.limit);
+        let groups = self.groups.iter().filter_map(|group| group.headroom());
         // A limit above what the machine has is none.
-        let rooms = groups.filter(|room| room.limit < total).chain(machine);
-        let room = rooms.min_by_key(|room| (u128::from(room.free) << 32) / u128::from(room.limit.max(1)));
-        SourceReading { stalled_us, room }
+        let headrooms = groups.filter(|headroom| headroom.limit < total).chain(machine);
+        let headroom = headrooms
+            .min_by_key(|headroom| (u128::from(headroom.free) << 32) / u128::from(headroom.limit.max(1)));
+        SourceReading { stalled_us, headroom }
     }
 }
 
@@ -93,7 +94,7 @@ impl Group {
         }
     }
 
-    fn room(&self) -> Option<Headroom> {
+    fn headroom(&self) -> Option<Headroom> {
         let usage: u64 = text(&self.usage)?.trim().parse().ok()?;
         let limit: u64 = self.limits.iter().filter_map(|file| text(file)?.trim().parse().ok()).min()?;
         let idle = text(&self.stat).and_then(|stat| inactive_file(&stat)).unwrap_or(0);
@@ -120,7 +121,7 @@ fn inactive_file(stat: &str) -> Option<u64> {
     number("total_inactive_file").or_else(|| number("inactive_file"))
 }
 
-fn machine_room(meminfo: &str) -> Option<Headroom> {
+fn machine_headroom(meminfo: &str) -> Option<Headroom> {
     let number = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -139,27 +140,27 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_of_all_limits_is_told() {
+    fn the_tightest_of_all_limits_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let meminfo = write(&folder, "meminfo", "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 500 kB\n");
         let mut gauge = PressureSource { meminfo: Some(meminfo), ..PressureSource::default() };
-        assert_eq!(gauge.read().room, Some(Headroom { free: 512_000, limit: 1_024_000 }));
+        assert_eq!(gauge.read().headroom, Some(Headroom { free: 512_000, limit: 1_024_000 }));
         gauge.groups.push(Group::of(GroupVersion::Two, folder.path()));
         write(&folder, "memory.current", "90000\n");
         write(&folder, "memory.max", "max\n");
-        assert_eq!(gauge.read().room.unwrap().limit, 1_024_000, "a group without a limit");
+        assert_eq!(gauge.read().headroom.unwrap().limit, 1_024_000, "a group without a limit");
         write(&folder, "memory.high", "100000\n");
-        assert_eq!(gauge.read().room, Some(Headroom { free: 10_000, limit: 100_000 }));
+        assert_eq!(gauge.read().headroom, Some(Headroom { free: 10_000, limit: 100_000 }));
         write(&folder, "memory.stat", "anon 5\nactive_file 7\ninactive_file 60000\n");
         assert_eq!(
-            gauge.read().room,
+            gauge.read().headroom,
             Some(Headroom { free: 512_000, limit: 1_024_000 }),
             "70 of 100 are free"
         );
         write(&folder, "memory.high", "max\n");
         write(&folder, "memory.max", "9223372036854771712\n");
         write(&folder, "memory.current", "1\n");
-        assert_eq!(gauge.read().room.unwrap().limit, 1_024_000, "more than the machine has is no limit");
+        assert_eq!(gauge.read().headroom.unwrap().limit, 1_024_000, "more than the machine has is no limit");
     }
 
     #[test]
@@ -173,7 +174,7 @@ mod tests {
         write(&folder, "memory.usage_in_bytes", "800\n");
         write(&folder, "memory.limit_in_bytes", "1000\n");
         write(&folder, "memory.stat", "inactive_file 1\ntotal_inactive_file 300\n");
-        assert_eq!(gauge.read().room, Some(Headroom { free: 500, limit: 1000 }));
+        assert_eq!(gauge.read().headroom, Some(Headroom { free: 500, limit: 1000 }));
     }
 
     #[test]
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_looked_at() {
-        let room = PressureSource::of_this_process().read().room.expect("/proc/meminfo has numbers");
-        assert!(room.free <= room.limit && room.limit > 1 << 20, "{room:?}");
+        let headroom = PressureSource::of_this_process().read().headroom.expect("/proc/meminfo has numbers");
+        assert!(headroom.free <= headroom.limit && headroom.limit > 1 << 20, "{headroom:?}");
     }
 }

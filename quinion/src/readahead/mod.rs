@@ -1,6 +1,6 @@
 //! Readahead: which pages to fetch besides those that were asked for.
 //!
-//! Pure judgement: numbers in, [`Windows`] out. No input, no output, no lock,
+//! Pure decisions: numbers in, [`Windows`] out. No input, no output, no lock,
 //! no clock, no memory but the few numbers of one open handle.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! the next window without waiting for it. Windows grow from a few pages to the
 //! largest. A miss that belongs to no stream reads exactly what was asked.
 //!
-//! Two judges stand behind one face. `streams` is the default: several streams
+//! Two policies share one interface. `streams` is the default: several streams
 //! for each handle, forward, backward, in steps, in laps. `kernel_like` draws
 //! the windows of Linux, to compare with. What both share is here: hints, the
 //! largest window and how trouble shrinks it, the count of what was done.
@@ -32,7 +32,7 @@
 //!  2. No window reaches past the file's last page, and none is empty.
 //!  3. A marker is on a page of its window, and there is something left to read after that window.
 //!
-//! Not an invariant: that a window is filled. It is a wish; a shortage shows as
+//! Not an invariant: that a window is filled. It is a request; a shortage shows as
 //! a miss inside it.
 
 mod kernel_like;
@@ -91,7 +91,7 @@ pub enum Class {
     Looping,
 }
 
-/// How readahead judges.
+/// How readahead decides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum ReadaheadStyle {
@@ -113,7 +113,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The default judge, with windows of at most `pages_max` pages; 0 reads nothing that was not asked for.
+    /// The default policy, with windows of at most `pages_max` pages; 0 reads nothing that was not asked for.
     pub const fn new(pages_max: u32) -> Self {
         let (order_min, order_max) = (Order::ZERO, Order::MAX);
         Self { style: ReadaheadStyle::Streams, pages_max, io_pages: pages_max, order_min, order_max }
@@ -143,7 +143,7 @@ pub struct ReadaheadReport {
     pub hint: Hint,
     /// The largest window as things are, in pages.
     pub pages_max: u32,
-    /// The current window: pages of the newest judgement, those that were asked for among them.
+    /// The current window: pages of the newest decision, those that were asked for among them.
     pub window_pages: u64,
     /// Decisions that had windows with pages no reader had asked for.
     pub windows: u64,
@@ -151,7 +151,7 @@ pub struct ReadaheadReport {
     /// were read is not known, since any handle may read them; for the whole cache it is
     /// ([`ReadaheadUse`](crate::ReadaheadUse)).
     pub prefetched_pages: u64,
-    /// Judgements that were exactly what was asked for.
+    /// Decisions that were exactly what was asked for.
     pub exact: u64,
     /// Windows that were gone before they were read.
     pub lost_windows: u64,
@@ -206,7 +206,7 @@ pub struct Readahead {
     pages_max: u32,
     /// Windows since there was trouble or the largest window grew.
     calm: u32,
-    judge: ReadaheadPolicy,
+    policy: ReadaheadPolicy,
     /// Of this, only what counts.
     done: ReadaheadReport,
 }
@@ -214,18 +214,18 @@ pub struct Readahead {
 impl Readahead {
     /// The state of a handle that has read nothing.
     pub fn new(config: Config) -> Self {
-        let judge = match config.style {
+        let policy = match config.style {
             ReadaheadStyle::Streams => ReadaheadPolicy::Streams(Streams::new()),
             ReadaheadStyle::KernelLike => ReadaheadPolicy::KernelLike(KernelLike::new()),
         };
         let (hint, pages_max, done) = (Hint::Normal, config.pages_max, ReadaheadReport::new(&config));
-        Self { config, hint, pages_max, calm: 0, judge, done }
+        Self { config, hint, pages_max, calm: 0, policy, done }
     }
 
-    /// What is known of the handle, and what was done for it so far. The kernel-like judge knows no classes
+    /// What is known of the handle, and what was done for it so far. The kernel-like policy knows no classes
     /// and says random.
     pub fn report(&self) -> ReadaheadReport {
-        let class = match &self.judge {
+        let class = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.class(),
             ReadaheadPolicy::KernelLike(_) => Class::Random,
         };
@@ -258,7 +258,7 @@ impl Readahead {
     pub fn on_miss_into(&mut self, asked: ReadRequest, cached: &dyn Cached, windows: &mut Windows) {
         if asked.index.0 < asked.file_pages {
             let (limits, clamped) = (self.limits(), asked.clamped());
-            self.judge.on_miss(&limits, clamped, cached, windows);
+            self.policy.on_miss(&limits, clamped, cached, windows);
             self.note(windows, clamped.index..clamped.end());
         }
     }
@@ -270,11 +270,11 @@ impl Readahead {
             return Windows::none();
         }
         let (limits, clamped) = (self.limits(), asked.clamped());
-        let mut windows = match &mut self.judge {
+        let mut windows = match &mut self.policy {
             ReadaheadPolicy::Streams(streams) => streams.on_marker(&limits, clamped, cached),
             ReadaheadPolicy::KernelLike(kernel) => kernel.on_marker(&limits, clamped, cached),
         };
-        let wanted_end = match &self.judge {
+        let wanted_end = match &self.policy {
             ReadaheadPolicy::Streams(streams) => streams.wanted_end(),
             ReadaheadPolicy::KernelLike(_) => clamped.end(),
         };
@@ -285,13 +285,13 @@ impl Readahead {
     /// The window of the miss at `index` could not be filled, for want of memory or of a lock: the next miss
     /// there is the stream's again.
     pub fn on_refused(&mut self, index: PageIndex) {
-        if let ReadaheadPolicy::Streams(streams) = &mut self.judge {
+        if let ReadaheadPolicy::Streams(streams) = &mut self.policy {
             streams.on_refused(index);
         }
     }
 
     /// A page fault on page `index` of a file of `file_pages` pages missed; `hint` is what was said about the
-    /// map. The default judges it like a read of one page; kernel-like, the window lies around the page.
+    /// map. The default treats it like a read of one page; kernel-like, the window lies around the page.
     pub fn on_fault(
         &mut self,
         index: PageIndex,
@@ -305,7 +305,7 @@ impl Readahead {
         let (limits, asked) =
             (WindowLimits { hint, ..self.limits() }, ReadRequest { index, pages: 1, file_pages });
         let mut windows = Windows::none();
-        match &mut self.judge {
+        match &mut self.policy {
             ReadaheadPolicy::Streams(streams) => streams.on_miss(&limits, asked, cached, &mut windows),
             ReadaheadPolicy::KernelLike(kernel) => windows = kernel.on_fault(&limits, asked, cached),
         }
@@ -315,15 +315,15 @@ impl Readahead {
 
     /// A page fault found its page in the cache.
     pub fn on_fault_hit(&mut self) {
-        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.judge {
+        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.policy {
             kernel.on_fault_hit();
         }
     }
 
-    /// A read ended before byte `position`. Only the kernel-like judge wants to know; the default learns all
+    /// A read ended before byte `position`. Only the kernel-like policy wants to know; the default learns all
     /// it needs from misses and markers.
     pub fn on_read_end(&mut self, position: u64) {
-        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.judge {
+        if let ReadaheadPolicy::KernelLike(kernel) = &mut self.policy {
             kernel.on_read_end(position);
         }
     }
@@ -331,7 +331,7 @@ impl Readahead {
     /// The device failed to read a page of a window: windows become a quarter as large.
     pub fn on_failure(&mut self) {
         self.done.failures += 1;
-        let min = match self.judge {
+        let min = match self.policy {
             ReadaheadPolicy::Streams(_) => stream::PAGES_MIN.min(self.config.pages_max),
             ReadaheadPolicy::KernelLike(_) => 0,
         };
@@ -344,7 +344,7 @@ impl Readahead {
         WindowLimits { pages_max: self.pages_max, io_pages, order_min, order_max, hint: self.hint }
     }
 
-    /// Counts what was judged, for a request of `wanted`.
+    /// Counts what was decided, for a request of `wanted`.
     fn note(&mut self, windows: &mut Windows, wanted: Range<PageIndex>) {
         windows.set_order_min(self.config.order_min);
         windows.want(wanted.clone());
@@ -369,7 +369,7 @@ impl Readahead {
 
     /// The largest window follows trouble, and its absence.
     fn adapt(&mut self) {
-        let ReadaheadPolicy::Streams(streams) = &mut self.judge else { return };
+        let ReadaheadPolicy::Streams(streams) = &mut self.policy else { return };
         let lost = streams.take_lost();
         if lost > 0 {
             self.done.lost_windows += lost;

@@ -1,4 +1,4 @@
-//! Simulator: a naive cache around a judge, so that windows can be seen at work.
+//! Simulator: a naive cache around a policy, so that windows can be seen at work.
 //!
 //! A set of folios, some of them marked. A read goes page by page: a missing
 //! page is a miss, a marked folio is met once, and windows are filled at once
@@ -169,13 +169,13 @@ impl Simulator {
     }
 
     /// The windows since this was asked last, as text.
-    pub fn told(&mut self) -> String {
+    pub fn log(&mut self) -> String {
         let text: Vec<String> = self.windows.drain(..).map(tell).collect();
         text.join(" ")
     }
 
     /// The folios since this was asked last, as text: how many of which order follow each other.
-    pub fn told_folios(&mut self) -> String {
+    pub fn folios_log(&mut self) -> String {
         let mut runs: Vec<(u8, u32)> = Vec::new();
         for (_, order) in self.folios.drain(..) {
             match runs.last_mut() {

@@ -19,7 +19,7 @@
 //! Invariants:
 //!  1. No window of a stream reaches past the file, or past `until`.
 //!  2. A window has a marker only if there is something left to read after it.
-//!  3. A marker is on a page that was not cached when the window was judged.
+//!  3. A marker is on a page that was not cached when the window was planned.
 
 use crate::units::{Order, PageIndex};
 

@@ -55,7 +55,7 @@ impl Streams {
         Self { table, recent: RecentRequests::new(), clock: 0, randoms: 0, class, lost: 0, wanted_end }
     }
 
-    /// What the newest judgement took the handle's requests for.
+    /// What the newest decision took the handle's requests for.
     pub fn class(&self) -> Class {
         self.class
     }
@@ -65,7 +65,7 @@ impl Streams {
         std::mem::take(&mut self.lost)
     }
 
-    /// The page after the last one that had been asked for when the newest judgement was made.
+    /// The page after the last one that had been asked for when the newest decision was made.
     pub fn wanted_end(&self) -> PageIndex {
         self.wanted_end
     }

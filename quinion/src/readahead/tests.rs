@@ -1,7 +1,7 @@
-//! Tests of both judges, by what a naive cache around them sees.
+//! Tests of both policies, by what a naive cache around them sees.
 //!
 //! The vectors V1 to V12 were measured on Linux 6.18 with windows of 32 pages;
-//! the statements Q01 to Q12 hold for the default judge, and where it does
+//! the statements Q01 to Q12 hold for the default policy, and where it does
 //! better than the kernel the test says so.
 
 use proptest::prelude::*;
@@ -22,45 +22,45 @@ fn ours(pages_max: u32, file_pages: u64) -> Simulator {
 
 fn read_each(simulator: &mut Simulator, pages: impl IntoIterator<Item = u64>) -> String {
     pages.into_iter().for_each(|page| simulator.read(page, 1));
-    simulator.told()
+    simulator.log()
 }
 
 fn read_steps(simulator: &mut Simulator, first: u64, pages: u64, reads: u64) -> String {
     (0..reads).for_each(|i| simulator.read(first + i * pages, pages));
-    simulator.told()
+    simulator.log()
 }
 
 // The kernel's windows.
 
 #[test]
 fn q01_v01_small_folios_one_page_at_a_time() {
-    let told = read_each(&mut kernel(0), 0..93);
-    assert_eq!(told, "0+4(3) 4+8(8) 12+16(16) 28+32(32) 60+32(32) 92+32(32) 124+32(32)");
+    let log = read_each(&mut kernel(0), 0..93);
+    assert_eq!(log, "0+4(3) 4+8(8) 12+16(16) 28+32(32) 60+32(32) 92+32(32) 124+32(32)");
 }
 
 #[test]
 fn q01_v02_small_folios_four_pages_at_a_time() {
-    let told = read_steps(&mut kernel(0), 0, 4, 15);
-    assert_eq!(told, "0+8(4) 8+16(16) 24+32(32) 56+32(32) 88+32(32)");
+    let log = read_steps(&mut kernel(0), 0, 4, 15);
+    assert_eq!(log, "0+8(4) 8+16(16) 24+32(32) 56+32(32) 88+32(32)");
 }
 
 #[test]
 fn q01_v03_large_folios_trim_the_ramp() {
     let mut simulator = kernel(9);
-    let told = read_each(&mut simulator, 0..65);
+    let log = read_each(&mut simulator, 0..65);
     let expected = "0+4(3) 4+8(8) 12+4(4) 16+8(8) 24+8(8) 32+16(16) 48+16(16) 64+32(32) 96+32(32)";
-    assert_eq!(told, expected);
-    assert_eq!(simulator.told_folios(), "4xo0 3xo2 2xo3 2xo4 2xo5");
+    assert_eq!(log, expected);
+    assert_eq!(simulator.folios_log(), "4xo0 3xo2 2xo3 2xo4 2xo5");
 }
 
 #[test]
 fn q01_v04_large_folios_from_the_middle() {
     let mut simulator = kernel(9);
-    let told = read_each(&mut simulator, 1000..1089);
+    let log = read_each(&mut simulator, 1000..1089);
     let expected = "1000+1 1001+4(3) 1005+7(7) 1012+12(12) 1024+24(24) 1048+8(8) 1056+16(16) 1072+16(16) \
                     1088+32(32) 1120+32(32)";
-    assert_eq!(told, expected);
-    let folios = simulator.told_folios();
+    assert_eq!(log, expected);
+    let folios = simulator.folios_log();
     assert!(folios.starts_with("6xo0 1xo1 2xo2 1xo3 1xo4 2xo3"), "{folios}");
 }
 
@@ -68,15 +68,15 @@ fn q01_v04_large_folios_from_the_middle() {
 fn q01_v05_sixteen_pages_at_a_time() {
     let mut simulator = kernel(9);
     assert_eq!(read_steps(&mut simulator, 0, 16, 5), "0+32(16) 32+32(32) 64+32(32) 96+32(32)");
-    assert_eq!(simulator.told_folios(), "32xo0 8xo2 2xo4 1xo5");
+    assert_eq!(simulator.folios_log(), "32xo0 8xo2 2xo4 1xo5");
 }
 
 #[test]
 fn q01_v06_a_read_larger_than_the_window() {
     let mut simulator = kernel(9);
     simulator.read(0, 256);
-    assert_eq!(simulator.told(), "0+256(128) 256+256(256)");
-    assert_eq!(simulator.told_folios(), "256xo0 64xo2");
+    assert_eq!(simulator.log(), "0+256(128) 256+256(256)");
+    assert_eq!(simulator.folios_log(), "256xo0 64xo2");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn q01_v07_random_reads() {
     assert_eq!(read_each(&mut simulator, [7000, 300, 52_000, 9_001]), "7000+1 300+1 52000+1 9001+1");
     simulator.read(80_000, 8);
     simulator.read(40_004, 8);
-    assert_eq!(simulator.told(), "80000+8 40004+8");
+    assert_eq!(simulator.log(), "80000+8 40004+8");
 }
 
 #[test]
@@ -95,15 +95,15 @@ fn q01_v08_backward() {
 
 #[test]
 fn q01_v09_every_second_page_looks_like_a_stream() {
-    let told = read_each(&mut kernel(0), (5000..5012).step_by(2));
-    assert_eq!(told, "5000+1 5002+4(3) 5006+4(3) 5010+4(3)");
+    let log = read_each(&mut kernel(0), (5000..5012).step_by(2));
+    assert_eq!(log, "5000+1 5002+4(3) 5006+4(3) 5010+4(3)");
 }
 
 #[test]
 fn q01_v10_two_streams_that_take_turns() {
-    let told = read_each(&mut kernel(9), (0..6).flat_map(|i| [2000 + i, 8000 + i]));
+    let log = read_each(&mut kernel(9), (0..6).flat_map(|i| [2000 + i, 8000 + i]));
     let expected = "2000+1 8000+1 2001+1 8001+1 2002+3(1) 8002+3(1) 2005+3(3) 8005+3(3) 2008+8(8) 8008+8(8)";
-    assert_eq!(told, expected);
+    assert_eq!(log, expected);
 }
 
 #[test]
@@ -113,21 +113,21 @@ fn q01_v11_the_hint_random() {
     for (first, pages) in [(100, 1), (104, 4), (2000, 64)] {
         simulator.read(first, pages);
     }
-    assert_eq!(simulator.told(), "100+1 104+4 2000+64");
+    assert_eq!(simulator.log(), "100+1 104+4 2000+64");
 }
 
 #[test]
 fn q01_v12_page_faults() {
-    let told = |hint: Hint, pages: &[u64]| {
+    let log = |hint: Hint, pages: &[u64]| {
         let mut simulator = kernel(9);
         pages.iter().for_each(|&page| simulator.fault(page, hint));
-        simulator.told()
+        simulator.log()
     };
     let scan: Vec<u64> = (100..=160).collect();
-    assert_eq!(told(Hint::Normal, &scan), "84+32(8) 116+32(32) 148+28(28) 176+16(16)");
-    assert_eq!(told(Hint::Normal, &[5000, 9000]), "4984+32(8) 8984+32(8)");
-    assert_eq!(told(Hint::Random, &[5000, 9000]), "5000+1 9000+1");
-    assert_eq!(told(Hint::Sequential, &[100]), "100+32");
+    assert_eq!(log(Hint::Normal, &scan), "84+32(8) 116+32(32) 148+28(28) 176+16(16)");
+    assert_eq!(log(Hint::Normal, &[5000, 9000]), "4984+32(8) 8984+32(8)");
+    assert_eq!(log(Hint::Random, &[5000, 9000]), "5000+1 9000+1");
+    assert_eq!(log(Hint::Sequential, &[100]), "100+32");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn page_faults_that_keep_missing_get_no_windows_any_more() {
     assert_eq!(alone, 50);
 }
 
-// The statements, for the default judge.
+// The statements, for the default policy.
 
 #[test]
 fn q02_windows_end_with_the_file() {
@@ -195,9 +195,9 @@ fn q05_q06_a_forward_scan_misses_at_its_start_only_and_fetches_each_page_once() 
 #[test]
 fn q06_the_ramp() {
     let mut simulator = ours(1024, 1 << 20);
-    let told = read_each(&mut simulator, 0..2000);
+    let log = read_each(&mut simulator, 0..2000);
     assert_eq!(
-        told,
+        log,
         "0+4(3) 4+16(16) 20+64(64) 84+128(128) 212+256(256) 468+512(512) 980+1024(1024) 2004+1024(1024)"
     );
 }
@@ -210,7 +210,7 @@ fn q07_random_reads_fetch_what_was_asked() {
         page = page.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (first, pages) = ((page >> 34) & !7, 1 + i % 8);
         simulator.read(first, pages);
-        assert_eq!(simulator.told(), format!("{first}+{pages}"));
+        assert_eq!(simulator.log(), format!("{first}+{pages}"));
     }
     assert_eq!(simulator.state.report().class, Class::Random);
     assert_eq!(simulator.state.report().prefetched_pages, 0);
@@ -222,7 +222,7 @@ fn q07_a_long_random_read_is_read_in_pieces_and_no_further() {
         let mut simulator = ours(1024, 1 << 20);
         simulator.state.set_hint(hint);
         simulator.read(50_000, 3000);
-        assert_eq!(simulator.told(), "50000+1024(768) 51024+1024(1024) 52048+952", "{hint:?}");
+        assert_eq!(simulator.log(), "50000+1024(768) 51024+1024(1024) 52048+952", "{hint:?}");
         assert_eq!(simulator.misses, [50_000], "the pieces are fetched ahead of the copy");
     }
 }
@@ -243,22 +243,22 @@ fn q08_a_marker_that_was_evicted_costs_a_miss_and_the_stream_goes_on() {
 }
 
 #[test]
-fn q08_a_window_that_is_gone_before_it_is_read_makes_windows_smaller() {
+fn q08_a_window_evicted_before_it_is_read_makes_windows_smaller() {
     let mut simulator = ours(1024, 1 << 20);
     read_each(&mut simulator, 0..5000);
     let ahead: Vec<u64> = simulator.pages.all().filter(|page| *page >= 5000).collect();
     assert!(ahead.len() > 1000);
     ahead.into_iter().for_each(|page| simulator.evict(page));
-    let told = read_each(&mut simulator, 5000..5003);
-    assert_eq!(told, "5000+512(511) 5512+512(512)");
+    let log = read_each(&mut simulator, 5000..5003);
+    assert_eq!(log, "5000+512(511) 5512+512(512)");
     assert_eq!((simulator.state.report().pages_max, simulator.state.report().lost_windows), (512, 1));
 }
 
 #[test]
 fn q09_two_streams_on_one_handle_both_reach_full_windows() {
     let mut simulator = ours(256, 1 << 20);
-    let told = read_each(&mut simulator, [2000, 8000, 2001, 8001, 2002, 8002]);
-    assert_eq!(told, "2000+1 8000+1 2001+4(3) 8001+4(3) 2005+16(16) 8005+16(16)");
+    let log = read_each(&mut simulator, [2000, 8000, 2001, 8001, 2002, 8002]);
+    assert_eq!(log, "2000+1 8000+1 2001+4(3) 8001+4(3) 2005+16(16) 8005+16(16)");
     read_each(&mut simulator, (3..3000).flat_map(|i| [2000 + i, 8000 + i]));
     assert_eq!(simulator.misses, [2000, 8000, 2001, 8001], "no page is skipped, ever");
     let full =
@@ -279,30 +279,30 @@ fn q09_eight_streams_with_random_reads_between_them() {
 }
 
 #[test]
-fn q10_without_windows_only_what_was_asked_is_read() {
+fn q10_only_the_pages_asked_for_are_read_without_windows() {
     let mut kernel = Simulator::new(Config::kernel_like(0, 320, Order::ZERO), FILE);
     kernel.read(100, 3);
-    assert_eq!(kernel.told(), "100+1 101+1 102+1");
+    assert_eq!(kernel.log(), "100+1 101+1 102+1");
     let mut simulator = ours(0, FILE);
     simulator.read(0, 3);
     simulator.read(3, 4);
     simulator.read(7, 600);
-    assert_eq!(simulator.told(), "0+3 3+4 7+256(192) 263+256(256) 519+88");
+    assert_eq!(simulator.log(), "0+3 3+4 7+256(192) 263+256(256) 519+88");
     assert_eq!(simulator.state.report().prefetched_pages, 0);
 }
 
 #[test]
-fn q11_q12_what_is_cached_is_not_read_again_and_gets_no_marker() {
+fn q11_q12_cached_pages_are_not_read_again_and_get_no_marker() {
     let mut simulator = ours(64, FILE);
     [1, 2, 10, 11, 40].into_iter().for_each(|page| simulator.put(page));
-    let told = read_each(&mut simulator, 0..64);
-    assert_eq!(told, "0+4(1) 4+8(8) 12+16(16) 28+32(32) 60+64(64) 124+64(64)");
+    let log = read_each(&mut simulator, 0..64);
+    assert_eq!(log, "0+4(1) 4+8(8) 12+16(16) 28+32(32) 60+64(64) 124+64(64)");
     assert!(simulator.fetched.iter().all(|(page, &times)| times == 1 && ![1, 2, 10, 11, 40].contains(page)));
     assert_eq!(simulator.misses, [0]);
 }
 
 #[test]
-fn a_window_that_could_not_be_filled_is_judged_again() {
+fn a_window_that_could_not_be_filled_is_planned_again() {
     let mut simulator = ours(256, FILE);
     read_each(&mut simulator, 0..1000);
     let edge = simulator.log.last().unwrap().end();
@@ -332,12 +332,12 @@ fn a_small_file_that_is_read_again_is_no_trouble() {
 #[test]
 fn every_second_page_is_fetched_and_no_other() {
     let mut simulator = ours(1024, FILE);
-    let told = read_each(&mut simulator, (5000..5060).step_by(2));
+    let log = read_each(&mut simulator, (5000..5060).step_by(2));
     assert!(
-        told.starts_with(
+        log.starts_with(
             "5000+1 5002+1 5004+1 5006+1 5008+1(1) 5010+1 5012+1(1) 5014+1 5016+1 5018+1 5020+1(1)"
         ),
-        "{told}"
+        "{log}"
     );
     assert!(simulator.fetched.keys().all(|page| page % 2 == 0));
     assert_eq!(simulator.misses, [5000, 5002, 5004, 5006]);
@@ -369,10 +369,10 @@ fn backward_streams_have_windows() {
         assert!(simulator.fetched.values().all(|&times| times == 1));
         assert_eq!(simulator.state.report().class, Class::Backward);
     }
-    let told = read_each(&mut ours(64, FILE), (80..=100).rev());
-    assert_eq!(told, "100+1 99+1 96+3(1) 88+8(1) 72+16(1) 40+32(1)");
-    let told = read_each(&mut ours(64, FILE), (0..=10).rev());
-    assert_eq!(told, "10+1 9+1 6+3(1) 0+6", "no marker where nothing is left");
+    let log = read_each(&mut ours(64, FILE), (80..=100).rev());
+    assert_eq!(log, "100+1 99+1 96+3(1) 88+8(1) 72+16(1) 40+32(1)");
+    let log = read_each(&mut ours(64, FILE), (0..=10).rev());
+    assert_eq!(log, "10+1 9+1 6+3(1) 0+6", "no marker where nothing is left");
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn the_hint_sequential_starts_at_once_with_windows_twice_as_large() {
     let mut simulator = ours(256, FILE);
     simulator.state.set_hint(Hint::Sequential);
     simulator.read(5000, 1);
-    assert_eq!(simulator.told(), "5000+4(3)");
+    assert_eq!(simulator.log(), "5000+4(3)");
     read_each(&mut simulator, 5001..9000);
     assert!(simulator.log.iter().any(|window| window.pages == 512));
     simulator.state.set_hint(Hint::Normal);
@@ -516,9 +516,9 @@ proptest! {
 
 // What has been passed.
 
-/// Reads page after page from `from` on, and says after each judgement, of each of its windows, what it passed.
+/// Reads page after page from `from` on, and says after each decision, of each of its windows, what it passed.
 fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Option<StreamProgress>)> {
-    let (mut told, mut cached_to, mut marker) = (Vec::new(), from, None);
+    let (mut log, mut cached_to, mut marker) = (Vec::new(), from, None);
     for page in from..from + pages {
         let asked = ReadRequest { index: PageIndex(page), pages: 1, file_pages: FILE };
         let windows = match () {
@@ -527,19 +527,19 @@ fn passed_by(readahead: &mut Readahead, from: u64, pages: u64) -> Vec<(u64, Opti
             () => continue,
         };
         for window in windows.iter() {
-            told.push((page, window.stream));
+            log.push((page, window.stream));
             cached_to = cached_to.max(window.end().0);
             marker = window.marker;
         }
     }
-    told
+    log
 }
 
 #[test]
 fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
     let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
-    let told = passed_by(&mut Readahead::new(config), 0, 2000);
-    let (short, long): (Vec<_>, Vec<_>) = told.into_iter().partition(|(_, stream)| stream.is_none());
+    let log = passed_by(&mut Readahead::new(config), 0, 2000);
+    let (short, long): (Vec<_>, Vec<_>) = log.into_iter().partition(|(_, stream)| stream.is_none());
     assert!(short.iter().all(|&(page, _)| page < 256), "{short:?}");
     assert!(long.len() > 20 && long.iter().all(|&(page, _)| page >= 256 - 2 * 64), "{long:?}");
     for (page, stream) in long {
@@ -548,13 +548,13 @@ fn a_long_stream_says_what_it_has_passed_and_a_short_one_nothing() {
 }
 
 #[test]
-fn who_says_that_it_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
+fn a_handle_that_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
     let config = Config::new(64).orders(Order::ZERO, Order::ZERO);
     for hint in [Hint::Sequential, Hint::NoReuse] {
         let mut readahead = Readahead::new(config);
         readahead.set_hint(hint);
-        let told = passed_by(&mut readahead, 0, 20);
-        assert!(!told.is_empty() && told.iter().all(|(_, stream)| stream.is_some()), "{hint:?} {told:?}");
+        let log = passed_by(&mut readahead, 0, 20);
+        assert!(!log.is_empty() && log.iter().all(|(_, stream)| stream.is_some()), "{hint:?} {log:?}");
     }
     let mut readahead = Readahead::new(config);
     for at in 0..500 {
@@ -568,6 +568,6 @@ fn who_says_that_it_reads_once_is_a_stream_at_once_and_random_reads_are_none() {
 fn the_second_lap_is_a_stream_from_its_first_window_on() {
     let mut readahead = Readahead::new(Config::new(64).orders(Order::ZERO, Order::ZERO));
     passed_by(&mut readahead, 0, 100);
-    let told = passed_by(&mut readahead, 0, 100);
-    assert!(!told.is_empty() && told.iter().all(|(_, stream)| stream.is_some()), "{told:?}");
+    let log = passed_by(&mut readahead, 0, 100);
+    assert!(!log.is_empty() && log.iter().all(|(_, stream)| stream.is_some()), "{log:?}");
 }

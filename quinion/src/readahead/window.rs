@@ -1,14 +1,14 @@
-//! Window: what a judgement hands out, and what it may ask before it does.
+//! Window: what a decision hands out, and what it may ask before it does.
 //!
 //! ```text
 //!      start                 marker                 start + pages
 //!        [----- asked for -----[M]------ ahead ---------)
 //! ```
 //!
-//! A [`Window`] is a wish to have pages in the cache. [`Windows`] are the few
-//! that one judgement gives at a time, the one that was asked for first: a
+//! A [`Window`] is a request to have pages in the cache. [`Windows`] are the few
+//! that one decision gives at a time, the one that was asked for first: a
 //! stream that goes backward or in steps wants pages that do not follow the
-//! missed one. A judgement may look at what is cached through [`Cached`], which
+//! missed one. A decision may look at what is cached through [`Cached`], which
 //! the caller implements by the lookups it has.
 
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// The most windows that one judgement gives: one that was asked for and eight ahead.
+    /// The most windows that one decision gives: one that was asked for and eight ahead.
     pub const MAX: usize = 9;
 
     /// No window.
@@ -139,7 +139,7 @@ impl std::ops::Deref for Windows {
     }
 }
 
-/// What a judgement may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong
+/// What a decision may ask about the cache. The answers are hints: pages come and go meanwhile, and a wrong
 /// one costs a read or two, never wrong data. Asked seldom, and cheaply answered: the first page looked at
 /// ends most questions.
 pub trait Cached {
@@ -150,7 +150,7 @@ pub trait Cached {
     fn next_missing(&self, index: PageIndex, max: u32) -> Option<PageIndex>;
 }
 
-/// Nothing is cached, as far as the judgement need know.
+/// Nothing is cached, as far as the decision need know.
 #[derive(Clone, Copy, Debug)]
 pub struct NothingCached;
 
@@ -187,7 +187,7 @@ impl ReadRequest {
     }
 }
 
-/// What a judge may spend, as things are.
+/// What a policy may spend, as things are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowLimits {
     /// The largest window, in pages; 0 if nothing is to be read that was not asked for.

@@ -9,14 +9,14 @@
 //! Here are the rest of its numbers, and the choice that brings them together.
 //!
 //! Each pool ages by itself: its shadows say when they were left by **its own clock**, and a thread that comes back is
-//! judged by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks
+//! measured by the clock of the pool that reads. Clocks begin far apart, so that a shadow that another pool left looks
 //! old.
 //!
 //! Dirty pages are charged to the pool whose reader or writer brought them, like all others, and stay charged until
 //! they have been written and evicted: a pool at its limit whose pages are all dirty has nothing to give.
 //!
 //! Not an invariant: that an ended pool has no folio. Folios that were on their way, or about to be evicted and stayed,
-//! are listed under its number, are judged like all others, and move when the number is used again.
+//! are listed under its number, are scanned like all others, and move when the number is used again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -98,7 +98,7 @@ impl Reclaim {
             self.lists.charged(pool) == 0
         })?;
         let policy = self.policy_kind.build(); // before the lock
-        let before = std::mem::replace(&mut self.judges.lock().policies[usize::from(pool.0)], policy);
+        let before = std::mem::replace(&mut self.policies.lock().policies[usize::from(pool.0)], policy);
         drop(before);
         self.lists.add_pool(pool);
         self.pools_begun.fetch_max(u32::from(pool.0) + 1, Ordering::Relaxed);
@@ -204,7 +204,7 @@ impl Reclaim {
     /// The pool that is to give `pages` pages or less; `None` if nothing more is to be had.
     pub(super) fn choose(
         &self,
-        judges: &mut PoolPolicies,
+        policies: &mut PoolPolicies,
         lists: &ListsGuard<'_>,
         search: &ReclaimScan,
         from: ReclaimTarget,
@@ -233,7 +233,7 @@ impl Reclaim {
                         protected: self.protected_of(lists, pool),
                     };
                 }
-                judges.turns.next(&shares[..lists.pools()], asking, pages.into())
+                policies.turns.next(&shares[..lists.pools()], asking, pages.into())
             }
         }
     }

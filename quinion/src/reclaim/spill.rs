@@ -1,7 +1,7 @@
 //! Spill: folios of memory files that the policy lets go, on their way out.
 //!
 //! ```text
-//!   judge   clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
+//!   scan    clean: a victim         of a memory file that spills: a victim, too, while the spill file takes more
 //!   evict   victims leave           those others: under write-back, back in their ring, then handed to the device
 //!   end     any thread: nobody held it, nobody wrote: a value in its place, the frames free; a thread that waits looks
 //!   again
@@ -59,7 +59,7 @@ impl Reclaim {
         let word = descriptor.settled_word();
         let idle = word.holds() == 0 && !word.has(Flags::LOCKED | Flags::WRITEBACK);
         let there = word.is_live() && word.has(Flags::UPTODATE) && word.has(Flags::DIRTY);
-        there && idle && spill.has_room(word.order()) && {
+        there && idle && spill.has_capacity(word.order()) && {
             let mappings = self.mappings.read();
             mappings.get(&descriptor.mapping()).is_some_and(|mapping| mapping.backing().spills())
         }
@@ -80,7 +80,7 @@ impl Reclaim {
         for victim in group {
             // The first is worth it in any case.
             let order = self.arena.view().own(victim.frame).settled_word().order();
-            if out.pages > 0 && !spill.has_room_beside(order, out.pages) {
+            if out.pages > 0 && !spill.has_capacity_beside(order, out.pages) {
                 continue;
             }
             if let Some(departure) = guard.begin_spill(victim.index, victim.frame) {

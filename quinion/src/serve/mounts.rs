@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_mount_of_the_table_is_unknown() {
+    fn a_file_without_a_mount_in_the_table_is_unknown() {
         let own = std::process::id();
         let (reader, _writer) = io::pipe().unwrap();
         assert!(of_own(reader.as_fd(), own).is_err());

@@ -78,15 +78,14 @@ impl Shared {
     /// Pins a range for a viewer: the pin's number and how many bytes there are.
     fn pin(&self, viewer: usize, handle: u64, range: PinRequest) -> Result<[u64; 2], Errno> {
         let most = self.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
-        let has_room =
-            |seat: &ViewerSlot, more| seat.pins.len() < PINS_MAX && seat.pinned_bytes() + more <= most;
-        if range.len > most || !has_room(&self.seats[viewer].lock(), range.len) {
+        let fits = |seat: &ViewerSlot, more| seat.pins.len() < PINS_MAX && seat.pinned_bytes() + more <= most;
+        if range.len > most || !fits(&self.seats[viewer].lock(), range.len) {
             return Err(Errno(libc::ENOBUFS));
         }
         let (pin, bytes) = self.owner.pin(handle, range.position, range.len)?;
         let mut seat = self.seats[viewer].lock();
         // Meanwhile others may have been pinned for it, or it may have given the handle back.
-        if seat.handles.contains_key(&handle) && !seat.is_replaced && has_room(&seat, bytes) {
+        if seat.handles.contains_key(&handle) && !seat.is_replaced && fits(&seat, bytes) {
             seat.pins.insert(pin, PinnedRange { handle, bytes });
             return Ok([pin, bytes]);
         }

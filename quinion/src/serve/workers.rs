@@ -14,9 +14,9 @@
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
-//! A worker that sleeps listens to the doorbells of all viewers that there were when it fell asleep. Another viewer
-//! wakes one of them, and the others do not know its doorbell. When that one has something to do, and no other that
-//! sleeps knows all doorbells, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
+//! A worker that sleeps waits for the futexes of all viewers that there were when it fell asleep. Another viewer
+//! wakes one of them, and the others do not wait for its futex. When that one has something to do, and no other that
+//! sleeps waits for all of them, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
 //! each.
 //!
 //! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
@@ -76,7 +76,7 @@ pub(super) struct Workers {
     /// So many do not end before the service does.
     least: AtomicUsize,
     resting: AtomicUsize,
-    /// What the bell was when there was another doorbell last, and how many sleep since then.
+    /// What the wake-up count was when the last viewer joined, and how many sleep since then.
     listeners: RankedMutex<(u32, usize)>,
     /// How many are at work at each, and when one began alone or came back last.
     at_work: RankedMutex<HashMap<WorkKey, (usize, Instant)>>,
@@ -132,12 +132,13 @@ impl Workers {
             && self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 
-    /// A worker has nothing to do, and does `sleep`, which listens to all doorbells that there were at `bell`.
-    pub(super) fn rest(&self, bell: u32, sleep: impl FnOnce()) {
+    /// A worker has nothing to do, and does `sleep`, which waits for the futexes of all viewers that there were at
+    /// `wake_count`.
+    pub(super) fn rest(&self, wake_count: u32, sleep: impl FnOnce()) {
         self.resting.fetch_add(1, Ordering::Relaxed); // a hint, as all counts of threads here
         let count = |change: fn(usize) -> usize| {
             let mut listeners = self.listeners.lock();
-            if listeners.0 == bell {
+            if listeners.0 == wake_count {
                 listeners.1 = change(listeners.1);
             }
         };
@@ -147,14 +148,15 @@ impl Workers {
         self.resting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// There is another doorbell, which `ring` says: the bell is then as it answers. No worker listens to that yet.
-    pub(super) fn announce(&self, ring: impl FnOnce() -> u32) {
+    /// There is another viewer, which `change` notes: the count is then as it answers. No worker waits for its futex
+    /// yet.
+    pub(super) fn announce(&self, change: impl FnOnce() -> u32) {
         let mut listeners = self.listeners.lock();
-        *listeners = (ring(), 0);
+        *listeners = (change(), 0);
     }
 
-    /// Whether a worker that sleeps, or is about to, listens to all doorbells.
-    pub(super) fn are_all_heard(&self) -> bool {
+    /// Whether a worker that sleeps, or is about to, waits for the futexes of all viewers.
+    pub(super) fn are_all_awaited(&self) -> bool {
         self.listeners.lock().1 > 0
     }
 
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_who_ends_and_not_for_who_hangs() {
+    fn the_end_waits_for_workers_that_end_and_not_for_those_that_hang() {
         let workers = Workers::default();
         workers.add(std::thread::spawn(|| ()));
         workers.add(std::thread::spawn(|| {

@@ -179,7 +179,7 @@ impl Shmem {
         self.filemap.wait_queue.wait(&*mapping.backend(), &mut || is_done());
     }
 
-    /// A folio was read; for a caller that judges it.
+    /// A folio was read; for a caller that classifies it.
     pub(super) fn touch(&self, held: &HeldFolio<'_>) {
         crate::filemap::touch(self.filemap.arena.view().grown(), held.frame());
     }

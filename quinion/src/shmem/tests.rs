@@ -73,7 +73,7 @@ impl Stage {
     /// Puts a folio there with [`JUNK`] in its frames, which is being filled.
     fn begin(&self, index: u64, order: u8) -> FillRun {
         let (filemap, order) = (&self.shmem.filemap, Order(order));
-        let promise = filemap.reclaim().lists().reserve(1, LockWait::Wait).unwrap();
+        let reservation = filemap.reclaim().lists().reserve(1, LockWait::Wait).unwrap();
         let mut fresh = FreshFolio::alloc(&filemap.arena, order).unwrap();
         let junk = self.scratch.try_hold(PageIndex(0)).unwrap();
         (0..order.pages()).for_each(|page| fresh.copy_page(page, &junk, PageIndex(0)));
@@ -82,7 +82,7 @@ impl Stage {
         let folio = NewFolio { index: run.index, frame, order };
         self.mapping.add_folio(folio, InsertPurpose::Write, LockWait::Wait);
         let _marked = self.mapping.lock().mark_run_dirty(run, Millis(0));
-        filemap.reclaim().list_kept([frame], promise);
+        filemap.reclaim().list_kept([frame], reservation);
         run
     }
 
@@ -290,7 +290,7 @@ fn r07_a_folio_that_is_being_filled_is_waited_for_only_when_it_is_the_first() {
 }
 
 #[test]
-fn t08_who_waits_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
+fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
     let stage = Stage::of(8);
     let run = stage.begin(4, 2);
     std::thread::scope(|scope| {
@@ -357,7 +357,7 @@ fn r19_a_batch_that_is_held_across_a_cut_stays_readable_and_nothing_of_it_is_del
 }
 
 #[test]
-fn what_is_pinned_gives_way_as_one_folio_if_there_is_one() {
+fn a_pinned_folio_is_replaced_by_one_folio_if_there_is_one() {
     let stage = Stage::of(64);
     stage.write(0, &[1; 64 * PAGE_SIZE]);
     let order = stage.hold(0).order();
@@ -387,7 +387,7 @@ fn seeking_passes_over_what_is_allocated() {
 }
 
 #[test]
-fn t03_who_adds_pages_waits_while_another_is_alone_with_the_file() {
+fn t03_a_thread_that_adds_pages_waits_while_another_is_alone_with_the_file() {
     let stage = Stage::of(8);
     std::thread::scope(|scope| {
         let alone = stage.mapping.invalidate_alone();
@@ -428,7 +428,7 @@ fn on_its_way() -> (Stage, Arc<Spill>) {
 }
 
 #[test]
-fn what_is_populated_on_its_way_to_the_spill_file_stays() {
+fn a_folio_populated_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
     let populator = (PoolNumber::DEFAULT, &stage.touched, OnPinned::Detach);
     let put = stage.shmem.populate(&stage.mapping, populator, 3 * BYTES..5 * BYTES, &mut |slice| {
@@ -445,7 +445,7 @@ fn what_is_populated_on_its_way_to_the_spill_file_stays() {
 }
 
 #[test]
-fn what_had_an_address_on_its_way_to_the_spill_file_stays() {
+fn a_folio_with_an_address_on_its_way_to_the_spill_file_stays() {
     let (stage, spill) = on_its_way();
     let folios =
         stage.shmem.pin_folios(&stage.mapping, PoolNumber::DEFAULT, 0..BYTES, 9, ForkGuard::new()).unwrap();

@@ -294,12 +294,12 @@ impl Spill {
     }
 
     /// Whether a folio of `order` may be handed over now, as far as can be told; a hint.
-    pub fn has_room(&self, order: Order) -> bool {
-        self.has_room_beside(order, 0)
+    pub fn has_capacity(&self, order: Order) -> bool {
+        self.has_capacity_beside(order, 0)
     }
 
     /// The same, beside so many pages that are about to be handed over.
-    pub fn has_room_beside(&self, order: Order, others: u64) -> bool {
+    pub fn has_capacity_beside(&self, order: Order, others: u64) -> bool {
         let (pages, in_flight) = (order.pages(), self.in_flight.load(Ordering::Relaxed) + others);
         let may_begin = in_flight == 0 || in_flight + u64::from(pages) <= self.in_flight_max();
         may_begin && pages < self.missing_run.load(Ordering::Relaxed)

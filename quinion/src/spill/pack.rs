@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_saves_no_slot_stays_as_it_is() {
+    fn a_folio_whose_packing_saves_no_slot_stays_as_it_is() {
         assert_eq!(pack(&[0; SLOT_BYTES]), None, "a page has no slot to save");
         let mut seed = 1u64;
         let noise: Vec<u8> = std::iter::repeat_with(|| {
@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_packed_comes_back(
+        fn packed_bytes_are_unpacked_unchanged(
             pages in 2usize..9,
             pieces in proptest::collection::vec((any::<u8>(), 1usize..9000), 1..40),
         ) {

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_while_it_is_read_is_free_when_that_has_ended() {
+    fn slots_freed_during_a_read_are_free_when_it_has_ended() {
         let mut slots = Slots::new(4);
         assert_eq!(slots.take(4), Some(0));
         assert!(slots.begin_read(1..3));

@@ -48,7 +48,7 @@ mod seen {
             $(#[$about])*
             #[derive(Debug)]
             pub struct $guard<'a, T> {
-                /// `None` while a bell is waited for.
+                /// `None` while a condition is waited for.
                 inner: Option<std::sync::$guard<'a, T>>,
                 edge: &'a Edge,
             }

@@ -4,7 +4,7 @@
 //! processes may map it that could have read all of it themselves: those with the very credentials of the owner. That
 //! is the same users and groups, real, effective, saved and for file systems, the same supplementary groups, the same
 //! permitted and effective capabilities, and the same user and process name spaces, in which these mean the same. A
-//! process with less than that could read less; the owner cannot judge one with more; so they have to be equal.
+//! process with less than that could read less; the owner cannot check one with more; so they have to be equal.
 //!
 //! The kernel reports them in `/proc/PID/status` and `/proc/PID/ns`. A **member** is a process that was compared
 //! once. Its status file stays open, and is that process's and no other's, however numbers are used again; so it can

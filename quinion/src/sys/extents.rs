@@ -23,7 +23,7 @@ struct Map {
     length: u64,
     flags: u32,
     mapped: u32,
-    room: u32,
+    capacity: u32,
     reserved: u32,
     extents: [Extent; EXTENTS],
 }
@@ -71,8 +71,8 @@ fn ask(file: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<Map> {
     /// `FS_IOC_FIEMAP`.
     const REQUEST: libc::c_ulong = 0xc020_660b;
     let extents = [Extent::default(); EXTENTS];
-    let mut map = Map { start, length, flags: 0, mapped: 0, room: EXTENTS as u32, reserved: 0, extents };
-    // SAFETY: the kernel reads the head and writes it and at most `room` extents, which are there.
+    let mut map = Map { start, length, flags: 0, mapped: 0, capacity: EXTENTS as u32, reserved: 0, extents };
+    // SAFETY: the kernel reads the head and writes it and at most `capacity` extents, which are there.
     match unsafe { libc::ioctl(file.as_raw_fd(), REQUEST as _, &raw mut map) } {
         0 => Ok(map),
         _ => Err(io::Error::last_os_error()),

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_has_no_peer() {
+    fn a_descriptor_that_is_no_socket_has_no_peer() {
         let file = tempfile::tempfile().expect("a file");
         assert_eq!(process(file.as_fd()), None);
         assert_eq!(descriptor(file.as_fd()).map(drop), Err(libc::ENOTSOCK));

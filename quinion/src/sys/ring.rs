@@ -155,13 +155,13 @@ impl SubmitHalf {
 }
 
 impl Gate {
-    /// Has the kernel take `entries` entries of the queue, and waits for a completion if `landing` says so: after
+    /// Has the kernel take `entries` entries of the queue, and waits for a completion if `wait` says so: after
     /// it has taken them, in the same system call.
     ///
     /// # Errors
     /// The kernel refuses for good, for instance because a sandbox now forbids the system call.
-    pub fn enter(&self, entries: usize, landing: CompletionWait) -> Result<(), EnterRefused> {
-        let (least, flags) = match landing {
+    pub fn enter(&self, entries: usize, wait: CompletionWait) -> Result<(), EnterRefused> {
+        let (least, flags) = match wait {
             CompletionWait::NotAwaited => (0, 0),
             CompletionWait::Awaited => (1, EnterFlags::GETEVENTS.bits()),
         };

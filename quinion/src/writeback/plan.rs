@@ -112,7 +112,7 @@ pub enum ThrottleVerdict {
 }
 
 /// What a writer does above the throttle; see the head of this file.
-pub fn judge(limits: &DirtyLimits, waiting: &WriterState, wait_max: Duration) -> ThrottleVerdict {
+pub fn throttle_verdict(limits: &DirtyLimits, waiting: &WriterState, wait_max: Duration) -> ThrottleVerdict {
     let small = limits.throttle / (SMALL_PART * waiting.files.max(1));
     match () {
         () if waiting.unwritten <= limits.throttle => ThrottleVerdict::Go,
@@ -195,24 +195,34 @@ mod tests {
             waited: Duration::ZERO,
             failed: false,
         };
-        let judge = |waiting: WriterState| judge(&limits(), &waiting, SECOND);
+        let throttle_verdict = |waiting: WriterState| throttle_verdict(&limits(), &waiting, SECOND);
         assert_eq!(
-            judge(WriterState { unwritten: 200, failed: true, ..waiting }),
+            throttle_verdict(WriterState { unwritten: 200, failed: true, ..waiting }),
             ThrottleVerdict::Go,
             "nothing is wrong yet"
         );
-        assert_eq!(judge(waiting), ThrottleVerdict::Nap);
-        assert_eq!(judge(WriterState { written: 8, ..waiting }), ThrottleVerdict::Go);
-        assert_eq!(judge(WriterState { failed: true, written: 8, ..waiting }), ThrottleVerdict::Fail);
+        assert_eq!(throttle_verdict(waiting), ThrottleVerdict::Nap);
+        assert_eq!(throttle_verdict(WriterState { written: 8, ..waiting }), ThrottleVerdict::Go);
         assert_eq!(
-            judge(WriterState { waited: SECOND, ..waiting }),
+            throttle_verdict(WriterState { failed: true, written: 8, ..waiting }),
+            ThrottleVerdict::Fail
+        );
+        assert_eq!(
+            throttle_verdict(WriterState { waited: SECOND, ..waiting }),
             ThrottleVerdict::Go,
             "he was held up long enough"
         );
-        assert_eq!(judge(WriterState { waited: SECOND, unwritten: 401, ..waiting }), ThrottleVerdict::Stuck);
-        assert_eq!(judge(WriterState { own: 25, files: 2, ..waiting }), ThrottleVerdict::Go, "others' pages");
-        assert_eq!(judge(WriterState { own: 26, files: 2, ..waiting }), ThrottleVerdict::Nap);
-        assert_eq!(judge(WriterState { own: 1, unwritten: 401, ..waiting }), ThrottleVerdict::Nap);
+        assert_eq!(
+            throttle_verdict(WriterState { waited: SECOND, unwritten: 401, ..waiting }),
+            ThrottleVerdict::Stuck
+        );
+        assert_eq!(
+            throttle_verdict(WriterState { own: 25, files: 2, ..waiting }),
+            ThrottleVerdict::Go,
+            "others' pages"
+        );
+        assert_eq!(throttle_verdict(WriterState { own: 26, files: 2, ..waiting }), ThrottleVerdict::Nap);
+        assert_eq!(throttle_verdict(WriterState { own: 1, unwritten: 401, ..waiting }), ThrottleVerdict::Nap);
     }
 
     /// Writers that ask for pages of one device, round after round, as the path above does it.
@@ -246,7 +256,7 @@ mod tests {
                     failed: false,
                 };
                 let writer = &mut self.writers[at];
-                match judge(&self.limits, &waiting, SECOND) {
+                match throttle_verdict(&self.limits, &waiting, SECOND) {
                     ThrottleVerdict::Go => {
                         self.unwritten += asked;
                         *writer = (dirtied + asked, asked, self.written, together, Duration::ZERO);

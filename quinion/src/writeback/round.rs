@@ -137,16 +137,16 @@ impl Writeback {
     /// Goes on with the pass of a file, as far as little may be under way.
     pub(super) fn run_pass(&self, mapping: &Arc<Mapping>) {
         let (own, all) = (mapping.writeback().dirty_pages().writeback(), self.totals.writeback());
-        let room = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
-        let has_room = mapping.writeback().writer().is_some_and(|writer| writer.has_room(1));
-        if room == 0 || !has_room {
+        let capacity = FILE_PAGES_MAX.saturating_sub(own).min(ALL_PAGES_MAX.saturating_sub(all)) as u32;
+        let has_capacity = mapping.writeback().writer().is_some_and(|writer| writer.has_capacity(1));
+        if capacity == 0 || !has_capacity {
             return;
         }
         let state = mapping.writeback();
         let place = state.begin_pass(self.now());
         let pages = place.at..PageIndex(INDICES_MAX);
         // A thread that cuts the file may be waiting for a device, and this is not the thread to wait with it.
-        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
             TakeEnd::More(at) | TakeEnd::Busy(at) => state.pause_pass(place, at),
             TakeEnd::Done => {
                 mapping.lock().note_round(place.began);
@@ -157,7 +157,7 @@ impl Writeback {
 
     /// Memory is wanted, and dirty pages are in the way: starts to write some, whether they are old or not and whatever
     /// has failed. Returns whether anything is under way now, for which the caller may wait.
-    pub fn ask_for_room(&self) -> bool {
+    pub fn write_for_reclaim(&self) -> bool {
         if self.totals.dirty() > 0 {
             for mapping in self.listed() {
                 self.run_pass(&mapping);

@@ -177,7 +177,7 @@ impl FlushSink for FlushInFlight {
         let whole = if errno.is_none() { self.run.pages } else { (bytes / PAGE_SIZE) as u32 };
         let mut guard = mapping.lock();
         let state = mapping.writeback();
-        let written = state.judge_flush(self.number, whole);
+        let written = state.valid_pages(self.number, whole);
         // First the length, so that a thread that finds a page clean finds it on the device.
         if bytes > 0 {
             mapping.writeback().raise_size_on_device(self.run.index.first_byte() + bytes as u64);

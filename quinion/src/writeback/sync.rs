@@ -115,8 +115,8 @@ impl Writeback {
     /// Starts writing what is dirty of `pages`, and waits for none of it. More than a few megabytes are left to the
     /// background.
     pub fn start(&self, mapping: &Arc<Mapping>, pages: Range<PageIndex>) {
-        let room = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
-        match self.write_some(mapping, FlushRequest::without_waiting(pages, room)) {
+        let capacity = UNDER_WAY_MAX.saturating_sub(mapping.writeback().dirty_pages().writeback()) as u32;
+        match self.write_some(mapping, FlushRequest::without_waiting(pages, capacity)) {
             TakeEnd::Done => self.poke(), // it fetches completions that no other thread fetches
             TakeEnd::More(_) | TakeEnd::Busy(_) => self.kick(mapping),
         }
@@ -190,7 +190,7 @@ impl Writeback {
         // 2
         let mut at = pages.start;
         loop {
-            self.wait_for_room(mapping, writer);
+            self.wait_for_capacity(mapping, writer);
             let (which, pages_max) = (TakeFilter::ToWrite, (UNDER_WAY_MAX / 2) as u32);
             let request = FlushRequest { pages: at..end, which, pages_max, locks: LockWait::Wait };
             match self.write_some(mapping, request) {
@@ -205,7 +205,7 @@ impl Writeback {
     }
 
     /// Waits while much of the file is under way.
-    fn wait_for_room(&self, mapping: &Mapping, writer: &dyn Backend) {
+    fn wait_for_capacity(&self, mapping: &Mapping, writer: &dyn Backend) {
         let under_way = || mapping.writeback().dirty_pages().writeback();
         if under_way() > UNDER_WAY_MAX / 2 {
             self.wait_queue.wait(writer, &mut || under_way() <= UNDER_WAY_MAX / 2);

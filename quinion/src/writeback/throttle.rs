@@ -2,7 +2,7 @@
 //!
 //! It writes its own file meanwhile, and fetches completions: so a lone writer needs no other thread. It does
 //! not sleep in the wait queue of the device, because that wait has no end if the device has none; it sleeps
-//! a millisecond at a time and checks the state again. Which writers continue, and when, is `plan::judge`.
+//! a millisecond at a time and checks the state again. Which writers continue, and when, is `plan::throttle_verdict`.
 //!
 //! Cost, where nothing is to be waited for: some loads.
 
@@ -16,7 +16,7 @@ use crate::mapping::Mapping;
 use crate::stats::Count;
 
 use super::Writeback;
-use super::plan::{DirtyLimits, ThrottleVerdict, WriterState, judge};
+use super::plan::{DirtyLimits, ThrottleVerdict, WriterState, throttle_verdict};
 
 /// Between two looks.
 const NAP: Duration = Duration::from_millis(1);
@@ -66,7 +66,7 @@ impl Writeback {
                 waited: began.elapsed(),
                 failed: state.failures().count != failures,
             };
-            match judge(&limits, &waiting, self.options.wait_max) {
+            match throttle_verdict(&limits, &waiting, self.options.wait_max) {
                 ThrottleVerdict::Go => return Ok(()),
                 ThrottleVerdict::Nap => std::thread::sleep(NAP),
                 ThrottleVerdict::Fail => return Err(io::Error::from_raw_os_error(state.failures().errno)),

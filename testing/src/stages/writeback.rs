@@ -43,9 +43,9 @@ pub struct Stage {
 
 impl Stage {
     pub fn new(options: WritebackOptions) -> Self {
-        Self::with_room(Arc::new(WaitQueue::new()), options)
+        Self::with_wait_queue(Arc::new(WaitQueue::new()), options)
     }
-    pub fn with_room(wait_queue: Arc<WaitQueue>, options: WritebackOptions) -> Self {
+    pub fn with_wait_queue(wait_queue: Arc<WaitQueue>, options: WritebackOptions) -> Self {
         let arena = Arc::new(Arena::build(ArenaOptions { memory: 16 << 20 }).unwrap());
         let orders = Orders { min: Order(0), max: Order(0) };
         let filemap = Filemap::new(Arc::clone(&arena), Arc::clone(&wait_queue), orders, Tuning::default());

@@ -158,13 +158,13 @@ pub enum Op {
         mib: u8,
     },
     /// Another program writes, and we look again.
-    Outside {
+    ExternalWrite {
         by: u8,
         at: At,
         len: u32,
     },
     /// Another program cuts or extends the file, and we look again.
-    OutsideLen {
+    ExternalSetLen {
         by: u8,
         to: At,
     },
@@ -194,7 +194,7 @@ pub struct Setting {
 }
 
 /// `Ok`, or what differs.
-pub type Told = Result<(), String>;
+pub type CheckResult = Result<(), String>;
 
 /// Our file and its twin.
 pub struct Pair {
@@ -237,7 +237,7 @@ impl Drop for Folder {
 }
 
 /// Says what was attempted when something failed that must not.
-pub fn told<T, E: fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
+pub fn checked<T, E: fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| format!("{what} failed: {error}"))
 }
 
@@ -268,7 +268,7 @@ fn portrait(bytes: &[u8], start: u64, byte: u64) -> String {
 }
 
 /// `is` is `should`, both from byte `start` of the file.
-pub fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> Told {
+pub fn compare(what: &str, start: u64, is: &[u8], should: &[u8]) -> CheckResult {
     if is == should {
         return Ok(());
     }
@@ -294,7 +294,7 @@ pub fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>
     let mut bytes = vec![POISON; len];
     let mut done = 0;
     while done < len {
-        match told("a read by the kernel", file.read_at(&mut bytes[done..], position + done as u64))? {
+        match checked("a read by the kernel", file.read_at(&mut bytes[done..], position + done as u64))? {
             0 => break,
             more => done += more,
         }
@@ -308,10 +308,10 @@ pub fn kernel_read(file: &fs::File, position: u64, len: usize) -> Result<Vec<u8>
 impl Pair {
     /// Two empty files.
     pub fn new(setting: &Setting) -> Result<Self, String> {
-        let folder = told("making a folder", Folder::new(&setting.folder))?;
+        let folder = checked("making a folder", Folder::new(&setting.folder))?;
         let new = |path: PathBuf| {
             let options = KernelOptions::new().read(true).write(true).create_new(true).open(path);
-            told("making a file", options)
+            checked("making a file", options)
         };
         let (look, twin) = (new(folder.ours())?, new(folder.0.join("twin"))?);
         let mut pair = Self {
@@ -330,7 +330,7 @@ impl Pair {
         Ok(pair)
     }
 
-    fn begin(&mut self) -> Told {
+    fn begin(&mut self) -> CheckResult {
         let [least, most] = self.setting.orders;
         let cache = Cache::builder()
             .memory(MEMORY_MIB[0] << 20)
@@ -338,7 +338,7 @@ impl Pair {
             .folio_order_max(most)
             .folio_order_min(least)
             .mechanism(self.setting.mechanism);
-        self.cache = Some(told("building a cache", cache.build())?);
+        self.cache = Some(checked("building a cache", cache.build())?);
         for _ in 0..HANDLES {
             let file = self.open(*OpenOptions::new().write(true))?;
             self.files.push(file);
@@ -348,7 +348,7 @@ impl Pair {
 
     fn open(&self, options: OpenOptions) -> Result<File, String> {
         let cache = self.cache.as_ref().expect("it has begun");
-        told("an open", cache.open_with(self.folder.ours(), &options))
+        checked("an open", cache.open_with(self.folder.ours(), &options))
     }
 
     fn file(&self, by: u8) -> &File {
@@ -374,7 +374,7 @@ impl Pair {
     }
 
     /// Does it to both.
-    pub fn step(&mut self, op: &Op) -> Told {
+    pub fn step(&mut self, op: &Op) -> CheckResult {
         match *op {
             Op::Read { by, at, len, how } => self.read(by, at, len, how)?,
             Op::Pin { by, at, len } => self.pin(by, at, len)?,
@@ -386,22 +386,22 @@ impl Pair {
             Op::Sync { by, how } => self.sync(by, how)?,
             Op::DontNeed { by, at, len } => {
                 let range = self.range(at, len);
-                told("dont_need", self.file(by).dont_need(range.start, range.end - range.start))?;
+                checked("dont_need", self.file(by).dont_need(range.start, range.end - range.start))?;
             }
             Op::WillNeed { by, at, len } => {
                 let range = self.range(at, len);
-                told("will_need", self.file(by).will_need(range.start, range.end - range.start))?;
+                checked("will_need", self.file(by).will_need(range.start, range.end - range.start))?;
             }
             Op::Allocate { by, at, len } => {
                 let range = self.range(at, len.max(1));
-                told("allocate", self.file(by).allocate(range.start, range.end - range.start))?;
+                checked("allocate", self.file(by).allocate(range.start, range.end - range.start))?;
             }
             Op::Reopen { by } => self.reopen(by)?,
             Op::ReopenEmpty { by } => self.reopen_empty(by)?,
             Op::ReadOnly { at, len } => self.read_only(at, len)?,
             Op::Resize { mib } => self.resize(mib)?,
-            Op::Outside { by, at, len } => self.outside(by, at, len)?,
-            Op::OutsideLen { by, to } => self.outside_len(by, to)?,
+            Op::ExternalWrite { by, at, len } => self.external_write(by, at, len)?,
+            Op::ExternalSetLen { by, to } => self.external_set_len(by, to)?,
             Op::Reborn => self.reborn()?,
             Op::Check => self.check()?,
         }
@@ -414,7 +414,7 @@ impl Pair {
 
     // Reading.
 
-    fn read(&mut self, by: u8, at: At, len: u32, how: Reading) -> Told {
+    fn read(&mut self, by: u8, at: At, len: u32, how: Reading) -> CheckResult {
         let range = self.range(at, len);
         match how {
             Reading::Plain => self.read_with(self.file(by), range, ReadOptions::new()),
@@ -423,13 +423,13 @@ impl Pair {
         }
     }
 
-    fn read_with(&self, file: &File, range: Range<u64>, options: ReadOptions) -> Told {
+    fn read_with(&self, file: &File, range: Range<u64>, options: ReadOptions) -> CheckResult {
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
         let mut is = vec![POISON; (range.end - range.start) as usize];
         // A read may be shorter than asked, if it then goes on; only the end gives nothing.
         let mut done = 0;
         while done < is.len() {
-            match told("a read", file.read_at_with(&mut is[done..], range.start + done as u64, options))? {
+            match checked("a read", file.read_at_with(&mut is[done..], range.start + done as u64, options))? {
                 0 => break,
                 bytes => done += bytes,
             }
@@ -440,7 +440,7 @@ impl Pair {
         compare("a read", range.start, &is[..done], &should)
     }
 
-    fn read_batch(&self, by: u8, range: Range<u64>) -> Told {
+    fn read_batch(&self, by: u8, range: Range<u64>) -> CheckResult {
         let len = (range.end - range.start) as usize;
         let places = [range.start, range.end.min(FILE_MAX - 1), range.start / 2];
         let mut buffers = [len, len / 2, len / 3 + 1].map(|len| vec![POISON; len]);
@@ -448,17 +448,17 @@ impl Pair {
             buffers.iter_mut().zip(places).map(|(buffer, at)| BatchRead::new(buffer, at)).collect();
         self.file(by).read_batch(&mut reads);
         for (read, len) in reads.iter().zip([len, len / 2, len / 3 + 1]) {
-            told("a read of a batch", read.result())?;
+            checked("a read of a batch", read.result())?;
             let should = kernel_read(&self.twin, read.position(), len)?;
             compare("a read of a batch", read.position(), read.bytes(), &should)?;
         }
         Ok(())
     }
 
-    fn pin(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn pin(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         let range = self.range(at, len);
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
-        let pinned = told("a pin", self.file(by).pin(range.start, (range.end - range.start) as usize))?;
+        let pinned = checked("a pin", self.file(by).pin(range.start, (range.end - range.start) as usize))?;
         let bytes: Vec<u8> = pinned.chunks().flatten().copied().collect();
         compare("a pin", range.start, &bytes, &should)?;
         if self.pins.len() == PINS_MAX {
@@ -468,7 +468,7 @@ impl Pair {
         Ok(())
     }
 
-    fn unpin(&mut self, nth: u8) -> Told {
+    fn unpin(&mut self, nth: u8) -> CheckResult {
         self.check_pins()?;
         if !self.pins.is_empty() {
             let nth = usize::from(nth) % self.pins.len();
@@ -477,7 +477,7 @@ impl Pair {
         Ok(())
     }
 
-    fn check_pins(&self) -> Told {
+    fn check_pins(&self) -> CheckResult {
         for (pinned, bytes) in &self.pins {
             let mut rest: &[u8] = bytes;
             for chunk in pinned.chunks() {
@@ -493,7 +493,7 @@ impl Pair {
 
     // Writing.
 
-    fn write(&mut self, by: u8, at: At, len: u32, how: Writing) -> Told {
+    fn write(&mut self, by: u8, at: At, len: u32, how: Writing) -> CheckResult {
         let range = self.range(at, len);
         let len = (range.end - range.start) as usize;
         if how == Writing::Batch {
@@ -508,13 +508,13 @@ impl Pair {
                 let options = WriteOptions::new().durability(Durability::Data);
                 write_with(file, &bytes, range.start, options)?;
             }
-            Writing::Plain | Writing::Batch => told("a write", file.write_all_at(&bytes, range.start))?,
+            Writing::Plain | Writing::Batch => checked("a write", file.write_all_at(&bytes, range.start))?,
         }
         self.wrote(range.start, &bytes)?;
         if how == Writing::Durable { self.compare_on_disk(range) } else { Ok(()) }
     }
 
-    fn write_batch(&mut self, by: u8, range: Range<u64>) -> Told {
+    fn write_batch(&mut self, by: u8, range: Range<u64>) -> CheckResult {
         // With gaps between them, so that no order of the three is another.
         let third = (range.end - range.start) / 3;
         let places = [0, 1, 2].map(|nth| range.start + nth * (third + 100));
@@ -527,7 +527,7 @@ impl Pair {
         let mut writes: Vec<_> = parts.iter().map(|(at, bytes)| BatchWrite::new(bytes, *at)).collect();
         self.file(by).write_batch(&mut writes);
         for (write, (_, bytes)) in writes.iter().zip(&parts) {
-            let taken = told("a write of a batch", write.result())?;
+            let taken = checked("a write of a batch", write.result())?;
             if taken != bytes.len() {
                 return Err(format!("a write of a batch took {taken} of {} bytes and no error", bytes.len()));
             }
@@ -536,8 +536,8 @@ impl Pair {
     }
 
     /// The twin is written to, and everything noted.
-    fn wrote(&mut self, position: u64, bytes: &[u8]) -> Told {
-        told("a write to the twin", self.twin.write_all_at(bytes, position))?;
+    fn wrote(&mut self, position: u64, bytes: &[u8]) -> CheckResult {
+        checked("a write to the twin", self.twin.write_all_at(bytes, position))?;
         if !bytes.is_empty() {
             let end = position + bytes.len() as u64;
             // What lies between the old end and the new bytes has become readable.
@@ -547,32 +547,32 @@ impl Pair {
         self.check_pins()
     }
 
-    fn append(&mut self, by: u8, len: u32) -> Told {
+    fn append(&mut self, by: u8, len: u32) -> CheckResult {
         let len = u64::from(len).min(FILE_MAX - self.size) as usize;
         let bytes = self.next_content(self.size, len);
-        let place = told("an append", self.file(by).append(&bytes))?;
+        let place = checked("an append", self.file(by).append(&bytes))?;
         if place != self.size && len > 0 {
             return Err(format!("an append went to byte {place} instead of {}", self.size));
         }
         self.wrote(self.size, &bytes)
     }
 
-    fn set_len(&mut self, by: u8, to: At) -> Told {
+    fn set_len(&mut self, by: u8, to: At) -> CheckResult {
         let to = self.position(to);
-        told("set_len", self.file(by).set_len(to))?;
+        checked("set_len", self.file(by).set_len(to))?;
         self.was_set(to)
     }
 
-    fn was_set(&mut self, to: u64) -> Told {
-        told("set_len of the twin", self.twin.set_len(to))?;
+    fn was_set(&mut self, to: u64) -> CheckResult {
+        checked("set_len of the twin", self.twin.set_len(to))?;
         self.changed.push(self.size.min(to)..to);
         self.size = to;
         self.check_pins()
     }
 
-    fn punch(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn punch(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         let range = self.range(at, len);
-        told("a punch", self.file(by).punch_hole(range.start, range.end - range.start))?;
+        checked("a punch", self.file(by).punch_hole(range.start, range.end - range.start))?;
         let end = range.end.min(self.size);
         let zeros = vec![0; end.saturating_sub(range.start) as usize];
         self.wrote(range.start, &zeros)
@@ -580,15 +580,15 @@ impl Pair {
 
     // Syncing.
 
-    fn sync(&mut self, by: u8, how: Syncing) -> Told {
+    fn sync(&mut self, by: u8, how: Syncing) -> CheckResult {
         let file = self.file(by);
         match how {
-            Syncing::Data => told("sync_data", file.sync_data())?,
-            Syncing::All => told("sync_all", file.sync_all())?,
-            Syncing::WriteBack => return told("write_back", file.write_back()),
+            Syncing::Data => checked("sync_data", file.sync_data())?,
+            Syncing::All => checked("sync_all", file.sync_all())?,
+            Syncing::WriteBack => return checked("write_back", file.write_back()),
             Syncing::Range { at, len } => {
                 let range = self.range(at, len);
-                told("sync_range", file.sync_range(range.start, range.end - range.start))?;
+                checked("sync_range", file.sync_range(range.start, range.end - range.start))?;
                 return self.compare_on_disk(range);
             }
         }
@@ -596,10 +596,10 @@ impl Pair {
     }
 
     /// What was changed since the last time is on the disk.
-    fn compare_changed(&mut self) -> Told {
+    fn compare_changed(&mut self) -> CheckResult {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().try_for_each(|range| self.compare_on_disk(range))?;
-        let len = told("asking for the length", self.look.metadata())?.len();
+        let len = checked("asking for the length", self.look.metadata())?.len();
         if len != self.size {
             return Err(format!("after a sync the file is {len} bytes long instead of {}", self.size));
         }
@@ -608,7 +608,7 @@ impl Pair {
 
     /// What the kernel gives of our file is what it gives of the twin. Where our file ends before, that counts as
     /// zeros: a sync of a range makes the file no longer than the range's bytes do.
-    fn compare_on_disk(&self, range: Range<u64>) -> Told {
+    fn compare_on_disk(&self, range: Range<u64>) -> CheckResult {
         let mut at = range.start;
         while at < range.end {
             let len = (range.end - at).min(PIECE as u64) as usize;
@@ -623,7 +623,7 @@ impl Pair {
 
     // Other handles, programs and caches.
 
-    fn reopen(&mut self, by: u8) -> Told {
+    fn reopen(&mut self, by: u8) -> CheckResult {
         // Closed first: for a moment there may be one handle less.
         let by = usize::from(by) % HANDLES;
         drop(self.files.remove(by));
@@ -632,7 +632,7 @@ impl Pair {
         Ok(())
     }
 
-    fn reopen_empty(&mut self, by: u8) -> Told {
+    fn reopen_empty(&mut self, by: u8) -> CheckResult {
         let by = usize::from(by) % HANDLES;
         drop(self.files.remove(by));
         let file = self.open(*OpenOptions::new().write(true).truncate(true))?;
@@ -640,7 +640,7 @@ impl Pair {
         self.was_set(0)
     }
 
-    fn read_only(&mut self, at: At, len: u32) -> Told {
+    fn read_only(&mut self, at: At, len: u32) -> CheckResult {
         let range = self.range(at, len);
         let file = self.open(OpenOptions::new())?;
         self.read_with(&file, range.clone(), ReadOptions::new())?;
@@ -650,48 +650,48 @@ impl Pair {
         }
     }
 
-    fn resize(&mut self, mib: u8) -> Told {
+    fn resize(&mut self, mib: u8) -> CheckResult {
         let [least, most] = MEMORY_MIB;
         let bytes = (least + 1 + u64::from(mib) % (most - least)) << 20;
         let resized = self.cache.as_ref().expect("it has begun").resize(bytes);
-        told("a resize", resized.map(drop))?;
+        checked("a resize", resized.map(drop))?;
         self.check_pins()
     }
 
-    fn outside(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn external_write(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         self.sync(by, Syncing::All)?;
         let range = self.range(at, len);
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
-        told("a write from outside", self.look.write_all_at(&bytes, range.start))?;
-        told("revalidate", self.file(by).revalidate())?;
+        checked("a write from outside", self.look.write_all_at(&bytes, range.start))?;
+        checked("revalidate", self.file(by).revalidate())?;
         self.wrote(range.start, &bytes)
     }
 
-    fn outside_len(&mut self, by: u8, to: At) -> Told {
+    fn external_set_len(&mut self, by: u8, to: At) -> CheckResult {
         self.sync(by, Syncing::All)?;
         let to = self.position(to);
-        told("set_len from outside", self.look.set_len(to))?;
-        told("revalidate", self.file(by).revalidate())?;
+        checked("set_len from outside", self.look.set_len(to))?;
+        checked("revalidate", self.file(by).revalidate())?;
         self.was_set(to)
     }
 
-    fn reborn(&mut self) -> Told {
+    fn reborn(&mut self) -> CheckResult {
         self.end()?;
         self.begin()
     }
 
-    fn check(&self) -> Told {
+    fn check(&self) -> CheckResult {
         self.check_pins()?;
         self.cache.as_ref().map_or(Ok(()), Cache::check)
     }
 
     /// Everything goes but the files, which must be the same then.
-    fn end(&mut self) -> Told {
+    fn end(&mut self) -> CheckResult {
         self.check()?;
         self.pins.clear();
         if self.setting.ending == Ending::Synced {
             self.sync(0, Syncing::All)?;
-            let dirty = told("dirty_bytes", self.file(0).dirty_bytes())?;
+            let dirty = checked("dirty_bytes", self.file(0).dirty_bytes())?;
             if dirty > 0 {
                 return Err(format!("{dirty} bytes are to be written after a sync of all"));
             }
@@ -704,10 +704,10 @@ impl Pair {
     }
 }
 
-fn write_with(file: &File, bytes: &[u8], position: u64, options: WriteOptions) -> Told {
+fn write_with(file: &File, bytes: &[u8], position: u64, options: WriteOptions) -> CheckResult {
     let mut done = 0;
     while done < bytes.len() {
-        match told("a write", file.write_at_with(&bytes[done..], position + done as u64, options))? {
+        match checked("a write", file.write_at_with(&bytes[done..], position + done as u64, options))? {
             0 => return Err(format!("a write took {done} of {} bytes and no error", bytes.len())),
             more => done += more,
         }
@@ -715,11 +715,11 @@ fn write_with(file: &File, bytes: &[u8], position: u64, options: WriteOptions) -
     Ok(())
 }
 
-fn write_vectored(file: &File, bytes: &[u8], position: u64) -> Told {
+fn write_vectored(file: &File, bytes: &[u8], position: u64) -> CheckResult {
     let (first, rest) = bytes.split_at(bytes.len() / 3);
     let (second, third) = rest.split_at(rest.len() / 5);
     let slices = [first, second, third].map(IoSlice::new);
-    let taken = told("a vectored write", file.write_vectored_at(&slices, position))?;
+    let taken = checked("a vectored write", file.write_vectored_at(&slices, position))?;
     write_with(file, &bytes[taken..], position + taken as u64, WriteOptions::new())
 }
 
@@ -790,8 +790,8 @@ impl Bytes<'_> {
             3 => Op::ReopenEmpty { by },
             4 | 5 => Op::ReadOnly { at: self.at(), len: self.len() },
             6 | 7 => Op::Resize { mib: self.byte() },
-            8..=10 => Op::Outside { by, at: self.at(), len: self.len() },
-            11 => Op::OutsideLen { by, to: self.at() },
+            8..=10 => Op::ExternalWrite { by, at: self.at(), len: self.len() },
+            11 => Op::ExternalSetLen { by, to: self.at() },
             12 => Op::Reborn,
             13 => Op::DontNeed { by, at: At::Byte(0), len: u32::MAX },
             14 => Op::WillNeed { by, at: self.at(), len: self.len() },
@@ -831,7 +831,7 @@ impl Iterator for Bytes<'_> {
 }
 
 /// Does all of it; the complaint says at which operation it came.
-pub fn run(setting: &Setting, ops: &[Op]) -> Told {
+pub fn run(setting: &Setting, ops: &[Op]) -> CheckResult {
     let mut pair = Pair::new(setting)?;
     for (number, op) in ops.iter().enumerate() {
         pair.step(op).map_err(|complaint| format!("operation {number}, {op:?}: {complaint}"))?;

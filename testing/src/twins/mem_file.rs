@@ -26,7 +26,7 @@ use std::os::unix::fs::FileExt;
 use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, SpillOptions};
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
-use super::cache::{Told, compare, content, kernel_read, told};
+use super::cache::{CheckResult, checked, compare, content, kernel_read};
 use crate::content::Dice;
 
 const PAGE: u64 = 4096;
@@ -125,7 +125,7 @@ pub enum Op {
 
 /// How much there is for a pair's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Room {
+pub enum Capacity {
     /// More than it takes.
     Wide,
     /// Less, and what does not fit is refused.
@@ -137,10 +137,10 @@ pub enum Room {
 /// Where a pair lives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setting {
-    pub room: Room,
+    pub capacity: Capacity,
     /// The largest folio, as log2 of pages.
     pub order_max: u8,
-    /// Where the spill file is, if the room is [`Room::Spilling`].
+    /// Where the spill file is, if the room is [`Capacity::Spilling`].
     pub spill_folder: &'static str,
 }
 
@@ -159,27 +159,27 @@ pub struct MemPair {
 }
 
 fn twin() -> Result<fs::File, String> {
-    told("making a memfd", memfd_create("quinion-twin", MemfdFlags::CLOEXEC)).map(fs::File::from)
+    checked("making a memfd", memfd_create("quinion-twin", MemfdFlags::CLOEXEC)).map(fs::File::from)
 }
 
 /// The outcome of something that may find no memory: `None` then.
 fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<T>, String> {
     match result {
         Err(error) if error.kind() == ErrorKind::NoMemory => Ok(None),
-        result => told(what, result).map(Some),
+        result => checked(what, result).map(Some),
     }
 }
 
 impl MemPair {
     /// Two empty files.
     pub fn new(setting: &Setting) -> Result<Self, String> {
-        let memory = if setting.room == Room::Wide { MEMORY_WIDE } else { MEMORY_TIGHT };
+        let memory = if setting.capacity == Capacity::Wide { MEMORY_WIDE } else { MEMORY_TIGHT };
         let builder = Cache::builder().memory(memory).folio_order_max(setting.order_max);
-        let builder = match setting.room {
-            Room::Spilling => builder.spill(SpillOptions::new(setting.spill_folder, 4 * FILE_MAX)),
-            Room::Wide | Room::Tight => builder,
+        let builder = match setting.capacity {
+            Capacity::Spilling => builder.spill(SpillOptions::new(setting.spill_folder, 4 * FILE_MAX)),
+            Capacity::Wide | Capacity::Tight => builder,
         };
-        let (cache, twin) = (told("building a cache", builder.build())?, twin()?);
+        let (cache, twin) = (checked("building a cache", builder.build())?, twin()?);
         let mut pair = Self {
             setting: setting.clone(),
             pins: Vec::new(),
@@ -194,8 +194,8 @@ impl MemPair {
         Ok(pair)
     }
 
-    fn begin(&mut self) -> Told {
-        let file = told("making a memory file", self.cache.mem_file(MemFileOptions::new().name("ours")))?;
+    fn begin(&mut self) -> CheckResult {
+        let file = checked("making a memory file", self.cache.mem_file(MemFileOptions::new().name("ours")))?;
         self.files = vec![file.clone(), file];
         self.twin = twin()?;
         self.size = 0;
@@ -225,7 +225,7 @@ impl MemPair {
     }
 
     /// Does it to both.
-    pub fn step(&mut self, op: &Op) -> Told {
+    pub fn step(&mut self, op: &Op) -> CheckResult {
         match *op {
             Op::Read { by, at, len, how } => self.read(by, at, len, how)?,
             Op::Pin { by, at, len } => self.pin(by, at, len)?,
@@ -258,17 +258,17 @@ impl MemPair {
 
     // Reading.
 
-    fn read(&self, by: u8, at: At, len: u32, how: How) -> Told {
+    fn read(&self, by: u8, at: At, len: u32, how: How) -> CheckResult {
         let range = self.range(at, len);
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
         let mut is = vec![POISON; (range.end - range.start) as usize];
         let done = match how {
-            How::Plain => told("a read", self.file(by).read_at(&mut is, range.start))?,
+            How::Plain => checked("a read", self.file(by).read_at(&mut is, range.start))?,
             How::Vectored => {
                 let (first, rest) = is.split_at_mut((range.end - range.start) as usize / 3);
                 let (second, third) = rest.split_at_mut(rest.len() / 5);
                 let mut pieces = [first, second, third].map(IoSliceMut::new);
-                told("a vectored read", self.file(by).read_vectored_at(&mut pieces, range.start))?
+                checked("a vectored read", self.file(by).read_vectored_at(&mut pieces, range.start))?
             }
         };
         if is[done..].iter().any(|&byte| byte != POISON) {
@@ -277,7 +277,7 @@ impl MemPair {
         compare("a read", range.start, &is[..done], &should)
     }
 
-    fn pin(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn pin(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         let range = self.range(at, len);
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
         let pinned = self.file(by).pin(range.start, (range.end - range.start) as usize);
@@ -294,7 +294,7 @@ impl MemPair {
         Ok(())
     }
 
-    fn unpin(&mut self, nth: u8) -> Told {
+    fn unpin(&mut self, nth: u8) -> CheckResult {
         self.check_pins()?;
         if !self.pins.is_empty() {
             self.pins.remove(usize::from(nth) % self.pins.len());
@@ -303,14 +303,14 @@ impl MemPair {
     }
 
     /// What is pinned is what it was.
-    fn check_pins(&self) -> Told {
+    fn check_pins(&self) -> CheckResult {
         let is_same = |(pinned, bytes): &(Pinned, Vec<u8>)| pinned.chunks().flatten().eq(bytes.iter());
         if self.pins.iter().all(is_same) { Ok(()) } else { Err("what is pinned has changed".to_owned()) }
     }
 
     // Changing.
 
-    fn write(&mut self, by: u8, at: At, len: u32, how: How) -> Told {
+    fn write(&mut self, by: u8, at: At, len: u32, how: How) -> CheckResult {
         let range = self.range(at, len);
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
         let mut done = 0;
@@ -339,15 +339,15 @@ impl MemPair {
     }
 
     /// So much was written to ours, and is to the twin.
-    fn wrote(&mut self, position: u64, bytes: &[u8]) -> Told {
+    fn wrote(&mut self, position: u64, bytes: &[u8]) -> CheckResult {
         if !bytes.is_empty() {
-            told("a write to the twin", self.twin.write_all_at(bytes, position))?;
+            checked("a write to the twin", self.twin.write_all_at(bytes, position))?;
             self.size = self.size.max(position + bytes.len() as u64);
         }
         self.check_pins()
     }
 
-    fn append(&mut self, by: u8, len: u32) -> Told {
+    fn append(&mut self, by: u8, len: u32) -> CheckResult {
         let len = u64::from(len).min(FILE_MAX - self.size) as usize;
         let (end, bytes) = (self.size, self.next_content(self.size, len));
         match refusable("an append", self.file(by).append(&bytes))? {
@@ -362,18 +362,18 @@ impl MemPair {
         }
     }
 
-    fn set_len(&mut self, by: u8, to: At) -> Told {
+    fn set_len(&mut self, by: u8, to: At) -> CheckResult {
         let to = self.position(to);
         if refusable("set_len", self.file(by).set_len(to))?.is_none() {
             self.refused += 1;
             return self.check_pins();
         }
-        told("set_len of the twin", self.twin.set_len(to))?;
+        checked("set_len of the twin", self.twin.set_len(to))?;
         self.size = to;
         self.check_pins()
     }
 
-    fn punch(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn punch(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         let range = self.range(at, len);
         let len = range.end - range.start;
         if refusable("a punch", self.file(by).punch_hole(range.start, len))?.is_none() {
@@ -383,24 +383,27 @@ impl MemPair {
         }
         if len > 0 {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Of a last page that is punched up to the file's end ours keeps nothing; the kernel, only if told so.
+            // Of a last page that is punched up to the file's end ours keeps nothing; the kernel, only if checked so.
             let is_to_the_end = (range.start..=range.end).contains(&self.size);
             let end = if is_to_the_end { range.end.next_multiple_of(PAGE) } else { range.end };
-            told("a punch of the twin", fallocate(self.twin.as_fd(), flags, range.start, end - range.start))?;
+            checked(
+                "a punch of the twin",
+                fallocate(self.twin.as_fd(), flags, range.start, end - range.start),
+            )?;
         }
         self.check_pins()
     }
 
     /// Each byte of the range is what it was, or 0, and becomes that in the twin.
-    fn adopt_zeros(&mut self, range: Range<u64>) -> Told {
+    fn adopt_zeros(&mut self, range: Range<u64>) -> CheckResult {
         let should = kernel_read(&self.twin, range.start, (range.end - range.start) as usize)?;
         let mut is = vec![POISON; should.len()];
-        told("a read", self.file(0).read_exact_at(&mut is, range.start))?;
+        checked("a read", self.file(0).read_exact_at(&mut is, range.start))?;
         let wrong = is.iter().zip(&should).position(|(is, should)| is != should && *is != 0);
         if let Some(wrong) = wrong {
             return Err(format!("a punch that failed changed byte {}", range.start + wrong as u64));
         }
-        told("a write to the twin", self.twin.write_all_at(&is, range.start))
+        checked("a write to the twin", self.twin.write_all_at(&is, range.start))
     }
 
     /// What of a range lies in the file.
@@ -410,7 +413,7 @@ impl MemPair {
         start..range.end.clamp(start, self.size)
     }
 
-    fn preallocate(&mut self, by: u8, at: At, len: u32) -> Told {
+    fn preallocate(&mut self, by: u8, at: At, len: u32) -> CheckResult {
         let range = self.inside(at, len);
         let given = self.file(by).preallocate(range.start, range.end - range.start);
         if refusable("preallocate", given)?.is_none() {
@@ -418,12 +421,12 @@ impl MemPair {
         } else if !range.is_empty() {
             let given =
                 fallocate(self.twin.as_fd(), FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
-            told("a preallocation of the twin", given)?;
+            checked("a preallocation of the twin", given)?;
         }
         self.check_pins()
     }
 
-    fn populate(&mut self, by: u8, at: At, len: u32, step: u16) -> Told {
+    fn populate(&mut self, by: u8, at: At, len: u32, step: u16) -> CheckResult {
         let range = self.inside(at, len);
         let bytes = self.next_content(range.start, (range.end - range.start) as usize);
         let step = usize::from(step).max(1);
@@ -448,10 +451,10 @@ impl MemPair {
 
     // Where data is.
 
-    fn seek(&self, by: u8, position: u64) -> Told {
+    fn seek(&self, by: u8, position: u64) -> CheckResult {
         let file = self.file(by);
-        let data = told("seek_data", file.seek_data(position))?;
-        let hole = told("seek_hole", file.seek_hole(position))?;
+        let data = checked("seek_data", file.seek_data(position))?;
+        let hole = checked("seek_hole", file.seek_hole(position))?;
         // Bounds that both have, whatever folios ours has.
         let is_inside = position < self.size;
         if hole.is_some() != is_inside || (!is_inside && data.is_some()) {
@@ -478,7 +481,7 @@ impl MemPair {
     }
 
     /// The twin has nothing but zeros there.
-    fn expect_zeros(&self, range: Range<u64>) -> Told {
+    fn expect_zeros(&self, range: Range<u64>) -> CheckResult {
         for at in range.clone().step_by(PIECE) {
             let bytes = kernel_read(&self.twin, at, (range.end - at).min(PIECE as u64) as usize)?;
             if let Some(byte) = bytes.iter().position(|&byte| byte != 0) {
@@ -489,10 +492,10 @@ impl MemPair {
     }
 
     /// With folios of a page ours knows as well as the twin which pages were written to.
-    fn compare_seeks(&self, position: u64, data: Option<u64>, hole: u64) -> Told {
+    fn compare_seeks(&self, position: u64, data: Option<u64>, hole: u64) -> CheckResult {
         let twins = |to: SeekFrom| match seek(self.twin.as_fd(), to) {
             Err(rustix::io::Errno::NXIO) => Ok(None),
-            found => told("a seek of the twin", found).map(Some),
+            found => checked("a seek of the twin", found).map(Some),
         };
         let should = (twins(SeekFrom::Data(position))?, twins(SeekFrom::Hole(position))?);
         if (data, Some(hole)) == should {
@@ -503,9 +506,9 @@ impl MemPair {
 
     // All of it.
 
-    fn check(&self) -> Told {
+    fn check(&self) -> CheckResult {
         self.check_pins()?;
-        let stats = told("stats", self.file(0).stats())?;
+        let stats = checked("stats", self.file(0).stats())?;
         let pages = stats.data_pages + stats.allocated_pages + stats.spilled_pages + stats.hole_pages;
         if pages != self.size.div_ceil(PAGE) {
             return Err(format!("{stats:?} are not the pages of {} bytes", self.size));
@@ -514,18 +517,18 @@ impl MemPair {
     }
 
     /// The file goes, after a look at all of it, and its memory with it.
-    fn reborn(&mut self) -> Told {
+    fn reborn(&mut self) -> CheckResult {
         self.end()?;
         self.begin()
     }
 
     /// All bytes are the same; then everything goes.
-    pub fn end(&mut self) -> Told {
+    pub fn end(&mut self) -> CheckResult {
         self.check()?;
         for at in (0..self.size).step_by(PIECE) {
             let should = kernel_read(&self.twin, at, PIECE)?;
             let mut is = vec![POISON; should.len()];
-            told("a read", self.file(0).read_exact_at(&mut is, at))?;
+            checked("a read", self.file(0).read_exact_at(&mut is, at))?;
             compare("at the end, a read", at, &is, &should)?;
         }
         self.pins.clear();

@@ -536,14 +536,14 @@ impl<const BITS: u32> Pair<BITS> {
         let got = self.forest.with_budget(budget, |tree| {
             tree.store_range(at, end, value, |first, entry, order| gone.push((first, entry, order)))
         });
-        let (mut next, mut want_gone) = (at, Vec::new());
+        let (mut next, mut want_removed) = (at, Vec::new());
         while next < end {
             let order = (0..=15).rev().find(|&o| align(next, o) == next && next + (1 << o) <= end).unwrap();
             if next == at + got.pages && got.stop == RangeStop::NoNode {
                 break;
             }
             match self.twin.place(next, order, Entry::value(value.with_order(order)), false) {
-                Outcome::Done(more) => want_gone.extend(more),
+                Outcome::Done(more) => want_removed.extend(more),
                 Outcome::Present(entry) => {
                     assert_eq!(got.stop, RangeStop::Present(entry));
                     break;
@@ -551,7 +551,7 @@ impl<const BITS: u32> Pair<BITS> {
             }
             next += 1 << order;
         }
-        assert_eq!((gone, got.pages), (want_gone, next - at));
+        assert_eq!((gone, got.pages), (want_removed, next - at));
         match got.stop {
             RangeStop::All => assert_eq!(next, end.max(at)),
             RangeStop::NoNode => self.take_over_finer_shadows(),

@@ -29,7 +29,7 @@ use crate::content::verify;
 pub const SNAPSHOT: u8 = 0;
 pub const REMOVING: u8 = 1;
 pub const ZERO: u8 = 2;
-pub const GONE: u8 = 3;
+pub const UNMAPPED: u8 = 3;
 
 /// A mapping, and which bytes of the image it has.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +133,7 @@ impl Memory {
 
     fn read(&self, page: u64) -> [u8; PAGE] {
         let mut bytes = [0; PAGE];
-        // SAFETY: mapped, and only the kernel changes it beside us; whatever is read is judged, not believed.
+        // SAFETY: mapped, and only the kernel changes it beside us; whatever is read is checked, not believed.
         unsafe {
             let from = self.address(page) as *const u64;
             for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -155,9 +155,9 @@ impl Memory {
     }
 
     /// Reads a page and says what is wrong with it.
-    pub fn judge(&self, page: u64) -> Result<(), String> {
+    pub fn check_page(&self, page: u64) -> Result<(), String> {
         let before = self.state(page);
-        if before == GONE {
+        if before == UNMAPPED {
             return Ok(());
         }
         let found = self.read(page);
@@ -237,7 +237,7 @@ impl Memory {
     }
 
     pub fn unmap(&self, pages: std::ops::Range<u64>) -> io::Result<()> {
-        self.set(pages.clone(), GONE);
+        self.set(pages.clone(), UNMAPPED);
         for (address, bytes) in self.pieces(&pages) {
             // SAFETY: pages of ours, which are not read any more.
             checked(unsafe { libc::munmap(address as *mut _, bytes) })?;

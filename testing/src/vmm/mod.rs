@@ -12,7 +12,7 @@
 //! as Firecracker does: anonymous memory, MISSING faults, one message with the regions as JSON and the descriptor
 //! beside it, and then silence. What each page of an [`Image`] holds follows from its number, so no copy of it is
 //! needed, and the monitor keeps a model of its memory: a page is the snapshot's until the balloon took it, then zeros;
-//! and either with eight bytes over it that it wrote itself. So every command that reads also judges.
+//! and either with eight bytes over it that it wrote itself. So every command that reads also checks.
 //!
 //! ```text
 //!   kernel.rs    userfaultfd and descriptors over sockets, written here anew: the server's own words are not believed

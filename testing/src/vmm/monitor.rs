@@ -427,7 +427,7 @@ fn touch(memory: &Memory, pages: Range<u64>, threads: u64) -> Result<(), String>
         for at in (1..order.len()).rev() {
             order.swap(at, dice.below(at as u64 + 1) as usize);
         }
-        order.into_iter().try_for_each(|page| memory.judge(page))
+        order.into_iter().try_for_each(|page| memory.check_page(page))
     };
     let reader = &reader;
     std::thread::scope(|scope| {
@@ -445,7 +445,7 @@ fn race(memory: &Memory, rounds: u64, threads: u64) -> Result<(), String> {
     let reader = |seed: u64| {
         let mut dice = Dice::new(seed + 1000);
         while !is_over.load(Ordering::Relaxed) {
-            memory.judge(dice.below(pages))?;
+            memory.check_page(dice.below(pages))?;
         }
         Ok::<(), String>(())
     };

@@ -17,12 +17,12 @@ struct Woken {
 }
 
 /// Wakes one task.
-struct Bell {
+struct TaskWaker {
     task: usize,
     woken: Arc<Woken>,
 }
 
-impl Wake for Bell {
+impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -38,8 +38,8 @@ pub fn run_all<F: Future>(tasks: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut answers: Vec<Option<F::Output>> = tasks.iter().map(|_| None).collect();
     let all: Vec<usize> = (0..tasks.len()).collect();
     let woken = Arc::new(Woken { tasks: Mutex::new(all.clone()), thread: thread::current() });
-    let bell = |task| Waker::from(Arc::new(Bell { task, woken: Arc::clone(&woken) }));
-    let bells: Vec<Waker> = all.into_iter().map(bell).collect();
+    let waker = |task| Waker::from(Arc::new(TaskWaker { task, woken: Arc::clone(&woken) }));
+    let wakers: Vec<Waker> = all.into_iter().map(waker).collect();
     let mut ready = Vec::new();
     while answers.iter().any(Option::is_none) {
         std::mem::swap(&mut ready, &mut woken.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -48,7 +48,7 @@ pub fn run_all<F: Future>(tasks: impl Iterator<Item = F>) -> Vec<F::Output> {
         }
         for task in ready.drain(..) {
             let Some(future) = &mut tasks[task] else { continue };
-            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&bells[task])) {
+            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&wakers[task])) {
                 (answers[task], tasks[task]) = (Some(answer), None);
             }
         }

@@ -14,7 +14,7 @@
 //! thread has pages of its own, in one file.
 //!
 //! Ours do what a program does that reads them without having said how: random pages come alone,
-//! those in sequence by windows that readahead judges, in large folios. To a peer the order of numbers is
+//! those in sequence by windows that readahead decides, in large folios. To a peer the order of numbers is
 //! nothing. The 64 bytes that we copy out as well are ours to pay.
 //!
 //! CPU time is that of the whole process: threads in the background work for the others.

@@ -3,14 +3,14 @@
 //! ```text
 //!   own process      File::read_at by the process that owns the cache
 //!   viewer           this program again, with read-only maps of the same memory, as a process that is served freely
-//!   by run, careful  this program again under `quinion run`: its pread is answered out of the owner's memory
+//!   by run, restricted  this program again under `quinion run`: its pread is answered out of the owner's memory
 //!   pread            the same process without `run`, by the kernel
 //! ```
 //!
 //! All read the whole file first, and then the same random pages of it.
 //!
-//! This program enters the kernel by instructions of its own, so `run` serves it in the careful mode: before each read
-//! it checks the descriptor, by two system calls. The row beside `pread` shows that cost. Most programs are served
+//! This program enters the kernel by instructions of its own, so `run` serves it in the restricted mode: before each
+//! read it checks the descriptor, by two system calls. The row beside `pread` shows that cost. Most programs are served
 //! without it, and then a hit is the viewer's read, which `cargo bench -p quinion --bench viewer` measures in more
 //! situations.
 
@@ -49,7 +49,7 @@ const CACHE: &str = "cache";
 
 const OWN: &str = "own process";
 const VIEWER: &str = "viewer";
-const BY_RUN: &str = "by run, careful";
+const BY_RUN: &str = "by run, restricted";
 const PREAD: &str = "pread";
 /// The least ratio wanted of the viewer, beside the process that owns the cache.
 const GOAL: f64 = 0.95;
@@ -98,7 +98,7 @@ impl Ground {
         let own = warm(cache.open(&path)?)?;
         let owner = Arc::new(CacheOwner::new(cache).with_rules(by_times()));
         let (service, cache) = sys::serve(owner, folder.path())?;
-        // In the careful mode, files that changed a moment ago are not served.
+        // In the restricted mode, files that changed a moment ago are not served.
         std::thread::sleep(Duration::from_millis(2500));
         let reads = if settings.extent == Extent::Full { 200_000 } else { 10_000 };
         Ok(Self { bytes, reads, path, own, _service: service, cache, folder })

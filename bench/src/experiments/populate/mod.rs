@@ -10,7 +10,7 @@
 //! One thread works unless a name says two. The memory is new in each repetition, and freeing it is not timed. It is
 //! new to the process, not to the machine: before each run as much memory is made resident as the run takes, so that no
 //! run pays for memory that the host reclaimed from the run before. The order changes from repetition to repetition,
-//! there are seven, all are printed, and each side is judged by its lower quartile: what remains of the host's
+//! there are seven, all are printed, and each side is compared by its lower quartile: what remains of the host's
 //! influence makes a run slower and never faster. Peers that no goal names are repeated fewer times beside one of ours,
 //! in a case of their own. Elapsed time is measured, since a virtual machine waits for it; the CPU time beside it is
 //! that of the working threads.
@@ -33,7 +33,7 @@ pub use ours::{cache, file};
 pub use peers::{faults_of, timed};
 
 const METRICS: [Metric; 2] = [Metric::cost("time", "ms"), Metric::cost("cpu", "ms")];
-/// A full run's repetitions of judged cases, and of the others, of which one takes most of a minute.
+/// A full run's repetitions of cases with goals, and of the others, of which one takes most of a minute.
 const REPEAT: usize = 7;
 const REPEAT_REST: usize = 3;
 
@@ -47,14 +47,14 @@ const COPY_GOAL: f64 = 1.5;
 /// All alternatives fill as many bytes; then ours, by other ways to find and create folios.
 pub fn cases(settings: &Settings) -> Vec<Case> {
     let stage = Shared::new(settings, stage);
-    let cases = [judged(settings, &stage), rest(settings, &stage)];
+    let cases = [with_goals(settings, &stage), rest(settings, &stage)];
     cases.into_iter().chain(grabs::cases(settings)).collect()
 }
 
 /// The peers that a goal names.
 const NAMED: [&str; 3] = [BEST, BEST_BY_TWO, UFFD_COPY];
 
-fn judged(settings: &Settings, stage: &Shared<Stage>) -> Case {
+fn with_goals(settings: &Settings, stage: &Shared<Stage>) -> Case {
     let case = of(settings, stage, "", |stage| {
         let grown = ours::Grown::new();
         let ours = [

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_and_its_children_read_is_counted() {
+    fn reads_of_a_program_and_its_children_are_counted() {
         let mut command = Command::new("sh");
         command.args(["-c", "head -c 1000000 /dev/zero | wc -c; exit 0"]);
         plain(&mut command);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_better_than_the_optimum_and_all_are_alike_where_all_fits() {
+    fn no_policy_beats_the_optimum_and_all_are_alike_where_all_pages_fit() {
         let trace = synthetic::trace(Extent::Quick);
         let asked: Vec<u64> = trace.references[..20_000].iter().map(|page| u64::from(page % 500)).collect();
         for pages in [1, 2, 7, 50, 499] {

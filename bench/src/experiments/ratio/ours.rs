@@ -64,7 +64,7 @@ impl Ours {
     /// Takes the shadow of `page`, and returns what it says.
     fn refault(&mut self, page: u32) -> Option<Refault> {
         let memory = self.shadows.take(page)?;
-        let refault = self.ages.judge(memory, Order::ZERO, self.policy.reach(&self.held));
+        let refault = self.ages.refault(memory, Order::ZERO, self.policy.reach(&self.held));
         // As in the cache, a page that has aged in Main counts as new.
         Some(refault).filter(|_| memory.standing == EvictedState::Plain)
     }
@@ -76,7 +76,7 @@ impl Ours {
         self.reads[page as usize] = reads;
     }
 
-    fn make_room(&mut self) {
+    fn evict_one(&mut self) {
         if self.held.total() < self.pages_max || self.drop_behind() {
             return;
         }
@@ -84,7 +84,7 @@ impl Ours {
             let class = self.policy.next(&self.held).expect("a full cache holds something");
             let page =
                 self.rings[class as usize].pop_front().expect("a policy names a ring that holds something");
-            let verdict = self.policy.judge(class, self.reads[page as usize], 1, &self.held);
+            let verdict = self.policy.decide(class, self.reads[page as usize], 1, &self.held);
             self.held.pages[class as usize] -= 1;
             match verdict {
                 PolicyVerdict::Keep { class, reads } => self.put(page, class, reads),
@@ -101,7 +101,7 @@ impl Ours {
             return false;
         }
         let Some(&page) = self.rings[stream].back() else { return false };
-        let verdict = self.policy.judge(Class::Stream, self.reads[page as usize], 1, &self.held);
+        let verdict = self.policy.decide(Class::Stream, self.reads[page as usize], 1, &self.held);
         if matches!(verdict, PolicyVerdict::Keep { .. }) {
             return false;
         }
@@ -129,7 +129,7 @@ impl Simulated for Ours {
             return true;
         }
         let refault = self.refault(page);
-        self.make_room();
+        self.evict_one();
         let came_back = refault == Some(Refault::Recent);
         self.standing[page as usize] = if came_back { EvictedState::WorkingSet } else { EvictedState::Plain };
         let class = self.policy.admit(ArrivingFolio { pages: 1, came: self.came, refault }, &self.held);

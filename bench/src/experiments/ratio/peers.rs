@@ -107,7 +107,7 @@ impl Linux {
         Self { pages_max, chains: Chains::new(unique), referenced, age: 0, evicted }
     }
 
-    fn make_room(&mut self) {
+    fn evict_one(&mut self) {
         if self.held() < self.pages_max {
             return;
         }
@@ -134,7 +134,7 @@ impl Simulated for Linux {
             None => {
                 let shadow = std::mem::take(&mut self.evicted[at]);
                 let is_recent = shadow > 0 && self.age - (shadow - 1) <= self.chains.len(ACTIVE) as u64;
-                self.make_room();
+                self.evict_one();
                 self.age += u64::from(is_recent);
                 self.chains.put(if is_recent { ACTIVE } else { INACTIVE }, page);
                 self.referenced[at] = true;
@@ -310,7 +310,7 @@ impl Arc {
     }
 
     /// Makes room for a page that is on no list: the paper's case IV.
-    fn make_room(&mut self) {
+    fn evict_one(&mut self) {
         let (recent, all) =
             (self.chains.len(RECENT), (0..4).map(|chain| self.chains.len(chain)).sum::<usize>());
         if recent + self.chains.len(RECENT_GHOSTS) == self.pages_max {
@@ -343,7 +343,7 @@ impl Simulated for Arc {
                 false
             }
             None => {
-                self.make_room();
+                self.evict_one();
                 self.chains.put(RECENT, page);
                 false
             }

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_wanted_of_what_has_a_right_answer() {
+    fn a_value_is_wanted_of_each_metric_that_has_a_right_answer() {
         let wanted = wanted().run_once(0).expect("it computes nothing");
         let has_one =
             METRICS.iter().zip(&wanted).filter(|(_, value)| **value == 1.0).map(|(metric, _)| metric.name);

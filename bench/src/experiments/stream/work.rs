@@ -198,8 +198,8 @@ mod tests {
     }
 
     #[test]
-    fn every_way_reads_all_of_it_and_says_what_is_kept() {
-        // More than the memory. Uncached reads take nothing of what is hot. Plain ones are judged as any: the hot file
+    fn every_way_reads_the_whole_file_and_says_what_is_kept() {
+        // More than the memory. Uncached reads take nothing of what is hot. Plain ones are scanned as any: the hot file
         // was read by a stream, so half of it stands where streams go first; twice proves nothing there, and a second
         // job that begins late, and has passed nothing yet, takes a part of that.
         let folder = tempfile::tempdir_in(".").expect("a folder");

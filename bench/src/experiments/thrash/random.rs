@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_reads_what_stands_there() {
+    fn all_threads_read_the_bytes_of_the_file() {
         let folder = tempfile::tempdir_in(".").expect("a folder");
         let path = folder.path().join("file");
         let mut file = KernelFile::create(&path).expect("a file");

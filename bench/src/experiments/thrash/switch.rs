@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn all_jobs_together_read_all_of_it() {
+    fn all_jobs_together_read_the_whole_file() {
         let answer =
             run(Load { memory: 32 << 20, pages_log2: 14, jobs: 4 }, Tuning::default()).expect("it runs");
         assert!(answer.number("shadows-found") > 0.0 && answer.number("time") > 0.0, "{answer:?}");

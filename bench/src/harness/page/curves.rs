@@ -205,7 +205,7 @@ mod tests {
     /// 1. Our way could not be measured, and has told nothing.
     /// 2. The first peer is drawn as if it were ours, on an axis without a unit.
     #[test]
-    fn a_way_that_tells_nothing_has_no_line_and_lends_its_look_to_nobody() {
+    fn a_way_without_a_series_has_no_line_and_lends_its_look_to_no_other() {
         let rows = [telling("s: ours", &[], &[]), telling("s: kernel", &[1.0, 2.0], &[1.0, 2.0])];
         let chart = series(&rows.iter().collect::<Vec<_>>()).expect("one tells");
         assert_eq!(

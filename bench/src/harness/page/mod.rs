@@ -87,12 +87,12 @@ fn put_goals(html: &mut String, sections: &[Section]) {
     let unsteady: Vec<&Row> = rows().filter(|row| !row.is_steady()).collect();
     let behind: Vec<&Row> = rows().filter(|row| row.met.is_none() && row.is_lost()).collect();
     html.push_str("<h2 id=\"goals\">Goals</h2>\n");
-    let (judged, of) = (met.len() + missed.len(), rows().filter(|row| row.peer_name.is_some()).count());
-    put!(html, "<p>{} of {judged} goals that can be judged are met. ", met.len());
+    let (with_goal, of) = (met.len() + missed.len(), rows().filter(|row| row.peer_name.is_some()).count());
+    put!(html, "<p>{} of {with_goal} goals that can be compared are met. ", met.len());
     put!(html, "{} of {of} comparisons are not steady.</p>\n", unsteady.len());
     for (rows, heading, open) in [
         (missed, "Missed", " open"),
-        (unsteady, "Not steady: repetitions differ by more than twice, so nothing is judged", ""),
+        (unsteady, "Not steady: repetitions differ by more than twice, so nothing is concluded", ""),
         (behind, "Without a goal, and behind a peer in three repetitions of four, or in the only one", ""),
         (met, "Met", ""),
     ] {
@@ -152,7 +152,7 @@ mod tests {
             quinion_spread: Some([ours * 0.9, ours * 1.1]),
             quinion_runs: vec![ours],
             peer_runs: peer.map(|(_, peer)| peer).into_iter().collect(),
-            judged: Estimator::Median,
+            estimator: Estimator::Median,
             steadiness: peer.map(|_| Steadiness::Steady),
             peer: peer.map(|(_, peer)| peer),
             peer_spread: peer.map(|(_, peer)| [peer * 0.9, peer * 1.1]),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tag_is_closed_and_what_comes_from_outside_is_escaped() {
+    fn every_tag_is_closed_and_foreign_text_is_escaped() {
         let html = sample();
         let mut open: Vec<String> = Vec::new();
         for tag in tags(&html) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_fetched_and_nothing_runs() {
+    fn the_page_fetches_nothing_and_runs_nothing() {
         let html = sample();
         for word in ["http:", "https:", "src=", "url(", "@import", "<script", "<link", "<iframe"] {
             assert!(!html.contains(word), "{word} in {html}");

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn each_claim_says_beside_what_it_is_judged() {
+    fn each_claim_names_its_peer() {
         for claim in &CLAIMS {
             let beside = match claim.beside {
                 Beside::Without => claim.without,

@@ -73,11 +73,11 @@ fn line(claim: &Claim, case: &str, rows: &[RecordedRow]) -> [String; 7] {
     let without = beside(claim.without);
     let kernel = beside(claim.kernel);
     let elsewhere = claim.elsewhere.and_then(|elsewhere| rows.iter().find(|row| elsewhere.is(row)));
-    let judged = match claim.beside {
+    let measured = match claim.beside {
         Beside::Without => without,
         Beside::Kernel => kernel,
     };
-    let verdict = verdict(claim, judged);
+    let verdict = verdict(claim, measured);
     let cause = if [Verdict::Less, Verdict::NotSeen].contains(&verdict) { claim.cause } else { "" };
     let with = of_case().next().map_or("-".to_owned(), |row| {
         let ours = row.quinion.map_or("-".to_owned(), digits);

@@ -209,7 +209,7 @@ impl Looked {
     pub fn verdict(&self) -> Report {
         let (mut will, mut will_not, mut advice) = (Vec::new(), Vec::new(), Vec::new());
         match &self.linked {
-            Some(linked) => linked.judge(&mut will, &mut will_not, &mut advice),
+            Some(linked) => linked.add_findings(&mut will, &mut will_not, &mut advice),
             None if self.is_served().is_none() => {
                 advice.push("run it: the report of `quinion run` says what was served of it".into());
             }
@@ -298,8 +298,8 @@ impl Linked {
         }
     }
 
-    fn judge(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
-        if self.conduct() == SyscallAudit::Careful {
+    fn add_findings(&self, will: &mut Vec<String>, will_not: &mut Vec<String>, advice: &mut Vec<String>) {
+        if self.conduct() == SyscallAudit::Restricted {
             will.push("reads that say where (pread and its kin), each after a look at the descriptor".into());
             will_not.push(
                 "reads at the descriptor's offset (read, readv): it has code that enters the kernel by \
@@ -352,7 +352,7 @@ fn foreign_object(path: &Path, sites: &[Site]) -> Report {
         .add("object", "object", Value::Text(path.display().to_string()))
         .add("calls", "calls", Value::List(names.into_iter().map(Value::Text).collect()))
         .add("unknown_calls", "calls not known", Value::Number(unknown as u64))
-        .add("harmless", "harmless", Value::Truth(syscall_scan::conduct(sites) != SyscallAudit::Careful));
+        .add("harmless", "harmless", Value::Truth(syscall_scan::conduct(sites) != SyscallAudit::Restricted));
     report
 }
 

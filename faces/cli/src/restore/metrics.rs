@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_from_files() {
+    fn addresses_are_distinguished_from_files() {
         assert_eq!("127.0.0.1:9100".parse(), Ok(Where::Address(([127, 0, 0, 1], 9100).into())));
         assert_eq!("/run/q.prom".parse(), Ok(Where::File("/run/q.prom".into())));
         assert_eq!("./9100".parse(), Ok(Where::File("./9100".into())));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_answered() {
+    fn a_request_for_metrics_is_answered() {
         let any = Where::Address(([127, 0, 0, 1], 0).into());
         let metrics = Metrics::start(&any).expect("a port is free");
         let Metrics::Asked(listener) = &metrics else { panic!("it is asked") };

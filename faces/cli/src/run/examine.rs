@@ -102,7 +102,7 @@ impl ProcessAuditor {
 
     /// What the code of `process` does.
     pub fn examine(&self, process: u32) -> SyscallAudit {
-        self.look(process).unwrap_or(SyscallAudit::Careful)
+        self.look(process).unwrap_or(SyscallAudit::Restricted)
     }
 
     fn look(&self, process: u32) -> Option<SyscallAudit> {
@@ -126,7 +126,7 @@ impl ProcessAuditor {
                 continue;
             }
             let conduct = match part.inode {
-                _ if part.is_writable => SyscallAudit::Careful,
+                _ if part.is_writable => SyscallAudit::Restricted,
                 0 => conduct_of_memory(process, &part)?,
                 _ => match self.object(process, &part)? {
                     Object::Other(conduct) => conduct,
@@ -243,7 +243,7 @@ fn open_object(process: u32, path: &str) -> Option<File> {
 const CONDUCTS: [(SyscallAudit, &str); 3] = [
     (SyscallAudit::Clean, "clean"),
     (SyscallAudit::Harmless, "harmless"),
-    (SyscallAudit::Careful, "careful"),
+    (SyscallAudit::Restricted, "restricted"),
 ];
 
 /// A file, what it comes to, and a sum of both.
@@ -252,7 +252,7 @@ fn line_of(identity: &Identity, object: Object) -> String {
     let word = match object {
         Object::CLibrary(name) => name,
         Object::Other(conduct) => {
-            CONDUCTS.iter().find(|(of, _)| *of == conduct).map_or("careful", |(_, word)| word)
+            CONDUCTS.iter().find(|(of, _)| *of == conduct).map_or("restricted", |(_, word)| word)
         }
     };
     let line = format!("{device} {inode} {bytes} {seconds} {part} {build} {word}");
@@ -278,13 +278,14 @@ fn read_line(line: &str) -> Option<(Identity, Object)> {
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
-    let Ok(elf) = Elf::parse(bytes) else { return Object::Other(SyscallAudit::Careful) };
+    let Ok(elf) = Elf::parse(bytes) else { return Object::Other(SyscallAudit::Restricted) };
     let name = elf.soname().and_then(|name| C_LIBRARY.iter().find(|known| **known == name));
     if let Some(name) = name {
         return Object::CLibrary(name);
     }
     Object::Other(
-        syscall_scan::scan(elf.bytes()).map_or(SyscallAudit::Careful, |sites| syscall_scan::conduct(&sites)),
+        syscall_scan::scan(elf.bytes())
+            .map_or(SyscallAudit::Restricted, |sites| syscall_scan::conduct(&sites)),
     )
 }
 
@@ -295,7 +296,7 @@ fn conduct_of_c_library(name: &'static str, part: &Part<'_>, found: &mut Vec<Lib
         *other == name && (*inode != part.inode || bytes.start < others.end && others.start < bytes.end)
     });
     found.push((name, part.inode, bytes));
-    if is_copy { SyscallAudit::Careful } else { SyscallAudit::Clean }
+    if is_copy { SyscallAudit::Restricted } else { SyscallAudit::Clean }
 }
 
 /// Code without a file: of a program that makes code for itself.
@@ -310,7 +311,7 @@ fn conduct_of_memory(process: u32, part: &Part<'_>) -> Option<SyscallAudit> {
         let piece = &mut bytes[..(part.end - start).min(PIECE_BYTES + 1) as usize];
         memory.read_exact_at(piece, start).ok()?;
         if syscall_scan::may_enter_kernel(piece) {
-            return Some(SyscallAudit::Careful);
+            return Some(SyscallAudit::Restricted);
         }
     }
     Some(SyscallAudit::Clean)
@@ -384,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_of_an_object_is_as_it_was_found() {
+    fn the_remembered_verdict_on_an_object_is_the_one_found() {
         let identity =
             Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999], build: 3 };
         let objects = CONDUCTS.map(|(conduct, _)| Object::Other(conduct));
@@ -438,7 +439,7 @@ mod tests {
         let examiner = examiner();
         let (conduct, ended) = examined(&examiner, Path::new("/bin/sleep"));
         assert_eq!(conduct, SyscallAudit::Clean);
-        assert_eq!(examiner.examine(ended), SyscallAudit::Careful);
+        assert_eq!(examiner.examine(ended), SyscallAudit::Restricted);
     }
 
     #[test]
@@ -467,8 +468,8 @@ mod tests {
             print(address, flush=True)\nsys.stdin.read()";
         for (at, wanted) in [
             (0, SyscallAudit::Clean),
-            ((1 << 20) - 1, SyscallAudit::Careful),
-            ((3 << 20) - 2, SyscallAudit::Careful),
+            ((1 << 20) - 1, SyscallAudit::Restricted),
+            ((3 << 20) - 2, SyscallAudit::Restricted),
         ] {
             let piped = std::process::Stdio::piped;
             let mut command = std::process::Command::new("python3");
@@ -583,9 +584,9 @@ mod tests {
         let copy = folder.path().join("copy.so");
         std::fs::copy(c_library(), &copy).unwrap();
         let all = std::fs::metadata(&copy).unwrap().len() as usize;
-        assert_ne!(with_mapped(&copy, 0, || ()), SyscallAudit::Careful, "Python itself is not");
-        assert_eq!(with_mapped(&copy, all, || ()), SyscallAudit::Careful);
-        assert_eq!(with_mapped(&c_library(), all, || ()), SyscallAudit::Careful);
+        assert_ne!(with_mapped(&copy, 0, || ()), SyscallAudit::Restricted, "Python itself is not");
+        assert_eq!(with_mapped(&copy, all, || ()), SyscallAudit::Restricted);
+        assert_eq!(with_mapped(&c_library(), all, || ()), SyscallAudit::Restricted);
     }
 
     /// 1. A process has code of a file that is gone, and what the kernel says of such a file is the name of a pipe.
@@ -600,6 +601,6 @@ mod tests {
             rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
             std::fs::remove_file(&copy).unwrap();
         };
-        assert_eq!(with_mapped(&copy, 4096, replace), SyscallAudit::Careful);
+        assert_eq!(with_mapped(&copy, 4096, replace), SyscallAudit::Restricted);
     }
 }

@@ -13,8 +13,8 @@
 //! its name; it is written under another, and renamed.
 //!
 //! A program that has it loaded keeps it if it is replaced or removed; a program that is started later looks for it by
-//! name, and one that is not there is taken out of the environment by the object itself (`faces/preload/src/gone.rs`).
-//! Objects that no run has used for a month are removed when another is written.
+//! name, and one that is not there is taken out of the environment by the object itself
+//! (`faces/preload/src/ld_preload.rs`). Objects that no run has used for a month are removed when another is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ use super::user_folder::Folder;
 
 /// A hash of the object that this command has, in hexadecimal; `build.rs` makes it.
 pub(super) const HASH: &str = env!("QUINION_OBJECT");
-/// How names of objects begin and end; `faces/preload/src/gone.rs` knows ours by it.
+/// How names of objects begin and end; `faces/preload/src/ld_preload.rs` knows ours by it.
 const PREFIX: &str = "libquinion-";
 const SUFFIX: &str = ".so";
 const _: () = assert!(HASH.len() == 32, "the longest name is agreed on with the object");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_once_and_stays() {
+    fn the_object_is_written_once_and_stays() {
         let (_outer, folder) = folder();
         let path = place_bytes(&folder, "a", b"bytes").unwrap();
         assert_eq!(
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_an_error_and_nothing_is_left() {
+    fn an_object_that_cannot_be_replaced_is_an_error_and_leaves_nothing_behind() {
         let (_outer, folder) = folder();
         fs::create_dir_all(folder.path().join("libquinion-a.so/full")).unwrap();
         let error = place_bytes(&folder, "a", b"bytes").unwrap_err().to_string();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_nobody_has_used_for_a_month_are_removed() {
+    fn objects_unused_for_a_month_are_removed() {
         let (_outer, folder) = folder();
         let month = Duration::from_secs(31 * 24 * 3600);
         let [old, used] = ["old", "used"].map(|hash| place_bytes(&folder, hash, b"bytes").unwrap());

@@ -142,7 +142,7 @@ pub enum PatchRefused {
     /// Something jumps between its first bytes.
     JumpedInto,
     /// There are more functions than a plan has room for.
-    NoRoom,
+    PlanFull,
 }
 
 impl fmt::Display for PatchRefused {
@@ -152,7 +152,7 @@ impl fmt::Display for PatchRefused {
             PatchRefused::Short => "it is too short for a jump",
             PatchRefused::Unmovable => "its first instructions work only where they are",
             PatchRefused::JumpedInto => "something jumps between its first bytes",
-            PatchRefused::NoRoom => "a plan has no room for more functions",
+            PatchRefused::PlanFull => "a plan has no room for more functions",
         })
     }
 }
@@ -213,7 +213,7 @@ impl Plan {
         for function in &functions {
             match moved(library, function, &starts) {
                 Ok(entry) if candidates.len() < ENTRIES_MAX => candidates.push((function, entry)),
-                Ok(_) => plan.leave(function, PatchRefused::NoRoom)?,
+                Ok(_) => plan.leave(function, PatchRefused::PlanFull)?,
                 Err(why) => plan.leave(function, why)?,
             }
         }

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_there_is_there_under_its_key_and_nothing_else_is_left() {
+    fn a_stored_plan_is_found_under_its_key_and_nothing_else_is_left() {
         let parent = tempfile::tempdir().expect("a folder");
         let path = parent.path().join("ours");
         let ours = in_folder(&path);
@@ -203,7 +203,7 @@ mod tests {
     /// 1. Under the name of what is remembered lies a pipe, or a link to another file.
     /// 2. The pipe is opened, and waits for a process that is at its other end; the other file is written to.
     #[test]
-    fn what_is_no_file_there_is_not_waited_for_nor_followed() {
+    fn an_entry_that_is_no_file_is_neither_waited_for_nor_followed() {
         let parent = tempfile::tempdir().expect("a folder");
         let path = parent.path().join("ours");
         let ours = in_folder(&path);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_is_removed() {
+    fn old_plans_are_removed() {
         let parent = tempfile::tempdir().expect("a folder");
         let path = parent.path().join("ours");
         let ours = in_folder(&path);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_a_moment_ago_is_not_settled() {
+    fn a_file_that_changed_a_moment_ago_is_not_settled() {
         let at = |seconds: i64| {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs()
                 as i64;

@@ -2,7 +2,7 @@
 //!
 //! The dynamic linker is told by an environment variable. A program without one
 //! is not told; a set-uid program is not allowed to listen; a program of
-//! another machine or C library would only complain. A script is judged by its
+//! another machine or C library would only complain. A script is classified by its
 //! interpreter; one that is run by `env NAME`, by what NAME means.
 //!
 //! What would keep it from being started at all is seen here too, before anything is set up for it.
@@ -37,7 +37,7 @@ pub enum Kind {
 
 impl Kind {
     /// Whether the environment may name our object without an error message of the loader.
-    pub fn may_be_told(&self) -> bool {
+    pub fn may_be_intercepted(&self) -> bool {
         !matches!(self, Kind::Foreign(..))
     }
 
@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_judged_by_its_interpreter() {
+    fn a_script_is_classified_by_its_interpreter() {
         let read = |line: &'static [u8]| first_line(line);
         assert_eq!(read(b" /bin/sh -e\nrest"), (PathBuf::from("/bin/sh"), &b"-e"[..]));
         assert_eq!(read(b"/usr/bin/env python3\n"), (PathBuf::from("/usr/bin/env"), &b"python3"[..]));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_env_is_told_to_run_is_run() {
+    fn the_program_named_to_env_is_run() {
         let named = |argument: &str| named_to_env(Path::new("/usr/bin/env"), argument.as_bytes());
         assert_eq!(named("python3"), Some("python3".into()));
         assert_eq!(named("-S python3 -u"), Some("python3".into()));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_started_is_told_before() {
+    fn a_program_that_cannot_be_started_is_reported_before_the_run() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
         let told = |path: &Path| obstacle(&[path.into()]).map(|found| (found.status, found.wrong));
@@ -422,7 +422,7 @@ mod tests {
         let mut elf = std::fs::read("/bin/cat").unwrap();
         elf[18] = 183;
         std::fs::write(&path, &elf).unwrap();
-        assert!(!look_at(path.as_os_str()).may_be_told());
+        assert!(!look_at(path.as_os_str()).may_be_intercepted());
         elf[18] = 62;
         std::fs::write(&path, &elf[..100]).unwrap();
         assert_eq!(look_at(path.as_os_str()), Kind::Unknown, "its headers are cut off");

@@ -128,7 +128,7 @@ pub struct KeptRunNumbers<'a> {
     /// Other runs that it served meanwhile.
     pub others: u64,
     /// It ended before the program without saying what it did; all numbers are 0.
-    pub is_gone: bool,
+    pub owner_ended: bool,
 }
 
 /// How the calls of a run's programs reached us.
@@ -211,8 +211,8 @@ fn write_out(text: &str) -> io::Result<()> {
 }
 
 /// The name of a mode in reports.
-pub(super) fn mode_name(trust: Validation) -> &'static str {
-    match trust {
+pub(super) fn mode_name(validation: Validation) -> &'static str {
+    match validation {
         Validation::Sure => "lease",
         Validation::Immutable => "immutable",
         Validation::Looked => "looked_at",
@@ -222,7 +222,7 @@ pub(super) fn mode_name(trust: Validation) -> &'static str {
 
 /// The mode of that name.
 pub(super) fn mode_of(name: &str) -> Option<Validation> {
-    MODES.into_iter().find(|trust| mode_name(*trust) == name)
+    MODES.into_iter().find(|validation| mode_name(*validation) == name)
 }
 
 /// All modes, the best first.
@@ -263,7 +263,7 @@ impl RunReport<'_> {
         } else if self.intercept.how == Intercept::Off {
             notes.push("nothing was served: `--intercept off` leaves the program as it is".into());
         } else if notes.is_empty()
-            && !self.kept.is_some_and(|kept| kept.is_gone)
+            && !self.kept.is_some_and(|kept| kept.owner_ended)
             && totals.viewers == 0
             && !matches!(self.ended, RunEnd::Status(126 | 127))
         {
@@ -285,7 +285,7 @@ impl RunReport<'_> {
                 memory.div_ceil(1 << 20)
             ));
         }
-        if let Some(KeptRunNumbers { is_gone: true, name, .. }) = self.kept {
+        if let Some(KeptRunNumbers { owner_ended: true, name, .. }) = self.kept {
             notes.push(format!(
                 "what was served is not known: the cache `{name}` ended before the program, and without a word"
             ));
@@ -350,12 +350,12 @@ impl RunReport<'_> {
         text
     }
 
-    fn files_by(&self, trust: Validation) -> u64 {
-        self.modes.iter().filter(|mode| mode.trust == trust).count() as u64
+    fn files_by(&self, validation: Validation) -> u64 {
+        self.modes.iter().filter(|mode| mode.validation == validation).count() as u64
     }
 
     fn others_text(&self) -> String {
-        let [lease, immutable, looked, kernel] = MODES.map(|trust| self.files_by(trust));
+        let [lease, immutable, looked, kernel] = MODES.map(|validation| self.files_by(validation));
         let mut text = format!("{lease} files by lease");
         let mut add = |count: u64, words: &str| {
             if count > 0 {
@@ -365,7 +365,7 @@ impl RunReport<'_> {
         add(immutable, "that never change");
         add(looked, "looked at before each read");
         add(kernel, "left to the kernel");
-        if let Some(mode) = self.modes.iter().find(|mode| mode.trust == Validation::Kernel) {
+        if let Some(mode) = self.modes.iter().find(|mode| mode.validation == Validation::Kernel) {
             write!(text, " ({}: {})", mode.path.display(), mode.why).expect("a string takes it");
         }
         text
@@ -513,15 +513,15 @@ impl RunReport<'_> {
 
     fn others(&self) -> Value {
         let mut others = Report::new();
-        for trust in MODES {
-            let name = mode_name(trust);
-            others.add(name, name, Value::Number(self.files_by(trust)));
+        for validation in MODES {
+            let name = mode_name(validation);
+            others.add(name, name, Value::Number(self.files_by(validation)));
         }
         let files = self.modes.iter().map(|file| {
             let mut report = Report::new();
             report
                 .add("path", "path", Value::Text(file.path.to_string_lossy().into_owned()))
-                .add("mode", "mode", Value::Text(mode_name(file.trust).into()))
+                .add("mode", "mode", Value::Text(mode_name(file.validation).into()))
                 .add("why", "why", Value::Text(file.why.clone()));
             Value::Group(report)
         });
@@ -592,7 +592,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Foreign => "foreign",
         Reason::Unguaranteed => "unguaranteed",
         Reason::Left => "left",
-        Reason::Careful => "careful",
+        Reason::Restricted => "restricted",
         Reason::Domain => "domain",
         Reason::Watched => "watched",
         Reason::Limited => "limited",
@@ -634,7 +634,7 @@ fn words(reason: Reason) -> &'static str {
         Reason::Foreign => "opened before us, or received",
         Reason::Unguaranteed => "without a lease, or on a file system that is not served",
         Reason::Left => "served as well by the kernel, for a while",
-        Reason::Careful => "where code of the program's own may use descriptors unseen",
+        Reason::Restricted => "where code of the program's own may use descriptors unseen",
         Reason::Domain => "after the process changed its credentials or name spaces",
         Reason::Watched => "since a process watches files (inotify, fanotify)",
         Reason::Limited => "since the process limits its addresses or locks its memory",

@@ -51,7 +51,7 @@ pub fn conduct(sites: &[Site]) -> SyscallAudit {
     match sites {
         [] => SyscallAudit::Clean,
         sites if sites.iter().all(|site| site.number.is_some_and(is_harmless)) => SyscallAudit::Harmless,
-        _ => SyscallAudit::Careful,
+        _ => SyscallAudit::Restricted,
     }
 }
 
@@ -157,7 +157,7 @@ pub fn scan(object: &[u8]) -> Result<Vec<Site>, String> {
     let mut sites = Vec::new();
     for (address, bytes) in &code.segments {
         for at in pairs(bytes) {
-            sites.extend(code.judge(address + at as u64));
+            sites.extend(code.site_at(address + at as u64));
         }
     }
     sites.sort_by_key(|site| site.address);
@@ -242,7 +242,7 @@ impl<'a> Code64<'a> {
     }
 
     /// A pair of bytes at `address`: `None` if it lies inside another instruction.
-    fn judge(&self, address: u64) -> Option<DoubtfulSite> {
+    fn site_at(&self, address: u64) -> Option<DoubtfulSite> {
         let unknown = DoubtfulSite { site: Site { address, number: None }, address, set_at: address };
         let Some((start, end)) = self.functions.around(address) else {
             return self.is_plausible_between_functions(address).then_some(unknown);
@@ -571,7 +571,7 @@ mod tests {
         for code in [&[0x0f, 0x05, 0xc3][..], &[0x48, 0x0f, 0x05, 0xc3]] {
             let at = code.len() as u64 - 3;
             let object = Code64 { segments: vec![(0x1000, code)], functions: Functions::default() };
-            assert_eq!(object.judge(0x1000 + at).map(|judged| judged.site.number), Some(None), "{code:x?}");
+            assert_eq!(object.site_at(0x1000 + at).map(|found| found.site.number), Some(None), "{code:x?}");
         }
     }
 

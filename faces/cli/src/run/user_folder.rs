@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_looks_finds_what_another_makes_and_makes_nothing() {
+    fn a_lookup_finds_the_folder_another_process_makes_and_makes_none() {
         let (outer, other) = (private(), private());
         let candidates = [
             Candidate { path: outer.path().join("none/quinion"), makes: 0 },
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_change_above_it_is_refused() {
+    fn a_folder_below_one_that_others_can_change_is_refused() {
         let outer = private();
         let middle = outer.path().join("middle");
         fs::create_dir_all(middle.join("quinion")).unwrap();

@@ -1,4 +1,4 @@
-/* Calls: one way of entering the kernel for each macro; careful.rs has the scan's verdict on each. */
+/* Calls: one way of entering the kernel for each macro; own_syscalls.rs has the scan's verdict on each. */
 #ifdef FIRST
     /* At the beginning of the code, outside any known function: a load whose distant offset has the bytes of a call. */
     .section .init, "ax"

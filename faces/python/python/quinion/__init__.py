@@ -80,9 +80,9 @@ class Client:
         return File(self, url)
 
     @property
-    def owner_is_gone(self) -> bool:
+    def owner_is_dead(self) -> bool:
         """Whether the server has ended."""
-        return self._raw().owner_is_gone()
+        return self._raw().owner_is_dead()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (connect, (self.name,))

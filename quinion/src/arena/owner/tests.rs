@@ -10,7 +10,7 @@ use crate::arena::allocate::{GrowOutcome, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{VIEWERS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
-use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, WISHES_REFUSED};
+use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED};
 use crate::arena::view::CellNumber;
 use crate::arena::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 use crate::sync::LockWait;
@@ -80,7 +80,7 @@ fn a_large_arena_takes_little_before_it_is_used() {
 }
 
 #[test]
-fn it_grows_to_its_bound_and_not_a_byte_further() {
+fn the_arena_grows_to_its_bound_and_not_a_byte_further() {
     // The second is no whole number of extents, nor of pages.
     for memory in [SMALL, (40 << 20) + 4097] {
         let arena = arena(memory);
@@ -141,7 +141,7 @@ fn check_sees_a_folio_among_the_free_frames() {
 }
 
 #[test]
-fn a_wish_is_met_by_growing_before_it_is_broken_into_pieces() {
+fn a_run_is_allocated_by_growing_before_it_is_broken_into_pieces() {
     let arena = arena(SMALL);
     let one = arena.alloc(Order(0)).unwrap();
     assert_eq!(
@@ -209,7 +209,7 @@ fn cells_are_cut_out_of_free_data_when_the_machine_has_no_more() {
 }
 
 #[test]
-fn who_waited_for_another_to_grow_does_not_grow_again() {
+fn a_thread_that_waited_for_growth_does_not_grow_again() {
     let arena = arena(SMALL);
     let seen = arena.stock.lock().growths;
     assert_eq!(arena.grow(ExtentPurpose::Data, seen, LockWait::Wait), GrowOutcome::Yes);
@@ -258,7 +258,7 @@ fn runs_are_of_the_sizes_that_were_asked_for() {
 }
 
 #[test]
-fn who_must_not_wait_grows_the_arena_unless_another_does() {
+fn a_thread_that_must_not_wait_grows_the_arena_unless_another_does() {
     let arena = arena(SMALL);
     let try_cell = || {
         let mut cells = Vec::new();
@@ -285,7 +285,7 @@ fn who_must_not_wait_grows_the_arena_unless_another_does() {
 }
 
 #[test]
-fn what_is_emptied_goes_back_to_the_machine_and_grows_again() {
+fn emptied_extents_go_back_to_the_machine_and_grow_again() {
     let large = SMALL + 20 * EXTENT_SIZE as u64;
     let arena = resizable(large, large);
     let all = drain(&arena, Order(4));
@@ -362,7 +362,7 @@ fn the_cheapest_extents_go_and_a_pinned_one_is_exchanged() {
 }
 
 #[test]
-fn what_a_late_reader_takes_is_given_back_by_a_sweep() {
+fn memory_taken_by_a_late_reader_is_given_back_by_a_sweep() {
     let large = SMALL + 4 * EXTENT_SIZE as u64;
     let arena = resizable(large, large);
     let all = drain(&arena, Order(9));
@@ -441,7 +441,7 @@ proptest! {
     /// The twin: an owner for each frame. Everything handed out is inside what is grown, aligned, and has one owner;
     /// and no request is refused that could be met.
     #[test]
-    fn nothing_is_handed_out_twice(ops in ops()) {
+    fn no_frame_is_handed_out_twice(ops in ops()) {
         let arena = Arc::new(resizable(SMALL, SMALL + 6 * EXTENT_SIZE as u64));
         let (mut runs, mut cells) = (Vec::<FrameRun>::new(), Vec::<CellNumber>::new());
         let mut guests = Vec::<GuestExtents>::new();
@@ -516,17 +516,17 @@ fn take_guest(arena: &Arc<Arena>, extents: u32) -> Result<Option<GuestExtents>, 
     let take = || arena.take_guest(extents, c"quinion-test", GuestUse::Frozen);
     let before = arena.stats();
     let mut taken = take();
-    if matches!(taken, Err(GuestRefused::NoRoom)) && arena.demand_guest(extents) {
+    if matches!(taken, Err(GuestRefused::NoSpace)) && arena.demand_guest(extents) {
         arena.choose_emptying();
         arena.punch_empty();
         taken = take();
         arena.end_demand();
     }
-    let room = before.bound_bytes - before.control_bytes - before.meta_bytes;
+    let capacity = before.bound_bytes - before.control_bytes - before.meta_bytes;
     let is_empty = before.data_bytes + before.cell_bytes + before.guest_bytes == 0;
     match taken {
         Ok(guest) => Ok(Some(guest)),
-        Err(GuestRefused::NoRoom) if !is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > room => {
+        Err(GuestRefused::NoSpace) if !is_empty || u64::from(extents + 1) * EXTENT_SIZE as u64 > capacity => {
             Ok(None)
         }
         refused => Err(format!("{refused:?}, and there is room: {before:?}")),
@@ -674,7 +674,7 @@ fn give_back(arena: &Arena, run: FrameRun, thread: u32) {
 fn a_machine_without_memory_is_asked_now_and_then() {
     let mut growth = GrowthParams { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
     let mut asked = 0;
-    for _ in 0..3 * (WISHES_REFUSED + 1) {
+    for _ in 0..3 * (GROWTHS_REFUSED + 1) {
         let refused = growth.ask(|_| {
             asked += 1;
             Err(Errno::NOMEM.into())
@@ -701,7 +701,7 @@ fn map(file: &OwnedFd, bytes: usize, access: ProtFlags) -> rustix::io::Result<No
 }
 
 #[test]
-fn nobody_can_resize_the_files() {
+fn the_arenas_files_cannot_be_resized() {
     let arena = arena(SMALL);
     for file in [arena.arena_fd(), arena.control_fd()] {
         let size = fstat(file).unwrap().st_size as u64;

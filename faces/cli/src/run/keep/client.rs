@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard_in_order_and_its_end() {
+    fn messages_arrive_in_order_and_then_the_end() {
         let (mut theirs, ours) = pair();
         let mut bytes = [0; 4];
         assert_eq!(ours.hear(&mut bytes).map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
@@ -153,7 +153,7 @@ mod tests {
 
     /// In front of all, behind something, and out of band: with that byte alone, or with more behind it.
     #[test]
-    fn a_descriptor_is_not_taken_and_its_close_makes_nobody_wait() {
+    fn a_descriptor_is_not_taken_and_its_close_delays_no_thread() {
         for (before, flags, behind) in [
             ("", SendFlags::empty(), ""),
             ("before", SendFlags::empty(), ""),

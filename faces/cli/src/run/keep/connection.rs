@@ -85,7 +85,7 @@ impl Connection {
         // If it has ended it may have said something before, without being asked.
         let sent = self.stream.get_mut().write_all(question.line().as_bytes());
         if let Err(error) = sent
-            && !is_gone(&error)
+            && !is_disconnected(&error)
         {
             return Err(self.said(error));
         }
@@ -108,7 +108,7 @@ impl Connection {
         match (&mut self.stream).take(LINE_MAX as u64).read_line(&mut line) {
             Ok(_) if !line.ends_with('\n') => Ok(None), // all that it could say before it ended
             Ok(_) => Message::parse(&line).map(Some).ok_or_else(|| self.not_understood()),
-            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) if is_disconnected(&error) => Ok(None),
             Err(error) => Err(self.said(error)),
         }
     }
@@ -131,7 +131,7 @@ impl Connection {
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+fn is_disconnected(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -143,7 +143,7 @@ mod tests {
     /// 2. It goes on, and answers that question and the next.
     /// 3. The first answer is not the second's.
     #[test]
-    fn a_late_answer_is_nobodys() {
+    fn a_late_answer_is_dropped() {
         let (ours, mut owners) = UnixStream::pair().expect("a pair");
         let peer = Peer { process: 1, user: 1 };
         let mut line = Connection { name: Name::default(), peer, stream: BufReader::new(ours), late: 0 };

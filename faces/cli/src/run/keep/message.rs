@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_as_it_was(
+        fn a_written_message_is_read_back_unchanged(
             words in prop::collection::vec(("[a-z_]{1,8}", prop_oneof![
                 any::<u64>().prop_map(MessageValue::Number), any::<String>().prop_map(MessageValue::Text)]), 0..8)
         ) {

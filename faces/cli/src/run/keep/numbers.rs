@@ -88,7 +88,7 @@ impl Numbers {
         let message =
             self.modes.iter().take(FILES_MAX).enumerate().fold(message, |message, (place, file)| {
                 let path = file.path.to_string_lossy();
-                let words = [mode_name(file.trust), &path, &file.why].join(&BETWEEN.to_string());
+                let words = [mode_name(file.validation), &path, &file.why].join(&BETWEEN.to_string());
                 message.text(&file_name(place), &words)
             });
         self.hottest.iter().enumerate().fold(message, |message, (place, file)| {
@@ -129,7 +129,7 @@ fn read_hot(words: &str) -> Option<Hot> {
 fn read_file(words: &str) -> Option<FileMode> {
     let (mode, rest) = words.split_once(BETWEEN)?;
     let (path, why) = rest.rsplit_once(BETWEEN)?;
-    Some(FileMode { path: path.into(), trust: mode_of(mode)?, why: why.to_owned() })
+    Some(FileMode { path: path.into(), validation: mode_of(mode)?, why: why.to_owned() })
 }
 
 #[cfg(test)]
@@ -144,7 +144,11 @@ mod tests {
             *number = place as u64 + 1;
         }
         assert!(numbers.owner.evicted_pages > 0 && numbers.totals.reasons.iter().all(|&count| count > 0));
-        let file = |path: &str, trust, why: &str| FileMode { path: path.into(), trust, why: why.to_owned() };
+        let file = |path: &str, validation, why: &str| FileMode {
+            path: path.into(),
+            validation,
+            why: why.to_owned(),
+        };
         numbers.modes = vec![
             file("/a b\n\u{1f}\"c", Validation::Kernel, "somebody has it open for writing"),
             file("/d", Validation::Sure, ""),
@@ -160,7 +164,7 @@ mod tests {
         assert_eq!(names.len(), Numbers::default().all().len(), "no name twice");
     }
     #[test]
-    fn as_many_hot_files_are_asked_for_as_a_message_takes() {
+    fn the_number_of_hot_files_asked_for_fits_a_message() {
         let asked = [0, 3, usize::MAX].map(|files| hottest_in(&question(files)));
         assert_eq!(asked, [0, 3, FILES_MAX]);
         assert_eq!(hottest_in(&Message::ask("numbers")), 0, "an earlier version does not ask");

@@ -384,7 +384,7 @@ impl ControlSocket {
             };
             let is_ours =
                 sys::peer(&stream).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
-            if is_ours && self.has_room() && stream.prepare().is_ok() {
+            if is_ours && self.has_capacity() && stream.prepare().is_ok() {
                 self.talks.push(Client { stream, heard: Vec::new(), joined: None, is_over: false });
                 somebody = true;
             }
@@ -393,7 +393,7 @@ impl ControlSocket {
     }
 
     /// Makes room for one more connection: whether there is.
-    fn has_room(&mut self) -> bool {
+    fn has_capacity(&mut self) -> bool {
         if self.talks.len() < CONNECTIONS_MAX {
             return true;
         }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_given_back() {
+    fn rows_taken_from_the_terminal_are_given_back() {
         let taken = PanelRows { rows: 24, columns: 80, height: 5 };
         assert_eq!(taken.take(), "\x0b\x0b\x0b\x0b\x0b\x1b[5A\x1b7\x1b[1;19r\x1b8");
         assert_eq!(taken.give(), "\x1b7\x1b[r\x1b[20;1H\x1b[0m\x1b[J\x1b8");

@@ -60,7 +60,7 @@ fn short_jumps_become_long_ones() {
 }
 
 #[test]
-fn what_cannot_be_moved_is_left() {
+fn instructions_that_cannot_be_moved_are_not_patched() {
     for (what, code, why) in [
         ("a call", &[0xe8, 0, 0, 0, 0, 0xc3][..], PatchRefused::Unmovable),
         ("a call through a register", &[0xff, 0xd0, 0x90, 0x90, 0x90], PatchRefused::Unmovable),

@@ -105,8 +105,8 @@ fn same_with_and_without(program: &Path, case: &str) -> ViewerTotals {
     totals
 }
 
-fn is_careful(totals: &ViewerTotals) -> bool {
-    totals.reasons[Reason::Careful as usize] > 0
+fn is_restricted(totals: &ViewerTotals) -> bool {
+    totals.reasons[Reason::Restricted as usize] > 0
 }
 
 /// 1. A program opens a file and reads some of it.
@@ -115,13 +115,13 @@ fn is_careful(totals: &ViewerTotals) -> bool {
 #[test]
 fn a_number_that_changes_hands_unseen_is_never_read_from_the_wrong_file() {
     let totals = same_with_and_without(&built().hostile(), "reopen");
-    assert!(totals.reads > 100 && is_careful(&totals), "{totals:?}");
+    assert!(totals.reads > 100 && is_restricted(&totals), "{totals:?}");
 }
 
 #[test]
 fn an_offset_that_moves_unseen_is_the_kernels() {
     let totals = same_with_and_without(&built().hostile(), "offset");
-    assert!(totals.reads > 50 && is_careful(&totals), "{totals:?}");
+    assert!(totals.reads > 50 && is_restricted(&totals), "{totals:?}");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_descriptor_that_may_write_is_the_kernels() {
 }
 
 #[test]
-fn what_is_written_unseen_is_read_at_once() {
+fn an_unseen_write_is_read_at_once() {
     same_with_and_without(&built().hostile(), "written");
 }
 
@@ -148,13 +148,13 @@ fn a_read_beside_an_exchange_is_of_one_of_both_files() {
 #[test]
 fn an_object_that_is_loaded_later_is_looked_at_before_it_can_run() {
     let totals = same_with_and_without(&built().plain("foreign"), "load");
-    assert!(totals.reads > 2 && is_careful(&totals), "{totals:?}");
+    assert!(totals.reads > 2 && is_restricted(&totals), "{totals:?}");
 }
 
 #[test]
-fn after_an_object_that_does_no_harm_all_goes_on_as_before() {
+fn a_harmless_object_changes_nothing() {
     let totals = same_with_and_without(&built().plain("harmless"), "load");
-    assert!(totals.reads > 160 && !is_careful(&totals), "{totals:?}");
+    assert!(totals.reads > 160 && !is_restricted(&totals), "{totals:?}");
 }
 
 // ---- the scan ----------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ fn a_number_that_could_be_another_is_not_believed() {
 /// 1. An object's code begins with a function without unwind information.
 /// 2. In it a load's offset has the two bytes of a system call, with few bytes of code before it.
 /// 3. The scan takes them for a system call, since there is too little code to decide, and serves the whole process in
-///    the careful mode.
+///    the restricted mode.
 #[test]
-fn what_stands_where_the_code_begins_is_no_call_if_nothing_leads_to_it() {
+fn bytes_like_a_call_where_no_code_leads_are_no_call() {
     assert_eq!(numbers(&["-DFIRST"]), []);
     assert_eq!(numbers(&["-DFIRST", "-DPLAIN"]), [Some(186)]);
 }
@@ -232,7 +232,7 @@ fn programs_everybody_has_are_clean_and_the_c_library_is_not() {
     let sites = syscall_scan::scan(&std::fs::read(&old_files()[0]).unwrap()).unwrap();
     let known = sites.iter().filter(|site| site.number.is_some()).count();
     assert!(sites.len() > 300 && known > 200, "{known} of {}", sites.len());
-    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Careful);
+    assert_eq!(syscall_scan::conduct(&sites), SyscallAudit::Restricted);
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn fio_enters_the_kernel_for_its_rings_alone() {
 }
 
 #[test]
-fn what_is_no_object_is_an_error_and_never_a_panic() {
+fn a_file_that_is_no_object_is_an_error_and_never_a_panic() {
     assert!(syscall_scan::scan(b"#!/bin/sh\n").is_err());
     let whole = std::fs::read("/bin/cat").unwrap();
     let mut state = 1u64;

@@ -1,5 +1,5 @@
-//! Gone: programs that are started where the cache has ended, cannot be reached, or refuses them; and a `run` that is
-//! stopped itself.
+//! Unreachable: programs that are started where the cache has ended, cannot be reached, or refuses them; and a `run`
+//! that is stopped itself.
 //!
 //! Such a program runs without any message on its standard error and without waiting for the cache.
 
@@ -218,7 +218,7 @@ fn a_program_that_watches_its_memory_runs_as_without_us() {
 /// 3. Another process opens the file for writing, and does not wait for the stopped processes.
 /// 4. They continue, and the program reads what was written.
 #[test]
-fn who_writes_does_not_wait_for_a_run_that_is_stopped() {
+fn a_writer_does_not_wait_for_a_stopped_run() {
     let folder = scratch();
     let (path, ready) = (folder.path().join("file"), folder.path().join("ready"));
     std::fs::write(&path, vec![b'a'; 1 << 20]).expect("the disk has room");

@@ -49,7 +49,7 @@ fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
 /// How many pages a reader of `pages` pages from `page` on gets, and why no more.
 fn hit_pages(rig: &Rig, page: u64, pages: usize) -> (usize, HitStop) {
     let hits = hit(rig, page, &mut vec![0; pages * PAGE_SIZE]);
-    assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has landed or it has not");
+    assert!(hits.bytes.is_multiple_of(PAGE_SIZE), "a page has been read or it has not");
     (hits.bytes / PAGE_SIZE, hits.stopped)
 }
 
@@ -75,7 +75,7 @@ fn group(rig: &Rig, pages: &[u64]) -> Vec<u64> {
 // ---- the owner's readers -------------------------------------------------------------------------------------
 
 #[test]
-fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
+fn a_reader_without_a_hold_reads_the_pages_read_so_far_and_not_one_more() {
     let rig = rig(600, 64);
     rig.device.keep();
     thread::scope(|scope| {
@@ -107,7 +107,11 @@ fn who_holds_nothing_reads_what_has_landed_and_not_a_page_more() {
         assert_eq!(first.join().unwrap() as u64, PAGE);
         assert_eq!(hit_pages(&rig, 0, 512), (200, HitStop::Filling));
         land(&mut fill, 200..512);
-        assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full), "all has landed, though its fill goes on");
+        assert_eq!(
+            hit_pages(&rig, 0, 512),
+            (512, HitStop::Full),
+            "all has been read, though its fill goes on"
+        );
         fill.complete(Ok(512 * PAGE_SIZE));
     });
     assert_eq!(hit_pages(&rig, 0, 512), (512, HitStop::Full));
@@ -198,7 +202,7 @@ fn a_pin_beside_a_fill_that_meets_the_end_lends_nothing_behind_it() {
 }
 
 #[test]
-fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
+fn pages_read_leave_with_a_failed_folio_and_have_to_be_read_again() {
     let rig = rig(512, 64);
     rig.device.keep();
     for round in 0..3 {
@@ -221,7 +225,7 @@ fn what_landed_goes_with_a_folio_that_failed_and_has_to_land_again() {
 }
 
 #[test]
-fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
+fn no_page_read_is_shown_behind_the_end_that_its_fill_found() {
     let rig = rig(512, 64);
     rig.device.keep();
     thread::scope(|scope| {
@@ -241,11 +245,11 @@ fn of_what_landed_nothing_is_shown_behind_the_end_that_its_fill_found() {
 /// A reader that waited for another one's readahead decision finds the pages fetched by it, and does not take them for
 /// a lost window.
 #[test]
-fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
+fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
     let rig = Rig::new(64 << 20, Parts::new(4096, 64), ALL, 64, ALL);
     let other = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
     thread::scope(|scope| {
-        let judging = rig.readahead.lock();
+        let held_readahead = rig.readahead.lock();
         let late = scope.spawn(|| rig.try_read(0, 4).unwrap());
         // If it comes even later than this it hits, and this test shows nothing; it cannot fail by that.
         thread::sleep(Duration::from_millis(30));
@@ -255,22 +259,26 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_judged_once() {
             rig.filemap.read(&rig.mapping, Reader::plain(&other), wait_policy, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
-        drop(judging);
+        drop(held_readahead);
         assert_eq!(late.join().unwrap(), 4 * PAGE_SIZE);
     });
     let report = rig.readahead.lock().report();
-    assert_eq!((report.windows, report.exact, report.lost_windows), (0, 0, 0), "nobody judged: {report:?}");
+    assert_eq!(
+        (report.windows, report.exact, report.lost_windows),
+        (0, 0, 0),
+        "no window planned: {report:?}"
+    );
     rig.finish();
 }
 
 /// A reader that misses a page while another thread inserts its window finds the page in flight, and makes no second
 /// decision.
 #[test]
-fn a_page_that_eight_miss_at_a_time_is_judged_once() {
+fn a_page_that_eight_miss_at_a_time_is_planned_once() {
     const READERS: u32 = 8;
     const ROUNDS: u32 = 300;
     let rig = Rig::new(64 << 20, Parts::new(1 << 20, 64), ALL, 64, ALL);
-    rig.readahead.lock().set_hint(Hint::Random); // each judgement is of one page and has nothing to do with others
+    rig.readahead.lock().set_hint(Hint::Random); // each decision is of one page and has nothing to do with others
     let start = Barrier::new(READERS as usize);
     thread::scope(|scope| {
         for _ in 0..READERS {
@@ -343,7 +351,7 @@ impl Looker {
             handle: 1,
             cell: mapping.index().cell(),
             id: mapping.id(),
-            marker_told: &self.marker,
+            marker_reported: &self.marker,
             touched: &self.touched,
         };
         let mut bytes = vec![0; pages * PAGE_SIZE];
@@ -359,7 +367,7 @@ fn full(pages: usize, asked: u32) -> ReadOutcome {
 }
 
 #[test]
-fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
+fn a_viewer_waits_for_its_page_and_reads_on_through_all_pages_read() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
     let looker = Looker::new(&service);
@@ -372,7 +380,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
         assert!(!first.is_finished());
         land(&mut fill, 100..200);
         assert_eq!(first.join().unwrap(), full(1, 1), "it asked once, and its folio is not filled");
-        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has landed");
+        assert_eq!(looker.read(&owner, 100, 100), full(100, 0), "nothing is asked of what has been read");
         assert_eq!(looker.read(&owner, 300, 212), full(212, 0));
         // A read over a gap asks for the gap, once, and for nothing behind it.
         let over = scope.spawn(|| looker.read(&owner, 150, 362));
@@ -391,7 +399,7 @@ fn a_viewer_waits_for_its_page_and_reads_on_through_all_that_has_landed() {
 }
 
 #[test]
-fn a_viewer_of_a_part_that_failed_asks_again_and_reads_what_lands_then() {
+fn a_viewer_of_a_part_that_failed_asks_again_and_reads_its_next_fill() {
     let owner = Arc::new(OneFile { rig: Arc::new(rig(512, 64)), fills: AtomicU64::new(0) });
     let service = Service::start(Arc::clone(&owner) as _, 2).unwrap();
     let looker = Looker::new(&service);
@@ -462,7 +470,7 @@ fn storm(seed: u64) -> u64 {
 }
 
 #[test]
-fn in_a_storm_of_parts_nobody_reads_what_has_not_landed() {
+fn no_reader_sees_an_unread_page_in_a_storm_of_parts() {
     let storms = if std::env::var_os("QUINION_SOAK").is_some() { 100 } else { 3 };
     let (mut early, mut seed) = (0, 0);
     // On a busy machine some storms show nothing, because no reader met an unfilled folio.

@@ -98,7 +98,7 @@ fn a_large_file_that_is_read_once_is_the_kernels() {
 /// 2. After some rounds, the file is copied from the kernel's page cache in the background.
 /// 3. From then on its reads are hits.
 #[test]
-fn what_is_read_often_is_taken_over_out_of_the_kernels_memory() {
+fn a_file_read_often_is_copied_out_of_the_kernels_memory() {
     const READS: &str = "
 import os, sys, time
 def calls():
@@ -130,7 +130,7 @@ print(rounds >= 4, os.pread(fd, 4096, 4096)[:8])
 
 /// As above, by a program that opens the file for each round.
 #[test]
-fn what_is_opened_often_is_taken_over_too() {
+fn a_file_opened_often_is_taken_over_too() {
     const READS: &str = "
 import os, sys, time
 def calls():
@@ -160,7 +160,7 @@ print(after - before < 100)
 /// 2. At the third, the file is copied in the background.
 /// 3. From then on they read it from the cache.
 #[test]
-fn what_one_program_after_another_reads_is_taken_over_too() {
+fn a_file_that_several_programs_read_in_turn_is_taken_over_too() {
     let folder = scratch();
     let path = folder.path().join("large");
     make(&path, LARGE);
@@ -254,7 +254,7 @@ fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() 
 /// 2. It reads the file from end to end, and announces each piece before it reads it.
 /// 3. If the first hint were believed, the file would be read in pieces, each of which the program waits for.
 #[test]
-fn what_a_program_does_counts_for_more_than_what_it_says() {
+fn reads_count_for_more_than_the_advice_given() {
     const READS: &str = "
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)

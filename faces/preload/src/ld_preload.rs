@@ -1,4 +1,4 @@
-//! Gone: programs that are started where our object cannot be reached any more.
+//! LD_PRELOAD: programs that are started where our object cannot be reached any more.
 //!
 //! The dynamic linker is told of the object by `LD_PRELOAD`, as a file in a folder that its user alone may enter.
 //! Programs inherit that for as long as they like, and load the object also when its owner has ended; then it does
@@ -189,8 +189,8 @@ pub fn forget_in(environment: usize) {
     let _inside = Inside::count();
     let Some(name) = name() else { return };
     let Some(place) = find_value(environment) else { return };
-    let mut room = [0; 1024];
-    let value = read_string(place, &mut room);
+    let mut buffer = [0; 1024];
+    let value = read_string(place, &mut buffer);
     let mut at = 0;
     for part in value.split(|byte| is_separator(*byte)) {
         if part == &name[..name.len() - 1] && !is_reachable(name) {

@@ -1,4 +1,4 @@
-//! Outside: another process changes a file under a cache, and no read that begins later is stale.
+//! Coherence: another process changes a file under a cache, and no read that begins later is stale.
 //!
 //! ```text
 //!   test                                another process
@@ -73,12 +73,12 @@ fn until_leased(open: impl Fn() -> File) -> File {
     let begun = Instant::now();
     loop {
         let file = open();
-        let outside = file.coherence().unwrap();
-        if outside.in_force == Coherence::Lease {
+        let coherence = file.coherence().unwrap();
+        if coherence.in_force == Coherence::Lease {
             return file;
         }
-        let passes = outside.no_lease == Some(NoLease::OpenForWriting);
-        assert!(passes && begun.elapsed() < LONG, "{outside:?}");
+        let passes = coherence.no_lease == Some(NoLease::OpenForWriting);
+        assert!(passes && begun.elapsed() < LONG, "{coherence:?}");
         drop(file);
         thread::sleep(Duration::from_millis(1));
     }
@@ -153,7 +153,7 @@ struct Other {
 impl Other {
     fn start() -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "--nocapture", "another_process_does_what_it_is_told"]).env(ROLE, "other");
+        command.args(["--exact", "--nocapture", "another_process_follows_its_commands"]).env(ROLE, "other");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, orders, answers }
@@ -235,7 +235,7 @@ fn truncate(path: &str, bytes: i64) -> std::io::Result<()> {
 }
 
 #[test]
-fn another_process_does_what_it_is_told() {
+fn another_process_follows_its_commands() {
     if std::env::var(ROLE).is_ok() {
         return obey();
     }
@@ -446,7 +446,7 @@ fn slow(path: &Path) -> Arc<Slow> {
 /// 2 A writer opens the file: the lease is given up, though the fill is on its way. He writes.
 /// 3 The fill lands.
 #[test]
-fn a_fill_that_was_submitted_before_a_break_lands_where_nobody_looks() {
+fn a_fill_submitted_before_a_break_goes_to_a_detached_folio() {
     let (folder, cache, mut other) = (folder(), cache(), Other::start());
     let path = file_in(&folder, PAGES);
     let slow = slow(&path);
@@ -499,7 +499,7 @@ fn a_fill_that_was_submitted_before_the_lease_is_not_read_under_it() {
 // ---- where there is none --------------------------------------------------------------------
 
 #[test]
-fn while_somebody_writes_there_is_no_lease_and_each_read_looks() {
+fn a_file_open_for_writing_has_no_lease_and_each_read_looks() {
     for folder in folders() {
         let (path, cache, mut other) = (file_in(&folder, PAGES), cache(), Other::start());
         other.has(&format!("open {}", path.display()));
@@ -516,7 +516,7 @@ fn while_somebody_writes_there_is_no_lease_and_each_read_looks() {
 }
 
 #[test]
-fn an_opener_who_does_not_wait_is_refused_and_may_come_again() {
+fn an_open_that_does_not_wait_is_refused_and_may_be_repeated() {
     let (folder, cache, mut other) = (folder(), cache(), Other::start());
     let path = file_in(&folder, 2);
     let file = leased(&cache, &path);
@@ -528,7 +528,7 @@ fn an_opener_who_does_not_wait_is_refused_and_may_come_again() {
 
 #[test]
 #[allow(unsafe_code, reason = "system calls that no library wraps")]
-fn of_anothers_file_there_is_no_lease() {
+fn another_users_file_has_no_lease() {
     const CAP_LEASE: u32 = 28;
     let folder = folder();
     let path = file_in(&folder, PAGES);
@@ -560,14 +560,17 @@ fn of_anothers_file_there_is_no_lease() {
 }
 
 #[test]
-fn what_is_no_file_of_the_system_has_no_lease() {
+fn a_backend_that_is_no_file_of_the_system_has_no_lease() {
     let cache = cache();
     let file =
         cache.open_backend_with(Arc::new(quinion::backend::MemoryFile::new(vec![7; PAGE])), &leasing());
     let file = file.unwrap();
-    let outside = file.coherence().unwrap();
-    assert_eq!(outside.no_lease, Some(NoLease::NotSupported));
-    assert_eq!((outside.wanted, outside.in_force), (Coherence::Lease, Coherence::CheckEvery(Duration::ZERO)));
+    let coherence = file.coherence().unwrap();
+    assert_eq!(coherence.no_lease, Some(NoLease::NotSupported));
+    assert_eq!(
+        (coherence.wanted, coherence.in_force),
+        (Coherence::Lease, Coherence::CheckEvery(Duration::ZERO))
+    );
 }
 
 /// 1 A handle reads by a lease.
@@ -580,8 +583,8 @@ fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
         assert_eq!(generation(&reader, 3), 0);
         let writer = cache.open_with(&path, leasing().write(true)).unwrap();
         for file in [&reader, &writer] {
-            let outside = file.coherence().unwrap();
-            assert_eq!((outside.in_force, outside.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
+            let coherence = file.coherence().unwrap();
+            assert_eq!((coherence.in_force, coherence.no_lease), (Coherence::Check, Some(NoLease::WeWrite)));
         }
         assert_eq!(leases_on(&path), 0);
         for round in 1..20 {
@@ -596,7 +599,7 @@ fn a_file_that_we_write_ourselves_has_no_lease_and_is_not_looked_at() {
 
 /// Another cache is another owner of leases, in another process or in this one.
 #[test]
-fn who_opens_a_file_for_writing_waits_for_the_lease_of_another_cache() {
+fn an_open_for_writing_waits_for_the_lease_of_another_cache() {
     let folder = folder();
     let (path, theirs, ours) = (file_in(&folder, PAGES), cache(), cache());
     let reader = leased(&theirs, &path);
@@ -615,7 +618,7 @@ fn who_opens_a_file_for_writing_waits_for_the_lease_of_another_cache() {
 fn each_policy_sees_what_it_says() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, PAGES);
-    let open = |outside| cache.open_with(&path, Opening::new().coherence(outside)).unwrap();
+    let open = |coherence| cache.open_with(&path, Opening::new().coherence(coherence)).unwrap();
     let (immutable, check) = (open(Coherence::Immutable), open(Coherence::Check));
     let each = open(Coherence::CheckEvery(Duration::ZERO));
     let rarely = open(Coherence::CheckEvery(Duration::from_secs(1 << 30)));
@@ -852,7 +855,7 @@ fn the_programs_signals_are_the_programs() {
 
 /// A lease is on a description, and ours is not the one we were handed.
 #[test]
-fn what_was_adopted_has_a_lease_of_its_own() {
+fn an_adopted_file_has_a_lease_of_its_own() {
     let (folder, cache) = (folder(), cache());
     let path = file_in(&folder, 2);
     let theirs = Plain::open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Careful: processes with code that enters the kernel by itself.
+//! Audit: processes with code that enters the kernel by itself.
 //!
 //! Such code may close a descriptor and open another file under its number,
 //! move its offset, or write, and no wrapper of ours is called for it. The owner can see
@@ -6,8 +6,8 @@
 //! first file is attached, and again after an object was loaded.
 //!
 //! ```text
-//!   UNKNOWN --ask--> FREE       as everywhere else in this object
-//!      ^    `------> CAREFUL    only reads that say where, each after a look at its descriptor; for good
+//!   UNKNOWN --ask--> CLEAN      as everywhere else in this object
+//!      ^    `------> RESTRICTED only reads that say where, each after a look at its descriptor; for good
 //!      |
 //!      `-- dlopen: every offset goes back to the kernel first; while it is under way nothing is attached,
 //!                  and what is attached is looked at before each read
@@ -28,8 +28,8 @@
 //! ```
 //!
 //! Invariants:
-//!  1. A descriptor is SERVED only if the state was FREE after that was said, or it is given back at once.
-//!  2. CAREFUL is for good.
+//!  1. A descriptor is SERVED only if the state was CLEAN after that was said, or it is given back at once.
+//!  2. RESTRICTED is for good.
 //!
 //! Not an invariant: that code which a program writes for itself is seen. It is looked at as it is
 //! when the owner is asked.
@@ -48,8 +48,8 @@ use crate::{process, table};
 /// Loads that were begun (high half), loads under way, and the verdict (lowest bits).
 static STATE: AtomicU64 = AtomicU64::new(UNKNOWN);
 const UNKNOWN: u64 = 0;
-const FREE: u64 = 1;
-const CAREFUL: u64 = 2;
+const CLEAN: u64 = 1;
+const RESTRICTED: u64 = 2;
 const VERDICT: u64 = 3;
 const UNDER_WAY: u64 = 1 << 8;
 const BEGUN: u64 = 1 << 32;
@@ -61,25 +61,25 @@ fn loads_under_way(state: u64) -> bool {
 
 /// Whether descriptors may be served at private offsets, and without looking at them again.
 #[inline]
-pub fn is_free() -> bool {
+pub fn is_clean() -> bool {
     // SeqCst, partner: `begin_loading`, against `table::publish`: a thread that has published a descriptor and is free
     // here is seen by the load that begins later.
     let state = STATE.load(Ordering::SeqCst);
-    state & VERDICT == FREE && !loads_under_way(state)
+    state & VERDICT == CLEAN && !loads_under_way(state)
 }
 
 /// Whether it is known that code of the program's own may do anything.
-pub fn is_careful() -> bool {
-    STATE.load(Ordering::Relaxed) & VERDICT == CAREFUL
+pub fn is_restricted() -> bool {
+    STATE.load(Ordering::Relaxed) & VERDICT == RESTRICTED
 }
 
 /// Whether a descriptor may be served at a private offset from now on; the owner is asked if that is not known. `None`:
 /// it has not answered in time.
 pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
     loop {
-        let state = STATE.load(Ordering::SeqCst); // partner: `begin_loading`, as in `is_free`
+        let state = STATE.load(Ordering::SeqCst); // partner: `begin_loading`, as in `is_clean`
         if state & VERDICT != UNKNOWN || loads_under_way(state) {
-            return Some(state & VERDICT == FREE && !loads_under_way(state));
+            return Some(state & VERDICT == CLEAN && !loads_under_way(state));
         }
         let verdict = ask(viewer)?;
         // Partner: `begin_loading`. A thread that began to load meanwhile has changed the state, and we ask again.
@@ -87,12 +87,12 @@ pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
     }
 }
 
-/// The program loads code in a way of its own: careful from now on.
+/// The program loads code in a way of its own: restricted from now on.
 #[cold]
 pub fn insist() {
-    let careful = |state| Some(state & !VERDICT | CAREFUL);
-    // SeqCst, partner: `is_free`, as in `begin_loading`.
-    let _ = STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, careful);
+    let restricted = |state| Some(state & !VERDICT | RESTRICTED);
+    // SeqCst, partner: `is_clean`, as in `begin_loading`.
+    let _ = STATE.fetch_update(Ordering::SeqCst, Ordering::SeqCst, restricted);
     table::pause_all();
 }
 
@@ -101,10 +101,10 @@ fn ask(viewer: &Viewer) -> Option<u64> {
         Ok([conduct, _])
             if conduct == SyscallAudit::Clean as u64 || conduct == SyscallAudit::Harmless as u64 =>
         {
-            Some(FREE)
+            Some(CLEAN)
         }
         Err(error) if is_passing(&error) => None,
-        _ => Some(CAREFUL),
+        _ => Some(RESTRICTED),
     }
 }
 
@@ -131,29 +131,29 @@ pub fn is_still(fd: i32, device: u64, inode: u64, changed_nanos: i64) -> bool {
 /// Before an object is loaded: all offsets go back. The address of a `ret` near `back`, where the caller goes on, or
 /// 0 if there is nothing to do afterwards.
 extern "C" fn begin_loading(back: usize) -> usize {
-    if is_careful() {
+    if is_restricted() {
         return 0;
     }
     let Some(_inside) = process::enter() else { return 0 };
-    // SeqCst, partner: `is_free`. The verdict is unknown from here on, in one step with the count.
+    // SeqCst, partner: `is_clean`. The verdict is unknown from here on, in one step with the count.
     let mut state = STATE.load(Ordering::Relaxed);
     while let Err(now) = STATE.compare_exchange(
         state,
-        (state & !(if state & VERDICT == FREE { VERDICT } else { 0 })).wrapping_add(BEGUN + UNDER_WAY),
+        (state & !(if state & VERDICT == CLEAN { VERDICT } else { 0 })).wrapping_add(BEGUN + UNDER_WAY),
         Ordering::SeqCst,
         Ordering::SeqCst,
     ) {
         state = now;
     }
     table::pause_all();
-    // Without a way back this load is under way for ever: careful from now on.
+    // Without a way back this load is under way for ever: restricted from now on.
     if has_shadow_stack() { 0 } else { find_return(back).unwrap_or(0) }
 }
 
 /// The object is there.
 extern "C" fn end_loading() {
     if process::is_on() {
-        STATE.fetch_sub(UNDER_WAY, Ordering::SeqCst); // partner: `is_free`
+        STATE.fetch_sub(UNDER_WAY, Ordering::SeqCst); // partner: `is_clean`
     }
 }
 

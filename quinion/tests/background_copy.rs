@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a file, held by the kernel or not --leaves_to_kernel--> so many bytes, or none: attach
-//!                                     --prepare-----------> copied, if that was wished
+//!                                     --prepare-----------> copied, if that was requested
 //! ```
 //!
 //! Where the kernel does not let go of a file (it lies in memory), what asks for a cold one is left out, and says so.
@@ -20,7 +20,7 @@ use quinion::{Cache, CacheOwner};
 const BYTES: u64 = 1 << 20;
 
 fn owner() -> CacheOwner {
-    CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).polite()
+    CacheOwner::new(Cache::builder().memory(64 << 20).build().unwrap()).attach_lazily()
 }
 
 /// A file of which the kernel holds all, written back; it lies on a file system with a device, if tests do.
@@ -69,7 +69,7 @@ impl ServiceHandle for Alone {
 }
 
 #[test]
-fn who_is_not_polite_leaves_nothing() {
+fn an_owner_that_attaches_at_once_leaves_no_file_to_the_kernel() {
     let (folder, cache) = (folder(), Cache::builder().memory(Cache::MEMORY_MIN).build().unwrap());
     let owner = CacheOwner::new(cache);
     assert_eq!(owner.attach_policy(), Default::default());
@@ -80,14 +80,14 @@ fn who_is_not_polite_leaves_nothing() {
 /// 2. The viewer asks again later: the file is copied when no viewer waits, and the kernel serves it until then.
 /// 3. The copy is there: it is taken over, and all of it is in the cache.
 #[test]
-fn what_the_kernel_holds_is_copied_after_some_readings() {
+fn a_file_that_the_kernel_holds_is_copied_after_some_readings() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     assert_eq!(ask(&owner, &file, false), Some(2 * BYTES));
     owner.prepare(&Alone);
-    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
     assert_eq!(ask(&owner, &file, true), Some(BYTES));
-    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one wish is enough");
+    assert_eq!(ask(&owner, &file, true), Some(BYTES), "one request is enough");
     owner.prepare(&Alone);
     assert_eq!(owner.cache().stats().device_bytes, BYTES);
     let (device, inode) = name(&file);
@@ -161,7 +161,7 @@ fn a_file_that_does_not_fit_stays_the_kernels() {
 
 /// What was just written is in the kernel's memory alone: to read it from the device would mean to write it first.
 #[test]
-fn what_is_not_written_back_is_the_kernels() {
+fn a_file_that_is_not_written_back_is_left_to_the_kernel() {
     let (folder, owner) = (folder(), owner());
     let path = folder.path().join("file");
     let part = File::create(&path).unwrap();
@@ -176,7 +176,7 @@ fn what_is_not_written_back_is_the_kernels() {
 /// 2. It holds it: it is to read it twice.
 /// 3. It is copied then, and taken over.
 #[test]
-fn what_nobody_holds_the_kernel_reads_first() {
+fn an_uncached_file_is_read_by_the_kernel_first() {
     let (folder, owner) = (folder(), owner());
     let file = file(folder.path(), BYTES);
     forget(&file);
@@ -186,7 +186,7 @@ fn what_nobody_holds_the_kernel_reads_first() {
     }
     assert_eq!((first, ask(&owner, &file, true)), (Some(BYTES), Some(BYTES)));
     owner.prepare(&Alone);
-    assert_eq!(owner.cache().stats().device_bytes, 0, "nobody wished for it");
+    assert_eq!(owner.cache().stats().device_bytes, 0, "no copy was requested");
     rustix::io::pread(&file, &mut vec![0; BYTES as usize], 0).unwrap();
     assert_eq!(ask(&owner, &file, true), Some(2 * BYTES));
     assert_eq!(ask(&owner, &file, true), Some(BYTES));
@@ -222,7 +222,7 @@ fn descriptors_of(path: &Path) -> usize {
 /// 1. A file waits to be copied, and the owner has it open; then a program asks to unmount its file system.
 /// 2. It is closed. It is copied when it is asked for again.
 #[test]
-fn what_waits_to_be_copied_is_closed_for_who_unmounts() {
+fn a_file_that_waits_to_be_copied_is_closed_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 4 << 20), folder.path().join("file"));
     for _ in 0..2 {
@@ -260,7 +260,7 @@ impl ServiceHandle for Unmounting<'_, '_> {
 
 /// What was copied until then stays, and the rest comes when the file is asked for again.
 #[test]
-fn a_copy_ends_for_who_unmounts() {
+fn a_copy_ends_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 8 << 20), folder.path().join("file"));
     assert_eq!(ask(&owner, &file, false), Some(8 << 20));

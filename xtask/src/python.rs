@@ -25,8 +25,15 @@ const PACKAGES: [&str; 6] = [
 
 /// Engines that read through the package, one of which may be missing: its tests say `SKIPPED` then. `torch` is not
 /// among them, as its wheel brings gigabytes of drivers.
-const ENGINES: [&str; 6] =
-    ["pyarrow==26.0.1", "pandas==3.1.1", "duckdb==2.0.1", "polars==2.1.0", "s3fs==2026.9.0", "zarr==3.1.6"];
+const ENGINES: [&str; 7] = [
+    "pyarrow==26.0.1",
+    "pandas==3.1.1",
+    "duckdb==2.0.1",
+    "polars==2.1.0",
+    "s3fs==2026.9.0",
+    "zarr==3.1.6",
+    "distributed==2026.8.0",
+];
 
 pub fn step() -> Step {
     Step::new("python", Action::Call(build_and_test))

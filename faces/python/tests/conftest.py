@@ -1,5 +1,6 @@
 """What the tests share: a folder of objects, a server of it in a process of its own, and a web server that stalls."""
 
+import collections
 import hashlib
 import http.server
 import json
@@ -81,11 +82,11 @@ def opener(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[qu
 
 
 class Web:
-    """A web server of `objects`, which counts GETs, and holds up each request while it is stalled."""
+    """A web server of `objects`, which counts what it sends, and holds up each request while it is stalled."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.gets: list[str] = []
+        self.sent: collections.Counter[str] = collections.Counter()  # bytes, by object
         self.flowing = threading.Event()
         self.flowing.set()
         self.waiting = threading.Semaphore(0)  # one for each request that is held up
@@ -118,8 +119,6 @@ class Web:
             self.flowing.wait()
         data = self.objects.get(handler.path[1:])
         is_get = handler.command == "GET"
-        if is_get:
-            self.gets.append(handler.path[1:])
         tag = "" if data is None else f'"{hashlib.md5(data).hexdigest()}"'
         status, first, last = 200, 0, len(data or b"")
         if data is None:
@@ -137,6 +136,7 @@ class Web:
         handler.send_header("Content-Length", str(last - first))
         handler.end_headers()
         if is_get:
+            self.sent[handler.path[1:]] += last - first
             handler.wfile.write(data[first:last])
 
     def stall(self) -> None:

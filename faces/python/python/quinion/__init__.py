@@ -32,7 +32,7 @@ from ._quinion import Pin, RawCache, RawClient, RawFile, RawWaiter, Server
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Cache", "Client", "File", "Pin", "Server", "Stores", "connect", "serve"]
+__all__ = ["Cache", "Client", "File", "Pin", "Server", "Stores", "connect", "ensure_service", "serve"]
 
 Stores: TypeAlias = Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]]
 """What URLs lead to, by their beginnings: a folder, options of a store, or objects; see `serve`."""
@@ -74,6 +74,20 @@ def _plain(store: str | Mapping[str, Any]) -> str | dict[str, Any]:
 def connect(name: str) -> Client:
     """Connects to the server of that name; a name with a slash is the path of its socket."""
     return Client(name)
+
+
+def ensure_service(
+    name: str = "node", *, memory: int = 1 << 30, stores: Stores | None = None, idle: float = 300.0
+) -> Client:
+    """Connects to the server of that name, which is started as a process of its own if there is none: so all processes of
+    a user on one node that call this share one cache. A server that is there is taken as it is.
+
+    It reads stores with the environment of the process that started it, and ends when it has had no client for `idle`
+    seconds.
+    """
+    from . import service
+
+    return service.ensure(name, memory, stores, idle)
 
 
 class _RawOpener(Protocol):

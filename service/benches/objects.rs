@@ -18,9 +18,7 @@ use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
 use quinion::Cache;
 use quinion_object::{ObjectCache, Options};
 use quinion_service::{Client, RangeRead, Server};
-
-#[path = "../../object/tests/common/mod.rs"]
-mod common;
+use quinion_testing_s3 as s3;
 
 const OBJECTS: usize = 8;
 const OBJECT_BYTES: u64 = 32 << 20;
@@ -50,7 +48,7 @@ fn main() {
         return; // `cargo test --benches`: there is nothing to check
     }
     let json = std::env::args().any(|word| word == "--json");
-    let store = common::Server::new();
+    let store = s3::Server::new();
     (0..OBJECTS).for_each(|object| store.control.put(&key(object), OBJECT_BYTES as usize));
     store.control.set_latency(LATENCY);
     let bench = Bench { store, folder: tempfile::tempdir().unwrap(), json };
@@ -63,14 +61,14 @@ fn main() {
 }
 
 struct Bench {
-    store: common::Server,
+    store: s3::Server,
     folder: tempfile::TempDir,
     json: bool,
 }
 
 /// A reader's measure: nanoseconds, for all that it did.
 fn read_as(role: &str, store: &str, socket: &str) -> u128 {
-    let bare = common::store_at(store);
+    let bare = s3::store_at(store);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let client = || Client::connect(socket).unwrap();
     // What is measured is reading: connections and handles are there before.

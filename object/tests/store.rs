@@ -317,6 +317,34 @@ async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
     }
 }
 
+/// 1. An object is replaced before each GET of a read, so that the store itself is asked at last.
+/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for another.
+#[tokio::test]
+async fn what_the_store_itself_answers_has_the_bytes_of_its_range_and_is_of_one_version() {
+    use s3::Fault::{ChangedBefore, Late, Longer, Short};
+    let server = s3::Server::with_object(300_000);
+    let objects = ObjectCache::new(cache(), server.store(), Options::new()).unwrap();
+    let store = cached_with(objects, Freshness::Always);
+    let path = Path::from("object");
+    let now = || server.control.version("object").unwrap();
+    let overtaken = |last: &[s3::Fault]| server.control.trouble([&[ChangedBefore; 3], last].concat());
+    overtaken(&[Longer(77)]);
+    let bytes = store.get_range(&path, 10..200_000).await.unwrap();
+    assert_eq!((bytes.len(), now()), (199_990, 4));
+    s3::check(4, 10, &bytes);
+    overtaken(&[Short(70_000)]);
+    let error = store.get_range(&path, 10..200_000).await.unwrap_err();
+    assert!(error.to_string().contains("ends at byte 70010"), "{error}");
+    let ranges = [10..100, 200_000..200_100, 5000..5010];
+    // A range that is there, and one that is of the next version.
+    overtaken(&[Late(0), ChangedBefore]);
+    let all = store.get_ranges(&path, &ranges).await.unwrap();
+    for (range, bytes) in ranges.iter().zip(&all) {
+        assert_eq!(bytes.len() as u64, range.end - range.start);
+        s3::check(now(), range.start, bytes);
+    }
+}
+
 proptest! {
     #[test]
     fn a_cached_store_answers_as_the_bare_one(

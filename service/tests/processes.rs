@@ -399,6 +399,34 @@ fn serve_and_fork(socket: &str) {
 
 // ---- tests ------------------------------------------------------------------------------------------------------
 
+/// 1. A server of a cache ends, or is there still.
+/// 2. Another is started on the same cache: it listens, and answers no client.
+#[test]
+fn a_second_server_of_one_cache_is_refused_and_the_first_serves_on() {
+    let mut stage = Stage::new(100_000, 16 << 20);
+    let cache = stage.server().cache().clone();
+    let other = stage.folder.path().join("q/other.sock");
+    let second = || {
+        let error = Server::builder(cache.clone()).start(other.to_str().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Start);
+        assert!(error.to_string().contains("a cache is served once"), "{error}");
+        assert!(!other.exists(), "its socket is removed");
+    };
+    second();
+    read_all(&stage.client().open(URL).unwrap(), 1, 3);
+    stage.server.take().unwrap().stop();
+    second();
+    // Its own process reads on by it, and a cache that never was served can be.
+    let objects =
+        quinion_object::ObjectCache::new(cache.clone(), stage.store.store(), Options::new()).unwrap();
+    let file = objects.open(&object_store::path::Path::from("object")).unwrap();
+    s3::check(1, 0, &file.bytes(0..100_000).unwrap());
+    let next =
+        Server::builder(self::cache(16 << 20)).store("s3://bucket", stage.store.store(), Options::new());
+    let _next = next.start(other.to_str().unwrap()).unwrap();
+    read_all(&Client::connect(other.to_str().unwrap()).unwrap().open(URL).unwrap(), 1, 3);
+}
+
 #[test]
 fn eight_processes_cost_the_bytes_of_one_and_a_late_one_costs_none() {
     const BYTES: usize = 5_000_003;

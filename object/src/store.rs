@@ -100,8 +100,8 @@ impl fmt::Display for CachedStore {
 }
 
 impl Shared {
-    fn bare(&self) -> &Arc<dyn ObjectStore> {
-        &self.objects.fetcher().store
+    fn bare(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.objects.fetcher().store)
     }
 
     /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`. If it was
@@ -310,7 +310,7 @@ impl ObjectStore for CachedStore {
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> StoreResult<GetResult> {
         if options.version.is_some() {
-            return bare::get(&**self.shared.bare(), path, options).await;
+            return bare::get(&*self.shared.bare(), path, options).await;
         }
         for _ in 0..CHANGES_MAX {
             let object = match self.shared.look(path, &options).await {
@@ -322,7 +322,7 @@ impl ObjectStore for CachedStore {
                 answer => return answer,
             }
         }
-        bare::get(&**self.shared.bare(), path, options).await
+        bare::get(&*self.shared.bare(), path, options).await
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
@@ -340,7 +340,7 @@ impl ObjectStore for CachedStore {
                 answer => return answer,
             }
         }
-        bare::get_ranges(&**self.shared.bare(), path, ranges).await
+        bare::get_ranges(&*self.shared.bare(), path, ranges).await
     }
 
     fn delete_stream(

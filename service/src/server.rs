@@ -138,8 +138,11 @@ impl Server {
         }
     }
 
-    /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`]. What clients have open they
-    /// read on by the store before.
+    /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`].
+    ///
+    /// If both have the same name ([`Options::store_name`]), it is one store, reached in another way: what clients have
+    /// open is fetched by the new one from now on, and its numbers go on. Else what clients have open they read on by
+    /// the store before, with its credentials, until they open it again: what it names may be other objects.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: the prefix is no URL.

@@ -399,6 +399,44 @@ fn serve_and_fork(socket: &str) {
 
 // ---- tests ------------------------------------------------------------------------------------------------------
 
+/// 1. A client has an object open, and the server gets a store in the place of the one before: with other credentials.
+/// 2. What the client reads is fetched by the old store until the object is opened again.
+#[test]
+fn a_store_of_the_same_name_fetches_what_is_open_and_one_without_a_name_does_not() {
+    for (name, is_same) in [(Some("one"), true), (None, false)] {
+        let options = || {
+            let options = Options::new().whole_max(0).fill_min(4096);
+            name.map_or(options.clone(), |name| options.store_name(name))
+        };
+        let stage = Stage::with(8_000_000, 32 << 20, options());
+        let client = stage.client();
+        let file = client.open(URL).unwrap();
+        let mut buffer = vec![0; 10_000];
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        let before = (stage.store.control.gets(), stage.server().stats().fetches[0].1.gets);
+        assert!(before.0 > 0 && before.0 == before.1, "{before:?}");
+        let other = s3::Server::with_object(8_000_000);
+        stage.server().set_store("s3://bucket", other.store(), options()).unwrap();
+        for at in [4_000_000, 6_000_000] {
+            file.read_exact_at(&mut buffer, at).unwrap();
+            s3::check(1, at, &buffer);
+        }
+        let (old, new) = (stage.store.control.gets() - before.0, other.control.gets());
+        assert_eq!(
+            (old == 0, new > 0),
+            (is_same, is_same),
+            "{name:?}: {old} of the old store, {new} of the new"
+        );
+        let counted = stage.server().stats().fetches[0].1.gets;
+        assert_eq!(counted, if is_same { before.1 + new } else { 0 }, "{name:?}");
+        // What is opened now is of the new store in both cases.
+        let (again, known) = (client.open(URL).unwrap(), other.control.gets());
+        again.read_exact_at(&mut buffer, 2_000_000).unwrap();
+        s3::check(1, 2_000_000, &buffer);
+        assert!(other.control.gets() > known && other.control.heads() == 1, "{name:?}");
+    }
+}
+
 /// 1. A server of a cache ends, or is there still.
 /// 2. Another is started on the same cache: it listens, and answers no client.
 #[test]

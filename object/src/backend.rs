@@ -34,7 +34,7 @@ use object_store::{GetResult, ObjectMeta};
 use quinion::backend::{Attributes, Backend, ContentKey, Fill};
 
 use crate::error::FetchError;
-use crate::fetch::Fetcher;
+use crate::fetch::{Fetcher, FetcherSlot};
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
 use crate::version::VersionNames;
@@ -47,7 +47,7 @@ const FAILED_MAX: usize = 64;
 /// Where the pages of one version of an object come from.
 #[derive(Debug)]
 pub(crate) struct ObjectBackend {
-    fetcher: Arc<Fetcher>,
+    fetcher: Arc<FetcherSlot>,
     meta: Arc<ObjectMeta>,
     attributes: Attributes,
     content_key: Option<ContentKey>,
@@ -138,8 +138,8 @@ fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
 }
 
 impl ObjectBackend {
-    /// The version that `meta` says, of the store of `fetcher`, known to the cache by the names in `names`.
-    pub(crate) fn new(fetcher: Arc<Fetcher>, meta: Arc<ObjectMeta>, names: VersionNames) -> Self {
+    /// The version that `meta` says, of the store that `fetcher` has, known to the cache by the names in `names`.
+    pub(crate) fn new(fetcher: Arc<FetcherSlot>, meta: Arc<ObjectMeta>, names: VersionNames) -> Self {
         let VersionNames { attributes, content_key } = names;
         Self {
             fetcher,
@@ -196,7 +196,7 @@ impl ObjectBackend {
 
     fn start(&self, mut fills: Vec<Fill>) {
         fills.sort_unstable_by_key(Fill::position);
-        let size = self.meta.size;
+        let (size, fetcher) = (self.meta.size, self.fetcher.get());
         let mut wanted = Vec::with_capacity(fills.len());
         let mut kept = Vec::with_capacity(fills.len());
         for fill in fills {
@@ -204,29 +204,29 @@ impl ObjectBackend {
             if range.is_empty() {
                 fill.complete(Ok(0)); // behind the end
             } else if let Some(error) = self.failure(&range) {
-                add(&self.fetcher.counters.refused, 1);
+                add(&fetcher.counters.refused, 1);
                 fill.complete(Err(io::Error::other(error)));
             } else {
                 wanted.push(range);
                 kept.push(fill);
             }
         }
-        let options = &self.fetcher.options;
+        let options = &fetcher.options;
         let groups = join(&wanted, JoinLimits { gap: options.gap_max, bytes: options.request_max });
         let mut kept = kept.into_iter();
         for group in groups {
-            self.fetch(kept.by_ref().take(group.len()).collect());
+            self.fetch(&fetcher, kept.by_ref().take(group.len()).collect());
         }
     }
 
     /// Fetches what goes together.
-    fn fetch(&self, fills: Vec<Fill>) {
-        let (fetcher, meta) = (Arc::clone(&self.fetcher), Arc::clone(&self.meta));
+    fn fetch(&self, by: &Arc<Fetcher>, fills: Vec<Fill>) {
+        let (fetcher, meta) = (Arc::clone(by), Arc::clone(&self.meta));
         let failed = Arc::clone(&self.failed);
         let all = fills.first().map_or(0, Fill::position)
             ..fills.last().map_or(0, |fill| fill.position() + fill.len() as u64);
         let answered = lock(&self.answered).take_if(|result| result.range.start == all.start);
-        self.fetcher.spawn(async move {
+        by.spawn(async move {
             let note = |error: FetchError| {
                 let pause = fetcher.options.failure_pause;
                 let range = error.range().start..all.end;
@@ -255,7 +255,7 @@ impl Backend for ObjectBackend {
         let thread = thread::current().id();
         let mut plugs = lock(&self.plugs);
         let fills = match plug_of(&plugs, thread) {
-            Some(at) => plugs[at].keep(fills, self.fetcher.options.request_max),
+            Some(at) => plugs[at].keep(fills, self.fetcher.get().options.request_max),
             None => fills,
         };
         drop(plugs);

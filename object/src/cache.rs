@@ -24,7 +24,7 @@ use quinion::{Cache, Coherence, OpenOptions};
 
 use crate::backend::ObjectBackend;
 use crate::error::{Error, Result};
-use crate::fetch::{Fetcher, wait_for};
+use crate::fetch::{Fetcher, FetcherSlot, wait_for};
 use crate::file::ObjectFile;
 use crate::first_byte::FirstByte;
 use crate::options::Options;
@@ -42,7 +42,7 @@ pub struct ObjectCache {
 
 struct Shared {
     cache: Cache,
-    fetcher: Arc<Fetcher>,
+    fetcher: Arc<FetcherSlot>,
     /// What is put into identities for the store.
     store_name: Vec<u8>,
     backends: Mutex<Registry>,
@@ -75,7 +75,7 @@ impl Registry {
 impl fmt::Debug for ObjectCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("ObjectCache");
-        text.field("store", &format_args!("{}", self.shared.fetcher.store)).finish_non_exhaustive()
+        text.field("store", &format_args!("{}", self.fetcher().store)).finish_non_exhaustive()
     }
 }
 
@@ -102,9 +102,31 @@ impl ObjectCache {
                 [&b"unnamed "[..], &number.to_le_bytes()].concat()
             }
         };
-        let fetcher = Fetcher::new(store, options)?;
+        let fetcher = Fetcher::new(store, options, Arc::default())?;
+        let fetcher = Arc::new(FetcherSlot::new(fetcher));
         let shared = Shared { cache, fetcher, store_name, backends: Mutex::default() };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Reads by `store` from now on, and as `options` say: the same store with other credentials, by another client or
+    /// with other limits. What is open is fetched by it as well, but for what is under way. What is cached stays, and
+    /// so do the numbers of [`ObjectCache::stats`].
+    ///
+    /// # Errors
+    /// [`Error::Options`]: the options' [`Options::store_name`] is not the one that this was made with, or there is
+    /// none, so `store` may have other objects; [`Error::Runtime`].
+    pub fn set_store(&self, store: Arc<dyn ObjectStore>, options: Options) -> Result<()> {
+        let options = options.checked()?;
+        let before = self.fetcher();
+        if options.store_name.is_none() || options.store_name != before.options.store_name {
+            let (old, new) = (before.options.name(), options.name());
+            let text =
+                format!("a store of the name {new:?} cannot take the place of {old:?}; give both one name");
+            return Err(Error::Options(text));
+        }
+        let counters = Arc::clone(&before.counters);
+        self.shared.fetcher.set(Fetcher::new(store, options, counters)?);
+        Ok(())
     }
 
     /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer. The handle reads that
@@ -123,9 +145,10 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_with_attributes(&self, path: &Path) -> Result<(ObjectFile, Attributes)> {
-        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
+        let (by, wanted) = (self.fetcher(), path.clone());
+        let fetcher = Arc::clone(&by);
         let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
-        let result = wait_for(&self.shared.fetcher, head).ok_or_else(|| Error::Ended(path.clone()))?;
+        let result = wait_for(&by, head).ok_or_else(|| Error::Ended(path.clone()))?;
         let result = result.map_err(|source| Error::Open { path: path.clone(), source })?;
         Ok((self.open_known(result.meta)?, result.attributes))
     }
@@ -141,18 +164,18 @@ impl ObjectCache {
 
     /// Asks the store what an object is, under the conditions of `options`.
     pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
-        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
-        let ended = || Error::Ended(path.clone());
-        let head = self.shared.fetcher.spawn(async move { fetcher.head(&wanted, &options).await });
+        let (by, wanted) = (self.fetcher(), path.clone());
+        let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
+        let head = by.spawn(async move { fetcher.head(&wanted, &options).await });
         let result = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
         result.map_err(|source| Error::Open { path: path.clone(), source })
     }
 
     /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
     pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
-        let (fetcher, wanted) = (Arc::clone(&self.shared.fetcher), path.clone());
-        let ended = || Error::Ended(path.clone());
-        let get = self.shared.fetcher.spawn(async move { fetcher.open_get(&wanted, options).await });
+        let (by, wanted) = (self.fetcher(), path.clone());
+        let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
+        let get = by.spawn(async move { fetcher.open_get(&wanted, options).await });
         let result = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
         result.map_err(|source| Error::Open { path: path.clone(), source })
     }
@@ -163,7 +186,8 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::Cache`], [`Error::TooLarge`].
     pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
-        let Shared { cache, fetcher, store_name, backends } = &*self.shared;
+        let Shared { cache, fetcher: slot, store_name, backends } = &*self.shared;
+        let fetcher = slot.get();
         if meta.size > FILE_BYTES_MAX {
             return Err(Error::TooLarge { path: meta.location, size: meta.size });
         }
@@ -171,7 +195,7 @@ impl ObjectCache {
         let lasts = fetcher.options.store_name.is_some();
         let names = version::names(store_name, lasts, &meta);
         let meta = Arc::new(meta);
-        let new = || ObjectBackend::new(Arc::clone(fetcher), Arc::clone(&meta), names);
+        let new = || ObjectBackend::new(Arc::clone(slot), Arc::clone(&meta), names);
         let mut registry = backends.lock().unwrap_or_else(PoisonError::into_inner);
         let backend = registry.backend(names.attributes.identity, new);
         drop(registry);
@@ -183,7 +207,7 @@ impl ObjectCache {
         let file = file.map_err(failed)?;
         let least = fetcher.options.fill_order();
         file.set_folio_orders(least, Order::MAX.0).map_err(failed)?;
-        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(fetcher), self.ahead_max()))
+        Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(slot), self.ahead_max()))
     }
 
     /// The most that it is worth asking for ahead of a reader.
@@ -198,15 +222,15 @@ impl ObjectCache {
 
     /// What was fetched from the store so far.
     pub fn stats(&self) -> FetchStats {
-        self.shared.fetcher.counters.sum()
+        self.fetcher().counters.sum()
     }
     /// How long the store took to begin its last answers to GETs, from when each was sent; known to within 25 %. `None`
     /// until 32 are known.
     pub fn first_byte(&self) -> Option<FirstByte> {
-        self.shared.fetcher.counters.first_byte.summary()
+        self.fetcher().counters.first_byte.summary()
     }
 
-    pub(crate) fn fetcher(&self) -> &Arc<Fetcher> {
-        &self.shared.fetcher
+    pub(crate) fn fetcher(&self) -> Arc<Fetcher> {
+        self.shared.fetcher.get()
     }
 }

@@ -30,8 +30,8 @@ use std::io;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -55,7 +55,8 @@ use crate::version;
 pub(crate) struct Fetcher {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) options: Options,
-    pub(crate) counters: Counters,
+    /// Of the store, whichever fetcher it has.
+    pub(crate) counters: Arc<Counters>,
     /// Turns of GETs.
     requests: Semaphore,
     /// Bytes that GETs may ask for, in pages.
@@ -67,6 +68,27 @@ pub(crate) struct Fetcher {
     runtime: Option<Runtime>,
     /// The process that has their threads.
     process: u32,
+}
+
+/// The fetcher of a store, which may get another in its place. What is under way keeps the one that it began with.
+#[derive(Debug)]
+pub(crate) struct FetcherSlot(RwLock<Arc<Fetcher>>);
+
+impl FetcherSlot {
+    pub(crate) fn new(fetcher: Arc<Fetcher>) -> Self {
+        Self(RwLock::new(fetcher))
+    }
+
+    pub(crate) fn get(&self) -> Arc<Fetcher> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set(&self, fetcher: Arc<Fetcher>) {
+        let mut slot = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *slot, fetcher);
+        drop(slot);
+        drop(before); // not under the lock: its threads may end with it
+    }
 }
 
 impl Drop for Fetcher {
@@ -83,8 +105,12 @@ impl Drop for Fetcher {
 }
 
 impl Fetcher {
-    /// Fetches from `store` as `options` say, which are checked.
-    pub(crate) fn new(store: Arc<dyn ObjectStore>, options: Options) -> Result<Arc<Self>> {
+    /// Fetches from `store` as `options` say, which are checked. It goes on counting in `counters`.
+    pub(crate) fn new(
+        store: Arc<dyn ObjectStore>,
+        options: Options,
+        counters: Arc<Counters>,
+    ) -> Result<Arc<Self>> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(options.threads)
             .thread_name("quinion-object")
@@ -93,7 +119,7 @@ impl Fetcher {
             .map_err(Error::Runtime)?;
         Ok(Arc::new(Self {
             store,
-            counters: Counters::default(),
+            counters,
             requests: Semaphore::new(options.requests_max),
             pages: Semaphore::new(pages(options.in_flight_max) as usize),
             options,

@@ -24,7 +24,7 @@ use quinion::{ErrorKind, File, Pinned, Prefetch, ReadOptions};
 
 use crate::backend::ObjectBackend;
 use crate::error::{Error, Result};
-use crate::fetch::Fetcher;
+use crate::fetch::FetcherSlot;
 use crate::plan::covering;
 
 /// Shorter ranges are copied.
@@ -43,7 +43,7 @@ struct Inner {
     file: File,
     meta: Arc<ObjectMeta>,
     backend: Arc<ObjectBackend>,
-    fetcher: Arc<Fetcher>,
+    fetcher: Arc<FetcherSlot>,
     /// Whether a short read was announced.
     is_begun: AtomicBool,
     /// Where the last long read ended.
@@ -74,7 +74,7 @@ impl ObjectFile {
         file: File,
         meta: Arc<ObjectMeta>,
         backend: Arc<ObjectBackend>,
-        fetcher: Arc<Fetcher>,
+        fetcher: Arc<FetcherSlot>,
         ahead_max: u64,
     ) -> Self {
         let (is_begun, long_end) = (AtomicBool::new(false), AtomicU64::new(u64::MAX));
@@ -256,11 +256,12 @@ impl ObjectFile {
     /// Asks for what is about to be read, as far as the cache would not do so at once by itself: for a reader that goes
     /// to the cache's [`file`](ObjectFile::file) itself. Waits for none of it.
     pub fn announce(&self, range: Range<u64>) {
-        let (options, len) = (&self.inner.fetcher.options, self.len());
         if range.end.saturating_sub(range.start) > LONG_MIN {
             self.announce_long(range, u64::MAX);
         } else if !self.inner.is_begun.load(Ordering::Relaxed) {
             self.inner.is_begun.store(true, Ordering::Relaxed);
+            let (fetcher, len) = (self.inner.fetcher.get(), self.len());
+            let options = &fetcher.options;
             // What cannot be started now is fetched by the read.
             if len <= options.whole_max {
                 let _ = self.prefetch(0..len);
@@ -274,7 +275,7 @@ impl ObjectFile {
     /// is asked for as well, in steps of a GET. Returns up to where was asked for.
     pub(crate) fn announce_long(&self, range: Range<u64>, most: u64) -> u64 {
         let Inner { fetcher, long_end, asked_end, ahead_max, .. } = &*self.inner;
-        let step = fetcher.options.request_max.max(range.end - range.start).min(*ahead_max);
+        let step = fetcher.get().options.request_max.max(range.end - range.start).min(*ahead_max);
         let is_next = long_end.swap(range.end, Ordering::Relaxed) == range.start;
         let asked = asked_end.load(Ordering::Relaxed);
         if is_next && range.end.saturating_add(step / 2) <= asked {
@@ -300,7 +301,7 @@ impl ObjectFile {
         let missing: Vec<_> = missing.map(|(range, _)| range.clone()).collect();
         if !missing.is_empty() {
             self.announce(0..0); // a small object comes whole
-            let wanted = covering(&missing, self.inner.fetcher.options.gap_max);
+            let wanted = covering(&missing, self.inner.fetcher.get().options.gap_max);
             let span =
                 wanted.first().map_or(0, |first| first.start)..wanted.last().map_or(0, |last| last.end);
             let _plug = self.inner.backend.plug(span);

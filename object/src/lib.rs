@@ -41,6 +41,7 @@
 //! Not promised: that memory of the HTTP client counts to that bound; and nothing here is shared between processes yet.
 
 mod backend;
+mod bare;
 mod cache;
 mod error;
 mod fetch;
@@ -65,6 +66,7 @@ pub use store::{CachedStore, cached, cached_with};
 /// What Quinion's other packages use of this one. It changes without notice.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::bare::{exactly, get as bare_get, get_ranges as bare_get_ranges};
     pub use crate::known::{
         Known, NoteWrites, Question, Upload, Written, is_to_be_asked, noting_deletions, resolve,
     };

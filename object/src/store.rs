@@ -17,8 +17,8 @@
 //! Extensions of a request go with the HEAD; the GETs behind it carry none, since many callers may wait for one.
 //!
 //! A get that finds its object replaced before it has given a byte begins again with the new version; one that is
-//! overtaken by writers again and again is answered by the bare store. Later it is an error: a stream is of one
-//! version.
+//! overtaken by writers again and again is answered by the bare store (`bare.rs`). Later it is an error: a stream is of
+//! one version.
 
 use std::fmt;
 use std::ops::Range;
@@ -35,6 +35,7 @@ use object_store::{
 };
 use quinion::Cache;
 
+use crate::bare;
 use crate::cache::ObjectCache;
 use crate::error::{Error, Result};
 use crate::file::ObjectFile;
@@ -99,8 +100,8 @@ impl fmt::Display for CachedStore {
 }
 
 impl Shared {
-    fn bare(&self) -> &Arc<dyn ObjectStore> {
-        &self.objects.fetcher().store
+    fn bare(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.objects.fetcher().store)
     }
 
     /// The object as it is: as far as is believed, or as the store tells. With the conditions of `options`. If it was
@@ -309,7 +310,7 @@ impl ObjectStore for CachedStore {
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> StoreResult<GetResult> {
         if options.version.is_some() {
-            return self.shared.bare().get_opts(path, options).await;
+            return bare::get(&*self.shared.bare(), path, options).await;
         }
         for _ in 0..CHANGES_MAX {
             let object = match self.shared.look(path, &options).await {
@@ -321,7 +322,7 @@ impl ObjectStore for CachedStore {
                 answer => return answer,
             }
         }
-        self.shared.bare().get_opts(path, options).await
+        bare::get(&*self.shared.bare(), path, options).await
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
@@ -339,7 +340,7 @@ impl ObjectStore for CachedStore {
                 answer => return answer,
             }
         }
-        self.shared.bare().get_ranges(path, ranges).await
+        bare::get_ranges(&*self.shared.bare(), path, ranges).await
     }
 
     fn delete_stream(

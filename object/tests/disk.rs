@@ -5,12 +5,10 @@
 
 use std::sync::Arc;
 
-use common::{Server, check};
 use object_store::path::Path;
 use quinion::{Cache, DiskOptions};
 use quinion_object::{ObjectCache, Options};
-
-mod common;
+use quinion_testing_s3::{Server, check};
 
 const LEN: usize = (5 << 20) + 321;
 

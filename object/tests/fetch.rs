@@ -10,8 +10,7 @@ use object_store::path::Path;
 use quinion::{Cache, Hint};
 use quinion_object::{Error, FetchFailure, ObjectCache, ObjectFile, Options};
 
-mod common;
-use common::{Fault, Server, check};
+use quinion_testing_s3::{Fault, Server, check};
 
 const MIB: u64 = 1 << 20;
 

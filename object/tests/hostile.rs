@@ -20,9 +20,9 @@ use object_store::{
 };
 use quinion::Cache;
 use quinion_object::{Error, FetchFailure, Freshness, ObjectCache, Options, cached_with};
+use quinion_testing_s3 as s3;
 
-mod common;
-use common::check;
+use quinion_testing_s3::check;
 
 const MIB: u64 = 1 << 20;
 
@@ -108,7 +108,7 @@ fn asked(options: &GetOptions, size: u64) -> Range<u64> {
 /// An answer with what is asked for, of `version`.
 fn answer(options: &GetOptions, meta: ObjectMeta, version: u32) -> StoreResult<GetResult> {
     let range = asked(options, meta.size);
-    let bytes: Bytes = (range.start..range.end).map(|at| common::byte(version, at)).collect();
+    let bytes: Bytes = (range.start..range.end).map(|at| s3::byte(version, at)).collect();
     Ok(of_parts(meta, range, vec![Ok(bytes)]))
 }
 
@@ -177,7 +177,7 @@ fn a_body_that_is_too_long_gives_what_was_asked_for() {
         let meta = meta(4 * MIB, Some("\"x\""), 5);
         let range = asked(&options, meta.size);
         let bytes =
-            |range: Range<u64>| -> StoreResult<Bytes> { Ok(range.map(|at| common::byte(1, at)).collect()) };
+            |range: Range<u64>| -> StoreResult<Bytes> { Ok(range.map(|at| s3::byte(1, at)).collect()) };
         let more = range.end..range.end + 70_000;
         // And pieces of no bytes, and of odd lengths.
         let odd = range.start + 4097.min(range.end - range.start);
@@ -376,7 +376,7 @@ fn a_long_queue_is_no_failure_and_a_dead_store_is_one_for_all_that_wait() {
 
 #[test]
 fn blocking_calls_inside_a_task_of_a_single_threaded_runtime_do_not_hang() {
-    let server = common::Server::with_object(4 << 20);
+    let server = s3::Server::with_object(4 << 20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let bare = server.store();
@@ -395,7 +395,7 @@ fn blocking_calls_inside_a_task_of_a_single_threaded_runtime_do_not_hang() {
 
 #[test]
 fn a_read_beside_writers_is_of_one_version() {
-    let server = common::Server::with_object(3 << 20);
+    let server = s3::Server::with_object(3 << 20);
     let options = quick().request_max(MIB).whole_max(0).fill_min(4096).gap_max(0);
     let objects = objects(server.store(), options);
     let store = cached_with(objects, Freshness::Always);
@@ -427,7 +427,7 @@ fn a_read_beside_writers_is_of_one_version() {
                     let all = store.get_ranges(&path(), &ranges).await.unwrap();
                     let is_of = |version| {
                         let is = |(range, bytes): (&Range<u64>, &Bytes)| {
-                            let wanted = range.clone().map(|at| common::byte(version, at));
+                            let wanted = range.clone().map(|at| s3::byte(version, at));
                             bytes.iter().copied().eq(wanted)
                         };
                         ranges.iter().zip(&all).all(is)

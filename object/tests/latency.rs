@@ -14,8 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use quinion::Cache;
 use quinion_object::{Freshness, ObjectCache, Options, cached_with};
 
-mod common;
-use common::Server;
+use quinion_testing_s3::Server;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;

@@ -23,8 +23,8 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quinion::Cache;
 use quinion_object::{CachedStore, Freshness, ObjectCache, Options, cached_with};
+use quinion_testing_s3 as s3;
 
-mod common;
 mod differential;
 
 use differential::{Call, Condition, calls, kind, made, path};
@@ -132,7 +132,7 @@ impl Server {
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .with_copy_if_not_exists(S3CopyIfNotExists::Multipart)
             .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
-            .with_http_connector(common::Connector);
+            .with_http_connector(s3::Connector);
         Arc::new(store.build().unwrap())
     }
 
@@ -227,7 +227,7 @@ fn read_while_replaced(server: &Server) {
     let below = server.bucket("replaced");
     let path = Path::from("object");
     let put = async |version: u32| {
-        below.put(&path, common::content(version, LEN).into()).await.unwrap();
+        below.put(&path, s3::content(version, LEN).into()).await.unwrap();
     };
     runtime().block_on(put(0));
     let options = Options::new().request_max(1 << 20).requests_max(1).whole_max(0);
@@ -248,7 +248,7 @@ fn read_while_replaced(server: &Server) {
             match read {
                 Ok(bytes) => {
                     assert_eq!(bytes.len(), LEN);
-                    let version = (0..30).find(|&version| bytes == common::content(version, LEN));
+                    let version = (0..30).find(|&version| bytes == s3::content(version, LEN));
                     assert!(version.is_some(), "bytes of no version, or of two");
                     whole += 1;
                 }

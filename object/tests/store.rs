@@ -16,8 +16,8 @@ use object_store::{Error, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectS
 use proptest::prelude::*;
 use quinion::Cache;
 use quinion_object::{CachedStore, Freshness, ObjectCache, Options, cached, cached_with};
+use quinion_testing_s3 as s3;
 
-mod common;
 mod differential;
 
 use differential::{calls, kind, made};
@@ -70,7 +70,7 @@ async fn the_crates_own_tests_pass_over_files() {
 async fn a_get_streams_the_caches_pages_and_a_warm_one_fetches_nothing() {
     let bare = Arc::new(InMemory::new());
     let store = cached(bare.clone(), cache()).unwrap();
-    let (path, content) = (Path::from("a/b"), common::content(1, 9_000_001));
+    let (path, content) = (Path::from("a/b"), s3::content(1, 9_000_001));
     store.put(&path, content.clone().into()).await.unwrap();
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), content);
     let cold = store.objects().stats();
@@ -133,7 +133,7 @@ async fn an_object_trusted_for_a_time_costs_no_request_and_own_writes_are_seen()
 
 #[tokio::test]
 async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
-    let server = common::Server::with_object(24 << 20);
+    let server = s3::Server::with_object(24 << 20);
     let objects = ObjectCache::new(cache(), server.store(), Options::default()).unwrap();
     let store = cached_with(objects, Freshness::Immutable);
     let path = Path::from("object");
@@ -144,13 +144,13 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     assert_eq!(result.meta.e_tag.as_deref(), Some("\"v2\""));
     let mut stream = result.into_stream();
     let first = stream.next().await.unwrap().unwrap();
-    common::check(2, 0, &first);
+    s3::check(2, 0, &first);
     let (mut at, mut error) = (first.len() as u64, None);
     server.control.change("object");
     while let Some(part) = stream.next().await {
         match part {
             Ok(part) => {
-                common::check(2, at, &part);
+                s3::check(2, at, &part);
                 at += part.len() as u64;
             }
             Err(failed) => error = Some(failed),
@@ -159,12 +159,12 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     let is_told = matches!(error, Some(Error::Precondition { .. }));
     assert!(is_told || at == 24 << 20, "{at} bytes, then {error:?}");
     let all = store.get(&path).await.unwrap().bytes().await.unwrap();
-    common::check(3, 0, &all);
+    s3::check(3, 0, &all);
 }
 
 /// What `workers` that read all of an object of 32 MiB by 1 MiB, side by side, have the server send: GETs, and bytes.
 async fn read_by(workers: u64) -> (u64, u64) {
-    let server = common::Server::with_object(32 << 20);
+    let server = s3::Server::with_object(32 << 20);
     server.control.set_latency(Duration::from_millis(5));
     let cache = Cache::builder().memory(96 << 20).build().unwrap();
     let store = cached(server.store(), cache).unwrap();
@@ -172,7 +172,7 @@ async fn read_by(workers: u64) -> (u64, u64) {
         for at in 0..32_u64 {
             let range = at << 20..(at + 1) << 20;
             let bytes = store.get_range(&Path::from("object"), range.clone()).await.unwrap();
-            common::check(1, range.start, &bytes);
+            s3::check(1, range.start, &bytes);
         }
     });
     futures_util::future::join_all(workers).await;
@@ -218,7 +218,7 @@ async fn an_object_larger_than_the_cache_streams_through_it() {
     let bare = Arc::new(InMemory::new());
     let cache = Cache::builder().memory(16 << 20).build().unwrap();
     let store = cached(bare, cache).unwrap();
-    let (path, content) = (Path::from("large"), common::content(1, 50 << 20));
+    let (path, content) = (Path::from("large"), s3::content(1, 50 << 20));
     store.put(&path, content.clone().into()).await.unwrap();
     // All of it is kept by the caller, which is more than pins may keep: the rest is copied.
     let parts: Vec<Bytes> =
@@ -235,14 +235,14 @@ async fn an_object_larger_than_the_cache_streams_through_it() {
 async fn a_store_that_blocks_finds_threads_while_many_reads_wait() {
     let folder = tempfile::tempdir().unwrap();
     let files = Arc::new(LocalFileSystem::new_with_prefix(folder.path()).unwrap());
-    let (path, content) = (Path::from("file"), common::content(1, 20 << 20));
+    let (path, content) = (Path::from("file"), s3::content(1, 20 << 20));
     files.put(&path, content.clone().into()).await.unwrap();
     let options = Options::new().threads(1).deadline(Duration::from_secs(10));
     let objects = ObjectCache::new(cache(), files, options).unwrap();
     let file = objects.open_async(&path).await.unwrap();
     let reads = (0..20_u64).rev().map(|at| file.bytes_async(at << 20..(at << 20) + 100_000));
     for (at, bytes) in (0..20_u64).rev().zip(futures_util::future::join_all(reads).await) {
-        common::check(1, at << 20, &bytes.unwrap());
+        s3::check(1, at << 20, &bytes.unwrap());
     }
 }
 
@@ -252,7 +252,7 @@ async fn implausible_answers_of_a_store_are_refused() {
     let options = Options::new().attempts_max(2).backoff(Duration::from_millis(1), Duration::from_millis(1));
     let objects = ObjectCache::new(cache(), store.clone(), options).unwrap();
     let path = Path::from("object");
-    store.put(&path, common::content(1, 5000).into()).await.unwrap();
+    store.put(&path, s3::content(1, 5000).into()).await.unwrap();
     let meta = store.head(&path).await.unwrap();
     for size in [u64::MAX, 1 << 63] {
         let error = objects.open_known(ObjectMeta { size, ..meta.clone() }).unwrap_err();
@@ -286,7 +286,7 @@ async fn implausible_answers_of_a_store_are_refused() {
 
 #[tokio::test]
 async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
-    let server = common::Server::new();
+    let server = s3::Server::new();
     for (len, gets) in [(1, 1), (9000, 1), (1 << 20, 1), (3_000_001, 1), (20 << 20, 3), (0, 1)] {
         server.control.put("object", len);
         let cache = Cache::builder().memory(256 << 20).build().unwrap();
@@ -296,7 +296,7 @@ async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
         let path = Path::from("object");
         let bytes = store.get(&path).await.unwrap().bytes().await.unwrap();
         assert_eq!(bytes.len(), len);
-        common::check(1, 0, &bytes);
+        s3::check(1, 0, &bytes);
         let made = (server.control.heads() - before.0, server.control.gets() - before.1);
         assert_eq!(made, (u64::from(len == 0), gets), "{len} bytes");
         let stats = store.objects().stats();
@@ -308,12 +308,40 @@ async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
     let store = cached_with(objects, Freshness::Immutable);
     let path = Path::from("object");
     drop(tokio::time::timeout(Duration::from_millis(1), store.get(&path)).await);
-    server.control.trouble([common::Fault::ChangedAfter(500_000)]);
+    server.control.trouble([s3::Fault::ChangedAfter(500_000)]);
     let result = store.get(&path).await.unwrap();
     let version = result.meta.e_tag.as_ref().unwrap().trim_matches(['"', 'v']).parse().unwrap();
     match result.bytes().await {
-        Ok(bytes) => common::check(version, 0, &bytes),
+        Ok(bytes) => s3::check(version, 0, &bytes),
         Err(error) => assert_eq!(kind(&error), "precondition"),
+    }
+}
+
+/// 1. An object is replaced before each GET of a read, so that the store itself is asked at last.
+/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for another.
+#[tokio::test]
+async fn what_the_store_itself_answers_has_the_bytes_of_its_range_and_is_of_one_version() {
+    use s3::Fault::{ChangedBefore, Late, Longer, Short};
+    let server = s3::Server::with_object(300_000);
+    let objects = ObjectCache::new(cache(), server.store(), Options::new()).unwrap();
+    let store = cached_with(objects, Freshness::Always);
+    let path = Path::from("object");
+    let now = || server.control.version("object").unwrap();
+    let overtaken = |last: &[s3::Fault]| server.control.trouble([&[ChangedBefore; 3], last].concat());
+    overtaken(&[Longer(77)]);
+    let bytes = store.get_range(&path, 10..200_000).await.unwrap();
+    assert_eq!((bytes.len(), now()), (199_990, 4));
+    s3::check(4, 10, &bytes);
+    overtaken(&[Short(70_000)]);
+    let error = store.get_range(&path, 10..200_000).await.unwrap_err();
+    assert!(error.to_string().contains("ends at byte 70010"), "{error}");
+    let ranges = [10..100, 200_000..200_100, 5000..5010];
+    // A range that is there, and one that is of the next version.
+    overtaken(&[Late(0), ChangedBefore]);
+    let all = store.get_ranges(&path, &ranges).await.unwrap();
+    for (range, bytes) in ranges.iter().zip(&all) {
+        assert_eq!(bytes.len() as u64, range.end - range.start);
+        s3::check(now(), range.start, bytes);
     }
 }
 

@@ -53,6 +53,8 @@
 //!  5. No viewer has a handle before it is certain that viewers notice our end, however it comes
 //!     (`sys/death_notice.rs`).
 //!  6. A panic in the owner is an answer (EIO) to one question, not the end of a worker.
+//!  7. An arena has one service in its life: two would write into the same pages, and what one has said by its end
+//!     (`closed`, and the mark of `DeathNotice`) its viewers have acted upon.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -550,11 +552,20 @@ impl Service {
     }
 
     /// The same, by `options`.
+    ///
+    /// # Errors
+    /// The owner's cache is served already, or was (`AlreadyExists`); the system refuses.
     pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
         let ServiceOptions { workers, examiner, listener } = options;
         owner.arena().populate_control().map_err(std::io::Error::other)?;
         let queues = SerialQueues::default();
         let door = Listener::new(owner.arena(), listener, &queues)?;
+        // Last of what is refused without a trace: a caller whose socket was at fault may try another.
+        if !owner.arena().claim_service() {
+            let text =
+                "this cache is served already, or was: a cache is served once; build another for this server";
+            return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, text));
+        }
         let shared = Arc::new(Shared {
             examiner,
             domain: Domain::ours()?,

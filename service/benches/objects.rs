@@ -5,7 +5,8 @@
 //!                 a server with a cache                      by `object_store` itself or by a client of the server
 //! ```
 //!
-//! `cargo bench -p quinion-service --bench objects [-- --json]`. Alternatives take turns, their order is rotated, and
+//! `cargo bench -p quinion-service --bench objects [-- --json] [ROW...]`: a row is named by a part of its name.
+//! Alternatives take turns, their order is rotated, and
 //! each repetition of a cold row has a server with an empty cache. A row is the median of its repetitions with the
 //! quartiles; rows whose repetitions differ by more than 2x are "not steady", and neither met nor missed.
 
@@ -18,9 +19,7 @@ use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
 use quinion::Cache;
 use quinion_object::{ObjectCache, Options};
 use quinion_service::{Client, RangeRead, Server};
-
-#[path = "../../object/tests/common/mod.rs"]
-mod common;
+use quinion_testing_s3 as s3;
 
 const OBJECTS: usize = 8;
 const OBJECT_BYTES: u64 = 32 << 20;
@@ -50,27 +49,32 @@ fn main() {
         return; // `cargo test --benches`: there is nothing to check
     }
     let json = std::env::args().any(|word| word == "--json");
-    let store = common::Server::new();
+    let store = s3::Server::new();
     (0..OBJECTS).for_each(|object| store.control.put(&key(object), OBJECT_BYTES as usize));
     store.control.set_latency(LATENCY);
     let bench = Bench { store, folder: tempfile::tempdir().unwrap(), json };
-    bench.cold("cold scan", &["bare-scan", "client-scan"]);
-    bench.cold("cold streams, one after another", &["bare-streams", "client-streams"]);
-    bench.cold("cold scattered 64 KiB, 32 at a time", &["bare-scattered", "client-scattered"]);
-    bench.warm();
-    bench.hits();
-    bench.workers();
+    let words: Vec<_> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let is_wanted = |row: &str| words.is_empty() || words.iter().any(|word| row.contains(word));
+    let cold: [(&str, [&str; 2]); 3] = [
+        ("cold scan", ["bare-scan", "client-scan"]),
+        ("cold streams, one after another", ["bare-streams", "client-streams"]),
+        ("cold scattered 64 KiB, 32 at a time", ["bare-scattered", "client-scattered"]),
+    ];
+    cold.iter().filter(|(row, _)| is_wanted(row)).for_each(|(row, roles)| bench.cold(row, roles));
+    let rows: [(&str, fn(&Bench)); 3] =
+        [("warm scan", Bench::warm), ("hit of 4 KiB", Bench::hits), ("GETs of workers", Bench::workers)];
+    rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
 
 struct Bench {
-    store: common::Server,
+    store: s3::Server,
     folder: tempfile::TempDir,
     json: bool,
 }
 
 /// A reader's measure: nanoseconds, for all that it did.
 fn read_as(role: &str, store: &str, socket: &str) -> u128 {
-    let bare = common::store_at(store);
+    let bare = s3::store_at(store);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let client = || Client::connect(socket).unwrap();
     // What is measured is reading: connections and handles are there before.

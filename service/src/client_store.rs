@@ -41,7 +41,8 @@ use object_store::{
 use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
 use quinion_object::internals::{
-    Known, NoteWrites, Upload, Written, is_to_be_asked, noting_deletions, resolve,
+    Known, NoteWrites, Upload, Written, bare_get, bare_get_ranges, exactly, is_to_be_asked, noting_deletions,
+    resolve,
 };
 use tokio::runtime::Runtime;
 
@@ -445,7 +446,7 @@ impl Reading {
         match self.shared.store.get_opts(path, options).await {
             // Not every store looks at conditions.
             Ok(result) if result.meta.e_tag == self.meta.e_tag && result.range == rest => {
-                result.into_stream()
+                exactly(result).into_stream()
             }
             Ok(_) => {
                 let text = format!("cannot read {path}: it was replaced since it was opened; open it again");
@@ -513,7 +514,7 @@ impl ObjectStore for ClientStore {
                 Asked::Direct => break,
             }
         }
-        self.shared.store.get_opts(path, options).await
+        bare_get(&*self.shared.store, path, options).await
     }
 
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Vec<Bytes>> {
@@ -524,7 +525,7 @@ impl ObjectStore for ClientStore {
                 Asked::Direct => break,
             }
         }
-        self.shared.store.get_ranges(path, ranges).await
+        bare_get_ranges(&*self.shared.store, path, ranges).await
     }
 
     fn delete_stream(

@@ -274,7 +274,7 @@ impl ClientFile {
     ///
     /// # Errors
     /// [`ErrorKind::Forked`].
-    pub(crate) fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
+    pub fn read_ready(&self, buffer: &mut [u8], offset: u64) -> Result<bool> {
         let file = self.newest()?;
         let Some((viewer, viewed)) = file.believed()? else { return Ok(false) };
         let read = viewer.read_ready_into(&viewed.file(), offset, buffer);

@@ -41,10 +41,11 @@ impl Builder {
     }
 
     /// Starts to serve under a name, or at a path, if it has a slash: see [`Client::connect`](crate::Client::connect).
-    /// The socket's folder is made, if there is none, and must be this user's alone.
+    /// The socket's folder is made, if there is none, and must be this user's alone. A cache is served once: after a
+    /// server has ended, the next one has a cache of its own.
     ///
     /// # Errors
-    /// [`ErrorKind::Start`].
+    /// [`ErrorKind::Start`], also if the cache is served already, or was.
     pub fn start(self, name: &str) -> Result<Server> {
         self.start_at(Socket::bind(name)?)
     }
@@ -52,7 +53,7 @@ impl Builder {
     /// Starts to serve at a socket that was made before the cache.
     ///
     /// # Errors
-    /// [`ErrorKind::Start`].
+    /// As [`Builder::start`].
     pub fn start_at(self, socket: Socket) -> Result<Server> {
         let name = socket.path().display().to_string();
         let failed = |error| Error::of_io(ErrorKind::Start, format!("cannot serve as {name:?}"), error);
@@ -137,8 +138,11 @@ impl Server {
         }
     }
 
-    /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`]. What clients have open they
-    /// read on by the store before.
+    /// Adds a store while clients read, or gives a prefix another: see [`Builder::store`].
+    ///
+    /// If both have the same name ([`Options::store_name`]), it is one store, reached in another way: what clients have
+    /// open is fetched by the new one from now on, and its numbers go on. Else what clients have open they read on by
+    /// the store before, with its credentials, until they open it again: what it names may be other objects.
     ///
     /// # Errors
     /// [`ErrorKind::Start`]: the prefix is no URL.

@@ -69,7 +69,8 @@ impl Stores {
         Ok(stores)
     }
 
-    /// Adds a store; of the same prefix there is none but this from now on, whether there was one.
+    /// Adds a store; of the same prefix there is none but this from now on, whether there was one. If that had the same
+    /// name of its own, it is the same store, and what is open is fetched by the new one.
     ///
     /// # Errors
     /// The prefix is no URL; what [`ObjectCache::new`] says.
@@ -80,9 +81,18 @@ impl Stores {
             return Err(format!("{prefix:?} is no beginning of a URL; name a store as s3://bucket"));
         }
         let name = options.name().map(|name| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string());
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(same) = self.all().into_iter().find(|other| other.prefix == prefix && other.name == name)
+            && name.is_some()
+        {
+            same.objects.set_store(store, options).map_err(|error| error.to_string())?;
+            let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
+            // A store that hangs holds up no question to the one in its place.
+            stores.iter_mut().filter(|other| other.prefix == prefix).for_each(|other| other.number = number);
+            return Ok(true);
+        }
         let objects =
             ObjectCache::new(self.cache.clone(), store, options).map_err(|error| error.to_string())?;
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
         let mut stores = self.stores.write().unwrap_or_else(PoisonError::into_inner);
         let old = stores.iter().position(|other| other.prefix == prefix);
         let old = old.map(|place| stores.remove(place));

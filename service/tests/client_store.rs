@@ -16,9 +16,8 @@ use proptest::prelude::*;
 use quinion::Cache;
 use quinion_object::{Freshness, Options};
 use quinion_service::{Client, ClientStore, ErrorKind, Failover, Server, cached};
+use quinion_testing_s3 as s3;
 
-#[path = "../../object/tests/common/mod.rs"]
-mod common;
 #[path = "../../object/tests/differential/mod.rs"]
 mod differential;
 
@@ -102,7 +101,7 @@ async fn an_object_larger_than_what_may_be_pinned_is_copied_beyond_that() {
     let bare = Arc::new(InMemory::new());
     let stage = Stage::new(bare.clone(), 32 << 20);
     let store = cached(bare, stage.client.clone(), "s3://bucket/").unwrap();
-    let (path, content) = (Path::from("large"), common::content(1, 50 << 20));
+    let (path, content) = (Path::from("large"), s3::content(1, 50 << 20));
     store.put(&path, content.clone().into()).await.unwrap();
     let stream = store.get(&path).await.unwrap().into_stream();
     // All of it is kept by the caller.
@@ -133,7 +132,7 @@ async fn a_prefix_that_the_server_has_not_is_no_missing_object() {
 
 #[tokio::test]
 async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
-    let server = common::Server::with_object(24 << 20);
+    let server = s3::Server::with_object(24 << 20);
     let stage = Stage::new(server.store(), 64 << 20);
     let store = stage.over(server.store(), Freshness::Immutable);
     let path = Path::from("object");
@@ -146,7 +145,7 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     while let Some(part) = stream.next().await {
         match part {
             Ok(part) => {
-                common::check(2, at, &part);
+                s3::check(2, at, &part);
                 if at == 0 {
                     server.control.change("object");
                 }
@@ -158,14 +157,14 @@ async fn a_stream_whose_object_is_replaced_is_of_one_version_or_an_error() {
     let is_told = matches!(error, Some(Error::Precondition { .. }));
     assert!(is_told || at == 24 << 20, "{at} bytes, then {error:?}");
     let all = store.get(&path).await.unwrap().bytes().await.unwrap();
-    common::check(3, 0, &all);
+    s3::check(3, 0, &all);
 }
 
 /// 1. An object is believed never to change, and does.
 /// 2. A get on the condition that it is the new one fails by the metadata of the old one.
 #[tokio::test]
 async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
-    let server = common::Server::with_object(100_000);
+    let server = s3::Server::with_object(100_000);
     let stage = Stage::new(server.store(), 16 << 20);
     let store = stage.over(server.store(), Freshness::Immutable);
     let path = Path::from("object");
@@ -173,7 +172,7 @@ async fn a_condition_that_fails_by_what_is_believed_is_asked_of_the_server() {
     server.control.change("object");
     let if_match = |tag: &str| GetOptions::new().with_if_match(Some(tag.to_owned()));
     let result = store.get_opts(&path, if_match("\"v2\"")).await.unwrap();
-    common::check(2, 0, &result.bytes().await.unwrap());
+    s3::check(2, 0, &result.bytes().await.unwrap());
     let error = store.get_opts(&path, if_match("\"v1\"")).await.unwrap_err();
     assert!(matches!(error, Error::Precondition { .. }), "{error}");
 }
@@ -241,7 +240,7 @@ async fn the_child() {
     let Ok(role) = std::env::var("QUINION_CHILD") else { return };
     let (socket, address) =
         (std::env::var("QUINION_SOCKET").unwrap(), std::env::var("QUINION_STORE").unwrap());
-    let bare = common::store_at(&address);
+    let bare = s3::store_at(&address);
     if role == "server" {
         let cache = Cache::builder().memory(64 << 20).build().unwrap();
         let server = Server::builder(cache).store("s3://bucket", bare.clone(), Options::new());
@@ -251,11 +250,11 @@ async fn the_child() {
     }
     let store = cached(bare, Client::connect(&socket).unwrap(), "s3://bucket").unwrap();
     let all = store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
-    common::check(1, 0, &all);
+    s3::check(1, 0, &all);
     let ranges = [5..100, 1_000_000..3_000_000, 4_999_000..5_000_003];
     for (range, bytes) in ranges.iter().zip(store.get_ranges(&Path::from("object"), &ranges).await.unwrap()) {
         assert_eq!(bytes.len() as u64, range.end - range.start);
-        common::check(1, range.start, &bytes);
+        s3::check(1, range.start, &bytes);
     }
     println!("\nchild: has read {}", all.len());
     std::io::stdout().flush().unwrap();
@@ -288,7 +287,7 @@ impl Process {
 
 #[test]
 fn eight_processes_cost_the_bytes_of_one() {
-    let server = common::Server::with_object(5_000_003);
+    let server = s3::Server::with_object(5_000_003);
     server.control.set_latency(Duration::from_millis(20));
     let stage = Stage::new(server.store(), 64 << 20);
     let socket = stage.server.as_ref().unwrap().socket().to_str().unwrap().to_owned();
@@ -301,7 +300,7 @@ fn eight_processes_cost_the_bytes_of_one() {
 
 /// A killed server: what is read afterwards, and of a stream that has begun, with each [`Failover`].
 async fn read_after_a_kill(failover: Failover) -> (Result<Bytes, Error>, Result<u64, (u64, Error)>) {
-    let store_server = common::Server::with_object(30 << 20);
+    let store_server = s3::Server::with_object(30 << 20);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("q/s.sock").to_str().unwrap().to_owned();
     let mut server = Process::start("server", &socket, &store_server.address());
@@ -316,7 +315,7 @@ async fn read_after_a_kill(failover: Failover) -> (Result<Bytes, Error>, Result<
         match part {
             Err(error) => failed = Some(error),
             Ok(part) => {
-                common::check(1, at, &part);
+                s3::check(1, at, &part);
                 at += part.len() as u64;
                 // With the first part; afterwards there is nothing to kill.
                 let _ = server.0.kill();
@@ -342,6 +341,6 @@ async fn a_killed_server_is_failed_over_if_that_was_asked_for() {
     let (read, streamed) = read_after_a_kill(Failover::Direct).await;
     let bytes = read.unwrap();
     assert_eq!(bytes.len(), 4_999_900);
-    common::check(1, 100, &bytes);
+    s3::check(1, 100, &bytes);
     assert_eq!(streamed.unwrap(), 30 << 20);
 }

@@ -1,7 +1,7 @@
 //! Several processes, one server: what they read, what it costs, and what is left when one of them is killed.
 //!
 //! A client, or a server, in another process is this test program started again (`the_child`). The store is the server
-//! on loopback of `quinion-object`'s tests, whose bytes follow from a version and a position: each byte that is read is
+//! on loopback of `quinion-testing-s3`, whose bytes follow from a version and a position: each byte that is read is
 //! checked.
 #![allow(unsafe_code, reason = "a child forks, and forbids itself system calls")]
 
@@ -23,11 +23,9 @@ use quinion::internals::viewer::handshake::{
 use quinion::internals::viewer::{RequestError, SentName, ViewedFile, Viewer};
 use quinion_object::Options;
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
+use quinion_testing_s3 as s3;
 
-#[path = "../../object/tests/common/mod.rs"]
-mod common;
-
-use common::Fault;
+use quinion_testing_s3::Fault;
 
 const URL: &str = "s3://bucket/object";
 /// Longer than anything here takes on a machine that is busy with other tests.
@@ -39,7 +37,7 @@ fn cache(bytes: u64) -> Cache {
 
 /// A server on loopback, a server of ours, and the folder of its socket.
 struct Stage {
-    store: common::Server,
+    store: s3::Server,
     server: Option<Server>,
     folder: tempfile::TempDir,
 }
@@ -50,7 +48,7 @@ impl Stage {
     }
 
     fn with(object: usize, memory: u64, options: Options) -> Self {
-        let store = common::Server::with_object(object);
+        let store = s3::Server::with_object(object);
         let folder = tempfile::tempdir().unwrap();
         let server = Server::builder(cache(memory)).store("s3://bucket", store.store(), options);
         let server = server.start(folder.path().join("q/s.sock").to_str().unwrap()).unwrap();
@@ -166,12 +164,12 @@ fn read_all(file: &ClientFile, version: u32, seed: u64) {
         let (at, len) = (random.below(file.len() + 1000), random.below(300_000) as usize);
         let read = file.read_at(&mut buffer[..len], at).unwrap();
         assert_eq!(read as u64, file.len().saturating_sub(at).min(len as u64), "{len} bytes at {at}");
-        common::check(version, at, &buffer[..read]);
+        s3::check(version, at, &buffer[..read]);
     }
     let mut at = 0;
     while at < file.len() {
         let read = file.read_at(&mut buffer, at).unwrap();
-        common::check(version, at, &buffer[..read]);
+        s3::check(version, at, &buffer[..read]);
         at += read as u64;
     }
 }
@@ -226,7 +224,7 @@ fn wait() {
 }
 
 fn be_server(socket: &str) -> ! {
-    let store = common::store_at(&std::env::var("QUINION_STORE").unwrap());
+    let store = s3::store_at(&std::env::var("QUINION_STORE").unwrap());
     let server = Server::builder(cache(64 << 20)).store("s3://bucket", store, Options::new().whole_max(0));
     let server = server.start(socket).unwrap();
     say("serves");
@@ -270,7 +268,7 @@ fn read_once(file: &ClientFile, random: &mut Random) {
         0 => {
             let pin = file.pin(at..at + len).unwrap();
             assert_eq!(pin.len() as u64, len);
-            common::check(1, at, &pin.to_vec());
+            s3::check(1, at, &pin.to_vec());
         }
         1 => {
             let mut second = buffer.clone();
@@ -279,11 +277,11 @@ fn read_once(file: &ClientFile, random: &mut Random) {
                 RangeRead { offset: at + len, buffer: &mut second },
             ];
             file.read_ranges(&mut ranges).unwrap();
-            ranges.iter().for_each(|range| common::check(1, range.offset, range.buffer));
+            ranges.iter().for_each(|range| s3::check(1, range.offset, range.buffer));
         }
         _ => {
             file.read_exact_at(&mut buffer, at).unwrap();
-            common::check(1, at, &buffer);
+            s3::check(1, at, &buffer);
         }
     }
 }
@@ -312,7 +310,7 @@ fn read_without_system_calls(client: &Client, look: FirstLook) -> ! {
         let at = random.below(end);
         let read = file.read_at(&mut buffer, at);
         right &= matches!(read, Ok(20_000));
-        let is_right = |(place, &byte): (usize, &u8)| byte == common::byte(1, at + place as u64);
+        let is_right = |(place, &byte): (usize, &u8)| byte == s3::byte(1, at + place as u64);
         right &= buffer.iter().enumerate().all(is_right);
     }
     let words: &[u8] = if right { b"hits are right\n" } else { b"hits are wrong\n" };
@@ -345,7 +343,7 @@ fn fork_and_read(client: &Client, socket: &str) {
             let mut status = 0;
             // SAFETY: the number is there.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
-            common::check(1, 0, pin.as_slice().unwrap_or(&pin.to_vec()));
+            s3::check(1, 0, pin.as_slice().unwrap_or(&pin.to_vec()));
             read_all(&file, 1, 3);
             say(&format!("origin says {status}"));
         }
@@ -376,7 +374,7 @@ fn be_interrupted(client: &Client) {
     });
     let mut buffer = vec![0; 10_000];
     let read = file.read_at(&mut buffer, 0).unwrap();
-    common::check(1, 0, &buffer[..read]);
+    s3::check(1, 0, &buffer[..read]);
     say(&format!("interrupted {} {read}", interrupter.join().unwrap()));
 }
 
@@ -400,6 +398,72 @@ fn serve_and_fork(socket: &str) {
 }
 
 // ---- tests ------------------------------------------------------------------------------------------------------
+
+/// 1. A client has an object open, and the server gets a store in the place of the one before: with other credentials.
+/// 2. What the client reads is fetched by the old store until the object is opened again.
+#[test]
+fn a_store_of_the_same_name_fetches_what_is_open_and_one_without_a_name_does_not() {
+    for (name, is_same) in [(Some("one"), true), (None, false)] {
+        let options = || {
+            let options = Options::new().whole_max(0).fill_min(4096);
+            name.map_or(options.clone(), |name| options.store_name(name))
+        };
+        let stage = Stage::with(8_000_000, 32 << 20, options());
+        let client = stage.client();
+        let file = client.open(URL).unwrap();
+        let mut buffer = vec![0; 10_000];
+        file.read_exact_at(&mut buffer, 0).unwrap();
+        let before = (stage.store.control.gets(), stage.server().stats().fetches[0].1.gets);
+        assert!(before.0 > 0 && before.0 == before.1, "{before:?}");
+        let other = s3::Server::with_object(8_000_000);
+        stage.server().set_store("s3://bucket", other.store(), options()).unwrap();
+        for at in [4_000_000, 6_000_000] {
+            file.read_exact_at(&mut buffer, at).unwrap();
+            s3::check(1, at, &buffer);
+        }
+        let (old, new) = (stage.store.control.gets() - before.0, other.control.gets());
+        assert_eq!(
+            (old == 0, new > 0),
+            (is_same, is_same),
+            "{name:?}: {old} of the old store, {new} of the new"
+        );
+        let counted = stage.server().stats().fetches[0].1.gets;
+        assert_eq!(counted, if is_same { before.1 + new } else { 0 }, "{name:?}");
+        // What is opened now is of the new store in both cases.
+        let (again, known) = (client.open(URL).unwrap(), other.control.gets());
+        again.read_exact_at(&mut buffer, 2_000_000).unwrap();
+        s3::check(1, 2_000_000, &buffer);
+        assert!(other.control.gets() > known && other.control.heads() == 1, "{name:?}");
+    }
+}
+
+/// 1. A server of a cache ends, or is there still.
+/// 2. Another is started on the same cache: it listens, and answers no client.
+#[test]
+fn a_second_server_of_one_cache_is_refused_and_the_first_serves_on() {
+    let mut stage = Stage::new(100_000, 16 << 20);
+    let cache = stage.server().cache().clone();
+    let other = stage.folder.path().join("q/other.sock");
+    let second = || {
+        let error = Server::builder(cache.clone()).start(other.to_str().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Start);
+        assert!(error.to_string().contains("a cache is served once"), "{error}");
+        assert!(!other.exists(), "its socket is removed");
+    };
+    second();
+    read_all(&stage.client().open(URL).unwrap(), 1, 3);
+    stage.server.take().unwrap().stop();
+    second();
+    // Its own process reads on by it, and a cache that never was served can be.
+    let objects =
+        quinion_object::ObjectCache::new(cache.clone(), stage.store.store(), Options::new()).unwrap();
+    let file = objects.open(&object_store::path::Path::from("object")).unwrap();
+    s3::check(1, 0, &file.bytes(0..100_000).unwrap());
+    let next =
+        Server::builder(self::cache(16 << 20)).store("s3://bucket", stage.store.store(), Options::new());
+    let _next = next.start(other.to_str().unwrap()).unwrap();
+    read_all(&Client::connect(other.to_str().unwrap()).unwrap().open(URL).unwrap(), 1, 3);
+}
 
 #[test]
 fn eight_processes_cost_the_bytes_of_one_and_a_late_one_costs_none() {
@@ -473,7 +537,7 @@ fn a_client_that_is_killed_gives_back_handles_and_pins() {
 
 #[test]
 fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
-    let store = common::Server::with_object(8_000_000);
+    let store = s3::Server::with_object(8_000_000);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("q/s.sock");
     let environment = [("QUINION_STORE", store.address())];
@@ -482,7 +546,7 @@ fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
     let client = Client::connect(socket.to_str().unwrap()).unwrap();
     let object = client.open(URL).unwrap();
     let path = folder.path().join("file");
-    std::fs::write(&path, common::content(3, 500_000)).unwrap();
+    std::fs::write(&path, s3::content(3, 500_000)).unwrap();
     let file = client.open(path.to_str().unwrap()).unwrap();
     let mut buffer = vec![0; 100_000];
     assert_eq!(object.read_at(&mut buffer, 0).unwrap(), 100_000);
@@ -504,9 +568,9 @@ fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
     assert!(error.kind() == ErrorKind::OwnerDead && error.to_string().contains("connect again"), "{error}");
     assert!(client.owner_is_dead().unwrap());
     assert_eq!(client.open(URL).unwrap_err().kind(), ErrorKind::OwnerDead);
-    common::check(1, 0, &pin.to_vec());
+    s3::check(1, 0, &pin.to_vec());
     assert_eq!(file.read_at(&mut buffer, 1000).unwrap(), 100_000);
-    common::check(3, 1000, &buffer);
+    s3::check(3, 1000, &buffer);
     assert!(!file.is_served().unwrap());
     // Another server takes its place, and its socket's.
     store.control.set_latency(Duration::ZERO);
@@ -517,15 +581,15 @@ fn objects_of_a_killed_server_fail_soon_and_files_are_read_by_the_kernel() {
 }
 
 /// A server with its store elsewhere, in a process of its own.
-fn serve_elsewhere(socket: &Path, store: &common::Server) -> Process {
+fn serve_elsewhere(socket: &Path, store: &s3::Server) -> Process {
     let server = Process::start("server", socket, &[("QUINION_STORE", store.address())]);
     server.says("serves");
     server
 }
 
 /// A store, the folder of a socket, the socket, and a server there in a process of its own.
-fn elsewhere() -> (common::Server, tempfile::TempDir, PathBuf, Process) {
-    let store = common::Server::with_object(8_000_000);
+fn elsewhere() -> (s3::Server, tempfile::TempDir, PathBuf, Process) {
+    let store = s3::Server::with_object(8_000_000);
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("q/s.sock");
     let server = serve_elsewhere(&socket, &store);
@@ -583,10 +647,10 @@ fn an_object_that_was_replaced_between_two_servers_is_not_read_on() {
         assert_eq!(object.read_at(&mut buffer, 0).unwrap_err().kind(), ErrorKind::Changed);
         assert_eq!(object.pin(0..10).unwrap_err().kind(), ErrorKind::Changed);
     }
-    common::check(1, 0, &pin.to_vec());
+    s3::check(1, 0, &pin.to_vec());
     let object = client.open(URL).unwrap();
     object.read_exact_at(&mut buffer, 0).unwrap();
-    common::check(2, 0, &buffer);
+    s3::check(2, 0, &buffer);
     server.kill();
     store.control.delete("object");
     let mut server = serve_elsewhere(&socket, &store);
@@ -650,7 +714,7 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
     let error = old.read_at(&mut buffer, 6_000_000).unwrap_err();
     assert!(error.kind() == ErrorKind::Changed && error.to_string().contains("open it again"), "{error}");
     old.read_exact_at(&mut buffer, 0).unwrap();
-    common::check(1, 0, &buffer); // what is cached of the old version
+    s3::check(1, 0, &buffer); // what is cached of the old version
     let new = client.open(URL).unwrap();
     assert_ne!((old.e_tag(), old.e_tag().is_some()), (new.e_tag(), false));
     read_all(&new, version, 3);
@@ -665,7 +729,7 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
             }
             let at = random.below(7_900_000);
             match file.read_at(&mut buffer, at) {
-                Ok(read) => common::check(version, at, &buffer[..read]),
+                Ok(read) => s3::check(version, at, &buffer[..read]),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Changed, "{error}"),
             }
         }
@@ -706,7 +770,7 @@ fn ranges_are_fetched_side_by_side() {
         .collect();
     object.read_ranges(&mut ranges).unwrap();
     for range in &ranges {
-        common::check(1, range.offset, range.buffer);
+        s3::check(1, range.offset, range.buffer);
     }
     assert!(stage.store.control.most_at_a_time() >= 3, "one after the other");
 }
@@ -720,7 +784,7 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     assert_eq!((stage.server().stats().pins, pins[0].len(), pins[0].is_copied()), (3, 700_000, false));
     let check = || {
         for (n, pin) in pins.iter().enumerate() {
-            common::check(1, n as u64 * 900_000 + 5, &pin.to_vec());
+            s3::check(1, n as u64 * 900_000 + 5, &pin.to_vec());
         }
     };
     check();
@@ -729,7 +793,7 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     let full = object.pin(20_000_000..28_000_000).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::Full, "{full}");
     let over = object.pin(29_999_000..40_000_000).unwrap();
-    common::check(1, 29_999_000, &over.to_vec());
+    s3::check(1, 29_999_000, &over.to_vec());
     assert_eq!(over.len(), 1000);
     drop(over);
     becomes("one is given back", || stage.server().stats().pins == 3);
@@ -741,7 +805,7 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     let objects = quinion_object::ObjectCache::new(kept, stage.store.store(), Options::new()).unwrap();
     let other = objects.open(&object_store::path::Path::from("object")).unwrap();
     for at in (0..30_000_000).step_by(500_000) {
-        common::check(1, at, &other.bytes(at..at + 500_000).unwrap());
+        s3::check(1, at, &other.bytes(at..at + 500_000).unwrap());
     }
     check();
 }
@@ -786,7 +850,7 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
     let mut at = AT;
     for (first, len) in pieces {
         // SAFETY: the viewer's mapping stays as long as the process.
-        common::check(1, at, unsafe { std::slice::from_raw_parts(first, len) });
+        s3::check(1, at, unsafe { std::slice::from_raw_parts(first, len) });
         at += len as u64;
     }
 }
@@ -801,20 +865,20 @@ fn a_process_is_one_client_and_cannot_join_twice_while_it_has_pins() {
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
     let refused = Viewer::connect(&stage.socket(), &hello).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
-    common::check(1, 0, &pin.to_vec());
+    s3::check(1, 0, &pin.to_vec());
 }
 
 #[test]
 fn a_local_file_is_served_until_it_is_written() {
     let stage = Stage::new(10, 32 << 20);
     let path = stage.folder.path().join("file");
-    std::fs::write(&path, common::content(4, 1_000_000)).unwrap();
+    std::fs::write(&path, s3::content(4, 1_000_000)).unwrap();
     let file = stage.client().open(path.to_str().unwrap()).unwrap();
     let mut buffer = vec![0; 300_000];
     for at in [0, 5, 800_000, 999_999, 1_000_000, 2_000_000] {
         let read = file.read_at(&mut buffer, at).unwrap();
         assert_eq!(read as u64, 1_000_000_u64.saturating_sub(at).min(300_000));
-        common::check(4, at, &buffer[..read]);
+        s3::check(4, at, &buffer[..read]);
     }
     if file.is_served().unwrap() {
         assert!(stage.server().cache().stats().device_bytes >= 300_000, "the kernel has read it");
@@ -823,10 +887,10 @@ fn a_local_file_is_served_until_it_is_written() {
     }
     let pin = file.pin(10..2000).unwrap();
     assert!(pin.is_copied());
-    common::check(4, 10, pin.as_slice().unwrap());
-    std::fs::write(&path, common::content(5, 700_000)).unwrap();
+    s3::check(4, 10, pin.as_slice().unwrap());
+    std::fs::write(&path, s3::content(5, 700_000)).unwrap();
     assert_eq!(file.read_at(&mut buffer, 600_000).unwrap(), 100_000);
-    common::check(5, 600_000, &buffer[..100_000]);
+    s3::check(5, 600_000, &buffer[..100_000]);
 }
 
 #[test]

@@ -17,13 +17,15 @@
 //! The whole file is read into memory, and nothing is kept of it on the way: a C library has 2 MB.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use object::elf::{
-    DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, EM_X86_64, FileHeader64, PF_X, PT_INTERP, PT_LOAD, STT_FUNC,
-    STT_GNU_IFUNC,
+    DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_SONAME, ELF_NOTE_GNU, EM_X86_64, FileHeader64, NT_GNU_BUILD_ID, PF_X,
+    PT_INTERP, PT_LOAD, STT_FUNC, STT_GNU_IFUNC,
 };
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader, Sym};
 use object::{LittleEndian, Object};
@@ -103,6 +105,25 @@ impl fmt::Display for ElfError {
 }
 
 impl std::error::Error for ElfError {}
+
+/// The number that the linker gave to this very build, if it stands in the file's first page, where linkers put it.
+/// Reads no more than that, and moves no offset.
+pub fn build_id_of(file: &File) -> Option<Vec<u8>> {
+    let mut page = [0; 4096];
+    let bytes = file.read_at(&mut page, 0).ok()?;
+    let page = &page[..bytes];
+    let header = FileHeader64::<LittleEndian>::parse(page).ok()?;
+    let segments = header.program_headers(LITTLE, page).ok()?;
+    let mut all = segments.iter().filter_map(|segment| segment.notes(LITTLE, page).ok().flatten());
+    all.find_map(|mut notes| {
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == ELF_NOTE_GNU && note.n_type(LITTLE) == NT_GNU_BUILD_ID {
+                return Some(note.desc().to_vec());
+            }
+        }
+        None
+    })
+}
 
 impl Elf {
     /// Reads the file at `path`.

@@ -7,6 +7,8 @@ use quinion::internals::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_
 pub use quinion::internals::viewer::sys::SignalsHeld;
 use quinion::internals::viewer::sys::{Errno, call, clock_millis, result};
 
+use crate::thread_list::{BlockedBy, ThreadList, blocked_by};
+
 /// Numbers of system calls, on x86-64.
 #[allow(missing_docs, reason = "the kernel's names")]
 pub mod number {
@@ -504,44 +506,9 @@ pub fn holds_back(signal: i32) -> bool {
     mask >> (signal - 1) & 1 != 0
 }
 
-/// Which of a process's other threads block a signal.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum BlockedBy {
-    Nobody,
-    /// Threads that all sleep: a program that leaves its signals to one thread looks so, for as long as it lives.
-    Sleepers,
-    /// At least one that runs, or would if it had a processor: it may be new, or in a section of ours.
-    Runner,
-}
-
 /// Which other threads of this process block `signal`, one of the first 31. If that cannot be told, sleepers do.
-///
-/// The kernel lists threads in pieces, and goes on behind the last one of the piece before: if that one has ended
-/// meanwhile it may leave out another that lives. So the list is made until it is twice the same, and has as many as
-/// the kernel counts. If threads come and go all the time, one of them runs.
 pub fn other_threads_that_block(signal: i32) -> BlockedBy {
-    const LISTS_MAX: u32 = 8;
-    let mut before = None;
-    for _ in 0..LISTS_MAX {
-        let (Some(list), Some(threads)) = (list_threads(signal), threads()) else {
-            return BlockedBy::Sleepers;
-        };
-        if before == Some(list) && list.count == threads {
-            return list.found;
-        }
-        before = Some(list);
-    }
-    BlockedBy::Runner
-}
-
-/// The threads of this process, in short.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct ThreadList {
-    count: u64,
-    /// Of their numbers, in any order.
-    sum: u64,
-    /// Which of the others block the signal.
-    found: BlockedBy,
+    blocked_by(|| list_threads(signal), threads)
 }
 
 /// Lists the threads once; `None` if they cannot be listed.
@@ -549,7 +516,7 @@ fn list_threads(signal: i32) -> Option<ThreadList> {
     let directory = open(b"/proc/self/task\0", O_DIRECTORY).ok()?;
     let own = thread();
     let mut entries = [0u64; 128];
-    let mut list = ThreadList { count: 0, sum: 0, found: BlockedBy::Nobody };
+    let mut list = ThreadList::EMPTY;
     loop {
         let bytes = directory_entries(directory, &mut entries);
         if bytes == 0 {
@@ -558,17 +525,16 @@ fn list_threads(signal: i32) -> Option<ThreadList> {
         entry_names(&entries, bytes, |name| {
             let number = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
             let Some(number) = number else { return };
-            list.count += 1;
-            // One that is large, and another for each: two lists that differ hardly have the same sum.
-            list.sum =
-                list.sum.wrapping_add(u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23));
-            if number != own
-                && let Some(other) = signals_of(name)
-                && other.blocked >> (signal - 1) & 1 != 0
-            {
-                list.found =
-                    list.found.max(if other.sleeps { BlockedBy::Sleepers } else { BlockedBy::Runner });
-            }
+            let blocks = |other: &ThreadSignals| other.blocked >> (signal - 1) & 1 != 0;
+            let other = if number == own { None } else { signals_of(name).filter(blocks) };
+            list.add(
+                number,
+                match other {
+                    None => BlockedBy::Nobody,
+                    Some(other) if other.sleeps => BlockedBy::Sleepers,
+                    Some(_) => BlockedBy::Runner,
+                },
+            );
         });
     }
     close(directory);

@@ -55,6 +55,7 @@ mod real;
 mod served;
 mod start;
 mod table;
+mod thread_list;
 mod turn;
 mod written;
 

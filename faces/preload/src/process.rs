@@ -69,8 +69,9 @@ use quinion::internals::arena::{Header, OWNER_ENDED};
 use quinion::internals::viewer::sys::clock_millis;
 use quinion::internals::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
-use crate::kernel::{self, Access, BlockedBy, SignalsHeld};
+use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};
+use crate::thread_list::BlockedBy;
 use crate::{faults, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.

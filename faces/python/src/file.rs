@@ -1,111 +1,220 @@
-//! File: a client and what it has open, as the Python half of the package uses them.
+//! File: a client and what it or a cache has open, as the Python half of the package uses them.
 //!
-//! Whatever may wait lets the GIL go. Long reads go on in pieces, and between two of them Python runs its signal
-//! handlers: so Ctrl-C ends a long read. A piece itself is waited for, up to the client's deadline.
+//! Whatever may wait lets the GIL go. A read is copied at once if all of it is cached; else it goes on in pieces, and
+//! Ctrl-C ends it, between two pieces and within one ([`interruptible`]).
 //!
-//! Nothing here survives a fork; the Python half connects and opens again.
+//! Nothing here survives a fork; the Python half connects and opens again, or says that it cannot.
 
-use std::time::UNIX_EPOCH;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use pyo3::exceptions::{PyEOFError, PyMemoryError};
+use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use quinion_service::{Client, ClientFile, RangeRead};
+use quinion_service::Client;
 
-use crate::error::python;
+use crate::error::{Failure, Result};
 use crate::memory::{Pin, with_buffer};
+use crate::source::{Kind, ServedFile, ServedObject, Source, read_fully, room};
+use crate::wait::{interruptible, is_main_thread};
+use crate::waiter::{Answer, RawWaiter};
 
 /// As much is read before signals are looked at.
 const PIECE_BYTES: usize = 4 << 20;
 /// As much is asked of a local file, whatever the kernel says of its size: of files in /proc it says 0.
 const LOCAL_BYTES_MIN: u64 = 64 << 10;
 
+/// What was read by files of one cache or client.
+#[derive(Default)]
+pub(crate) struct ReadCounters {
+    pub(crate) reads: AtomicU64,
+    /// Of these, those that waited for nothing.
+    pub(crate) hits: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+impl ReadCounters {
+    fn count(&self, hits: u64, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.hits.fetch_add(hits, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
 /// A connection to a server's cache, of this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
 pub(crate) struct RawClient(Client);
+
+impl RawClient {
+    /// What opens `url`, on any thread.
+    fn opening(&self, url: String) -> impl FnOnce() -> Result<RawFile> + Send + 'static {
+        let client = self.0.clone();
+        move || {
+            let file = client.open(&url)?;
+            let is_local = url.split_once("://").is_none_or(|(scheme, _)| scheme == "file");
+            let source: Arc<dyn Source> =
+                if is_local { Arc::new(ServedFile(file)) } else { Arc::new(ServedObject(file)) };
+            Ok(RawFile::new(source, Arc::default()))
+        }
+    }
+}
 
 #[pymethods]
 impl RawClient {
     #[new]
     fn new(py: Python<'_>, name: &str) -> PyResult<Self> {
-        py.detach(|| Client::connect(name)).map(Self).map_err(python)
+        Ok(py.detach(|| Client::connect(name)).map(Self).map_err(Failure::from)?)
     }
 
-    fn open(&self, py: Python<'_>, url: &str) -> PyResult<RawFile> {
-        let file = py.detach(|| self.0.open(url)).map_err(python)?;
-        let source = match url.split_once("://") {
-            Some(("file", _)) | None => Source::Local,
-            Some(_) => Source::Object,
-        };
-        Ok(RawFile { file, source })
+    fn open(&self, py: Python<'_>, url: String) -> PyResult<RawFile> {
+        interruptible(py, self.opening(url))
+    }
+
+    fn start_open(&self, waiter: &RawWaiter, number: u64, url: String) -> PyResult<()> {
+        let opening = self.opening(url);
+        waiter.start(number, move || opening().map(Answer::File))
     }
 
     fn owner_is_dead(&self) -> PyResult<bool> {
-        self.0.owner_is_dead().map_err(python)
+        Ok(self.0.owner_is_dead().map_err(Failure::from)?)
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    /// Of a size and a version that do not change.
-    Object,
-    Local,
 }
 
 /// An object or file that is open, in this very process.
 #[pyclass(frozen, module = "quinion._quinion")]
 pub(crate) struct RawFile {
-    file: ClientFile,
-    source: Source,
+    source: Arc<dyn Source>,
+    counters: Arc<ReadCounters>,
 }
 
 impl RawFile {
+    pub(crate) fn new(source: Arc<dyn Source>, counters: Arc<ReadCounters>) -> Self {
+        Self { source, counters }
+    }
+
     /// How many of `len` bytes at `offset` are worth memory.
     fn clamp(&self, offset: u64, len: u64) -> usize {
-        let left = self.file.len().saturating_sub(offset);
-        let left = if self.source == Source::Local { left.max(LOCAL_BYTES_MIN) } else { left };
+        if self.source.kind() == Kind::Local && len <= LOCAL_BYTES_MIN {
+            return len as usize; // the kernel need not be asked for the size
+        }
+        let left = self.source.size().saturating_sub(offset);
+        let left = if self.source.kind() == Kind::Local { left.max(LOCAL_BYTES_MIN) } else { left };
         left.min(len).min(isize::MAX as u64) as usize
     }
 
+    /// Copies what is there without waiting; it was told before what is to be read.
+    fn read_ready(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
+        let range = offset..offset.saturating_add(buffer.len() as u64);
+        let read = py.detach(|| {
+            self.source.announce(range);
+            self.source.read_ready(buffer, offset)
+        });
+        Ok(read?)
+    }
+
     fn read(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
-        let mut done = 0;
+        let len = self.clamp(offset, buffer.len() as u64);
+        let buffer = &mut buffer[..len];
+        let mut done = self.read_ready(py, buffer, offset)?;
+        let is_hit = done == buffer.len();
         while done < buffer.len() {
             let end = (done + PIECE_BYTES).min(buffer.len());
-            let piece = &mut buffer[done..end];
-            let read = py.detach(|| self.file.read_at(piece, offset + done as u64)).map_err(python)?;
+            let read = self.read_piece(py, &mut buffer[done..end], offset + done as u64)?;
             done += read;
             if done < end {
                 break;
             }
             py.check_signals()?;
         }
+        self.counters.count(is_hit.into(), done);
         Ok(done)
     }
+
+    /// Fills the buffer, but for what is behind the end.
+    fn read_piece(&self, py: Python<'_>, buffer: &mut [u8], offset: u64) -> PyResult<usize> {
+        if self.source.kind() == Kind::Local || !is_main_thread(py)? {
+            return Ok(py.detach(|| read_fully(&*self.source, buffer, offset))?);
+        }
+        let bytes = interruptible(py, self.reading(offset, buffer.len()))?;
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    /// What reads into memory of its own, on any thread.
+    fn reading(&self, offset: u64, len: usize) -> impl FnOnce() -> Result<Vec<u8>> + Send + 'static {
+        let source = Arc::clone(&self.source);
+        move || {
+            let mut bytes = room(len as u64, source.name())?;
+            let read = read_fully(&*source, &mut bytes, offset)?;
+            bytes.truncate(read);
+            Ok(bytes)
+        }
+    }
+
+    /// The ranges, which lie within.
+    fn check(&self, ranges: &[(u64, u64)]) -> Result<Vec<Range<u64>>> {
+        let (name, size) = (self.source.name(), self.source.size());
+        let check = |&(offset, len): &(u64, u64)| match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(offset..end),
+            _ => {
+                let text = format!("cannot read {len} bytes at {offset} of {name}: it has {size} bytes");
+                Err(Failure::EndOfFile(text))
+            }
+        };
+        ranges.iter().map(check).collect()
+    }
+
+    /// Those of `ranges` that can be read without waiting.
+    fn ready_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Option<Bytes>>> {
+        let read = |range: &Range<u64>| {
+            let mut bytes = room(range.end - range.start, self.source.name())?;
+            let read = self.source.read_ready(&mut bytes, range.start)?;
+            Ok((read == bytes.len()).then(|| bytes.into()))
+        };
+        ranges.iter().map(read).collect()
+    }
+
+    /// The range of a pin, as far as the file goes.
+    fn pin_range(&self, offset: u64, length: u64) -> Range<u64> {
+        let end = offset.saturating_add(length);
+        let end = if self.source.kind() == Kind::Object { end.min(self.source.size()) } else { end };
+        offset.min(end)..end
+    }
+}
+
+/// All of `ranges`: those that were there, and the others in their order.
+fn merged(ready: Vec<Option<Bytes>>, others: Vec<Bytes>) -> Vec<Bytes> {
+    let mut others = others.into_iter();
+    ready.into_iter().filter_map(|bytes| bytes.or_else(|| others.next())).collect()
+}
+
+/// Those of `ranges` that were not there.
+fn missing(ranges: &[Range<u64>], ready: &[Option<Bytes>]) -> Vec<Range<u64>> {
+    ranges.iter().zip(ready).filter(|(_, bytes)| bytes.is_none()).map(|(range, _)| range.clone()).collect()
 }
 
 #[pymethods]
 impl RawFile {
     #[getter]
     fn size(&self) -> u64 {
-        self.file.len()
+        self.source.size()
     }
     #[getter]
-    fn etag(&self) -> Option<&str> {
-        self.file.e_tag()
+    fn etag(&self) -> Option<String> {
+        self.source.version().e_tag
     }
     #[getter]
-    fn version(&self) -> Option<&str> {
-        self.file.version()
+    fn version(&self) -> Option<String> {
+        self.source.version().version
     }
-    /// When the object was put, in nanoseconds since 1970, if its store told that.
     #[getter]
     fn modified_ns(&self) -> Option<u128> {
-        let since = self.file.modified()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
-        (since > 0).then_some(since)
+        self.source.version().modified_ns()
     }
     #[getter]
     fn is_object(&self) -> bool {
-        self.source == Source::Object
+        self.source.kind() == Kind::Object
     }
 
     fn read_at<'py>(&self, py: Python<'py>, offset: u64, length: u64) -> PyResult<Bound<'py, PyBytes>> {
@@ -126,36 +235,95 @@ impl RawFile {
         py: Python<'py>,
         ranges: Vec<(u64, u64)>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let mut buffers =
-            ranges.iter().map(|&(offset, len)| self.buffer(offset, len)).collect::<PyResult<Vec<_>>>()?;
-        let buffers_of = ranges.iter().zip(&mut buffers);
-        let mut reads: Vec<_> =
-            buffers_of.map(|(&(offset, _), buffer)| RangeRead { offset, buffer }).collect();
-        py.detach(|| self.file.read_ranges(&mut reads)).map_err(python)?;
-        py.check_signals()?;
-        Ok(buffers.iter().map(|buffer| PyBytes::new(py, buffer)).collect())
+        let ranges = self.check(&ranges)?;
+        let ready = py.detach(|| self.ready_ranges(&ranges))?;
+        let missing = missing(&ranges, &ready);
+        let is_hit = missing.is_empty();
+        let source = Arc::clone(&self.source);
+        let others =
+            if is_hit { Vec::new() } else { interruptible(py, move || source.read_ranges(&missing))? };
+        let all = merged(ready, others);
+        self.counters.count(is_hit.into(), all.iter().map(Bytes::len).sum());
+        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
     fn pin(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<Pin> {
-        let range = offset..offset.saturating_add(length);
-        let pinned = py.detach(|| self.file.pin(range).map(Pin::new)).map_err(python)?;
-        py.check_signals()?;
-        Ok(pinned)
+        let range = self.pin_range(offset, length);
+        let ready = py.detach(|| self.source.pin_ready(range.clone()))?;
+        let (is_hit, source) = (ready.is_some(), Arc::clone(&self.source));
+        let held = match ready {
+            Some(held) => held,
+            None => interruptible(py, move || source.pin(range))?,
+        };
+        self.counters.count(is_hit.into(), held.len());
+        Ok(held.into())
     }
-}
 
-impl RawFile {
-    /// Room for a range that lies within.
-    fn buffer(&self, offset: u64, len: u64) -> PyResult<Vec<u8>> {
-        let (name, size) = (self.file.name(), self.file.len());
-        if offset.checked_add(len).is_none_or(|end| end > size) {
-            let text = format!("cannot read {len} bytes at {offset} of {name}: it has {size} bytes");
-            return Err(PyEOFError::new_err(text));
+    /// The bytes, if they are there; else an answer of that number comes.
+    fn start_read<'py>(
+        &self,
+        py: Python<'py>,
+        asked: (Bound<'_, RawWaiter>, u64),
+        range: (u64, u64),
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let ((waiter, number), (offset, length)) = (asked, range);
+        let (len, mut ready) = (self.clamp(offset, length), 0);
+        let bytes = PyBytes::new_with(py, len, |buffer| {
+            if self.source.readiness().reads {
+                ready = self.read_ready(py, buffer, offset)?;
+            }
+            Ok(())
+        })?;
+        let is_hit = ready == len;
+        self.counters.count(is_hit.into(), len);
+        if !is_hit {
+            let reading = self.reading(offset, len);
+            waiter.get().start(number, move || reading().map(Answer::Bytes))?;
         }
-        let mut buffer = Vec::new();
-        let no_memory = |_| PyMemoryError::new_err(format!("no memory for {len} bytes of {name}"));
-        buffer.try_reserve_exact(len as usize).map_err(no_memory)?;
-        buffer.resize(len as usize, 0);
-        Ok(buffer)
+        Ok(is_hit.then_some(bytes))
+    }
+
+    /// As `start_read`.
+    fn start_ranges<'py>(
+        &self,
+        py: Python<'py>,
+        asked: (Bound<'_, RawWaiter>, u64),
+        ranges: Vec<(u64, u64)>,
+    ) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
+        let (waiter, number) = asked;
+        let ranges = self.check(&ranges)?;
+        let ready = py.detach(|| self.ready_ranges(&ranges))?;
+        let missing = missing(&ranges, &ready);
+        let is_hit = missing.is_empty();
+        self.counters
+            .count(is_hit.into(), ranges.iter().map(|range| (range.end - range.start) as usize).sum());
+        if is_hit {
+            return Ok(Some(ready.iter().flatten().map(|bytes| PyBytes::new(py, bytes)).collect()));
+        }
+        let source = Arc::clone(&self.source);
+        let read = move || Ok(Answer::Ranges(merged(ready, source.read_ranges(&missing)?)));
+        waiter.get().start(number, read)?;
+        Ok(None)
+    }
+
+    /// As `start_read`.
+    fn start_pin(
+        &self,
+        py: Python<'_>,
+        asked: (Bound<'_, RawWaiter>, u64),
+        range: (u64, u64),
+    ) -> PyResult<Option<Pin>> {
+        let ((waiter, number), (offset, length)) = (asked, range);
+        let range = self.pin_range(offset, length);
+        let ready = match self.source.readiness().pins {
+            true => py.detach(|| self.source.pin_ready(range.clone()))?,
+            false => None,
+        };
+        self.counters.count(ready.is_some().into(), (range.end - range.start) as usize);
+        if ready.is_none() {
+            let source = Arc::clone(&self.source);
+            waiter.get().start(number, move || source.pin(range).map(Answer::Pin))?;
+        }
+        Ok(ready.map(Pin::from))
     }
 }

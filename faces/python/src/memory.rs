@@ -15,48 +15,76 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
+use quinion::Pinned;
 use quinion_service::PinnedBytes;
 
 /// A range of an object or file, as a read-only buffer.
 #[pyclass(frozen, module = "quinion")]
 pub(crate) struct Pin(Held);
 
-enum Held {
-    Lent(PinnedBytes),
+/// Where the bytes of a pin are.
+pub(crate) enum Held {
+    /// In a server's memory, which this process maps.
+    Served(PinnedBytes),
+    /// In this process's cache: the second is the process's number.
+    Cached(Pinned, u32),
     Copied(Box<[u8]>),
 }
 
-impl Pin {
+impl Held {
     /// Bytes that lie together are lent, others are copied and given back.
-    pub(crate) fn new(bytes: PinnedBytes) -> Self {
+    pub(crate) fn of_server(bytes: PinnedBytes) -> Self {
         match bytes.as_slice() {
-            Some(_) => Self(Held::Lent(bytes)),
-            None => Self(Held::Copied(bytes.to_vec().into())),
+            Some(_) => Held::Served(bytes),
+            None => Held::Copied(bytes.to_vec().into()),
         }
     }
 
+    /// The same of a pin of this process.
+    pub(crate) fn of_cache(bytes: Pinned) -> Self {
+        match bytes.as_slice() {
+            Some(_) => Held::Cached(bytes, std::process::id()),
+            None => Held::Copied(bytes.to_vec().into()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Held::Served(bytes) => bytes.len(),
+            Held::Cached(bytes, _) => bytes.len(),
+            Held::Copied(bytes) => bytes.len(),
+        }
+    }
+
+    /// `None`: they are the parent's.
     fn slice(&self) -> Option<&[u8]> {
-        match &self.0 {
-            Held::Lent(bytes) => bytes.as_slice(),
+        match self {
+            Held::Served(bytes) => bytes.as_slice(),
+            Held::Cached(bytes, process) if *process == std::process::id() => bytes.as_slice(),
+            Held::Cached(..) => None,
             Held::Copied(bytes) => Some(bytes),
         }
+    }
+}
+
+impl From<Held> for Pin {
+    fn from(held: Held) -> Self {
+        Self(held)
     }
 }
 
 #[pymethods]
 impl Pin {
     fn __len__(&self) -> usize {
-        match &self.0 {
-            Held::Lent(bytes) => bytes.len(),
-            Held::Copied(bytes) => bytes.len(),
-        }
+        self.0.len()
     }
 
-    /// Whether the bytes were copied: those of local files, and those that do not lie together in the cache.
+    /// Whether the bytes were copied: a server's of local files, and those that do not lie together in the cache.
     #[getter]
     fn is_copied(&self) -> bool {
         match &self.0 {
-            Held::Lent(bytes) => bytes.is_copied(),
+            Held::Served(bytes) => bytes.is_copied(),
+            Held::Cached(..) => false,
             Held::Copied(_) => true,
         }
     }
@@ -74,7 +102,7 @@ impl Pin {
         }
         // SAFETY: Python lends the view for this call. It has no owner if this fails.
         unsafe { (*view).obj = std::ptr::null_mut() };
-        let Some(bytes) = slf.get().slice() else {
+        let Some(bytes) = slf.get().0.slice() else {
             let text = "these bytes were pinned by the parent of this process; pin them again here";
             return Err(PyBufferError::new_err(text));
         };

@@ -4,34 +4,16 @@
 //! end stops nothing.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::local::LocalFileSystem;
-use object_store::memory::InMemory;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload, RetryConfig, path::Path};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use quinion::Cache;
-use quinion_object::Options;
 use quinion_service::ServerStats;
 
-use crate::error::python;
-
-/// How often the store's own client tries again, before our fetcher does.
-const STORE_RETRIES_MAX: usize = 1;
-
-/// What Python says of a store.
-#[derive(FromPyObject)]
-enum StoreRequest {
-    /// `"file:///folder"`
-    Folder(String),
-    /// Options of an S3 store, by their names in the crate `object_store`.
-    S3(HashMap<String, String>),
-    /// Objects in memory.
-    Objects(HashMap<String, Vec<u8>>),
-}
+use crate::error::Failure;
+use crate::stores::{self, StoreRequest};
 
 /// A server, until it is stopped or collected.
 #[pyclass(frozen, module = "quinion")]
@@ -83,11 +65,10 @@ impl Server {
         let cache = Cache::builder().memory(memory).build().map_err(|error| invalid(&error))?;
         let mut builder = quinion_service::Server::builder(cache);
         for (prefix, request) in stores {
-            let store =
-                store(&prefix, request).map_err(|why| invalid(&format!("the store {prefix}: {why}")))?;
-            builder = builder.store(prefix, store, Options::default());
+            let (store, options) = stores::open(&prefix, request).map_err(|why| invalid(&why))?;
+            builder = builder.store(prefix, store, options);
         }
-        let server = py.detach(|| builder.start(&name)).map_err(python)?;
+        let server = py.detach(|| builder.start(&name)).map_err(Failure::from)?;
         Ok(Self { name, process: std::process::id(), running: Mutex::new(Some(server)) })
     }
 
@@ -131,51 +112,4 @@ impl Server {
             self.name
         )
     }
-}
-
-fn store(prefix: &str, request: StoreRequest) -> Result<Arc<dyn ObjectStore>, String> {
-    let is_s3 = prefix.starts_with("s3://");
-    match request {
-        StoreRequest::Folder(url) => folder(&url),
-        StoreRequest::S3(options) if is_s3 => s3(prefix, options),
-        StoreRequest::Objects(objects) => memory(objects),
-        StoreRequest::S3(options) if options.is_empty() => memory(HashMap::new()),
-        StoreRequest::S3(_) => {
-            Err("options are for s3://bucket; other stores are a file:/// URL, or objects".into())
-        }
-    }
-}
-
-fn folder(url: &str) -> Result<Arc<dyn ObjectStore>, String> {
-    let path = url.strip_prefix("file://").filter(|path| path.starts_with('/'));
-    let path = path.ok_or_else(|| format!("{url:?} is no folder; write it as file:///folder"))?;
-    let store = LocalFileSystem::new_with_prefix(path).map_err(|error| error.to_string())?;
-    Ok(Arc::new(store))
-}
-
-fn s3(prefix: &str, options: HashMap<String, String>) -> Result<Arc<dyn ObjectStore>, String> {
-    let bucket = prefix.trim_start_matches("s3://").trim_end_matches('/');
-    if bucket.is_empty() || bucket.contains('/') {
-        return Err("name a whole bucket, as s3://bucket".into());
-    }
-    let retry = RetryConfig { max_retries: STORE_RETRIES_MAX, ..RetryConfig::default() };
-    let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
-    for (name, value) in options {
-        let key: AmazonS3ConfigKey = name.parse().map_err(|error: object_store::Error| error.to_string())?;
-        builder = builder.with_config(key, value);
-    }
-    builder.build().map(|store| Arc::new(store) as _).map_err(|error| error.to_string())
-}
-
-fn memory(objects: HashMap<String, Vec<u8>>) -> Result<Arc<dyn ObjectStore>, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
-    let store = InMemory::new();
-    for (key, bytes) in objects {
-        // As the keys of URLs are read.
-        let path = Path::parse(&key).ok().filter(|path| path.as_ref() == key);
-        let path = path.ok_or_else(|| format!("{key:?} cannot be a key"))?;
-        let put = async { store.put(&path, PutPayload::from(bytes)).await };
-        runtime.block_on(put).map_err(|error| error.to_string())?;
-    }
-    Ok(Arc::new(store))
 }

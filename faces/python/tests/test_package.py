@@ -1,10 +1,13 @@
 """The package: its types are checked, and its examples do what they say."""
 
 import doctest
+import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 
+import pytest
 import quinion
 
 USER = """
@@ -16,22 +19,28 @@ with client.open("s3://b/k") as file:
     pin: quinion.Pin = file.pin(0, 10)
     view: memoryview = memoryview(pin)
     reveal_type(file.size)
+with quinion.Cache(memory=1 << 24, disk=("/x", 1 << 30), stores={"s3://b": {"region": "x"}, "m://t": {"k": b"v"}}) as cache:
+    numbers: dict[str, int] = cache.stats()
+async def use() -> tuple[bytes, list[bytes], quinion.Pin, int]:
+    file = await cache.aopen("x")
+    return (await file.aread_at(0, 1), await file.aread_ranges([(0, 1)]), await file.apin(0, 1),
+            await file.areadinto_at(0, bytearray(5)))
 """
 
 
-def mypy(*arguments):
-    command = [sys.executable, "-m", "mypy", "--strict", *arguments]
+def mypy(cache, *arguments):
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_the_package_is_typed(tmp_path):
-    found = mypy("--no-incremental", "-p", "quinion")
+    found = mypy(tmp_path, "-p", "quinion")
     assert found.returncode == 0, found.stdout
     (tmp_path / "user.py").write_text(USER)
-    found = mypy("--no-incremental", str(tmp_path / "user.py"))
+    found = mypy(tmp_path, str(tmp_path / "user.py"))
     assert found.returncode == 0 and 'Revealed type is "int"' in found.stdout.replace("builtins.", ""), found.stdout
     (tmp_path / "wrong.py").write_text(USER + "client.open(5)\n")
-    assert mypy("--no-incremental", str(tmp_path / "wrong.py")).returncode != 0
+    assert mypy(tmp_path, str(tmp_path / "wrong.py")).returncode != 0
 
 
 def test_the_examples_are_true():
@@ -39,7 +48,27 @@ def test_the_examples_are_true():
     assert done.failed == 0 and done.attempted >= 4
 
 
-def test_the_guide_is_true():
-    guide = pathlib.Path(__file__).parents[3] / "docs" / "python.md"
-    done = doctest.testfile(str(guide), module_relative=False, optionflags=doctest.ELLIPSIS)
-    assert done.failed == 0 and done.attempted >= 10
+ENGINES = ["pandas", "pyarrow", "duckdb", "polars"]
+GUIDE = pathlib.Path(__file__).parents[3] / "docs" / "python.md"
+
+
+def run_examples(text):
+    examples = doctest.DocTestParser().get_doctest(text, {}, GUIDE.name, str(GUIDE), 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(examples)
+    return runner.summarize()
+
+
+def test_the_recipes_of_the_guide_are_true():
+    recipes, _engines = GUIDE.read_text().split("\n## With fsspec, and engines\n")
+    assert len(re.findall(r"^\d+\. ", recipes, re.MULTILINE)) == 10
+    done = run_examples(recipes + "\n>>> server.stop()\n")
+    assert done.failed == 0 and done.attempted >= 20
+
+
+def test_the_whole_guide_is_true():
+    for engine in ENGINES:
+        if importlib.util.find_spec(engine) is None:
+            pytest.skip(f"SKIPPED: {engine} is not installed here")
+    done = run_examples(GUIDE.read_text())
+    assert done.failed == 0 and done.attempted >= 40

@@ -3,9 +3,11 @@
 import ctypes
 import gc
 import os
+import sys
 
 import numpy
 import pytest
+import quinion
 from conftest import DATA, SIZE
 
 URL = "data://s/a"
@@ -45,9 +47,21 @@ def test_the_last_holder_gives_a_pin_back(client, server):
 
 def test_pins_do_not_leak(client, server):
     file = client.open(URL)
+    kept = [file.pin(offset, 1) for offset in range(100)]
+
+    def references():
+        gc.collect()
+        return sys.getrefcount(file), sys.getrefcount(kept[0]), sys.getrefcount(quinion.Pin)
+
+    before, blocks = references(), sys.getallocatedblocks()
     for n in range(PINS):
         offset = n * 4096 % (SIZE - 100)
         assert memoryview(file.pin(offset, 1))[0] == DATA[offset]
+    assert references() == before
+    # Caches of the interpreter's own may grow a little; a block for each pin would be far more.
+    assert sys.getallocatedblocks() < blocks + PINS // 100
+    server.wait_for("pins", len(kept))
+    del kept
     server.wait_for("pins", 0)
     del file
     server.wait_for("open_files", 0)

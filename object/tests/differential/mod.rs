@@ -15,7 +15,7 @@ use object_store::{
 };
 use proptest::prelude::*;
 
-use crate::common;
+use quinion_testing_s3 as s3;
 
 /// A call of the differential run.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ pub async fn made(
 ) -> String {
     let has_other_client = other_client.is_some();
     let other_client = other_client.unwrap_or(store);
-    let content = |len: usize| common::content(at as u32, len);
+    let content = |len: usize| s3::content(at as u32, len);
     let tag = async |key: &u8| store.head(&path(*key)).await.ok().and_then(|meta| meta.e_tag);
     let put = async |key: &u8, len: usize, mode: PutMode| {
         let attributes = Attributes::from_iter([(Attribute::ContentType, format!("type/{at}"))]);

@@ -42,7 +42,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::buddy::Buddy;
 use super::cells::Cells;
@@ -72,6 +72,8 @@ pub struct Arena {
     pub(super) bound: AtomicU64,
     memory_max: u64,
     token: u64,
+    /// Whether a service has it, or had: its control file says for ever that the service has ended.
+    is_served: AtomicBool,
     /// Pages of the folios that have users' pins.
     pinned_pages: AtomicU64,
     /// Pages of guests, claimed or not. Changed under the growth lock.
@@ -133,6 +135,7 @@ impl Arena {
             bound: AtomicU64::new(options.memory),
             memory_max: reservation.memory_max,
             token,
+            is_served: AtomicBool::new(false),
             pinned_pages: AtomicU64::new(0),
             guest_pages: AtomicU64::new(0),
             growth: RankedMutex::new(Rank::Growth, growth),
@@ -205,6 +208,10 @@ impl Arena {
     /// arena's.
     pub fn control_fd(&self) -> BorrowedFd<'_> {
         self.control_segment.file()
+    }
+    /// Whether the caller is the first that serves it to viewers, and so may.
+    pub fn claim_service(&self) -> bool {
+        !self.is_served.swap(true, Ordering::Relaxed)
     }
     /// The random number that stands in both files; never 0.
     pub fn token(&self) -> u64 {

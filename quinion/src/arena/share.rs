@@ -52,6 +52,10 @@ impl<'a> ArenaShare<'a> {
     pub fn make_viewer_page(self, number: usize) -> Result<OwnedFd, ArenaError> {
         self.0.make_viewer_page(number)
     }
+    /// See [`Arena::claim_service`].
+    pub fn claim_service(self) -> bool {
+        self.0.claim_service()
+    }
     /// See [`Arena::token`].
     pub fn token(self) -> u64 {
         self.0.token()

@@ -214,7 +214,11 @@ fn are_stuck(key: WorkKey, (count, progress): (usize, Instant), now: Instant) ->
 
 /// Waits for threads that have been told to end, for so long at most: one that hangs in the kernel is left behind.
 pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    /// Threads that do not hang end in less than this, and the end of a run waits for them.
+    const PAUSE_LEAST: Duration = Duration::from_micros(20);
+    const PAUSE_MAX: Duration = Duration::from_millis(1);
     let until = Instant::now() + time;
+    let mut pause = PAUSE_LEAST;
     let mut threads: Vec<_> = threads.into_iter().collect();
     while !threads.is_empty() {
         let (ended, rest) = threads.into_iter().partition(JoinHandle::is_finished);
@@ -225,7 +229,8 @@ pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = Join
             if Instant::now() >= until {
                 return;
             }
-            sleep(Duration::from_millis(1));
+            sleep(pause);
+            pause = PAUSE_MAX.min(pause * 2);
         }
     }
 }

@@ -150,7 +150,7 @@ impl ProcessAuditor {
         if data.ino() != part.inode || !data.is_file() || data.len() > self.object_bytes_max {
             return None;
         }
-        let identity = Identity::of(&data);
+        let identity = Identity::of(&file, &data);
         let is_settled = identity.is_settled(); // before its bytes are read
         if let Some(&known) = self.known.lock().ok()?.get(&identity) {
             return Some(known);
@@ -248,14 +248,14 @@ const CONDUCTS: [(SyscallAudit, &str); 3] = [
 
 /// A file, what it comes to, and a sum of both.
 fn line_of(identity: &Identity, object: Object) -> String {
-    let Identity { device, inode, bytes, changed: [seconds, part] } = identity;
+    let Identity { device, inode, bytes, changed: [seconds, part], build } = identity;
     let word = match object {
         Object::CLibrary(name) => name,
         Object::Other(conduct) => {
             CONDUCTS.iter().find(|(of, _)| *of == conduct).map_or("restricted", |(_, word)| word)
         }
     };
-    let line = format!("{device} {inode} {bytes} {seconds} {part} {word}");
+    let line = format!("{device} {inode} {bytes} {seconds} {part} {build} {word}");
     format!("{line} {}", sum(line.as_str()))
 }
 
@@ -269,11 +269,12 @@ fn read_line(line: &str) -> Option<(Identity, Object)> {
     let mut number = || words.next()?.parse::<i128>().ok();
     let [device, inode, bytes] = [number()?, number()?, number()?].map(|number| number as u64);
     let changed = [number()?, number()?].map(|number| number as i64);
+    let build = number()? as u64;
     let word = words.next()?;
     let conduct =
         CONDUCTS.iter().find(|(_, known)| *known == word).map(|(conduct, _)| Object::Other(*conduct));
     let part = || C_LIBRARY.iter().find(|known| **known == word).map(|name| Object::CLibrary(name));
-    Some((Identity { device, inode, bytes, changed }, conduct.or_else(part)?))
+    Some((Identity { device, inode, bytes, changed, build }, conduct.or_else(part)?))
 }
 
 fn look_at(bytes: Vec<u8>) -> Object {
@@ -385,7 +386,8 @@ mod tests {
 
     #[test]
     fn the_remembered_verdict_on_an_object_is_the_one_found() {
-        let identity = Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999] };
+        let identity =
+            Identity { device: 7, inode: u64::MAX, bytes: 0, changed: [-5, 999_999_999], build: 3 };
         let objects = CONDUCTS.map(|(conduct, _)| Object::Other(conduct));
         for object in objects.into_iter().chain(C_LIBRARY.iter().map(|name| Object::CLibrary(name))) {
             let line = line_of(&identity, object);
@@ -393,7 +395,7 @@ mod tests {
             assert_eq!(read_line(&line.replacen('7', "8", 1)), None);
             assert_eq!(read_line(&line[..line.len() - 1]), None);
         }
-        assert_eq!((read_line(""), read_line("1 2 3 4 5 clean")), (None, None));
+        assert_eq!((read_line(""), read_line("1 2 3 4 5 6 clean")), (None, None));
     }
 
     #[test]
@@ -405,11 +407,10 @@ mod tests {
         };
         let first = next();
         assert!(first.known.lock().unwrap().is_empty());
-        // Not this process: other tests in it map and unmap code meanwhile. And a file that changed at a time that it
-        // could have again is not remembered, which those of an image of a disk often did.
+        // Not this process: other tests in it map and unmap code meanwhile.
         let program = folder.path().join("sleep");
         std::fs::copy("/bin/sleep", &program).unwrap();
-        while !Identity::of(&program.metadata().unwrap()).is_settled() {
+        while !Identity::of_path(&program).unwrap().is_settled() {
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(examined(&first, &program).0, SyscallAudit::Clean);

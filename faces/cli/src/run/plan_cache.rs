@@ -7,8 +7,10 @@
 //!
 //! The folder is that of kept caches, which no other user can change: see [`Folder`]. A key says which command found
 //! it out, for another one may know better; and what is said of a file holds for one device, inode, size and time of
-//! change. A file that changed a moment ago may change again and look the same, and so may one whose file system
-//! keeps whole seconds, or was made with chosen times; nothing is remembered of these.
+//! change. A file that changed a moment ago may change again and look the same; nothing is remembered of it. Where the
+//! time has whole seconds, images of disks may have been made with chosen times, so that two files of two images look
+//! the same. Of such a file a finding is remembered with its build-id, by which its linker tells builds apart, and
+//! nothing if it has none.
 //!
 //! Invariant: whatever is wrong with the folder, or with what is in it, costs the time to find things out anew, and no
 //! more. So each piece has a sum, and one that is not right is not there.
@@ -17,11 +19,11 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-#[cfg(test)]
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::user_folder::Folder;
+use crate::elf::build_id_of;
 
 /// All that is kept there; names begin with these.
 pub(super) const PLAN: &str = "plan";
@@ -38,12 +40,24 @@ pub(super) struct Identity {
     pub bytes: u64,
     /// Seconds and nanoseconds.
     pub changed: [i64; 2],
+    /// A sum of its build-id where the time has whole seconds; else, or if it has none, 0.
+    pub build: u64,
 }
 
 impl Identity {
-    pub fn of(data: &Metadata) -> Self {
+    /// That of `file`, which is as `data` says. Reads its first page, if its time of change does not tell enough.
+    pub fn of(file: &File, data: &Metadata) -> Self {
         let changed = [data.ctime(), data.ctime_nsec()];
-        Self { device: data.dev(), inode: data.ino(), bytes: data.len(), changed }
+        let build = if changed[1] == 0 { build_id_of(file) } else { None };
+        let build = build.map_or(0, |build| sum(&build));
+        Self { device: data.dev(), inode: data.ino(), bytes: data.len(), changed, build }
+    }
+
+    /// That of the file at `path`, if there is one.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        let data = file.metadata().ok().filter(Metadata::is_file)?;
+        Some(Self::of(&file, &data))
     }
 
     /// Whether a change from now on would give it another time, as far as that can be seen.
@@ -52,7 +66,7 @@ impl Identity {
         const STEP: Duration = Duration::from_millis(2500);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed[0]).unwrap_or(u64::MAX));
-        self.changed[1] != 0 && now.checked_sub(changed).is_some_and(|age| age > STEP)
+        (self.changed[1] != 0 || self.build != 0) && now.checked_sub(changed).is_some_and(|age| age > STEP)
     }
 }
 
@@ -71,7 +85,7 @@ impl PlanCache {
 
     /// The one in `folder`, for this very command; `None` if it cannot be told from another.
     pub fn of(folder: Folder) -> Option<Self> {
-        Self::within(folder, Identity::of(&fs::metadata("/proc/self/exe").ok()?))
+        Self::within(folder, Identity::of_path(Path::new("/proc/self/exe"))?)
     }
 
     fn within(folder: Folder, us: Identity) -> Option<Self> {
@@ -147,7 +161,7 @@ pub(super) fn in_folder(path: &Path) -> PlanCache {
     std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o700)
         .create(path)
         .expect("made");
-    let us = Identity { device: 1, inode: 2, bytes: 3, changed: [4, 5] };
+    let us = Identity { device: 1, inode: 2, bytes: 3, changed: [4, 5], build: 0 };
     PlanCache::within(Folder::open(path).expect("it is ours"), us).expect("it changed long ago")
 }
 
@@ -237,11 +251,33 @@ mod tests {
         let at = |seconds: i64| {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs()
                 as i64;
-            Identity { device: 1, inode: 2, bytes: 3, changed: [now + seconds, 1] }.is_settled()
+            Identity { device: 1, inode: 2, bytes: 3, changed: [now + seconds, 1], build: 0 }.is_settled()
         };
         assert!(at(-60) && !at(-1) && !at(60));
-        for changed in [[-1, 1], [1_000_000_000, 0]] {
-            assert!(!Identity { device: 1, inode: 2, bytes: 3, changed }.is_settled());
-        }
+        let of = |changed, build| Identity { device: 1, inode: 2, bytes: 3, changed, build }.is_settled();
+        assert!(!of([-1, 1], 7) && !of([1_000_000_000, 0], 0) && of([1_000_000_000, 0], 7));
+    }
+
+    /// Images of disks have such times: 1 s, and nothing of a second.
+    #[test]
+    fn a_file_with_a_time_of_whole_seconds_is_told_from_others_by_its_build_id() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let ours = std::env::current_exe().expect("this test");
+        let identity = |path: &Path| {
+            let file = File::open(path).expect("it is there");
+            let mut found = Identity::of(&file, &file.metadata().expect("it is a file"));
+            (found.changed, found.build) = ([1, 0], build_id_of(&file).map_or(0, |build| sum(&build)));
+            found
+        };
+        assert!(identity(&ours).is_settled(), "Rust's linker writes a build-id");
+        let another = parent.path().join("another");
+        let mut bytes = fs::read(&ours).expect("this test");
+        let id = build_id_of(&File::open(&ours).expect("this test")).expect("as above");
+        let at = bytes.windows(id.len()).position(|window| window == id).expect("it was read from there");
+        bytes[at] ^= 1;
+        fs::write(&another, &bytes).expect("a copy");
+        assert_ne!(identity(&another).build, identity(&ours).build);
+        fs::write(&another, "#!/bin/sh").expect("a script");
+        assert!(!identity(&another).is_settled(), "there is nothing to tell it by");
     }
 }

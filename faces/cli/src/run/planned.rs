@@ -6,7 +6,6 @@
 //! folder decides that, as a process that can write there decides what programs read.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::hash::Hash;
 use std::path::Path;
 
@@ -41,7 +40,7 @@ impl From<&Plan> for Planned {
 impl Planned {
     /// The plan for the C library that `linker` loads, remembered or made. The error says why there is none.
     pub(super) fn of(linker: &Path) -> Result<Self, String> {
-        let look = || library_of(linker).and_then(|library| Some(Identity::of(&fs::metadata(library).ok()?)));
+        let look = || Identity::of_path(&library_of(linker)?);
         let remembered = look().filter(Identity::is_settled).zip(PlanCache::of_user());
         let read =
             |(library, remembered): &(Identity, PlanCache)| Self::read(&remembered.read(PLAN, library));

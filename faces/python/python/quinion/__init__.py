@@ -9,6 +9,12 @@ One process serves; others connect by a name, and read what is cached out of sha
 ...     file.read_at(7, 5), file.size
 (b'world', 12)
 >>> server.stop()
+
+A `Cache` is for one process, and needs no server:
+
+>>> with quinion.Cache(memory=64 << 20, stores={"mem://t": {"a": b"hello, world"}}) as cache:
+...     cache.open("mem://t/a").read()
+b'hello, world'
 """
 
 from __future__ import annotations
@@ -16,15 +22,20 @@ from __future__ import annotations
 import errno
 import io
 import os
+import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ._quinion import Pin, RawClient, RawFile, Server
+from . import _aio
+from ._quinion import Pin, RawCache, RawClient, RawFile, RawWaiter, Server
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Client", "File", "Pin", "Server", "connect", "serve"]
+__all__ = ["Cache", "Client", "File", "Pin", "Server", "Stores", "connect", "ensure_service", "serve"]
+
+Stores: TypeAlias = Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]]
+"""What URLs lead to, by their beginnings: a folder, options of a store, or objects; see `serve`."""
 
 # Counts forks: what was connected or opened under another number is the parent's.
 _generation = 0
@@ -33,6 +44,7 @@ _generation = 0
 def _forked() -> None:
     global _generation
     _generation += 1
+    _aio.forked()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -40,16 +52,19 @@ os.register_at_fork(after_in_child=_forked)
 _Identity = tuple[int, str | None, str | None, int | None]
 
 
-def serve(
-    name: str, *, memory: int, stores: Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]] | None = None
-) -> Server:
+def serve(name: str, *, memory: int, stores: Stores | None = None) -> Server:
     """Starts a server in this process: a cache of `memory` bytes, which other processes of this user reach by `name`.
 
-    `stores` says what URLs lead to, by their beginnings. The value is a folder (`"file:///data"`), options of an S3
-    bucket (`{"endpoint": ..., "region": ...}`, by their names in the Rust crate object_store, in place of what
-    the environment's `AWS_...` say), or objects in memory (`{"key": b"bytes"}`).
+    `stores` says what URLs lead to, by their beginnings. The value is a folder (`"file:///data"`), options of a store
+    whose prefix is `s3://bucket`, `gs://bucket`, `az://container`, `http://host` or `https://host`
+    (`{"endpoint": ..., "region": ...}`, by their names in the Rust crate object_store, in place of what the
+    environment's `AWS_...`, `GOOGLE_...` and `AZURE_...` say), or objects in memory (`{"key": b"bytes"}`).
     """
-    return Server(name, memory, {prefix: _plain(store) for prefix, store in (stores or {}).items()})
+    return Server(name, memory, _all_plain(stores))
+
+
+def _all_plain(stores: Stores | None) -> dict[str, str | dict[str, Any]]:
+    return {prefix: _plain(store) for prefix, store in (stores or {}).items()}
 
 
 def _plain(store: str | Mapping[str, Any]) -> str | dict[str, Any]:
@@ -59,6 +74,27 @@ def _plain(store: str | Mapping[str, Any]) -> str | dict[str, Any]:
 def connect(name: str) -> Client:
     """Connects to the server of that name; a name with a slash is the path of its socket."""
     return Client(name)
+
+
+def ensure_service(
+    name: str = "node", *, memory: int = 1 << 30, stores: Stores | None = None, idle: float = 300.0
+) -> Client:
+    """Connects to the server of that name, which is started as a process of its own if there is none: so all processes of
+    a user on one node that call this share one cache. A server that is there is taken as it is.
+
+    It reads stores with the environment of the process that started it, and ends when it has had no client for `idle`
+    seconds.
+    """
+    from . import service
+
+    return service.ensure(name, memory, stores, idle)
+
+
+class _RawOpener(Protocol):
+    """The compiled half of what opens files."""
+
+    def open(self, url: str) -> RawFile: ...
+    def start_open(self, waiter: RawWaiter, number: int, url: str) -> None: ...
 
 
 class Client:
@@ -79,6 +115,10 @@ class Client:
         """Opens an object by its URL, or a local file by its path, for reading."""
         return File(self, url)
 
+    async def aopen(self, url: str) -> File:
+        """As `open`, for asyncio."""
+        return await _aopen(self, url)
+
     @property
     def owner_is_dead(self) -> bool:
         """Whether the server has ended."""
@@ -91,23 +131,102 @@ class Client:
         return f"<quinion.Client of {self.name!r}>"
 
 
+class Cache:
+    """A cache of `memory` bytes in this process, without a server: for one process that reads the same bytes again.
+
+    `disk` is a folder and a size: what stores have sent is kept there as well, and is there after a restart. `stores`
+    are those of `serve`; of `s3://`, `gs://`, `az://`, `http://` and `https://` URLs that no prefix begins, the store is
+    opened with the environment's credentials. It cannot be pickled, and a forked child cannot use it: `RuntimeError`.
+    """
+
+    def __init__(
+        self, *, memory: int, disk: tuple[str | os.PathLike[str], int] | None = None, stores: Stores | None = None
+    ) -> None:
+        self._generation = _generation
+        self._files: weakref.WeakSet[File] = weakref.WeakSet()
+        self._raw_cache: RawCache | None = None
+        self._raw_cache = RawCache(memory, disk, _all_plain(stores))
+
+    def _raw(self) -> RawCache:
+        if self._generation != _generation:
+            raise RuntimeError("this cache is of the process that this one was forked from; make one here")
+        if self._raw_cache is None:
+            raise ValueError("this cache is closed")
+        return self._raw_cache
+
+    def open(self, url: str | os.PathLike[str]) -> File:
+        """Opens an object by its URL, or a local file by its path, for reading."""
+        file = File(self, os.fspath(url))
+        self._files.add(file)
+        return file
+
+    async def aopen(self, url: str | os.PathLike[str]) -> File:
+        """As `open`, for asyncio."""
+        file = await _aopen(self, os.fspath(url))
+        self._files.add(file)
+        return file
+
+    def stats(self) -> dict[str, int]:
+        """What the cache has done, and has: `reads` and `hits` (those that waited for nothing) by its files, `gets` and
+        `fetched_bytes` from stores, `cached_bytes` and `pinned_bytes` now."""
+        return self._raw().stats()
+
+    def close(self) -> None:
+        """Closes the cache and its files. Memory is given back with the last pin."""
+        raw, self._raw_cache = self._raw_cache, None
+        if raw is not None and self._generation == _generation:
+            for file in list(self._files):
+                file.close()
+            raw.close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_why: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a cache is of one process; for several use quinion.serve and quinion.connect")
+
+    def __repr__(self) -> str:
+        if self._raw_cache is None or self._generation != _generation:
+            return f"<quinion.Cache: {'closed' if self._raw_cache is None else 'of another process'}>"
+        stats = self.stats()
+        hits = 100 * stats["hits"] / max(stats["reads"], 1)
+        return (
+            f"<quinion.Cache: {hits:.1f} % of {stats['reads']} reads hit, "
+            f"{stats['cached_bytes']} of {stats['memory_bytes']} bytes>"
+        )
+
+
+async def _aopen(opener: Client | Cache, url: str) -> File:
+    raw: _RawOpener = opener._raw()
+    opened: RawFile = await _aio.answer(lambda waiter: raw.start_open(*waiter, url))
+    return File(opener, url, _opened=opened)
+
+
 class File(io.RawIOBase):
     """An object or local file, open for reading. Wrap it in `io.BufferedReader` for small reads.
 
     A handle is of one version of an object: also where it is opened again, in a forked child or after pickling.
+
+    `aread_at`, `aread_ranges`, `areadinto_at` and `apin` are for asyncio. What is cached is returned at once; what is
+    not is waited for by threads, so many calls overlap, and the event loop goes on. They may be cancelled.
     """
 
-    def __init__(self, client: Client, url: str, _identity: _Identity | None = None) -> None:
+    def __init__(
+        self, client: Client | Cache, url: str, _identity: _Identity | None = None, _opened: RawFile | None = None
+    ) -> None:
         super().__init__()
         self._client = client
         self._position = 0
         self.name = url
         self._state: tuple[int, RawFile] | None = None
         self._identity = _identity
-        self._open()
+        self._open(_opened)
 
-    def _open(self) -> RawFile:
-        raw = self._client._raw().open(self.name)
+    def _open(self, opened: RawFile | None = None) -> RawFile:
+        raw = opened if opened is not None else self._client._raw().open(self.name)
         if raw.is_object:
             found = (raw.size, raw.etag, raw.version, raw.modified_ns)
             if self._identity is not None and found != self._identity:
@@ -145,6 +264,12 @@ class File(io.RawIOBase):
         """Up to `length` bytes at `offset`: fewer only at the end. The position stays."""
         return self._raw().read_at(offset, length)
 
+    def readinto_at(self, offset: int, buffer: WriteableBuffer, /) -> int:
+        """Fills `buffer` from `offset` on, and returns how many bytes that are: fewer only at the end. The position
+        stays."""
+        with memoryview(buffer) as view, view.cast("B") as target:
+            return self._raw().read_into(offset, target)
+
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
         """The bytes of each `(offset, length)`. What is missing is fetched side by side."""
         return self._raw().read_ranges(list(ranges))
@@ -153,6 +278,29 @@ class File(io.RawIOBase):
         """Bytes as a read-only buffer, without a copy where they lie together in the cache. The `Pin`, its views, and
         arrays of those keep them."""
         return self._raw().pin(offset, length)
+
+    async def aread_at(self, offset: int, length: int) -> bytes:
+        """As `read_at`, for asyncio."""
+        raw = self._raw()
+        return await _aio.answer(lambda waiter: raw.start_read(waiter, (offset, length)))
+
+    async def areadinto_at(self, offset: int, buffer: WriteableBuffer, /) -> int:
+        """As `readinto_at`, for asyncio. The buffer is written to when all of its bytes are there, and not if the call is
+        cancelled."""
+        with memoryview(buffer) as view, view.cast("B") as target:
+            data = await self.aread_at(offset, len(target))
+            target[: len(data)] = data
+        return len(data)
+
+    async def aread_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        """As `read_ranges`, for asyncio."""
+        raw, wanted = self._raw(), list(ranges)
+        return await _aio.answer(lambda waiter: raw.start_ranges(waiter, wanted))
+
+    async def apin(self, offset: int, length: int) -> Pin:
+        """As `pin`, for asyncio."""
+        raw = self._raw()
+        return await _aio.answer(lambda waiter: raw.start_pin(waiter, (offset, length)))
 
     def readable(self) -> bool:
         self._raw()
@@ -203,6 +351,8 @@ class File(io.RawIOBase):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._raw()
+        if isinstance(self._client, Cache):
+            raise TypeError("a file of a cache is of one process; for several use quinion.serve and quinion.connect")
         return (_reopen, (self._client.name, self.name, self._identity, self._position))
 
     def __repr__(self) -> str:

@@ -39,9 +39,13 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
         super().__init__(**options)
         self.client = connect(server)
         self.fs = fsspec.filesystem(target_protocol, **(target_options or {}))
-        own = type(self)._strip_protocol
         # Of the instance alone: the class knows no other file system.
-        self.__dict__["_strip_protocol"] = lambda path: self.fs._strip_protocol(own(path))
+        self.__dict__["_strip_protocol"] = self._strip
+
+    def _strip(self, path: Any) -> Any:
+        if isinstance(path, list):
+            return [self._strip(one) for one in path]
+        return self.fs._strip_protocol(type(self)._strip_protocol(path))
 
     def _file(self, path: str) -> File:
         url: str = self.fs.unstrip_protocol(self._strip_protocol(path))
@@ -51,7 +55,7 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return self.client.open(url if is_ready else f"{scheme}://{quote(rest, safe='/')}")
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        return self._file(path) if mode == "rb" else self.fs.open(path, mode, **options)
+        return self._file(path) if mode == "rb" else self.fs.open(self._strip_protocol(path), mode, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
         with self._file(path) as file:
@@ -88,44 +92,46 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 return [error]
         return [self._ranges(path, [one], on_error)[0] for one in wanted]
 
+    # Paths come with our protocol or without it. The other file system knows it not.
+
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
-        return self.fs.ls(path, detail=detail, **options)
+        return self.fs.ls(self._strip_protocol(path), detail=detail, **options)
 
     def info(self, path: str, **options: Any) -> Any:
         return self.fs.info(self._strip_protocol(path), **options)
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        self.fs.invalidate_cache(path)
+        self.fs.invalidate_cache(path if path is None else self._strip_protocol(path))
 
     def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
-        self.fs.mkdir(path, create_parents=create_parents, **options)
+        self.fs.mkdir(self._strip_protocol(path), create_parents=create_parents, **options)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self.fs.makedirs(path, exist_ok=exist_ok)
+        self.fs.makedirs(self._strip_protocol(path), exist_ok=exist_ok)
 
     def rmdir(self, path: str) -> None:
-        self.fs.rmdir(path)
+        self.fs.rmdir(self._strip_protocol(path))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        self.fs.rm(path, recursive=recursive, maxdepth=maxdepth)
+        self.fs.rm(self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)
 
     def _rm(self, path: str) -> None:
-        self.fs._rm(path)
+        self.fs._rm(self._strip_protocol(path))
 
     def rm_file(self, path: str) -> None:
-        self.fs.rm_file(path)
+        self.fs.rm_file(self._strip_protocol(path))
 
     def cp_file(self, path1: str, path2: str, **options: Any) -> None:
-        self.fs.cp_file(path1, path2, **options)
+        self.fs.cp_file(self._strip_protocol(path1), self._strip_protocol(path2), **options)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        self.fs.pipe_file(path, value, mode=mode, **options)
+        self.fs.pipe_file(self._strip_protocol(path), value, mode=mode, **options)
 
     def created(self, path: str) -> Any:
-        return self.fs.created(path)
+        return self.fs.created(self._strip_protocol(path))
 
     def modified(self, path: str) -> Any:
-        return self.fs.modified(path)
+        return self.fs.modified(self._strip_protocol(path))
 
 
 def _range(size: int, start: int | None, end: int | None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from . import Client, File
+from . import Cache, Client, File
 
 __all__ = ["load"]
 
@@ -30,7 +30,7 @@ _TYPES = {
 Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 
-def load(client: Client, url: str) -> dict[str, Array]:
+def load(client: Client | Cache, url: str) -> dict[str, Array]:
     """All tensors of an object or file, by name. `BF16` and the 8-bit floats have no numpy type: a `TypeError`."""
     with client.open(url) as file:
         header, begin = _header(file)

@@ -1,0 +1,62 @@
+//! Wait: Ctrl-C while a store is waited for.
+//!
+//! ```text
+//!   main thread                      a thread of its own
+//!   hands over what may wait ------> asks, fetches; its memory is its own
+//!   waits 50 ms, lets Python look
+//!   at its signals, waits again
+//!   takes the answer  <------------- answers
+//! ```
+//!
+//! Python runs signal handlers on its main thread, and there only between two steps of its own. So there, and there
+//! alone, what may wait is done by another thread. If a handler raises, the answer is dropped when it comes: pins are
+//! given back then. Threads other than the main one wait themselves.
+//!
+//! Invariant: a thread that waits has nothing of Python's, neither memory nor the GIL. It may outlive the interpreter.
+
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::error::{Failure, Result};
+
+/// How long Ctrl-C may go unnoticed.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// What `work` returns, which may wait for long.
+///
+/// # Errors
+/// That of `work`; what a signal handler raises.
+pub(crate) fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> PyResult<T> {
+    if !is_main_thread(py)? {
+        return Ok(py.detach(work)?);
+    }
+    let (sender, mut receiver) = sync_channel(1);
+    let answering = move || {
+        let _ = sender.send(work()); // the main thread may have been interrupted
+    };
+    let spawned = std::thread::Builder::new().name("quinion-wait".into()).spawn(answering);
+    spawned.map_err(|error| Failure::of_kernel("cannot start a thread that waits", &error))?;
+    loop {
+        let answer;
+        (answer, receiver) = py.detach(move || (receiver.recv_timeout(SIGNALS_EVERY), receiver));
+        match answer {
+            Ok(answer) => return Ok(answer?),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::io("a read panicked; standard error has its message").into());
+            }
+        }
+    }
+}
+
+/// Whether Python runs its signal handlers on this thread.
+pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    threading.call_method0("get_ident")?.eq(main)
+}

@@ -1,0 +1,232 @@
+"""A cache of the process itself: what a client's does, without a server, and nothing of it in a forked child."""
+
+import errno
+import os
+import pickle
+import signal
+import threading
+
+import numpy
+import pytest
+import quinion
+from conftest import DATA, SIZE, Web
+
+URL = "data://s/a"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "objects"
+    made.mkdir()
+    (made / "a").write_bytes(DATA)
+    return made
+
+
+@pytest.fixture
+def cache(folder):
+    with quinion.Cache(memory=64 << 20, stores={"data://s": folder.as_uri()}) as made:
+        yield made
+
+
+def in_child(work):
+    """What `work` returns in a forked child, which an alarm ends if it hangs."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            with open(writer, "wb") as answer:
+                pickle.dump(work(), answer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        found = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return pickle.loads(found)
+
+
+def test_each_byte_is_fetched_once_and_the_numbers_say_so(cache):
+    assert cache.open(URL).read() == DATA
+    before = cache.stats()
+    assert before["fetched_bytes"] == SIZE and before["gets"] >= 1 and before["heads"] == 1
+    assert cache.open(URL).read() == DATA and cache.open(URL).read_ranges([(5, 9)]) == [DATA[5:14]]
+    after = cache.stats()
+    assert (after["gets"], after["fetched_bytes"]) == (before["gets"], SIZE)
+    assert after["hits"] > before["hits"] and after["bytes"] == 2 * SIZE + 9
+    assert SIZE <= after["cached_bytes"] <= after["memory_bytes"] == 64 << 20
+    assert "% of" in repr(cache) and str(after["cached_bytes"]) in repr(cache)
+
+
+def test_a_pin_is_the_cache_itself_and_outlives_it(cache, tmp_path):
+    file = cache.open(URL)
+    pin, again = file.pin(4096, 4096), file.pin(4096, 4096)
+    view = memoryview(pin)
+    assert view.readonly and not pin.is_copied and view == DATA[4096:8192]
+    addresses = [numpy.frombuffer(one, dtype="u1").ctypes.data for one in (pin, again)]
+    assert addresses[0] == addresses[1]
+    assert cache.stats()["pinned_bytes"] >= 4096
+    del again
+    cache.close()
+    assert view == DATA[4096:8192]
+
+
+def test_pins_do_not_leak(cache, tmp_path):
+    local = tmp_path / "local"
+    local.write_bytes(DATA)
+    for file in (cache.open(URL), cache.open(local)):
+        for n in range(50_000):
+            offset = n * 4096 % (SIZE - 100)
+            assert memoryview(file.pin(offset, 1))[0] == DATA[offset]
+    assert cache.stats()["pinned_bytes"] == 0
+
+
+def test_too_much_that_is_pinned_is_an_error(folder):
+    with (folder / "big").open("wb") as big:
+        big.truncate(64 << 20)
+    with quinion.Cache(memory=16 << 20, stores={"data://s": folder.as_uri()}) as cache:
+        with pytest.raises(OSError) as failed:
+            cache.open("data://s/big").pin(0, 64 << 20)
+        assert failed.value.errno == errno.ENOBUFS
+        assert cache.open("data://s/big").read() == bytes(64 << 20)
+
+
+def test_a_closed_cache_is_closed_with_its_files(cache):
+    file = cache.open(URL)
+    cache.close()
+    cache.close()
+    assert file.closed and "closed" in repr(cache)
+    for use in (lambda: cache.open(URL), cache.stats, lambda: file.read_at(0, 1)):
+        with pytest.raises(ValueError):
+            use()
+
+
+def test_a_forked_child_is_told_that_it_has_no_cache(cache):
+    file = cache.open(URL)
+    pin = file.pin(0, 10)
+    uses = [
+        lambda: cache.open(URL), lambda: cache.stats(), lambda: file.read_at(0, 5), lambda: file.pin(0, 5),
+        lambda: file.read_ranges([(0, 5)]), lambda: file.size, lambda: cache._raw_cache.open(URL),
+        lambda: file._state[1].read_at(0, 5), lambda: file._state[1].pin(0, 5),
+    ]  # fmt: skip
+
+    def use_each():
+        told = []
+        for use in uses:
+            try:
+                use()
+            except RuntimeError as error:
+                told.append("fork" in str(error))
+        try:
+            memoryview(pin)
+        except BufferError:
+            told.append(True)
+        cache.close()
+        return told, repr(cache), os.path.exists("/proc/self")
+
+    told, text, _ = in_child(use_each)
+    assert told == [True] * (len(uses) + 1) and text in ("<quinion.Cache: closed>", "<quinion.Cache: of another process>")
+    assert file.read() == DATA and bytes(pin) == DATA[:10]
+
+
+def test_forks_beside_reads_hang_nothing(cache, folder):
+    with (folder / "big").open("wb") as big:
+        big.truncate(40 << 20)
+    stop = threading.Event()
+
+    def read():
+        file, buffer = cache.open("data://s/big"), bytearray(1 << 20)
+        while not stop.is_set():
+            for offset in range(0, 40 << 20, 1 << 20):
+                file.readinto_at(offset, buffer)
+
+    def use():
+        with pytest.raises(RuntimeError):
+            cache.open(URL)
+        with quinion.Cache(memory=16 << 20, stores={"data://s": folder.as_uri()}) as own:
+            return own.open(URL).read()
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            assert in_child(use) == DATA
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_it_does_not_pickle(cache):
+    with pytest.raises(TypeError, match="serve"):
+        pickle.dumps(cache)
+    with pytest.raises(TypeError, match="serve"):
+        pickle.dumps(cache.open(URL))
+
+
+def test_local_files_are_read_as_they_are_now(cache, tmp_path):
+    path = tmp_path / "local"
+    path.write_bytes(DATA)
+    file = cache.open(path)
+    pin = file.pin(10, 10)
+    assert file.read() == DATA and bytes(pin) == DATA[10:20] and not pin.is_copied and file.size == SIZE
+    assert file.read_ranges([(SIZE - 5, 5), (0, 7)]) == [DATA[-5:], DATA[:7]]
+    with pytest.raises(EOFError):
+        file.read_ranges([(SIZE - 5, 6)])
+    with path.open("r+b") as other:
+        other.write(b"changed")
+    assert file.read_at(0, 8) == b"changed" + DATA[7:8] and cache.open(path.as_uri()).read_at(0, 7) == b"changed"
+    assert cache.open("/proc/self/status").read().startswith(b"Name:")
+    with pytest.raises(IsADirectoryError):
+        cache.open(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        cache.open(tmp_path / "none")
+
+
+def test_errors_are_those_of_python(cache, tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
+        cache.open("data://s/none")
+    with pytest.raises(OSError, match="no store") as refused:
+        cache.open("data://elsewhere/x")
+    assert refused.value.errno == errno.ENODEV
+    with pytest.raises(OSError) as refused:
+        cache.open("data://s/a%2")
+    assert refused.value.errno in (errno.EINVAL, errno.ENOENT)
+    with pytest.raises(ValueError, match="memory"):
+        quinion.Cache(memory=1)
+    for stores in ({"nothing": {"a": b""}}, {"s3://b/c": {"region": "x"}}, {"s3://b": {"no such": "x"}}):
+        with pytest.raises(ValueError):
+            quinion.Cache(memory=16 << 20, stores=stores)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options"),
+    [
+        ("s3://b", {"region": "x", "access_key_id": "a", "secret_access_key": "b"}),
+        ("gs://b", {"google_skip_signature": "true"}),
+        ("az://b", {"account_name": "a", "skip_signature": "true"}),
+        ("https://example.org", {"timeout": "5 seconds"}),
+    ],
+)
+def test_there_is_a_store_for_each_scheme(prefix, options):
+    quinion.Cache(memory=16 << 20, stores={prefix: options}).close()
+
+
+def test_a_disk_keeps_what_was_fetched(web, tmp_path):
+    disk = (tmp_path / "disk", 64 << 20)
+    with quinion.Cache(memory=32 << 20, disk=disk) as cache:
+        assert cache.open(f"{web.url}/a").read() == DATA
+        assert cache.stats()["fetched_bytes"] == SIZE
+    with quinion.Cache(memory=32 << 20, disk=disk) as cache:
+        assert cache.open(f"{web.url}/a").read() == DATA
+        stats = cache.stats()
+    assert stats["fetched_bytes"] == 0 and stats["disk_hit_bytes"] >= SIZE
+
+
+def test_a_url_of_the_web_needs_no_store(web: Web):
+    web.objects["b%20c"] = b"spaced"
+    with quinion.Cache(memory=16 << 20) as cache:
+        assert cache.open(f"{web.url}/a").read() == DATA
+        assert cache.open(f"{web.url}/b%20c").read() == b"spaced"
+        assert cache.open(f"{web.url}/a").etag and web.sent["a"] == SIZE

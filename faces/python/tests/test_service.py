@@ -1,0 +1,139 @@
+"""Service: one server for a node, whoever starts it; Dask's workers share it."""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+import quinion
+from conftest import DATA
+
+URL = "data://s/a"
+
+
+@pytest.fixture
+def name(tmp_path):
+    made = str(tmp_path / "q" / "service.sock")
+    yield made
+    for process in processes_of(made):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def stores(tmp_path):
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    (folder / "a").write_bytes(DATA)
+    return {"data://s": folder.as_uri()}
+
+
+def processes_of(name):
+    """Those that serve under that name, by what they were started as."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"quinion.service" in arguments and name.encode() in arguments:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(holds):
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def read(name, stores, start, results):
+    start.wait()
+    with quinion.ensure_service(name, memory=32 << 20, stores=stores).open(URL) as file:
+        results.put(file.read() == DATA)
+
+
+def test_many_that_start_at_a_time_share_one(name, stores):
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Event(), context.Queue()
+    children = [context.Process(target=read, args=(name, stores, start, results)) for _ in range(4)]
+    for child in children:
+        child.start()
+    start.set()
+    assert [results.get(timeout=60) for _ in children] == [True] * 4
+    for child in children:
+        child.join(timeout=60)
+        assert child.exitcode == 0
+    wait_until(lambda: len(processes_of(name)) == 1)
+
+
+def test_an_idle_one_ends(name, stores):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    child = context.Process(target=read_briefly, args=(name, stores, results))
+    child.start()
+    assert results.get(timeout=60) == 1
+    child.join(timeout=60)
+    wait_until(lambda: not processes_of(name))
+
+
+def read_briefly(name, stores, results):
+    client = quinion.ensure_service(name, memory=16 << 20, stores=stores, idle=0.2)
+    # It is not idle while this process is connected, however long that is.
+    time.sleep(2)
+    assert client.open(URL).read() == DATA
+    results.put(len(processes_of(name)))
+
+
+def test_after_a_killed_one_the_next_is_started_and_open_files_go_on(name, stores):
+    client = quinion.ensure_service(name, memory=16 << 20, stores=stores)
+    file = client.open(URL)
+    assert file.read_at(0, 5) == DATA[:5]
+    (process,) = processes_of(name)
+    os.kill(process, signal.SIGKILL)
+    wait_until(lambda: client.owner_is_dead)
+    again = quinion.ensure_service(name, memory=16 << 20, stores=stores)
+    assert again.open(URL).read() == DATA and client.open(URL).read() == DATA
+    assert processes_of(name) != [process]
+
+
+def test_what_cannot_be_served_is_said(name, stores):
+    with pytest.raises(OSError, match="folder"):
+        quinion.ensure_service(name, memory=16 << 20, stores={"a://b": "http://c"})
+    with pytest.raises(TypeError, match="memory"):
+        quinion.ensure_service(name, memory=16 << 20, stores={"a://b": {"k": b"v"}})
+    wait_until(lambda: not processes_of(name))
+
+
+def length_of_part(name, url):
+    with quinion.connect(name).open(url) as file:
+        return len(file.read()), os.getpid()
+
+
+def test_dask_workers_cost_the_gets_of_one(name, web):
+    distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed here")
+    from quinion.dask import Plugin
+
+    for n in range(8):
+        web.objects[f"part-{n}"] = DATA[n:]
+    cluster = distributed.LocalCluster(
+        n_workers=3, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster, distributed.Client(cluster) as client:
+        client.register_plugin(Plugin(name, memory=64 << 20, stores={web.url: {}}))
+        workers = list(client.scheduler_info()["workers"])
+        for _epoch in range(2):
+            # Each worker reads each part.
+            futures = [
+                client.submit(length_of_part, name, f"{web.url}/part-{n}", workers=[worker], pure=False)
+                for n in range(8)
+                for worker in workers
+            ]
+            found = client.gather(futures)
+            assert [length for length, _ in found] == [len(DATA) - n for n in range(8) for _ in workers]
+            assert len({process for _, process in found}) == 3
+            # Each byte came once, for all workers and both rounds.
+            assert sum(web.sent.values()) == sum(len(web.objects[f"part-{n}"]) for n in range(8))
+        assert len(processes_of(name)) == 1

@@ -3,13 +3,12 @@
 import errno
 import os
 import pickle
-import signal
 import threading
 
 import numpy
 import pytest
 import quinion
-from conftest import DATA, SIZE, Web
+from conftest import DATA, SIZE, Web, in_child
 
 URL = "data://s/a"
 
@@ -26,24 +25,6 @@ def folder(tmp_path):
 def cache(folder):
     with quinion.Cache(memory=64 << 20, stores={"data://s": folder.as_uri()}) as made:
         yield made
-
-
-def in_child(work):
-    """What `work` returns in a forked child, which an alarm ends if it hangs."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            with open(writer, "wb") as answer:
-                pickle.dump(work(), answer)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as answer:
-        found = answer.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return pickle.loads(found)
 
 
 def test_each_byte_is_fetched_once_and_the_numbers_say_so(cache):

@@ -61,10 +61,13 @@ fn main() {
         ("cold scattered 64 KiB, 32 at a time", ["bare-scattered", "client-scattered"]),
     ];
     cold.iter().filter(|(row, _)| is_wanted(row)).for_each(|(row, roles)| bench.cold(row, roles));
-    let rows: [(&str, fn(&Bench)); 3] =
+    let rows: [Row; 3] =
         [("warm scan", Bench::warm), ("hit of 4 KiB", Bench::hits), ("GETs of workers", Bench::workers)];
     rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
+
+/// What a row is called, and what measures it.
+type Row = (&'static str, fn(&Bench));
 
 struct Bench {
     store: s3::Server,

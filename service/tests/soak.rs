@@ -123,7 +123,7 @@ fn read(socket: &str, store: &str) {
         })
         .collect();
     std::thread::spawn(|| {
-        let _ = std::io::stdin().lock().read_line(&mut String::new()); // the parent is gone
+        let _ = std::io::stdin().lock().read_line(&mut String::new()); // the parent is dead
         std::process::exit(0);
     });
     loop {
@@ -133,8 +133,8 @@ fn read(socket: &str, store: &str) {
             std::process::exit(1);
         }
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Reading { reads, changed, gone, failed, .. } = &*reading;
-        say(&format!("reads {} {} {} {}", of(reads), of(changed), of(gone), of(failed)));
+        let Reading { reads, changed, dead, failed, .. } = &*reading;
+        say(&format!("reads {} {} {} {}", of(reads), of(changed), of(dead), of(failed)));
     }
 }
 

@@ -4,8 +4,11 @@ import collections
 import hashlib
 import http.server
 import json
+import os
 import pathlib
+import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +20,24 @@ import quinion
 
 SIZE = 3 * (1 << 20) + 1234
 DATA = random.Random(24).randbytes(SIZE)
+
+
+def in_child(work):
+    """What `work` returns in a forked child, which an alarm ends if it hangs."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)
+            with open(writer, "wb") as answer:
+                pickle.dump(work(), answer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        found = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return pickle.loads(found)
 
 
 class ServerProcess:
@@ -89,6 +110,7 @@ class Web:
         self.sent: collections.Counter[str] = collections.Counter()  # bytes, by object
         self.flowing = threading.Event()
         self.flowing.set()
+        self.stalled = ("GET", "HEAD")
         self.waiting = threading.Semaphore(0)  # one for each request that is held up
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -114,7 +136,7 @@ class Web:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        if not self.flowing.is_set():
+        if not self.flowing.is_set() and handler.command in self.stalled:
             self.waiting.release()
             self.flowing.wait()
         data = self.objects.get(handler.path[1:])
@@ -143,6 +165,11 @@ class Web:
         while self.waiting.acquire(blocking=False):
             pass
         self.flowing.clear()
+
+    def stall_gets(self) -> None:
+        """What is opened is known to be there, and no byte of it comes."""
+        self.stalled = ("GET",)
+        self.stall()
 
     def wait_until_stalled(self, requests: int = 1) -> None:
         for _ in range(requests):

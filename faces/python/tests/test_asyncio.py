@@ -7,7 +7,7 @@ import os
 
 import pytest
 import quinion
-from conftest import DATA, SIZE
+from conftest import DATA, SIZE, in_child
 
 
 async def until_stalled(web, requests=1):
@@ -144,6 +144,32 @@ def test_loops_leave_no_descriptors(web, web_opener):
         asyncio.run(main(n))
     # The web server of this test has some more or less; 39 loops that leave theirs would have 78.
     assert descriptors() < before + 20
+
+
+def test_a_forked_child_has_loops_of_its_own(web, web_opener):
+    file = web_opener.open(f"{web.url}/a")
+    assert asyncio.run(file.aread_at(0, 5)) == DATA[:5]
+
+    def use():
+        try:
+            return asyncio.run(file.aread_at(2 << 20, 5))
+        except RuntimeError as error:
+            return str(error)
+
+    async def fork():
+        web.stall()
+        waiting = asyncio.ensure_future(file.aread_at(1 << 20, 5))
+        await until_stalled(web)
+        web.flowing.set()
+        found = await asyncio.to_thread(in_child, use)
+        return await waiting, found
+
+    waited, found = asyncio.run(fork())
+    assert waited == DATA[1 << 20 : (1 << 20) + 5]
+    if isinstance(web_opener, quinion.Cache):
+        assert "fork" in found
+    else:
+        assert found == DATA[2 << 20 : (2 << 20) + 5]
 
 
 def test_an_object_that_was_replaced_is_an_error(web, web_opener):

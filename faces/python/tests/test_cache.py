@@ -3,13 +3,12 @@
 import errno
 import os
 import pickle
-import signal
 import threading
 
 import numpy
 import pytest
 import quinion
-from conftest import DATA, SIZE, Web
+from conftest import DATA, SIZE, Web, in_child
 
 URL = "data://s/a"
 
@@ -26,24 +25,6 @@ def folder(tmp_path):
 def cache(folder):
     with quinion.Cache(memory=64 << 20, stores={"data://s": folder.as_uri()}) as made:
         yield made
-
-
-def in_child(work):
-    """What `work` returns in a forked child, which an alarm ends if it hangs."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(60)
-            with open(writer, "wb") as answer:
-                pickle.dump(work(), answer)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as answer:
-        found = answer.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return pickle.loads(found)
 
 
 def test_each_byte_is_fetched_once_and_the_numbers_say_so(cache):
@@ -201,16 +182,23 @@ def test_errors_are_those_of_python(cache, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "options"),
+    ("prefix", "options", "key"),
     [
-        ("s3://b", {"region": "x", "access_key_id": "a", "secret_access_key": "b"}),
-        ("gs://b", {"google_skip_signature": "true"}),
-        ("az://b", {"account_name": "a", "skip_signature": "true"}),
-        ("https://example.org", {"timeout": "5 seconds"}),
+        ("s3://b", {"endpoint": "URL", "allow_http": "true", "region": "x", "skip_signature": "true"}, "b/a"),
+        ("gs://b", {"base_url": "URL", "allow_http": "true", "google_skip_signature": "true"}, "b/a"),
+        ("az://b", {"endpoint": "URL/me", "account_name": "me", "allow_http": "true", "skip_signature": "true"}, "me/b/a"),
+        ("URL", {"timeout": "50 seconds"}, "a"),
     ],
 )
-def test_there_is_a_store_for_each_scheme(prefix, options):
-    quinion.Cache(memory=16 << 20, stores={prefix: options}).close()
+def test_each_scheme_is_read_by_the_protocol_of_its_store(web, prefix, options, key):
+    web.objects = {key: DATA}
+    stores = {prefix.replace("URL", web.url): {name: value.replace("URL", web.url) for name, value in options.items()}}
+    (prefix,) = stores
+    with quinion.Cache(memory=32 << 20, stores=stores) as cache:
+        file = cache.open(f"{prefix}/a")
+        assert file.read() == DATA and file.etag and web.sent[key] == SIZE
+        with pytest.raises(FileNotFoundError):
+            cache.open(f"{prefix}/none")
 
 
 def test_a_disk_keeps_what_was_fetched(web, tmp_path):

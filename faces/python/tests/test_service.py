@@ -121,7 +121,7 @@ def test_dask_workers_cost_the_gets_of_one(name, web):
     cluster = distributed.LocalCluster(
         n_workers=3, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     )
-    with cluster, distributed.Client(cluster) as client:
+    with cluster, distributed.Client(cluster, timeout=120) as client:
         client.register_plugin(Plugin(name, memory=64 << 20, stores={web.url: {}}))
         workers = list(client.scheduler_info()["workers"])
         for _epoch in range(2):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -52,3 +54,29 @@ def test_other_threads_wait_for_themselves(web, web_opener):
     web.flow()
     thread.join()
     assert found == [DATA[:100]]
+
+
+SCRIPTS = {
+    "with": "with quinion.Cache(memory=16 << 20) as cache:\n    file = cache.open(url)\n    print('open', flush=True)\n    file.read()\n",
+    "without": "file = quinion.Cache(memory=16 << 20).open(url)\nprint('open', flush=True)\nfile.pin(0, 1 << 20)\n",
+    "asyncio": """
+async def main():
+    file = await quinion.Cache(memory=16 << 20).aopen(url)
+    print('open', flush=True)
+    await asyncio.gather(*(file.aread_at(n << 19, 100) for n in range(5)))
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_program_ends_by_it_while_its_store_is_stalled(web, script):
+    text = f"import asyncio, quinion\nurl = {web.url + '/a'!r}\n{SCRIPTS[script]}"
+    program = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    web.stall_gets()
+    assert program.stdout.readline() == "open\n"
+    web.wait_until_stalled()
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=60)
+    assert not web.flowing.is_set()
+    assert program.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors

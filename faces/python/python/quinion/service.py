@@ -17,6 +17,8 @@ from . import Client, Server, Stores, connect, serve
 
 __all__ = ["ensure"]
 
+_FIRST_SECONDS = 30.0
+"""So long is waited for the first client, which comes as soon as its process has a turn."""
 _LOOK_SECONDS = 1.0
 _START_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
@@ -67,11 +69,11 @@ def _is_there(name: str) -> bool:
 
 
 def _serve_until_idle(server: Server, idle: float) -> None:
-    since = time.monotonic()
-    while time.monotonic() - since < idle:
+    until = time.monotonic() + max(idle, _FIRST_SECONDS)
+    while time.monotonic() < until:
         time.sleep(min(_LOOK_SECONDS, idle))
         if server.stats()["clients"] > 0:
-            since = time.monotonic()
+            until = time.monotonic() + idle
 
 
 def _main() -> None:

@@ -345,7 +345,7 @@ impl Stage {
                 Op::Honest { page } => self.read(*page),
             }
         }
-        // Every question is answered; a worker looks at each ring of a doorbell.
+        // Every question is answered; a worker looks at each change of a futex word.
         let until = Instant::now() + QUICK;
         let is_open = |slot: usize| {
             let mut now = [0; 4];

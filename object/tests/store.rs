@@ -318,9 +318,10 @@ async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
 }
 
 /// 1. An object is replaced before each GET of a read, so that the store itself is asked at last.
-/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for another.
+/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for
+///    another.
 #[tokio::test]
-async fn what_the_store_itself_answers_has_the_bytes_of_its_range_and_is_of_one_version() {
+async fn answers_of_the_store_itself_have_the_bytes_of_their_range_and_are_of_one_version() {
     use s3::Fault::{ChangedBefore, Late, Longer, Short};
     let server = s3::Server::with_object(300_000);
     let objects = ObjectCache::new(cache(), server.store(), Options::new()).unwrap();

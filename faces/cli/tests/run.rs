@@ -116,7 +116,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_report_goes_where_it_is_wanted", a_report_goes_where_it_is_wanted),
     ("signals_sent_to_us_reach_the_program", signals_sent_to_us_reach_the_program),
     ("a_signal_to_the_whole_group_comes_once", a_signal_to_the_whole_group_comes_once),
-    ("what_was_ignored_stays_ignored", what_was_ignored_stays_ignored),
+    ("ignored_signals_stay_ignored", ignored_signals_stay_ignored),
     ("standard_streams_that_are_closed_stay_closed", standard_streams_that_are_closed_stay_closed),
     ("we_stop_and_go_on_with_the_program", we_stop_and_go_on_with_the_program),
     ("programs_everybody_has_print_the_same", programs_everybody_has_print_the_same),
@@ -125,7 +125,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_report_has_its_schema", the_report_has_its_schema),
     ("calls_reach_us_as_was_asked", calls_reach_us_as_was_asked),
     ("a_static_program_runs_unharmed_and_the_report_says_why", a_static_program_runs_unharmed),
-    ("what_did_not_attach_is_told_with_what_may_be_why", what_did_not_attach_is_told),
+    ("what_did_not_attach_is_told_with_what_may_be_why", a_failed_attachment_is_reported),
     ("a_program_finishes_without_its_owner", a_program_finishes_without_its_owner),
     ("a_program_finishes_beside_an_owner_that_stands_still", a_program_finishes_beside_a_stopped_owner),
     ("the_object_replaces_the_functions_it_should_and_no_others", the_objects_exports),
@@ -283,7 +283,7 @@ fn a_signal_to_the_whole_group_comes_once() {
     }
 }
 
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let script = "trap '' HUP; QUINION_TEST_RUN=1 \"$0\" sh -c 'echo ready; read line; echo $line'";
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{script} & me=$!; wait $me")]).arg(std::env::current_exe().unwrap());
@@ -615,7 +615,7 @@ fn a_static_program_runs_unharmed() {
 }
 
 /// A dynamic linker that refuses our object ends the program before any code of the program, or of ours, has run.
-fn what_did_not_attach_is_told() {
+fn a_failed_attachment_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (source, linker, program) = (path("code.c"), path("ld-linux-x86-64.so.2"), path("program"));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_that_is_named_has_room_for_the_bytes() {
+    fn the_memory_that_is_named_holds_the_bytes() {
         for bytes in [0, 1, 1 << 20, 3 << 30, (1 << 40) + 1] {
             assert!(capacity_of(memory_for(bytes)) >= bytes, "{bytes}");
         }

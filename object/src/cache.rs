@@ -203,9 +203,9 @@ impl ObjectCache {
         Ok((self.open_known(result.meta)?, result.attributes))
     }
 
-    /// As [`ObjectCache::open_with_attributes`], for a caller that is about to read the first `len` bytes. If nothing is
-    /// known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and their
-    /// fetch is under way when this returns: one answer is waited for in place of two.
+    /// As [`ObjectCache::open_with_attributes`], for a caller that is about to read the first `len` bytes. If nothing
+    /// is known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and
+    /// their fetch is under way when this returns: one answer is waited for in place of two.
     ///
     /// # Errors
     /// As [`ObjectCache::open`].
@@ -295,8 +295,8 @@ impl ObjectCache {
         Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(slot), self.ahead_max()))
     }
 
-    /// The most that it is worth asking for ahead of a reader, in bytes: what is further ahead could be evicted before it
-    /// is read.
+    /// The most that it is worth asking for ahead of a reader, in bytes: what is further ahead could be evicted before
+    /// it is read.
     pub fn ahead_max(&self) -> u64 {
         self.shared.cache.stats().memory_bytes / 8
     }

@@ -10,8 +10,8 @@
 //! What is right is what `object/tests/soak.rs` says, with one more error: the server is gone. In a client process no
 //! answer is older than what any of its threads was told before it asked.
 //!
-//! `QUINION_SOAK=1 cargo test --release -p quinion-service --test soak -- --nocapture` reads a million times and tells how
-//! far it is; `QUINION_SOAK_READS` says another number.
+//! `QUINION_SOAK=1 cargo test --release -p quinion-service --test soak -- --nocapture` reads a million times and tells
+//! how far it is; `QUINION_SOAK_READS` says another number.
 
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::ops::Range;

@@ -12,12 +12,13 @@
 //! Invariant: what a backend keeps alive (the threads that fetch) keeps no cache alive, so the two do not hold each
 //! other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use object_store::{Attributes, GetOptions, ObjectMeta, ObjectStore, path::Path};
+use object_store::{Attributes, Error as StoreError, GetOptions, ObjectMeta, ObjectStore, path::Path};
 use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
@@ -31,6 +32,10 @@ use crate::options::Options;
 use crate::stats::FetchStats;
 use crate::version;
 
+/// The first bytes of an object are asked for in steps of this many.
+const FIRST_STEP: u64 = 1 << 20;
+/// How long an open waits for another's first bytes.
+const OPENING_MAX: Duration = Duration::from_millis(100);
 /// Numbers of stores without a name, each for one `ObjectCache` of this process.
 static UNNAMED: AtomicU64 = AtomicU64::new(0);
 
@@ -46,12 +51,18 @@ struct Shared {
     /// What is put into identities for the store.
     store_name: Vec<u8>,
     backends: Mutex<Registry>,
+    /// An object's first bytes have come, or will not.
+    opened: Condvar,
 }
 
 /// The backends of versions that the cache may know.
 #[derive(Default)]
 struct Registry {
     known: HashMap<Identity, Weak<ObjectBackend>>,
+    /// The backend of the version of an object that was opened last.
+    latest: HashMap<Path, Weak<ObjectBackend>>,
+    /// Objects whose first bytes are asked for just now.
+    opening: HashSet<Path>,
     /// How many there may be before those are looked for that are gone.
     swept_at: usize,
 }
@@ -64,11 +75,49 @@ impl Registry {
         }
         if self.known.len() >= self.swept_at {
             self.known.retain(|_, backend| backend.strong_count() > 0);
+            self.latest.retain(|_, backend| backend.strong_count() > 0);
             self.swept_at = (2 * self.known.len()).max(64);
         }
         let backend = Arc::new(new());
         self.known.insert(identity, Arc::downgrade(&backend));
         backend
+    }
+}
+
+/// One thread asks for the first bytes of an object, of which nothing is known.
+struct Opening<'s> {
+    shared: &'s Shared,
+    path: &'s Path,
+}
+
+impl<'s> Opening<'s> {
+    /// `None`: a version is known, whose bytes may be cached, or another thread asks for them.
+    fn begin(shared: &'s Shared, path: &'s Path) -> Option<Self> {
+        let mut registry = shared.registry();
+        let is_known = registry.latest.get(path).is_some_and(|backend| backend.strong_count() > 0);
+        let is_first = !is_known && registry.opening.insert(path.clone());
+        drop(registry);
+        if is_first { Some(Self { shared, path }) } else { None } // a value that is not wanted would end the first
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.shared.registry().opening.remove(self.path);
+        self.shared.opened.notify_all();
+    }
+}
+
+impl Shared {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.backends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits a moment for another thread that asks for the first bytes of an object: a fetch that begins before them
+    /// would ask for them again.
+    fn wait_for_opening(&self, path: &Path) {
+        let is_opening = |registry: &mut Registry| registry.opening.contains(path);
+        drop(self.opened.wait_timeout_while(self.registry(), OPENING_MAX, is_opening));
     }
 }
 
@@ -104,7 +153,8 @@ impl ObjectCache {
         };
         let fetcher = Fetcher::new(store, options, Arc::default())?;
         let fetcher = Arc::new(FetcherSlot::new(fetcher));
-        let shared = Shared { cache, fetcher, store_name, backends: Mutex::default() };
+        let shared =
+            Shared { cache, fetcher, store_name, backends: Mutex::default(), opened: Condvar::new() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -153,6 +203,40 @@ impl ObjectCache {
         Ok((self.open_known(result.meta)?, result.attributes))
     }
 
+    /// As [`ObjectCache::open_with_attributes`], for a caller that is about to read the first `len` bytes. If nothing
+    /// is known of the object, a GET of them (of [`Options::request_max`] at most) takes the place of the HEAD, and
+    /// their fetch is under way when this returns: one answer is waited for in place of two.
+    ///
+    /// # Errors
+    /// As [`ObjectCache::open`].
+    pub fn open_first(&self, path: &Path, len: u64) -> Result<(ObjectFile, Attributes)> {
+        let Some(_opening) = Opening::begin(&self.shared, path) else {
+            let opened = self.open_with_attributes(path);
+            self.shared.wait_for_opening(path);
+            return opened;
+        };
+        let by = self.fetcher();
+        let most = by.options.request_max.min(self.ahead_max().max(FIRST_STEP));
+        let range = 0..len.clamp(1, most).next_multiple_of(FIRST_STEP).min(most);
+        let (fetcher, wanted) = (Arc::clone(&by), path.clone());
+        let get = GetOptions::new().with_range(Some(range));
+        let get = async move { fetcher.open_get(&wanted, get).await };
+        let result = match wait_for(&by, get).ok_or_else(|| Error::Ended(path.clone()))? {
+            Ok(result) => result,
+            Err(source @ StoreError::NotFound { .. }) => {
+                return Err(Error::Open { path: path.clone(), source });
+            }
+            // It has no bytes, or the store has a bad time.
+            Err(_) => return self.open_with_attributes(path),
+        };
+        let (attributes, end) = (result.attributes.clone(), result.range.end);
+        let file = self.open_known(result.meta.clone())?;
+        let _answered = file.answered(Some(result));
+        // What cannot be started now is fetched when it is read.
+        let _ = file.prefetch(0..end);
+        Ok((file, attributes))
+    }
+
     /// As [`ObjectCache::open`], without blocking. Needs no particular runtime.
     ///
     /// # Errors
@@ -186,7 +270,7 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::Cache`], [`Error::TooLarge`].
     pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
-        let Shared { cache, fetcher: slot, store_name, backends } = &*self.shared;
+        let Shared { cache, fetcher: slot, store_name, .. } = &*self.shared;
         let fetcher = slot.get();
         if meta.size > FILE_BYTES_MAX {
             return Err(Error::TooLarge { path: meta.location, size: meta.size });
@@ -196,8 +280,9 @@ impl ObjectCache {
         let names = version::names(store_name, lasts, &meta);
         let meta = Arc::new(meta);
         let new = || ObjectBackend::new(Arc::clone(slot), Arc::clone(&meta), names);
-        let mut registry = backends.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.shared.registry();
         let backend = registry.backend(names.attributes.identity, new);
+        registry.latest.insert(meta.location.clone(), Arc::downgrade(&backend));
         drop(registry);
         backend.forget_failures();
         let mut options = OpenOptions::new();
@@ -210,8 +295,9 @@ impl ObjectCache {
         Ok(ObjectFile::new(file, Arc::clone(&meta), backend, Arc::clone(slot), self.ahead_max()))
     }
 
-    /// The most that it is worth asking for ahead of a reader.
-    pub(crate) fn ahead_max(&self) -> u64 {
+    /// The most that it is worth asking for ahead of a reader, in bytes: what is further ahead could be evicted before
+    /// it is read.
+    pub fn ahead_max(&self) -> u64 {
         self.shared.cache.stats().memory_bytes / 8
     }
 

@@ -80,6 +80,56 @@ fn a_scan_takes_few_gets_and_a_second_one_none() {
 }
 
 #[test]
+fn an_object_that_is_read_from_its_start_is_opened_by_its_first_get() {
+    let server = Server::with_object(20 << 20);
+    let objects = objects(&server, quick());
+    let open = || objects.open_first(&Path::from("object"), u64::MAX).unwrap().0;
+    let requests = || (server.control.heads(), server.control.gets());
+    let first = open();
+    read(&first, 0, 8 << 20);
+    assert_eq!((requests(), server.control.ranges()), ((0, 1), vec![(0, 8 * MIB)]));
+    // What is known may be cached, so it is asked for by a HEAD; also when it was replaced.
+    read(&open(), 0, 8 << 20);
+    assert_eq!(requests(), (1, 1));
+    server.control.change("object");
+    let new = open();
+    let mut buffer = vec![0; 4 << 20];
+    assert_eq!(new.read_at(&mut buffer, 0).unwrap(), 4 << 20);
+    check(2, 0, &buffer);
+    assert_eq!(requests().0, 2);
+    // A GET that fails, and one of no bytes, are a HEAD at last.
+    server.control.put("other", 3 << 20);
+    server.control.put("empty", 0);
+    server.control.trouble([Fault::Status(503)]);
+    let other = objects.open_first(&Path::from("other"), 10).unwrap().0;
+    read(&other, 0, 3 << 20);
+    assert_eq!(objects.open_first(&Path::from("empty"), 10).unwrap().0.len(), 0);
+    assert_eq!(requests().0, 4);
+    let error = objects.open_first(&Path::from("none"), 10).unwrap_err();
+    assert!(matches!(error, Error::Open { .. }), "{error}");
+    assert_eq!(requests().0, 4, "it is certain");
+}
+
+#[test]
+fn threads_that_open_an_object_at_its_start_at_the_same_time_fetch_each_byte_once() {
+    let server = Server::with_object(6 << 20);
+    server.control.set_latency(Duration::from_millis(20));
+    let objects = objects(&server, quick());
+    let start = Barrier::new(8);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                start.wait();
+                let file = objects.open_first(&Path::from("object"), u64::MAX).unwrap().0;
+                read(&file, 0, 6 << 20);
+            });
+        }
+    });
+    assert_eq!(objects.stats().bytes, 6 * MIB);
+    assert!(server.control.gets() <= 2, "{:?}", server.control.ranges());
+}
+
+#[test]
 fn a_small_object_comes_whole_and_a_footer_with_the_bytes_that_tell_its_length() {
     let server = Server::with_object(900_000);
     let objects = objects(&server, quick());

@@ -318,8 +318,8 @@ async fn a_first_get_is_one_request_and_its_body_is_not_fetched_again() {
 }
 
 /// 1. An object is replaced before each GET of a read, so that the store itself is asked at last.
-/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for
-///    another.
+/// 2. Its answer has more bytes than its range, or fewer, or is of one version for one range and of the next for the
+///    other.
 #[tokio::test]
 async fn answers_of_the_store_itself_have_the_bytes_of_their_range_and_are_of_one_version() {
     use s3::Fault::{ChangedBefore, Late, Longer, Short};

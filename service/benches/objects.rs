@@ -25,6 +25,8 @@ const OBJECTS: usize = 8;
 const OBJECT_BYTES: u64 = 32 << 20;
 const DATA_BYTES: u64 = OBJECTS as u64 * OBJECT_BYTES;
 const LATENCY: Duration = Duration::from_millis(20);
+/// What a connection to a store in the same region brings in a second.
+const CONNECTION_BYTES: u64 = 80_000_000;
 const REPETITIONS: usize = 7;
 /// Of a bare reader: ranges of this many bytes, so many at a time.
 const BARE: (u64, usize) = (8 << 20, 8);
@@ -61,12 +63,18 @@ fn main() {
         ("cold scattered 64 KiB, 32 at a time", ["bare-scattered", "client-scattered"]),
     ];
     cold.iter().filter(|(row, _)| is_wanted(row)).for_each(|(row, roles)| bench.cold(row, roles));
+    let row = "cold streams, of 80 MB/s a connection";
+    if is_wanted(row) {
+        bench.store.control.set_bandwidth(CONNECTION_BYTES);
+        bench.cold(row, &["bare-streams", "client-streams"]);
+        bench.store.control.set_bandwidth(0);
+    }
     let rows: [Row; 3] =
         [("warm scan", Bench::warm), ("hit of 4 KiB", Bench::hits), ("GETs of workers", Bench::workers)];
     rows.iter().filter(|(row, _)| is_wanted(row)).for_each(|(_, run)| run(&bench));
 }
 
-/// What a row is called, and what measures it.
+/// A row that is not of cold readers: its name, and what measures it.
 type Row = (&'static str, fn(&Bench));
 
 struct Bench {

@@ -53,15 +53,27 @@ impl Client {
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::TimedOut`];
     /// [`ErrorKind::Forked`].
     pub fn open(&self, name: &str) -> Result<ClientFile> {
+        self.open_with(|connection| match name.split_once("://") {
+            Some(("file", path)) => ClientFile::open_local(connection, path),
+            Some(_) if name.contains('\n') => {
+                let text = format!("cannot open {name:?}: a URL has no line break; write it as %0A");
+                Err(Error::new(ErrorKind::Open, text))
+            }
+            Some(_) => ClientFile::open_object(connection, name, self.reconnect_timeout),
+            None => ClientFile::open_local(connection, name),
+        })
+    }
+
+    /// Opens an object of which the first `len` bytes are about to be read.
+    pub(crate) fn open_first(&self, url: &str, len: u64) -> Result<ClientFile> {
+        self.open_with(|connection| ClientFile::open_first(connection, url, len, self.reconnect_timeout))
+    }
+
+    fn open_with(&self, open: impl Fn(&Arc<Connection>) -> Result<ClientFile>) -> Result<ClientFile> {
         let mut connection = self.current(self.reconnect_timeout)?;
         let mut retry = RetryDeadline::new(DEADLINE);
         loop {
-            let opened = match name.split_once("://") {
-                Some(("file", path)) => ClientFile::open_local(&connection, path),
-                Some(_) => ClientFile::open_object(&connection, name, self.reconnect_timeout),
-                None => ClientFile::open_local(&connection, name),
-            };
-            match opened {
+            match open(&connection) {
                 // The server has ended meanwhile.
                 Err(error) if error.kind() == ErrorKind::OwnerDead && retry.pause() => {
                     connection = connection.successor(self.reconnect_timeout).ok_or(error)?;

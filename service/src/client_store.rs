@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   get, get_ranges, head   the server opens the object (its HEAD) --> conditions, range --> bytes of its cache
+//!   a long get from the first byte, of what the server does not know: its first GET in place of the HEAD
 //!                           up to 16 KiB: copied, at once if cached    longer: pinned, or copied where pins are full
 //!   put, copy, rename, delete, the end of an upload    the store given; then what is known is forgotten
 //!   list, uploads, get of a version by its id          the store given
@@ -34,9 +35,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error as StoreError, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions,
-    Result as StoreResult,
+    CopyOptions, Error as StoreError, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    RenameOptions, Result as StoreResult,
 };
 use quinion::internals::sys::fork::ForkGuard;
 use quinion_object::Freshness;
@@ -56,8 +57,11 @@ const COPIED_MAX: u64 = 16 << 10;
 const PART_BYTES: u64 = 1 << 20;
 /// What is no longer than this comes as one part.
 const WHOLE_PART_MAX: u64 = 8 << 20;
-/// A stream asks for so many bytes ahead of its reader.
-const AHEAD_BYTES: u64 = 16 << 20;
+/// A stream asks for so many bytes ahead of its reader, if the server's cache is large enough; see `quinion_object`'s
+/// `store.rs`.
+const AHEAD_BYTES: u64 = 64 << 20;
+/// And in steps of so many: as much as a GET brings, unless the server's options say otherwise.
+const STEP_BYTES: u64 = 8 << 20;
 /// How often a get is tried whose object is replaced each time. After that the store given answers.
 const CHANGES_MAX: u32 = 3;
 /// How many questions may wait at a time.
@@ -228,8 +232,12 @@ impl Shared {
             return Ok(object);
         }
         let question = self.known.question();
-        let (client, url) = (self.client.clone(), self.url(path));
-        let opened = self.threads.run(move || client.open(&url)).await;
+        let (client, url, first) = (self.client.clone(), self.url(path), first_bytes(options));
+        let opened = self.threads.run(move || match first {
+            Some(len) => client.open_first(&url, len),
+            None => client.open(&url),
+        });
+        let opened = opened.await;
         if matches!(&opened, Err(error) if error.errno() == Some(libc::ENOENT)) {
             self.forget(path);
         }
@@ -305,7 +313,7 @@ impl Shared {
 
     /// Ranges, from the server's cache.
     async fn get_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> StoreResult<Asked<Vec<Bytes>>> {
-        let KnownObject { file, meta } = match self.look(path, &GetOptions::new()).await {
+        let KnownObject { file, meta } = match self.look(path, &GetOptions::new().with_head(true)).await {
             Ok(object) => object,
             Err(error) => return self.after(path, error),
         };
@@ -328,6 +336,17 @@ impl NoteWrites for Shared {
         if !self.threads.process.is_forked() {
             self.known.note_writes();
         }
+    }
+}
+
+/// How many bytes from the object's first one on a get with `options` is about to read, if that is a long read: its
+/// first GET can then tell what the object is.
+fn first_bytes(options: &GetOptions) -> Option<u64> {
+    match &options.range {
+        _ if options.head => None,
+        None | Some(GetRange::Offset(0)) => Some(u64::MAX),
+        Some(GetRange::Bounded(range)) if range.start == 0 && range.end > PART_BYTES => Some(range.end),
+        _ => None,
     }
 }
 
@@ -422,9 +441,11 @@ impl Reading {
     /// The next part, in pieces.
     async fn part(&mut self) -> Result<Vec<Bytes>> {
         let end = self.end.min(self.at + self.part_max);
-        let ahead = self.end.min(end + AHEAD_BYTES);
-        // Half of it at a time, so that it becomes few GETs.
-        if end < self.end && ahead >= self.end.min(self.asked + AHEAD_BYTES / 2) && self.asked < ahead {
+        let most = AHEAD_BYTES.min(self.file.ahead_max()).max(PART_BYTES);
+        let ahead = self.end.min(end + most);
+        // Some at a time, so that it becomes few GETs.
+        let step = STEP_BYTES.min(most / 2);
+        if end < self.end && ahead >= self.end.min(self.asked + step) && self.asked < ahead {
             self.file.prefetch(self.asked.max(self.at)..ahead)?;
             self.asked = ahead;
         }

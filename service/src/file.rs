@@ -59,6 +59,16 @@ impl ClientFile {
         OpenFile::object(connection, url, timeout).map(|inner| Self { inner })
     }
 
+    /// By a reader of its first `len` bytes.
+    pub(crate) fn open_first(
+        connection: &Arc<Connection>,
+        url: &str,
+        len: u64,
+        timeout: Duration,
+    ) -> Result<Self> {
+        OpenFile::object_from_its_start(connection, url, len, timeout).map(|inner| Self { inner })
+    }
+
     pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {
         let viewer = connection.viewer()?;
         let failed = |error| Error::of_io(ErrorKind::Open, format!("cannot open {path}"), error);
@@ -149,6 +159,11 @@ impl ClientFile {
     /// What the store told of it besides.
     pub(crate) fn attributes(&self) -> Attributes {
         self.about().map(|about| about.attributes.clone()).unwrap_or_default()
+    }
+
+    /// The most that it is worth asking for ahead of a reader.
+    pub(crate) fn ahead_max(&self) -> u64 {
+        self.about().map_or(0, |about| about.ahead)
     }
 
     fn about(&self) -> Option<&About> {

@@ -20,7 +20,7 @@ use quinion::internals::viewer::ViewedFile;
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
-use crate::stores::About;
+use crate::stores::{About, name_with_first};
 
 /// What the clones of a `ClientFile` share, and what is pinned of it.
 #[derive(Debug)]
@@ -71,7 +71,26 @@ impl OpenFile {
 
     /// An object, as a server has opened it.
     pub(crate) fn object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Arc<Self>> {
-        let (answer, about) = connection.open(url)?;
+        Self::opened(connection, url, connection.open(url)?, timeout)
+    }
+
+    /// The same, by a reader of its first `len` bytes.
+    pub(crate) fn object_from_its_start(
+        connection: &Arc<Connection>,
+        url: &str,
+        len: u64,
+        timeout: Duration,
+    ) -> Result<Arc<Self>> {
+        let opened = connection.open(&name_with_first(url, len))?;
+        Self::opened(connection, url, opened, timeout)
+    }
+
+    fn opened(
+        connection: &Arc<Connection>,
+        url: &str,
+        (answer, about): ([u64; 2], About),
+        timeout: Duration,
+    ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             connection: Arc::clone(connection),
             name: url.into(),

@@ -10,6 +10,9 @@
 //! A prefix does not name its store beyond this server, since another server may have another endpoint for it: a disk
 //! tier that is to be warm after a restart wants a name in the store's options.
 //!
+//! A client that is about to read an object's first bytes says so behind the URL: `\nfirst 1048576`. A URL has no line
+//! break, so that no other name looks so.
+//!
 //! What a client is told of an object are lines, each a word and a value.
 
 use std::fmt;
@@ -141,6 +144,24 @@ impl Stores {
     }
 }
 
+/// Between a URL and how many of the first bytes are about to be read.
+const FIRST: &str = "\nfirst ";
+
+/// The name of an object whose first `len` bytes are about to be read.
+pub(crate) fn name_with_first(url: &str, len: u64) -> String {
+    format!("{url}{FIRST}{len}")
+}
+
+/// The URL of such a name, and how many bytes that are.
+fn split_first(name: &[u8]) -> (&[u8], Option<u64>) {
+    let at = name.windows(FIRST.len()).position(|part| part == FIRST.as_bytes());
+    let len = |at: usize| std::str::from_utf8(&name[at + FIRST.len()..]).ok()?.parse().ok();
+    match at.and_then(|at| Some((at, len(at)?))) {
+        Some((at, len)) => (&name[..at], Some(len)),
+        None => (name, None),
+    }
+}
+
 /// A prefix as URLs are compared with it.
 fn trimmed(prefix: &str) -> &str {
     prefix.trim_end_matches('/')
@@ -152,10 +173,11 @@ fn refusal(error: Errno, text: String) -> NameRefusal {
 
 impl NameOpener for Stores {
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal> {
-        self.find(name).map(|(store, _)| store.number)
+        self.find(split_first(name).0).map(|(store, _)| store.number)
     }
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
+        let (name, first) = split_first(name);
         let (StoreEntry { objects, name: store, .. }, key) = self.find(name)?;
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
@@ -165,9 +187,12 @@ impl NameOpener for Stores {
         if path.as_ref() != key {
             return Err(failed(Errno::INVAL, &"a key that begins or ends with a slash cannot be opened"));
         }
-        let opened = objects.open_with_attributes(&path);
+        let opened = match first {
+            Some(len) => objects.open_first(&path, len),
+            None => objects.open_with_attributes(&path),
+        };
         let (file, attributes) = opened.map_err(|error| failed(errno_of_open(&error), &error))?;
-        Ok(Arc::new(OpenedObject { file, attributes, store }))
+        Ok(Arc::new(OpenedObject { file, attributes, store, ahead: objects.ahead_max() }))
     }
 }
 
@@ -190,6 +215,7 @@ struct OpenedObject {
     file: ObjectFile,
     attributes: Attributes,
     store: Option<String>,
+    ahead: u64,
 }
 
 impl NamedObject for OpenedObject {
@@ -204,7 +230,8 @@ impl NamedObject for OpenedObject {
         let e_tag = meta.e_tag.clone();
         let (version, attributes) = (meta.version.clone(), self.attributes.clone());
         let store = self.store.clone();
-        let about = About { size: meta.size, modified: time, e_tag, version, store, attributes };
+        let (size, ahead) = (meta.size, self.ahead);
+        let about = About { size, modified: time, e_tag, version, store, ahead, attributes };
         about.text()
     }
 
@@ -238,6 +265,8 @@ pub(crate) struct About {
     pub(crate) version: Option<String>,
     /// The name of its store: of another, an object with all the same may have other bytes.
     pub(crate) store: Option<String>,
+    /// The most that it is worth asking for ahead of a reader.
+    pub(crate) ahead: u64,
     pub(crate) attributes: Attributes,
 }
 
@@ -261,6 +290,7 @@ impl About {
         let mut lines = vec![
             format!("size {}", self.size),
             format!("modified {} {}", self.modified.as_secs(), self.modified.subsec_nanos()),
+            format!("ahead {}", self.ahead),
         ];
         lines.extend(self.e_tag.iter().filter(one_line).map(|tag| format!("etag {tag}")));
         lines.extend(self.version.iter().filter(one_line).map(|version| format!("version {version}")));
@@ -291,6 +321,7 @@ impl About {
             e_tag: own("etag"),
             version: own("version"),
             store: own("store"),
+            ahead: value("ahead")?.parse().ok()?,
             attributes: attributes.filter_map(attribute_of).collect(),
         })
     }
@@ -373,6 +404,15 @@ mod tests {
     }
 
     #[test]
+    fn a_name_may_say_what_is_read_first() {
+        let name = name_with_first("s3://b/x", 77);
+        assert_eq!(split_first(name.as_bytes()), (&b"s3://b/x"[..], Some(77)));
+        for plain in ["s3://b/x", "s3://b/x\nfirst", "s3://b/x\nfirst x", "s3://b/x\nfirst 1 ", ""] {
+            assert_eq!(split_first(plain.as_bytes()), (plain.as_bytes(), None), "{plain:?}");
+        }
+    }
+
+    #[test]
     fn prefixes_that_are_none_or_there_twice_are_refused() {
         assert!(stores(&["bucket"]).is_err() && stores(&["://x"]).is_err());
         assert!(stores(&["s3://b", "s3://b/"]).unwrap_err().contains("two stores"));
@@ -386,6 +426,7 @@ mod tests {
             e_tag: e_tag.map(str::to_owned),
             version: version.map(str::to_owned),
             store: Some("s".into()),
+            ahead: 1,
             attributes: Attributes::new(),
         };
         for same in
@@ -418,6 +459,7 @@ mod tests {
             e_tag: Some("\"a b\"".into()),
             version: Some("v 1".into()),
             store: Some("s%20x".into()),
+            ahead: 1 << 40,
             attributes: Attributes::from_iter([
                 (Attribute::ContentType, "text/plain; charset=utf-8"),
                 (Attribute::StorageClass, ""),
@@ -428,12 +470,19 @@ mod tests {
         for about in [some, none] {
             assert_eq!(About::of(&about.text()), Some(about));
         }
-        for text in ["", "size 1", "size x\nmodified 1 1", "size 1\nmodified 1 1000000000", "modified 1 1"] {
+        for text in [
+            "",
+            "size 1",
+            "size 1\nmodified 1 1",
+            "size x\nmodified 1 1\nahead 1",
+            "size 1\nmodified 1 1000000000\nahead 1",
+            "modified 1 1\nahead 1",
+        ] {
             assert_eq!(About::of(text), None, "{text:?}");
         }
         let attributes = Attributes::from_iter([(Attribute::ContentType, "x\nsize 9")]);
         let (e_tag, modified) = (Some("x\nsize 9".into()), Duration::ZERO);
-        let forged = About { size: 1, modified, e_tag, version: None, store: None, attributes };
+        let forged = About { size: 1, modified, e_tag, version: None, store: None, ahead: 0, attributes };
         let arrived = About::of(&forged.text()).unwrap();
         assert_eq!((arrived.size, arrived.attributes.len()), (1, 0));
         let long = Attributes::from_iter([(Attribute::ContentType, "x".repeat(NAME_TEXT_MAX))]);

@@ -119,6 +119,24 @@ async fn an_object_larger_than_what_may_be_pinned_is_copied_beyond_that() {
 }
 
 #[tokio::test]
+async fn a_cold_stream_is_one_get_after_another_without_a_question_before_them() {
+    let server = s3::Server::with_object(20 << 20);
+    let stage = Stage::new(server.store(), 64 << 20);
+    let store = stage.over(server.store(), Freshness::Always);
+    let read = async || {
+        let all = store.get(&Path::from("object")).await.unwrap().bytes().await.unwrap();
+        assert_eq!(all.len(), 20 << 20);
+        s3::check(1, 0, &all);
+    };
+    read().await;
+    let (heads, bytes) = (server.control.heads(), stage.server.as_ref().unwrap().stats().fetches[0].1.bytes);
+    assert_eq!((heads, bytes, server.control.ranges()[0]), (0, 20 << 20, (0, 8 << 20)));
+    read().await;
+    let again = stage.server.as_ref().unwrap().stats().fetches[0].1.bytes;
+    assert_eq!((server.control.heads(), again), (1, bytes), "what may be cached is asked for by a HEAD");
+}
+
+#[tokio::test]
 async fn a_prefix_that_the_server_has_not_is_no_missing_object() {
     let bare = Arc::new(InMemory::new());
     let stage = Stage::new(bare.clone(), 16 << 20);

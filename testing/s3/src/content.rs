@@ -1,4 +1,9 @@
 //! Content: bytes that follow from a version and a position.
+//!
+//! Any byte can be checked by itself, wherever a read began. Two versions have the same byte at one place of 256, so a
+//! test that tells versions apart reads more than some bytes.
+//!
+//! Not an invariant: that two objects differ. Give each versions of its own, where a test is to see a mixture.
 
 use bytes::Bytes;
 

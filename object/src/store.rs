@@ -256,6 +256,17 @@ impl CachedStore {
         &self.shared.objects
     }
 
+    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store by
+    /// another way: to be called when they have ended, however they ended, and before that is told to anyone.
+    pub fn invalidate(&self, path: &Path) {
+        self.shared.note_write(path);
+    }
+
+    /// As [`CachedStore::invalidate`], of all objects.
+    pub fn invalidate_all(&self) {
+        self.shared.note_writes();
+    }
+
     /// The answer to a get, from what is known of the object.
     async fn answer(
         &self,

@@ -253,6 +253,7 @@ fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
 const PACKAGES: [(&str, usize); 11] = [
     ("quinion/src/", 0),
     ("faces/cli/src/", 0),
+    ("faces/s3/src/", 0),
     ("faces/serve/src/", 0),
     ("faces/preload/src/", 1), // the viewer's state, and what is done when it changes: signals, forks, descriptors
     ("bench/src/", 0),

@@ -501,6 +501,17 @@ impl ClientStore {
         let (freshness, failover) = Default::default();
         ClientStoreBuilder { store, client, prefix: prefix.into(), freshness, failover }
     }
+
+    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store by
+    /// another way: to be called when they have ended, however they ended, and before that is told to anyone.
+    pub fn invalidate(&self, path: &Path) {
+        self.shared.note_write(path);
+    }
+
+    /// As [`ClientStore::invalidate`], of all objects.
+    pub fn invalidate_all(&self) {
+        self.shared.note_writes();
+    }
 }
 
 #[async_trait]

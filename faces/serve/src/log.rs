@@ -16,28 +16,33 @@ pub enum Form {
 
 /// Where events go.
 #[derive(Clone, Copy, Debug)]
-pub struct Log(pub Form);
+pub struct Log {
+    /// Whose events these are.
+    pub program: &'static str,
+    /// In which form they are written.
+    pub form: Form,
+}
 
 impl Log {
     /// Writes one event with its values.
     pub fn event(self, event: &str, values: &[(&str, &str)]) {
-        let line = line(self.0, event, values);
+        let line = self.line(event, values);
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
-}
 
-fn line(form: Form, event: &str, values: &[(&str, &str)]) -> String {
-    let pairs = [("event", event)].into_iter().chain(values.iter().copied());
-    match form {
-        Form::Text => {
-            let values: String =
-                values.iter().map(|(key, value)| format!(" {key}={}", quoted(value))).collect();
-            format!("quinion-serve: {event}{values}\n")
-        }
-        Form::Json => {
-            let pairs: Vec<_> =
-                pairs.map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
-            format!("{{{}}}\n", pairs.join(","))
+    fn line(self, event: &str, values: &[(&str, &str)]) -> String {
+        let pairs = [("event", event)].into_iter().chain(values.iter().copied());
+        match self.form {
+            Form::Text => {
+                let values: String =
+                    values.iter().map(|(key, value)| format!(" {key}={}", quoted(value))).collect();
+                format!("{}: {event}{values}\n", self.program)
+            }
+            Form::Json => {
+                let pairs: Vec<_> =
+                    pairs.map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
+                format!("{{{}}}\n", pairs.join(","))
+            }
         }
     }
 }
@@ -63,9 +68,10 @@ mod tests {
     #[test]
     fn an_event_is_one_line_whatever_its_values_have() {
         let values = [("why", "a\n\"b\"\\\u{1}")];
-        let json = line(Form::Json, "failed", &values);
+        let log = |form| Log { program: "quinion-serve", form };
+        let json = log(Form::Json).line("failed", &values);
         assert_eq!(json, "{\"event\":\"failed\",\"why\":\"a\\n\\\"b\\\"\\\\\\u0001\"}\n");
-        let text = line(Form::Text, "failed", &values);
+        let text = log(Form::Text).line("failed", &values);
         assert_eq!(text, "quinion-serve: failed why=\"a\\n\\\"b\\\"\\\\\\u0001\"\n");
     }
 }

@@ -20,13 +20,9 @@
 //! | 2 | the command line was not understood |
 
 mod activation;
-mod config;
 mod http;
-mod log;
 mod metrics;
-mod notify;
 mod reload;
-mod stores;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -37,12 +33,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
+use quinion_serve::config::{Bytes, Config, Disk, StoreConfig};
+use quinion_serve::log::{Form, Log};
+use quinion_serve::{notify, stores};
 use quinion_service::{Server, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 
-use config::{Bytes, Config, Disk, StoreConfig};
 use http::Monitor;
-use log::{Form, Log};
 use reload::Reload;
 
 /// How long a server that is to be replaced may take to end.
@@ -81,7 +78,8 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let log = Log(if arguments.json { Form::Json } else { Form::Text });
+    let form = if arguments.json { Form::Json } else { Form::Text };
+    let log = Log { program: "quinion-serve", form };
     // First: a descriptor that was given is taken before another could get its number.
     let given = activation::socket();
     let takes = if arguments.replace { Takes::Replacing } else { Takes::Free };

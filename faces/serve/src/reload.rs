@@ -6,11 +6,10 @@
 //!
 //! Invariant: a configuration that is not understood, or has a store that cannot be opened, changes nothing.
 
+use quinion_serve::config::{Bytes, Changes, Config};
+use quinion_serve::log::Log;
+use quinion_serve::stores;
 use quinion_service::Server;
-
-use crate::config::{Bytes, Changes, Config};
-use crate::log::Log;
-use crate::stores;
 
 /// The configuration of the start, and the one in force.
 #[derive(Debug)]

@@ -29,11 +29,15 @@ pub type Opened = (String, (Arc<dyn ObjectStore>, Options));
 /// # Errors
 /// Those of [`open`], of the first that has one.
 pub fn open_all(configs: &[StoreConfig]) -> Result<Vec<Opened>, String> {
-    let environment: Vec<_> = std::env::vars_os()
-        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
+    let environment = environment();
     let open = |config: &StoreConfig| Ok((config.prefix.clone(), open(config, &environment)?));
     configs.iter().map(open).collect()
+}
+
+/// This process's environment.
+pub fn environment() -> Vec<(String, String)> {
+    let pairs = std::env::vars_os();
+    pairs.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 
 /// A prefix as two are compared.
@@ -78,8 +82,7 @@ pub fn open(
         return Err(failed(&"local files need no store, clients open them themselves; remove it"));
     }
     let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
-    let endpoint = options.iter().rev().find(|(key, _)| is_endpoint(key)).map_or("", |(_, value)| value);
-    let name = format!("{prefix} at [{endpoint}] as {:?}", identity(&options));
+    let name = name_of(prefix, &options);
     let (store, folder) = parse_url_opts(&url, options.clone()).map_err(|error| failed(&error))?;
     let store: Arc<dyn ObjectStore> =
         if folder == Path::default() { Arc::from(store) } else { Arc::new(PrefixStore::new(store, folder)) };
@@ -87,7 +90,10 @@ pub fn open(
 }
 
 /// What the builder of such a store is told.
-fn options_of(
+///
+/// # Errors
+/// The store's configuration has what is for `s3://` alone.
+pub fn options_of(
     scheme: &ObjectStoreScheme,
     config: &StoreConfig,
     environment: &[(String, String)],
@@ -124,6 +130,12 @@ fn options_of(
         options.push(("allow_http".into(), "true".into()));
     }
     Ok(options)
+}
+
+/// The name by which a disk tier knows the store: what it has of another is not served in its place.
+pub fn name_of(prefix: &str, options: &[(String, String)]) -> String {
+    let endpoint = options.iter().rev().find(|(key, _)| is_endpoint(key)).map_or("", |(_, value)| value);
+    format!("{prefix} at [{endpoint}] as {:?}", identity(options))
 }
 
 /// Whether an option says where the store answers; other services' endpoints are in the environment as well.

@@ -1,0 +1,326 @@
+//! Endpoint: a signed request of S3's, to the cache or to the store.
+//!
+//! ```text
+//!   s3s: path, query, signature, chunks of a body          errors as S3 has them
+//!     -> is it a reader or a writer, and may it?           check_access
+//!     -> asked.rs -> read.rs: the cache
+//!                 -> upstream.rs: the store; what was written is forgotten before its writer is told
+//! ```
+//!
+//! A request without a signature may read, if the endpoint was told so, and if no web page can have sent it: it names
+//! the endpoint by an address or `localhost`, and has no `Origin`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt;
+use hyper::header::{self, HeaderMap};
+use hyper::http::Extensions;
+use hyper::{Method, Uri};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use percent_encoding::percent_decode_str;
+use quinion_object::CachedStore;
+use quinion_serve::log::Log;
+use quinion_service::ClientStore;
+use s3s::dto::{Bucket as BucketName, ListBucketsInput, ListBucketsOutput};
+use s3s::route::S3Route;
+use s3s::{Body, S3, S3Request, S3Response, S3Result, s3_error};
+
+use crate::asked::{Access, Answer, Asked, Query, Target, asked, query_of};
+use crate::read::{self, Refusal};
+use crate::upload::{Fault, Trailer, checked};
+use crate::upstream::{self, Upstream};
+
+/// S3 takes no longer bodies.
+const BODY_BYTES_MAX: u64 = 5 << 30;
+/// Nor longer documents, with all that a list of parts may have.
+const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
+
+/// Where a bucket's objects are read.
+#[derive(Clone, Debug)]
+pub enum Cached {
+    /// In a cache of this process.
+    Own(CachedStore),
+    /// In that of a server.
+    Served(ClientStore),
+}
+
+impl Cached {
+    fn store(&self) -> &dyn ObjectStore {
+        match self {
+            Self::Own(store) => store,
+            Self::Served(store) => store,
+        }
+    }
+
+    fn invalidate(&self, path: Option<&Path>) {
+        match (self, path) {
+            (Self::Own(store), Some(path)) => store.invalidate(path),
+            (Self::Own(store), None) => store.invalidate_all(),
+            (Self::Served(store), Some(path)) => store.invalidate(path),
+            (Self::Served(store), None) => store.invalidate_all(),
+        }
+    }
+}
+
+/// A bucket that clients see.
+#[derive(Debug)]
+pub struct Bucket {
+    /// At its store.
+    pub upstream: Upstream,
+    /// In the cache.
+    pub cached: Cached,
+}
+
+/// What requests may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// Whether requests without a signature may read.
+    pub anonymous: Anonymous,
+    /// Whether any may write.
+    pub writes: Writes,
+}
+
+/// Whether requests without a signature may read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Anonymous {
+    /// They may.
+    Reads,
+    /// They are refused.
+    Refused,
+}
+
+/// Whether requests may write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writes {
+    /// They may, if they are signed.
+    Signed,
+    /// They are refused.
+    Refused,
+}
+
+/// The endpoint. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Endpoint(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    buckets: BTreeMap<String, Bucket>,
+    rules: Rules,
+    log: Log,
+    /// When a failure was logged last, in seconds.
+    logged: AtomicU64,
+}
+
+/// A write that is under way: whatever comes of it, nothing is known of its objects afterwards.
+struct Writing<'b>(&'b Bucket, Option<Path>);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.cached.invalidate(self.1.as_ref());
+    }
+}
+
+impl Endpoint {
+    /// Of these buckets.
+    pub fn new(buckets: BTreeMap<String, Bucket>, rules: Rules, log: Log) -> Self {
+        Self(Arc::new(Shared { buckets, rules, log, logged: AtomicU64::new(0) }))
+    }
+
+    /// One line a second at most: a store that is away fails all requests.
+    async fn log_failure(&self, name: &str, upstream: &Upstream, why: String) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        if self.0.logged.swap(now, Ordering::Relaxed) != now {
+            let why = upstream.redacted(why).await;
+            self.0.log.event("failed", &[("bucket", name), ("why", &why)]);
+        }
+    }
+
+    async fn answer(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
+        let target = Target::of(request.uri.path())?;
+        let query = query_of(request.uri.query());
+        let asked = asked(&request.method, &target, &query)?;
+        let bucket = self.0.buckets.get(&target.bucket).ok_or_else(|| s3_error!(NoSuchBucket))?;
+        // A key that the crate `object_store` writes in another way is another object there.
+        let path =
+            target.key.as_deref().and_then(|key| Path::parse(key).ok().filter(|path| path.as_ref() == key));
+        let path = path.filter(|_| !has_own_key(&request.headers));
+        match (asked, &path) {
+            (Asked::Cached, Some(path)) => {
+                let S3Request { method, headers, .. } = &request;
+                let read = read::Request { method, path, query: &query, headers };
+                match read::read(bucket.cached.store(), read).await {
+                    Ok(response) => Ok(response),
+                    Err(Refusal::Told(error)) => Err(error),
+                    Err(Refusal::Failed(error)) => {
+                        self.log_failure(&target.bucket, &bucket.upstream, error.to_string()).await;
+                        Err(s3_error!(ServiceUnavailable, "The object could not be read. Try again later."))
+                    }
+                }
+            }
+            (Asked::Cached, None) => self.pass_on(bucket, (request, &target, &query), Answer::Data).await,
+            (Asked::Store(Access::Reads, answer), _) => {
+                self.pass_on(bucket, (request, &target, &query), answer).await
+            }
+            (Asked::Store(Access::Writes, answer), _) => {
+                if self.0.rules.writes == Writes::Refused {
+                    return Err(s3_error!(AccessDenied, "The endpoint only reads."));
+                }
+                let _writing = Writing(bucket, path);
+                self.pass_on(bucket, (request, &target, &query), answer).await
+            }
+        }
+    }
+
+    async fn pass_on(
+        &self,
+        bucket: &Bucket,
+        (mut request, target, query): (S3Request<Body>, &Target, &Query),
+        answer: Answer,
+    ) -> S3Result<S3Response<Body>> {
+        self.check_copy(bucket, &request.headers)?;
+        let fault = Fault::default();
+        let body = body_of(&mut request, target.key.is_some(), &fault)?;
+        let asked = upstream::Request {
+            method: request.method,
+            key: target.key.as_deref(),
+            query,
+            headers: &request.headers,
+            body,
+            answer,
+        };
+        let answered = bucket.upstream.ask(asked).await;
+        match (fault.take(), answered) {
+            (Some(fault), _) => Err(fault),
+            (None, answered) => answered,
+        }
+    }
+
+    /// Whether what is to be copied is this endpoint's, and at the same store.
+    fn check_copy(&self, bucket: &Bucket, headers: &HeaderMap) -> S3Result<()> {
+        let Some(source) = headers.get("x-amz-copy-source") else { return Ok(()) };
+        let source = source.to_str().unwrap_or_default();
+        let source = percent_decode_str(source).decode_utf8().map_err(|_| s3_error!(InvalidArgument))?;
+        let name = source.strip_prefix('/').unwrap_or(&source).split('/').next().unwrap_or_default();
+        let source = self.0.buckets.get(name).ok_or_else(|| {
+            s3_error!(AccessDenied, "The endpoint copies from its own buckets, named as bucket/key.")
+        })?;
+        match source.upstream.is_beside(&bucket.upstream) {
+            true => Ok(()),
+            false => Err(s3_error!(NotImplemented, "The endpoint does not copy from one store to another.")),
+        }
+    }
+}
+
+/// Whether the object has a key of the client's, with which the cache could not read it.
+fn has_own_key(headers: &HeaderMap) -> bool {
+    headers.contains_key("x-amz-server-side-encryption-customer-algorithm")
+}
+
+/// The body to be passed on, and its length.
+#[expect(clippy::type_complexity, reason = "a stream and its length")]
+fn body_of(
+    request: &mut S3Request<Body>,
+    is_object: bool,
+    fault: &Fault,
+) -> S3Result<Option<(futures_util::stream::BoxStream<'static, Result<bytes::Bytes, s3s::StdError>>, u64)>> {
+    if [Method::GET, Method::HEAD, Method::DELETE].contains(&request.method) {
+        return Ok(None);
+    }
+    let headers = &request.headers;
+    // Of signed chunks, s3s puts the length of what is in them there, if there is a length at all.
+    let number = |len: &hyper::header::HeaderValue| len.to_str().ok()?.parse::<u64>().ok();
+    let len = headers.get(header::CONTENT_LENGTH).or_else(|| headers.get("x-amz-decoded-content-length"));
+    // Without a length and without chunks there is no body, as HTTP has it.
+    let len = match len {
+        None if !headers.contains_key(header::TRANSFER_ENCODING) => Some(0),
+        len => len.and_then(number),
+    };
+    let len = len.ok_or_else(|| s3_error!(MissingContentLength))?;
+    let is_data = is_object && request.method == Method::PUT;
+    if len > if is_data { BODY_BYTES_MAX } else { DOCUMENT_BYTES_MAX } {
+        return Err(s3_error!(EntityTooLarge));
+    }
+    let trailer = match (headers.get("x-amz-trailer"), request.trailing_headers.take()) {
+        (Some(name), Some(values)) => {
+            let name = name.to_str().map_err(|_| s3_error!(InvalidArgument))?;
+            Some(Trailer::announced(name, values)?)
+        }
+        _ => None,
+    };
+    let body = std::mem::take(&mut request.input);
+    Ok(Some((checked(body, trailer, fault.clone()).boxed(), len)))
+}
+
+/// Whether no web page of another origin can have sent it.
+fn is_of_no_page(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host.rsplit_once(':').map_or(host, |(name, port)| match port.parse::<u16>() {
+        Ok(_) => name,
+        Err(_) => host,
+    });
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    let is_named = name.eq_ignore_ascii_case("localhost") || address.parse::<std::net::IpAddr>().is_ok();
+    is_named && !headers.contains_key(header::ORIGIN)
+}
+
+#[async_trait::async_trait]
+impl S3Route for Endpoint {
+    fn is_match(&self, method: &Method, uri: &Uri, _: &HeaderMap, _: &mut Extensions) -> bool {
+        !(method == Method::GET && uri.path() == "/")
+    }
+
+    async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
+        let reads = [Method::GET, Method::HEAD].contains(&request.method);
+        match (&request.credentials, request.service.as_deref()) {
+            (Some(_), Some("s3")) => Ok(()),
+            (Some(_), _) => Err(s3_error!(AccessDenied, "Sign by version 4, for the service s3.")),
+            (None, _) if self.0.rules.anonymous == Anonymous::Refused => {
+                Err(s3_error!(AccessDenied, "A signature is required."))
+            }
+            (None, _) if !reads => Err(s3_error!(AccessDenied, "A signature is required to write.")),
+            (None, _) if !is_of_no_page(&request.headers) => Err(s3_error!(
+                AccessDenied,
+                "Without a signature, name the endpoint by its address, and not from a web page."
+            )),
+            (None, _) => Ok(()),
+        }
+    }
+
+    async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
+        self.answer(request).await
+    }
+}
+
+#[async_trait::async_trait]
+impl S3 for Endpoint {
+    async fn list_buckets(&self, _: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+        let named = |name: &String| BucketName { name: Some(name.clone()), ..Default::default() };
+        let buckets = Some(self.0.buckets.keys().map(named).collect());
+        Ok(S3Response::new(ListBucketsOutput { buckets, ..Default::default() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_names_a_host_of_its_own_is_told_apart() {
+        let of = |host: &'static str| {
+            HeaderMap::from_iter([(header::HOST, hyper::header::HeaderValue::from_static(host))])
+        };
+        for host in ["127.0.0.1:9000", "127.0.0.1", "[::1]:9000", "[::1]", "localhost:1", "LocalHost"] {
+            assert!(is_of_no_page(&of(host)), "{host}");
+        }
+        for host in ["evil.example:9000", "127.0.0.1.evil.example", "", "localhost.evil"] {
+            assert!(!is_of_no_page(&of(host)), "{host}");
+        }
+        let mut headers = of("127.0.0.1:9000");
+        headers.insert(header::ORIGIN, hyper::header::HeaderValue::from_static("null"));
+        assert!(!is_of_no_page(&headers));
+    }
+}

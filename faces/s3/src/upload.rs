@@ -1,0 +1,139 @@
+//! Upload: a request's body on its way to a store, checked before its last bytes leave.
+//!
+//! ```text
+//!   client -> signed chunks are decoded and checked (s3s) -> checksum of the trailer, if there is one -> store
+//!                                                              | the last piece waits here for it
+//! ```
+//!
+//! A store writes an object when all the bytes that were announced are there. So a body that is wrong at its end, by a
+//! checksum or a signature, is cut before its last piece, and the store writes nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use futures_util::stream::{self, Stream, StreamExt};
+use s3s::checksum::ChecksumHasher;
+use s3s::crypto::Checksum as _;
+use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError, TrailingHeaders, s3_error};
+
+/// What was wrong with a body, for the answer to its request.
+#[derive(Clone, Debug, Default)]
+pub struct Fault(Arc<Mutex<Option<S3Error>>>);
+
+impl Fault {
+    /// What was, if anything was.
+    pub fn take(&self) -> Option<S3Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn set(&self, error: S3Error) -> StdError {
+        let text = error.code().as_str().to_owned();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        text.into()
+    }
+}
+
+/// A checksum that comes behind a body.
+#[derive(Debug)]
+pub struct Trailer {
+    name: String,
+    values: TrailingHeaders,
+}
+
+impl Trailer {
+    /// As the header `x-amz-trailer` announces it.
+    ///
+    /// # Errors
+    /// `NotImplemented`: it is none that can be checked.
+    pub fn announced(name: &str, values: TrailingHeaders) -> S3Result<Self> {
+        let name = name.trim().to_ascii_lowercase();
+        let refused = || s3_error!(NotImplemented, "The endpoint cannot check such a trailer.");
+        hasher(&name).ok_or_else(refused)?;
+        Ok(Self { name, values })
+    }
+}
+
+fn hasher(trailer: &str) -> Option<ChecksumHasher> {
+    let mut hasher = ChecksumHasher::default();
+    match trailer.strip_prefix("x-amz-checksum-")? {
+        "crc32" => hasher.crc32 = Some(s3s::crypto::Crc32::new()),
+        "crc32c" => hasher.crc32c = Some(s3s::crypto::Crc32c::new()),
+        "crc64nvme" => hasher.crc64nvme = Some(s3s::crypto::Crc64Nvme::new()),
+        "sha1" => hasher.sha1 = Some(s3s::crypto::Sha1::new()),
+        "sha256" => hasher.sha256 = Some(s3s::crypto::Sha256::new()),
+        _ => return None,
+    }
+    Some(hasher)
+}
+
+/// A body that is under way.
+struct Upload {
+    body: Body,
+    trailer: Option<(Trailer, ChecksumHasher)>,
+    /// What has come last.
+    held: Option<Bytes>,
+    fault: Fault,
+}
+
+impl Upload {
+    async fn next(&mut self) -> Option<Result<Bytes, StdError>> {
+        loop {
+            match self.body.next().await {
+                Some(Ok(bytes)) if bytes.is_empty() => {}
+                Some(Ok(bytes)) => {
+                    if let Some((_, hasher)) = &mut self.trailer {
+                        hasher.update(&bytes);
+                    }
+                    if let Some(before) = self.held.replace(bytes) {
+                        return Some(Ok(before));
+                    }
+                }
+                Some(Err(error)) => return Some(Err(self.fault.set(error_of(&*error)))),
+                None => match self.trailer.take().map(check) {
+                    Some(Err(error)) => return Some(Err(self.fault.set(error))),
+                    Some(Ok(())) | None => return self.held.take().map(Ok),
+                },
+            }
+        }
+    }
+}
+
+fn check((Trailer { name, values }, hasher): (Trailer, ChecksumHasher)) -> S3Result<()> {
+    let told = values.take().and_then(|values| Some(values.get(&name)?.to_str().ok()?.trim().to_owned()));
+    let is = hasher.finalize();
+    let all =
+        [is.checksum_crc32, is.checksum_crc32c, is.checksum_crc64nvme, is.checksum_sha1, is.checksum_sha256];
+    match (told, all.into_iter().flatten().next()) {
+        (Some(told), Some(is)) if told == is => Ok(()),
+        (None, _) => Err(s3_error!(InvalidRequest, "The trailer {name} is missing.")),
+        _ => Err(s3_error!(BadDigest, "The body is not what {name} says.")),
+    }
+}
+
+/// Why a body did not come to its end.
+fn error_of(error: &(dyn std::error::Error + 'static)) -> S3Error {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    if causes.any(|error| error.to_string().contains("Sha256Mismatch")) {
+        let code = S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into());
+        let mut error = S3Error::with_message(code, "The body is not what x-amz-content-sha256 says.");
+        error.set_status_code(hyper::StatusCode::BAD_REQUEST);
+        return error;
+    }
+    s3_error!(IncompleteBody, "The body did not come as it was announced.")
+}
+
+/// The pieces of `body`. If one is an error, `fault` says why.
+pub fn checked(
+    body: Body,
+    trailer: Option<Trailer>,
+    fault: Fault,
+) -> impl Stream<Item = Result<Bytes, StdError>> + Send + 'static {
+    let trailer = trailer.and_then(|trailer| hasher(&trailer.name).map(|hasher| (trailer, hasher)));
+    let upload = Upload { body, trailer, held: None, fault };
+    stream::unfold(Some(upload), |upload| async move {
+        let mut upload = upload?;
+        let piece = upload.next().await?;
+        let goes_on = piece.is_ok();
+        Some((piece, goes_on.then_some(upload)))
+    })
+}

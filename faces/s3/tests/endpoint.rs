@@ -1,0 +1,610 @@
+//! The program itself, between real clients and versitygw.
+//!
+//! ```text
+//!   object_store's client, boto3, raw requests --the endpoint's keys--> quinion-s3 --the store's--> versitygw
+//!                                                                          '--> a server of this process, at times
+//! ```
+//!
+//! `scripts/setup` installs versitygw and moto, with which boto3 comes, in the target folder. Where it could not, tests
+//! say SKIPPED.
+
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path as FilePath;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, spawn};
+
+use object_store::aws::{AmazonS3, AwsAuthorizer, AwsCredential};
+use object_store::client::{HttpRequest, HttpRequestBody};
+use object_store::{ObjectStoreExt, WriteMultipart, integration, path::Path};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quinion::Cache;
+use quinion_object::Options;
+use quinion_testing_s3 as s3;
+use rustix::process::{Pid, Signal, kill_process};
+
+#[path = "../../../object/tests/differential/mod.rs"]
+mod differential;
+#[path = "../../../object/tests/real/mod.rs"]
+mod real;
+
+use differential::{Call, Condition, calls, is_defined, made};
+use real::{Server, or_skipped};
+
+/// What clients of the endpoint sign with.
+const KEY: &str = "endpoint-key";
+const SECRET: &str = "endpoint-secret";
+/// Calls of a differential run.
+const CALLS: usize = 300;
+
+/// The program, as a process.
+struct Endpoint {
+    process: Child,
+    address: SocketAddr,
+    /// All that it says.
+    said: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// The program over such a server, with keys, and no credentials of this process's environment.
+fn command(server: &Server, folder: &FilePath, arguments: &[&str]) -> Command {
+    let keys = folder.join("keys");
+    std::fs::write(&keys, format!("{KEY} {SECRET}\n")).unwrap();
+    std::fs::set_permissions(&keys, Permissions::from_mode(0o600)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-s3"));
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.to_string_lossy().starts_with("AWS_")).for_each(|name| {
+        command.env_remove(name);
+    });
+    command.env("AWS_ACCESS_KEY_ID", real::KEY).env("AWS_SECRET_ACCESS_KEY", real::SECRET);
+    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", server.endpoint());
+    command.env_remove("NOTIFY_SOCKET").args(["serve", "--listen", "127.0.0.1:0", "--key-file"]).arg(keys);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+impl Endpoint {
+    fn start(server: &Server, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = command(server, folder.path(), arguments).spawn().unwrap();
+        let mut events = BufReader::new(process.stderr.take().unwrap());
+        let mut line = String::new();
+        events.read_line(&mut line).unwrap();
+        let address =
+            line.split("http://").nth(1).expect(&line).trim_end_matches(['"', '\n']).parse().unwrap();
+        let said = Arc::new(Mutex::new(line));
+        let (said_there, mut line) = (Arc::clone(&said), String::new());
+        let reader = spawn(move || {
+            while events.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+                said_there.lock().unwrap().push_str(&line);
+                line.clear();
+            }
+        });
+        Self { process, address, said, reader: Some(reader), _folder: folder }
+    }
+
+    /// A client of a bucket there.
+    fn bucket(&self, name: &str) -> AmazonS3 {
+        let builder =
+            real::builder(self.address, name).with_access_key_id(KEY).with_secret_access_key(SECRET);
+        builder.with_http_connector(s3::Connector).build().unwrap()
+    }
+
+    /// The answer to a request as it stands.
+    fn raw(&self, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// The answer to a GET that nothing signs, with these lines.
+    fn get(&self, target: &str, lines: &str) -> String {
+        let host = self.address;
+        self.raw(
+            format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{lines}\r\n").as_bytes(),
+        )
+    }
+}
+
+/// A request that is signed.
+struct Signed<'s> {
+    method: &'s str,
+    target: &'s str,
+    body: &'s str,
+    /// Of what the signature says that the body is.
+    digest_of: &'s str,
+    key: &'s str,
+    secret: &'s str,
+}
+
+const SIGNED: Signed<'_> =
+    Signed { method: "GET", target: "/", body: "", digest_of: "", key: KEY, secret: SECRET };
+
+impl Signed<'_> {
+    fn text(&self, address: SocketAddr) -> Vec<u8> {
+        let credential =
+            AwsCredential { key_id: self.key.into(), secret_key: self.secret.into(), token: None };
+        let mut request = HttpRequest::new(HttpRequestBody::from(self.digest_of.to_owned()));
+        *request.method_mut() = self.method.parse().unwrap();
+        *request.uri_mut() = format!("http://{address}{}", self.target).parse().unwrap();
+        AwsAuthorizer::new(&credential, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
+        let Self { method, target, body, .. } = self;
+        let mut text = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+        text.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        for (name, value) in request.headers() {
+            text.push_str(&format!("{name}: {}\r\n", value.to_str().unwrap()));
+        }
+        format!("{text}\r\n{body}").into_bytes()
+    }
+}
+
+fn versitygw(test: &str) -> Option<Server> {
+    or_skipped(Server::versitygw(), test, "versitygw")
+}
+
+/// A client of a new bucket of the server's own.
+fn below(server: &Server, name: &str) -> AmazonS3 {
+    server.bucket_builder(name).with_http_connector(s3::Connector).build().unwrap()
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// A server of caches in this process that has that bucket, by the name of its socket.
+fn serve(store: AmazonS3, folder: &FilePath) -> (quinion_service::Server, String) {
+    let cache = Cache::builder().memory(32 << 20).build().unwrap();
+    let name = folder.join("q/s.sock").to_str().unwrap().to_owned();
+    let builder = quinion_service::Server::builder(cache);
+    let server = builder.store("s3://bucket", Arc::new(store), Options::new());
+    (server.start(&name).unwrap(), name)
+}
+
+/// object_store's own tests, but for those that its client does not pass on versitygw itself.
+async fn the_crates_own_tests(store: &AmazonS3) {
+    integration::put_get_delete_list(store).await;
+    integration::list_uses_directories_correctly(store).await;
+    integration::list_with_delimiter(store).await;
+    integration::rename_and_copy(store).await;
+    integration::copy_rename_nonexistent_object(store).await;
+    integration::stream_get(store).await;
+    integration::put_get_attributes(store).await;
+}
+
+#[test]
+fn object_stores_client_passes_its_own_tests_at_the_endpoint() {
+    let Some(server) = versitygw("object_stores_client_passes_its_own_tests_at_the_endpoint") else { return };
+    let store = below(&server, "bucket");
+    runtime().block_on(the_crates_own_tests(&store));
+    for freshness in ["always", "3600", "immutable"] {
+        let endpoint = Endpoint::start(
+            &server,
+            &["--store", "s3://bucket", "--memory", "32M", "--freshness", freshness],
+        );
+        runtime().block_on(the_crates_own_tests(&endpoint.bucket("bucket")));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, name) = serve(store, folder.path());
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--server", &name]);
+    runtime().block_on(the_crates_own_tests(&endpoint.bucket("bucket")));
+}
+
+/// Whether versitygw has a way of its own with the call's condition: it tells whole seconds and compares parts of them, and
+/// takes a list of tags for one tag. Asked for a condition by the cache of the endpoint, it answers in that way as well; a
+/// server of caches compares by itself, as HTTP has it.
+fn is_taken_its_own_way(call: &Call) -> bool {
+    use Condition::{ListMatch, ModifiedSince, UnmodifiedSince};
+    matches!(call, Call::Get { condition: ModifiedSince(0) | UnmodifiedSince(0) | ListMatch, .. })
+}
+
+/// The same calls of a bare bucket, and of one at the endpoint, to which others write as well.
+async fn compare(stores: [&AmazonS3; 3], is_left_out: impl Fn(&Call) -> bool) {
+    let [bare, below, cached] = stores;
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let drawn = calls();
+    for at in 0..CALLS {
+        let call = drawn.new_tree(&mut runner).unwrap().current();
+        if is_left_out(&call) || !is_defined(&call, bare).await {
+            continue;
+        }
+        let one = made(&call, at, bare, Some(bare)).await;
+        let other = made(&call, at, cached, Some(below)).await;
+        assert_eq!(one, other, "call {at}: {call:?}");
+    }
+}
+
+#[test]
+fn the_endpoint_answers_as_the_store_behind_it() {
+    let Some(server) = versitygw("the_endpoint_answers_as_the_store_behind_it") else { return };
+    let (bare, through) = (below(&server, "bare"), below(&server, "bucket"));
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
+    runtime().block_on(compare([&bare, &through, &endpoint.bucket("bucket")], |_| false));
+    drop(endpoint);
+    let folder = tempfile::tempdir().unwrap();
+    let (bare, of_server) = (below(&server, "bare2"), below(&server, "bucket2"));
+    let cache = Cache::builder().memory(32 << 20).build().unwrap();
+    let name = folder.path().join("q/s.sock").to_str().unwrap().to_owned();
+    let builder = quinion_service::Server::builder(cache);
+    let builder = builder.store("s3://bucket2", Arc::new(of_server.clone()), Options::new());
+    let _server = builder.start(&name).unwrap();
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket2", "--server", &name]);
+    runtime().block_on(compare([&bare, &of_server, &endpoint.bucket("bucket2")], is_taken_its_own_way));
+}
+
+#[test]
+fn what_is_not_signed_by_a_key_of_the_endpoint_is_refused() {
+    let Some(server) = versitygw("what_is_not_signed_by_a_key_of_the_endpoint_is_refused") else { return };
+    let store = below(&server, "bucket");
+    runtime().block_on(store.put(&Path::from("a"), "abc".into())).unwrap();
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
+    let refused = |answer: &str, status: &str, code: &str| {
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(answer.contains(&format!("<Code>{code}</Code>")), "{answer}");
+        assert!(
+            !answer.contains(real::KEY) && !answer.contains(real::SECRET) && !answer.contains(SECRET),
+            "{answer}"
+        );
+    };
+    for target in ["/bucket/a", "/bucket?list-type=2", "/bucket/a?versionId=1"] {
+        refused(&endpoint.get(target, ""), "403", "AccessDenied");
+    }
+    let send = |signed: Signed<'_>| endpoint.raw(&signed.text(endpoint.address));
+    let get = Signed { target: "/bucket/a", ..SIGNED };
+    assert!(send(Signed { ..get }).ends_with("\r\n\r\nabc"));
+    refused(&send(Signed { secret: "wrong", ..get }), "403", "SignatureDoesNotMatch");
+    refused(&send(Signed { key: "unknown", ..get }), "403", "InvalidAccessKeyId");
+    refused(&send(Signed { key: real::KEY, secret: real::SECRET, ..get }), "403", "InvalidAccessKeyId");
+    refused(&send(Signed { target: "/other/a", ..SIGNED }), "404", "NoSuchBucket");
+    refused(&send(Signed { target: "/bucket/none", ..SIGNED }), "404", "NoSuchKey");
+    refused(&send(Signed { target: "/bucket?policy=", ..SIGNED }), "501", "NotImplemented");
+    let moved = String::from_utf8(get.text(endpoint.address)).unwrap().replace("/bucket/a", "/bucket/b");
+    refused(&endpoint.raw(moved.as_bytes()), "403", "SignatureDoesNotMatch");
+    // The body is not the one that was signed: nothing is written.
+    let put = Signed { method: "PUT", target: "/bucket/b", body: "other", digest_of: "signed", ..SIGNED };
+    refused(&send(Signed { ..put }), "400", "XAmzContentSHA256Mismatch");
+    refused(&send(Signed { target: "/bucket/b", ..SIGNED }), "404", "NoSuchKey");
+    assert!(send(Signed { digest_of: "other", ..put }).starts_with("HTTP/1.1 200"));
+    assert!(send(Signed { target: "/bucket/b", ..SIGNED }).ends_with("\r\n\r\nother"));
+    // versitygw takes the access key for the name of the owner.
+    let owners = below_list(&server, endpoint.address, (real::KEY, real::SECRET));
+    let list = below_list(&server, endpoint.address, (KEY, SECRET));
+    assert!(owners.contains("InvalidAccessKeyId") && list.contains("<Key>a</Key>"), "{list}");
+    assert!(!list.contains(real::KEY), "{list}");
+    let buckets = send(SIGNED);
+    assert!(buckets.contains("<Name>bucket</Name>"), "{buckets}");
+    let said = endpoint.said.lock().unwrap().clone();
+    assert!(said.lines().count() == 1 && !said.contains(real::KEY), "{said}");
+}
+
+/// The list of the bucket with its owners, asked at that address by that key.
+fn below_list(_: &Server, address: SocketAddr, (key, secret): (&str, &str)) -> String {
+    let signed = Signed { target: "/bucket?fetch-owner=true&list-type=2", key, secret, ..SIGNED };
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&signed.text(address)).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn ranges_and_conditions_are_answered_as_s3_has_them() {
+    let Some(server) = versitygw("ranges_and_conditions_are_answered_as_s3_has_them") else { return };
+    let store = below(&server, "bucket");
+    let put = runtime().block_on(store.put(&Path::from("a"), "0123456789".into())).unwrap();
+    runtime().block_on(store.put(&Path::from("empty"), "".into())).unwrap();
+    let tag = put.e_tag.unwrap();
+    let bare = tag.trim_matches('"');
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M", "--anonymous"]);
+    let (past, future) = ("Thu, 01 Jan 2015 00:00:00 GMT", "Fri, 01 Jan 2016 00:00:00 GMT");
+    for (lines, status, body) in [
+        (String::new(), "200", "0123456789"),
+        ("Range: bytes=2-4\r\n".into(), "206", "234"),
+        ("Range: bytes=7-\r\n".into(), "206", "789"),
+        ("Range: bytes=-2\r\n".into(), "206", "89"),
+        ("Range: bytes=-99\r\n".into(), "206", "0123456789"),
+        ("Range: bytes=8-99\r\n".into(), "206", "89"),
+        ("Range: bytes=0-1,4-5\r\n".into(), "200", "0123456789"),
+        ("Range: bytes=5-2\r\n".into(), "200", "0123456789"),
+        ("Range: bytes=10-\r\n".into(), "416", "<Code>InvalidRange</Code>"),
+        ("Range: bytes=-0\r\n".into(), "416", "<Code>InvalidRange</Code>"),
+        (format!("If-Match: {tag}\r\nRange: bytes=0-0\r\n"), "206", "0"),
+        (format!("If-Match: {bare}\r\n"), "200", "0123456789"),
+        ("If-Match: \"other\"\r\n".into(), "412", "<Code>PreconditionFailed</Code>"),
+        (format!("If-None-Match: {tag}\r\n"), "304", ""),
+        ("If-None-Match: \"other\"\r\n".into(), "200", "0123456789"),
+        (format!("If-Modified-Since: {past}\r\n"), "200", "0123456789"),
+        (format!("If-Unmodified-Since: {future}\r\n"), "412", "<Code>PreconditionFailed</Code>"),
+        // Tags win over dates.
+        (format!("If-Match: {tag}\r\nIf-Unmodified-Since: {past}\r\n"), "200", "0123456789"),
+        (format!("If-None-Match: \"other\"\r\nIf-Modified-Since: {past}\r\n"), "200", "0123456789"),
+        ("If-Modified-Since: yesterday\r\n".into(), "200", "0123456789"),
+    ] {
+        for _ in 0..2 {
+            let answer = endpoint.get("/bucket/a", &lines);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{lines}: {answer}");
+            let is = answer.split_once("\r\n\r\n").unwrap().1;
+            let as_wanted = if status == "416" || status == "412" { is.contains(body) } else { is == body };
+            assert!(as_wanted, "{lines}: {answer}");
+        }
+    }
+    let part = endpoint.get("/bucket/a?response-content-type=a/b", "Range: bytes=2-4\r\n");
+    let lower = part.to_lowercase();
+    for line in
+        ["content-range: bytes 2-4/10", "content-length: 3", "content-type: a/b", "accept-ranges: bytes"]
+    {
+        assert!(lower.contains(&format!("\r\n{line}\r\n")), "{line}: {part}");
+    }
+    assert!(part.contains(&tag) && lower.contains("last-modified: "), "{part}");
+    // A URL would fold these into another key.
+    for key in ["a%2F..%2Fb", "x/../a", "./a"] {
+        assert!(endpoint.get(&format!("/bucket/{key}"), "").starts_with("HTTP/1.1 501"), "{key}");
+    }
+    assert!(endpoint.get("/bucket/empty", "Range: bytes=0-\r\n").starts_with("HTTP/1.1 416"));
+    assert!(endpoint.get("/bucket/empty", "Range: bytes=-1\r\n").starts_with("HTTP/1.1 416"));
+    let host = endpoint.address;
+    let head = format!("HEAD /bucket/a HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let head = endpoint.raw(head.as_bytes()).to_lowercase();
+    assert!(head.starts_with("http/1.1 200") && head.contains("content-length: 10"), "{head}");
+    assert!(head.ends_with("\r\n\r\n"), "{head}");
+}
+
+#[test]
+fn what_nothing_signs_only_reads_and_is_of_no_web_page() {
+    let Some(server) = versitygw("what_nothing_signs_only_reads_and_is_of_no_web_page") else { return };
+    let store = below(&server, "bucket");
+    runtime().block_on(store.put(&Path::from("a"), "abc".into())).unwrap();
+    let endpoint = Endpoint::start(
+        &server,
+        &["--store", "s3://bucket", "--memory", "32M", "--anonymous", "--read-only"],
+    );
+    assert!(endpoint.get("/bucket/a", "").ends_with("abc"));
+    assert!(endpoint.get("/bucket/a", "Origin: http://page.example\r\n").starts_with("HTTP/1.1 403"));
+    let named = "GET /bucket/a HTTP/1.1\r\nHost: page.example:9000\r\nConnection: close\r\n\r\n";
+    assert!(endpoint.raw(named.as_bytes()).starts_with("HTTP/1.1 403"));
+    for method in ["PUT", "DELETE", "POST"] {
+        let target = if method == "POST" { "/bucket?delete" } else { "/bucket/a" };
+        let host = endpoint.address;
+        let text = format!(
+            "{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        );
+        assert!(endpoint.raw(text.as_bytes()).starts_with("HTTP/1.1 403"), "{method}");
+    }
+    let put = Signed { method: "PUT", target: "/bucket/b", body: "b", digest_of: "b", ..SIGNED };
+    let answer = endpoint.raw(&put.text(endpoint.address));
+    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("only reads"), "{answer}");
+    assert!(endpoint.get("/bucket/b", "").starts_with("HTTP/1.1 404"));
+}
+
+#[test]
+fn writes_through_the_endpoint_are_seen_at_once_whatever_is_believed() {
+    let Some(server) = versitygw("writes_through_the_endpoint_are_seen_at_once_whatever_is_believed") else {
+        return;
+    };
+    let store = below(&server, "bucket");
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, name) = serve(store.clone(), folder.path());
+    for read_by in [["--memory", "32M"], ["--server", &name]] {
+        let arguments = [&["--store", "s3://bucket", "--freshness", "immutable"][..], &read_by].concat();
+        let endpoint = Endpoint::start(&server, &arguments);
+        let (client, path, other) = (endpoint.bucket("bucket"), Path::from("a"), Path::from("other"));
+        runtime().block_on(async {
+            let read = async || client.get(&path).await.unwrap().bytes().await.unwrap();
+            client.put(&path, "first".into()).await.unwrap();
+            assert_eq!(read().await, "first");
+            // What others write is not looked for, and so it is known that nothing is asked.
+            store.put(&path, "outside".into()).await.unwrap();
+            assert_eq!(client.head(&path).await.unwrap().size, 5);
+            client.put(&path, "second!".into()).await.unwrap();
+            assert_eq!(read().await, "second!");
+            client.put(&other, "copied..".into()).await.unwrap();
+            client.copy(&other, &path).await.unwrap();
+            assert_eq!(read().await, "copied..");
+            let mut upload =
+                WriteMultipart::new_with_chunk_size(client.put_multipart(&path).await.unwrap(), 5 << 20);
+            let long = s3::content(1, 11 << 20);
+            upload.write(&long);
+            upload.finish().await.unwrap();
+            assert_eq!(read().await, long);
+            client.delete(&path).await.unwrap();
+            let error = client.get(&path).await.unwrap_err();
+            assert!(matches!(error, object_store::Error::NotFound { .. }), "{error}");
+        });
+    }
+}
+
+#[test]
+fn an_object_that_others_replace_is_read_anew_and_never_mixed() {
+    let Some(server) = versitygw("an_object_that_others_replace_is_read_anew_and_never_mixed") else {
+        return;
+    };
+    let (store, path) = (below(&server, "bucket"), Path::from("a"));
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
+    let client = endpoint.bucket("bucket");
+    let len = 6 << 20;
+    runtime().block_on(async {
+        for version in 0..20 {
+            store.put(&path, s3::content(version, len).into()).await.unwrap();
+            let stream = client.get(&path).await.unwrap();
+            let by_others = store.put(&path, s3::content(version + 100, len).into()).await;
+            by_others.unwrap();
+            // One that has begun is of its version, or an error.
+            if let Ok(bytes) = stream.bytes().await {
+                s3::check(version, 0, &bytes);
+            }
+            let bytes = client.get(&path).await.unwrap().bytes().await.unwrap();
+            s3::check(version + 100, 0, &bytes);
+        }
+    });
+}
+
+#[test]
+fn a_server_of_the_cache_that_ends_is_told_and_the_next_one_goes_on() {
+    let Some(server) = versitygw("a_server_of_the_cache_that_ends_is_told_and_the_next_one_goes_on") else {
+        return;
+    };
+    let (store, path) = (below(&server, "bucket"), Path::from("a"));
+    runtime().block_on(store.put(&path, s3::content(1, 1 << 20).into())).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (caches, name) = serve(store.clone(), folder.path());
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--server", &name]);
+    let client = endpoint.bucket("bucket");
+    let read = || runtime().block_on(async { client.get(&path).await?.bytes().await });
+    s3::check(1, 0, &read().unwrap());
+    caches.stop();
+    let error = read().unwrap_err().to_string();
+    assert!(error.contains("ServiceUnavailable") || error.contains("503"), "{error}");
+    let (_next, _) = serve(store, folder.path());
+    s3::check(1, 0, &read().unwrap());
+    let said = endpoint.said.lock().unwrap().clone();
+    assert!(said.contains("failed bucket=\"bucket\"") && !said.contains(real::SECRET), "{said}");
+}
+
+#[test]
+fn a_store_that_is_away_fails_requests_and_not_the_endpoint() {
+    let Some(server) = versitygw("a_store_that_is_away_fails_requests_and_not_the_endpoint") else { return };
+    drop(below(&server, "bucket"));
+    let folder = tempfile::tempdir().unwrap();
+    // Credentials that the store does not take.
+    let mut wrong =
+        command(&server, folder.path(), &["--store", "s3://bucket", "--memory", "32M", "--anonymous"]);
+    let mut process = wrong.env("AWS_SECRET_ACCESS_KEY", "wrong-secret").spawn().unwrap();
+    let mut events = BufReader::new(process.stderr.take().unwrap());
+    let mut line = String::new();
+    events.read_line(&mut line).unwrap();
+    let address: SocketAddr =
+        line.split("http://").nth(1).expect(&line).trim_end_matches(['"', '\n']).parse().unwrap();
+    for target in ["/bucket/a", "/bucket?list-type=2"] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("AccessDenied"), "{answer}");
+        assert!(!answer.contains(real::KEY) && !answer.contains("wrong-secret"), "{answer}");
+    }
+    kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
+    assert_eq!(process.wait().unwrap().code(), Some(0));
+    let mut said = String::new();
+    events.read_to_string(&mut said).unwrap();
+    assert!(said.contains("ending signal=\"SIGTERM\"") && !said.contains(real::KEY), "{said}");
+}
+
+#[test]
+fn more_requests_than_are_taken_are_told_to_slow_down_and_a_slow_client_is_cut() {
+    let name = "more_requests_than_are_taken_are_told_to_slow_down_and_a_slow_client_is_cut";
+    let Some(server) = versitygw(name) else { return };
+    let store = below(&server, "bucket");
+    runtime().block_on(store.put(&Path::from("a"), vec![7; 64 << 20].into())).unwrap();
+    let arguments =
+        ["--store", "s3://bucket", "--memory", "128M", "--anonymous", "--requests", "1", "--stall", "2"];
+    let endpoint = Endpoint::start(&server, &arguments);
+    let host = endpoint.address;
+    let mut slow = TcpStream::connect(host).unwrap();
+    write!(slow, "GET /bucket/a HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+    let mut first = [0; 16];
+    slow.read_exact(&mut first).unwrap();
+    assert!(first.starts_with(b"HTTP/1.1 200"));
+    let answer = endpoint.get("/bucket/a", "Range: bytes=0-0\r\n");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("SlowDown"), "{answer}");
+    // The slow one takes nothing more and is cut: the next one is answered, sooner or later.
+    while endpoint.get("/bucket/a", "Range: bytes=0-0\r\n").starts_with("HTTP/1.1 503") {
+        std::thread::yield_now();
+    }
+    // So is one whose headers, or whose body, do not come.
+    for text in [
+        format!("GET /bucket/a HTTP/1.1\r\nHost: {host}\r\n"),
+        format!("PUT /bucket/b HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nabc"),
+    ] {
+        let mut silent = TcpStream::connect(host).unwrap();
+        silent.write_all(text.as_bytes()).unwrap();
+        let mut all = Vec::new();
+        let _ = silent.read_to_end(&mut all);
+    }
+    assert!(endpoint.get("/bucket/b", "").starts_with("HTTP/1.1 404"));
+}
+
+#[test]
+fn boto3_reads_and_writes_at_the_endpoint_as_at_s3() {
+    let test = "boto3_reads_and_writes_at_the_endpoint_as_at_s3";
+    let Some(server) = versitygw(test) else { return };
+    let Some(python) = real::installed("moto-5.2.5", "bin/python") else {
+        println!("SKIPPED {test}: there is no boto3 in the target folder; scripts/setup installs it");
+        return;
+    };
+    drop(below(&server, "bucket"));
+    let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "64M"]);
+    let mut client = Command::new(python);
+    client.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/boto.py"));
+    client.arg(format!("http://{}", endpoint.address));
+    client
+        .env("AWS_ACCESS_KEY_ID", KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET)
+        .env("AWS_DEFAULT_REGION", "us-east-1");
+    client.env("AWS_EC2_METADATA_DISABLED", "true").env("AWS_CONFIG_FILE", "/dev/null");
+    let output = client.env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null").output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.ends_with("all went well\n"), "{out}{err}");
+}
+
+#[test]
+fn what_cannot_start_says_why_in_one_line() {
+    let Some(server) = versitygw("what_cannot_start_says_why_in_one_line") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let open = folder.path().join("open");
+    std::fs::write(&open, "one secret").unwrap();
+    std::fs::set_permissions(&open, Permissions::from_mode(0o644)).unwrap();
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listening.local_addr().unwrap().to_string();
+    for (arguments, why) in [
+        (&[][..], "there is no store"),
+        (&["--store", "gs://bucket"], "whole buckets of S3"),
+        (&["--store", "s3://bucket/folder"], "whole buckets of S3"),
+        (&["--store", "s3://b", "--store", "s3://b/"], "two stores"),
+        (&["--store", "s3://bucket", "--server", "/nowhere/s.sock"], "/nowhere/s.sock"),
+        (&["--store", "s3://bucket", "--memory", "32M", "--listen", &taken], &taken),
+        (&["--store", "s3://bucket", "--key-file", open.to_str().unwrap()], "chmod 600"),
+    ] {
+        let mut command = command(&server, folder.path(), &[]);
+        // Said twice, an option is an error of the command line: these take the place of what is said before.
+        if arguments.contains(&"--key-file") || arguments.contains(&"--listen") {
+            command = bare_command(&server, folder.path());
+            command.args(if arguments.contains(&"--listen") { &["--anonymous"][..] } else { &[] });
+        }
+        let output = command.args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("quinion-s3: failed") && said.contains(why), "{why}: {said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+/// The program with the environment of [`command`], and no arguments but the verb.
+fn bare_command(server: &Server, folder: &FilePath) -> Command {
+    let full = command(server, folder, &[]);
+    let mut bare = Command::new(full.get_program());
+    bare.arg("serve");
+    for (name, value) in full.get_envs() {
+        match value {
+            Some(value) => bare.env(name, value),
+            None => bare.env_remove(name),
+        };
+    }
+    bare
+}

@@ -1,0 +1,166 @@
+//! Servers of S3 that others wrote, as processes on loopback: versitygw, over files, and moto, over memory.
+//!
+//! `scripts/setup` installs them in the target folder. Where it could not (versitygw takes Go, moto the registry of Python
+//! packages), there is none, and a test says so by [`or_skipped`].
+
+// Each test program has a part of it.
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use object_store::aws::{AmazonS3Builder, S3ConditionalPut, S3CopyIfNotExists};
+
+/// The access key that they know.
+pub const KEY: &str = "loopback";
+/// The secret of it.
+pub const SECRET: &str = "only-for-tests";
+/// How long a server may take to start on a busy machine.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// A server of another project's, as a process. It ends when this is dropped.
+pub struct Server {
+    process: Child,
+    address: SocketAddr,
+    buckets: Buckets,
+    _folder: tempfile::TempDir,
+}
+
+/// How a bucket is made.
+enum Buckets {
+    /// As a folder in this one.
+    Folder(PathBuf),
+    /// By a request that nothing signs.
+    Request,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A program of `scripts/setup`'s in the target folder.
+pub fn installed(folder: &str, program: &str) -> Option<PathBuf> {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools").join(folder);
+    folder.join("complete").exists().then(|| folder.join(program))
+}
+
+impl Server {
+    /// versitygw on a folder of its own. Its attributes are extended ones, so the folder is not on a tmpfs.
+    pub fn versitygw() -> Option<Self> {
+        let program = installed("versitygw-1.8.0", "versitygw")?;
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let data = folder.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        let mut command = Command::new(program);
+        let address = free_address();
+        command.args([
+            "--quiet",
+            "--access",
+            KEY,
+            "--secret",
+            SECRET,
+            "--port",
+            &address.to_string(),
+            "posix",
+        ]);
+        command.arg(&data);
+        Some(Self::start(command, address, Buckets::Folder(data), folder))
+    }
+
+    /// moto's server.
+    pub fn moto() -> Option<Self> {
+        let program = installed("moto-5.2.5", "bin/python")?;
+        let address = free_address();
+        let mut command = Command::new(program);
+        command.args(["-m", "moto.server", "--host", "127.0.0.1", "--port", &address.port().to_string()]);
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Some(Self::start(command, address, Buckets::Request, folder))
+    }
+
+    fn start(mut command: Command, address: SocketAddr, buckets: Buckets, folder: tempfile::TempDir) -> Self {
+        let log = folder.path().join("log");
+        let out = File::create(&log).unwrap();
+        command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
+        let process = command.spawn().unwrap();
+        let mut server = Self { process, address, buckets, _folder: folder };
+        let begun = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            let ended = server.process.try_wait().unwrap();
+            let is_late = begun.elapsed() > START_MAX;
+            if ended.is_some() || is_late {
+                panic!("{command:?} does not answer ({ended:?}): {}", std::fs::read_to_string(&log).unwrap());
+            }
+            sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    /// A new bucket.
+    pub fn make_bucket(&self, name: &str) {
+        match &self.buckets {
+            Buckets::Folder(folder) => std::fs::create_dir(folder.join(name)).unwrap(),
+            Buckets::Request => self.put_bucket(name),
+        }
+    }
+
+    /// A client of a new bucket, to be built, which tries nothing again by itself.
+    pub fn bucket_builder(&self, name: &str) -> AmazonS3Builder {
+        self.make_bucket(name);
+        builder(self.address, name).with_access_key_id(KEY).with_secret_access_key(SECRET)
+    }
+
+    /// Where it answers.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn put_bucket(&self, name: &str) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let host = self.address;
+        write!(
+            stream,
+            "PUT /{name} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+/// A client of a bucket at that address, without credentials, which tries nothing again by itself.
+pub fn builder(address: SocketAddr, bucket: &str) -> AmazonS3Builder {
+    AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_region("us-east-1")
+        .with_endpoint(format!("http://{address}"))
+        .with_allow_http(true)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        .with_copy_if_not_exists(S3CopyIfNotExists::Multipart)
+        .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
+}
+
+/// An address that nothing listens at now, and that the system gives to no program that leaves the choice to it.
+pub fn free_address() -> SocketAddr {
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let ports = || 20_000 + (std::process::id() * 31 + GIVEN.fetch_add(1, Ordering::Relaxed)) % 12_000;
+    let mut addresses = std::iter::repeat_with(|| SocketAddr::from(([127, 0, 0, 1], ports() as u16)));
+    addresses.find(|address| TcpListener::bind(address).is_ok()).unwrap()
+}
+
+/// The server, or a line that says which test was skipped and why.
+pub fn or_skipped(server: Option<Server>, test: &str, name: &str) -> Option<Server> {
+    if server.is_none() {
+        println!("SKIPPED {test}: there is no {name} in the target folder; scripts/setup installs it");
+    }
+    server
+}

@@ -256,8 +256,8 @@ impl CachedStore {
         &self.shared.objects
     }
 
-    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store by
-    /// another way: to be called when they have ended, however they ended, and before that is told to anyone.
+    /// Forgets what is known of an object, as a write through this store does. It is for writes that went to the store
+    /// by another way: to be called when they have ended, however they ended, and before that is told to anyone.
     pub fn invalidate(&self, path: &Path) {
         self.shared.note_write(path);
     }

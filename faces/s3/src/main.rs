@@ -66,10 +66,10 @@ enum Command {
 /// Answer clients of S3 on this machine: reads from the cache, all else by the store.
 #[derive(clap::Args, Debug)]
 struct Arguments {
-    /// A bucket that clients see, as s3://BUCKET. Given once or more often. Credentials for it come from the environment.
+    /// A bucket that clients see, as s3://BUCKET. Given once or more often. Credentials come from the environment.
     #[arg(long, value_name = "PREFIX")]
     store: Vec<String>,
-    /// The file with the keys by which clients sign: a line each, ACCESS-KEY SECRET. No other user may have rights on it.
+    /// The file with the keys by which clients sign: a line each, ACCESS-KEY SECRET. It is closed to other users.
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     /// Let requests without a signature read.
@@ -84,7 +84,7 @@ struct Arguments {
     /// Read by the cache of the quinion-serve of that name, which must have the same stores.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["memory", "disk"])]
     server: Option<String>,
-    /// Memory of the cache in this process, such as 8G; a quarter of the machine's if neither this nor --server is given.
+    /// Memory of the cache in this process, such as 8G; a quarter of the machine's without this and --server.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion-s3:200G.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//!  1. No header of the endpoint's own request, and no text of an error of the store's, reaches a client: of an error it
-//!     is told the code, the status, and words of ours.
+//!  1. No header of the endpoint's own request, and no text of an error of the store's, reaches a client: of an error
+//!     it is told the code, the status, and words of ours.
 //!  2. The store is asked for that very key: one whose segments a URL would fold (`.`, `..`) is refused.
 
 use std::fmt;

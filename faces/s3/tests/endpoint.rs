@@ -206,9 +206,9 @@ fn object_stores_client_passes_its_own_tests_at_the_endpoint() {
     runtime().block_on(the_crates_own_tests(&endpoint.bucket("bucket")));
 }
 
-/// Whether versitygw has a way of its own with the call's condition: it tells whole seconds and compares parts of them, and
-/// takes a list of tags for one tag. Asked for a condition by the cache of the endpoint, it answers in that way as well; a
-/// server of caches compares by itself, as HTTP has it.
+/// Whether versitygw has a way of its own with the call's condition: it tells whole seconds and compares parts of
+/// them, and takes a list of tags for one tag. Asked for a condition by the cache of the endpoint, it answers in that
+/// way as well; a server of caches compares by itself, as HTTP has it.
 fn is_taken_its_own_way(call: &Call) -> bool {
     use Condition::{ListMatch, ModifiedSince, UnmodifiedSince};
     matches!(call, Call::Get { condition: ModifiedSince(0) | UnmodifiedSince(0) | ListMatch, .. })

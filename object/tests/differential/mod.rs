@@ -212,8 +212,8 @@ pub async fn made(
 
 /// Whether the interface says what comes of `call`. It does not for ranges of an object without bytes (S3 refuses them;
 /// a store that knows the object's size need not ask), for no ranges of an object that is not there, nor for several of
-/// which one begins behind the end (the crate's own way to cut them panics). Nor for what was not modified since a time to
-/// come: HTTP has servers ignore such a time (RFC 9110, 13.1.3), and it passes between two calls.
+/// which one begins behind the end (the crate's own way to cut them panics). Nor for what was not modified since a time
+/// to come: HTTP has servers ignore such a time (RFC 9110, 13.1.3), and it passes between two calls.
 pub async fn is_defined(call: &Call, store: &dyn ObjectStore) -> bool {
     let size = async |key: &u8| store.head(&path(*key)).await.map_or(0, |meta| meta.size);
     match call {

@@ -1,7 +1,7 @@
 //! Servers of S3 that others wrote, as processes on loopback: versitygw, over files, and moto, over memory.
 //!
-//! `scripts/setup` installs them in the target folder. Where it could not (versitygw takes Go, moto the registry of Python
-//! packages), there is none, and a test says so by [`or_skipped`].
+//! `scripts/setup` installs them in the target folder. Where it could not (versitygw takes Go, moto the registry of
+//! Python packages), there is none, and a test says so by [`or_skipped`].
 
 // Each test program has a part of it.
 #![allow(dead_code)]

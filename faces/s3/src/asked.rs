@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_buckets_and_rights_reaches_no_store() {
+    fn requests_about_buckets_and_rights_reach_no_store() {
         for (method, url) in [
             (Method::PUT, "/b"),
             (Method::DELETE, "/b"),

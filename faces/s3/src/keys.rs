@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_for_people_has_no_secret() {
+    fn text_for_people_has_no_secret() {
         assert_eq!(format!("{:?}", Keys::of("one secret").unwrap()), "Keys { pairs: 1, .. }");
     }
 }

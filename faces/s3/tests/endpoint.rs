@@ -250,8 +250,8 @@ fn the_endpoint_answers_as_the_store_behind_it() {
 }
 
 #[test]
-fn what_is_not_signed_by_a_key_of_the_endpoint_is_refused() {
-    let Some(server) = versitygw("what_is_not_signed_by_a_key_of_the_endpoint_is_refused") else { return };
+fn requests_not_signed_by_a_key_of_the_endpoint_are_refused() {
+    let Some(server) = versitygw("requests_not_signed_by_a_key_of_the_endpoint_are_refused") else { return };
     let store = below(&server, "bucket");
     runtime().block_on(store.put(&Path::from("a"), "abc".into())).unwrap();
     let endpoint = Endpoint::start(&server, &["--store", "s3://bucket", "--memory", "32M"]);
@@ -367,8 +367,8 @@ fn ranges_and_conditions_are_answered_as_s3_has_them() {
 }
 
 #[test]
-fn what_nothing_signs_only_reads_and_is_of_no_web_page() {
-    let Some(server) = versitygw("what_nothing_signs_only_reads_and_is_of_no_web_page") else { return };
+fn unsigned_requests_only_read_and_come_from_no_web_page() {
+    let Some(server) = versitygw("unsigned_requests_only_read_and_come_from_no_web_page") else { return };
     let store = below(&server, "bucket");
     runtime().block_on(store.put(&Path::from("a"), "abc".into())).unwrap();
     let endpoint = Endpoint::start(
@@ -564,8 +564,8 @@ fn boto3_reads_and_writes_at_the_endpoint_as_at_s3() {
 }
 
 #[test]
-fn what_cannot_start_says_why_in_one_line() {
-    let Some(server) = versitygw("what_cannot_start_says_why_in_one_line") else { return };
+fn a_start_that_fails_says_why_in_one_line() {
+    let Some(server) = versitygw("a_start_that_fails_says_why_in_one_line") else { return };
     let folder = tempfile::tempdir().unwrap();
     let open = folder.path().join("open");
     std::fs::write(&open, "one secret").unwrap();

@@ -10,8 +10,9 @@
 //! ours on the way: pieces are pinned in the cache and written from there. A file that
 //! cannot be read is named on standard error and the next is tried. Standard
 //! output that cannot be written ends the command, because every file would
-//! meet the same fate.
+//! meet the same fate. A URL among the files is written by `quinion-object` (see `other_program.rs`).
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write, stdout};
 use std::os::fd::AsFd;
@@ -20,10 +21,11 @@ use std::process::ExitCode;
 
 use quinion::Cache;
 
+use crate::other_program::{ObjectVerb, is_url};
 use crate::progress::{Progress, Watched};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
-use quinion_cli::output::EXIT_BROKEN_PIPE;
+use quinion_cli::output::{EXIT_BROKEN_PIPE, EXIT_NOT_UNDERSTOOD};
 
 /// Bytes that are pinned and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
@@ -39,7 +41,11 @@ pub struct Arguments {
     /// from another.
     #[arg(long)]
     uncached: bool,
-    /// The files, in the order in which they are written.
+    /// Read URLs by the cache of the `quinion serve` of that name; without this their stores are asked, with
+    /// credentials from the environment.
+    #[arg(long, value_name = "NAME")]
+    server: Option<OsString>,
+    /// The files, in the order in which they are written; also URLs of objects, such as s3://BUCKET/KEY.
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
 }
@@ -54,6 +60,12 @@ enum CatError {
 
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
+    let words: &[&str] = &["cat"];
+    let objects = ObjectVerb { words, server: arguments.server.as_deref() };
+    if let Err(wrong) = objects.check(&arguments.files) {
+        complain(&wrong);
+        return ExitCode::from(EXIT_NOT_UNDERSTOOD);
+    }
     let result = build_cache(arguments.memory).and_then(|cache| Ok((cache, Output::new()?)));
     let (cache, mut output) = match result {
         Ok(ready) => ready,
@@ -61,6 +73,14 @@ pub fn main(arguments: Arguments) -> ExitCode {
     };
     let mut code = ExitCode::SUCCESS;
     for path in &arguments.files {
+        if is_url(path) {
+            match objects.done_with(path) {
+                Ok(()) => {}
+                Err(ended) if ended == ExitCode::from(EXIT_BROKEN_PIPE) => return ended,
+                Err(ended) => code = ended,
+            }
+            continue;
+        }
         match cat(&cache, path, arguments.uncached, &mut output) {
             Ok(()) => {}
             Err(CatError::File(wrong)) => {

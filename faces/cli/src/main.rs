@@ -1,8 +1,8 @@
 //! The command `quinion`: cat, stat, run and restore through a page cache you own.
 //!
 //! ```text
-//!   quinion cat  [--memory SIZE] FILE...
-//!   quinion stat [--json] FILE...
+//!   quinion cat  [--memory SIZE] [--server NAME] FILE|URL...
+//!   quinion stat [--json] [--server NAME] FILE|URL...
 //!   quinion doctor [--json] [--folder DIR]... [PROGRAM]
 //!   quinion run  [--memory SIZE] [--intercept auto|plt|off] [--attach auto|at-once]
 //!                [--coherence leases|times] [--immutable FOLDER]... [--file-systems local|all]
@@ -10,6 +10,7 @@
 //!                -- PROGRAM [ARGUMENTS]
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
+//!   quinion serve ..    quinion s3 ..       `quinion-serve`, `quinion-s3 serve`
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
@@ -31,6 +32,7 @@ mod cat;
 mod doctor;
 mod keeps;
 mod manual;
+mod other_program;
 mod progress;
 mod restore;
 mod rules;
@@ -82,6 +84,10 @@ enum Command {
     #[command(hide = true)]
     KeepOwner(KeepArguments),
     Restore(restore::Arguments),
+    /// Serve objects of stores from one cache to this user's processes: starts `quinion-serve`.
+    Serve(other_program::Arguments),
+    /// Answer clients of S3 from the cache: starts `quinion-s3 serve`.
+    S3(other_program::Arguments),
     Man(manual::ManArguments),
     Completions(manual::CompletionsArguments),
     /// Give a terminal's last rows back when standard input ends.
@@ -225,6 +231,12 @@ fn main() -> ExitCode {
         Command::Keeps(arguments) => keeps::main(&arguments),
         Command::KeepOwner(arguments) => keep_owner(arguments),
         Command::Restore(arguments) => restore::main(arguments),
+        Command::Serve(arguments) => {
+            other_program::become_program("quinion-serve", "faces/serve", &[], &arguments)
+        }
+        Command::S3(arguments) => {
+            other_program::become_program("quinion-s3", "faces/s3", &["serve"], &arguments)
+        }
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::MendTerminal => {

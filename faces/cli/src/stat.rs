@@ -11,6 +11,7 @@
 //! nothing to say about that; a running `quinion run` reports at its end.
 //! Nothing of the file is read, so asking does not change the answer.
 
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -20,9 +21,11 @@ use std::process::ExitCode;
 use quinion::Cache;
 use rustix::fs::{AtFlags, StatxFlags};
 
+use crate::other_program::{ObjectVerb, is_url};
 use crate::report::{Form, Report, Value};
 use crate::size::Size;
 use crate::{EXIT_FAILED, build_cache, complain};
+use quinion_cli::output::{EXIT_BROKEN_PIPE, EXIT_NOT_UNDERSTOOD};
 use quinion_cli::sys::{self, Residency};
 
 /// Show what files are to the cache, and how much of them the kernel keeps.
@@ -31,13 +34,23 @@ pub struct Arguments {
     /// Print one line of JSON for each file.
     #[arg(long)]
     json: bool,
-    /// The files.
+    /// Ask the `quinion serve` of that name about URLs; without this their stores are asked, with credentials from the
+    /// environment.
+    #[arg(long, value_name = "NAME")]
+    server: Option<OsString>,
+    /// The files; also URLs of objects, such as s3://BUCKET/KEY.
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
 }
 
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
+    let words: &[&str] = if arguments.json { &["stat", "--json"] } else { &["stat"] };
+    let objects = ObjectVerb { words, server: arguments.server.as_deref() };
+    if let Err(wrong) = objects.check(&arguments.files) {
+        complain(&wrong);
+        return ExitCode::from(EXIT_NOT_UNDERSTOOD);
+    }
     let cache = match build_cache(Some(Size::Bytes(quinion::Cache::MEMORY_MIN))) {
         Ok(cache) => cache,
         Err(error) => return complain(&error),
@@ -45,6 +58,14 @@ pub fn main(arguments: Arguments) -> ExitCode {
     let form = if arguments.json { Form::Json } else { Form::Text };
     let mut code = ExitCode::SUCCESS;
     for path in &arguments.files {
+        if is_url(path) {
+            match objects.done_with(path) {
+                Ok(()) => {}
+                Err(ended) if ended == ExitCode::from(EXIT_BROKEN_PIPE) => return ended,
+                Err(ended) => code = ended,
+            }
+            continue;
+        }
         match stat(&cache, path) {
             Ok(report) => {
                 if let Err(code) = crate::print(&report.printed(form)) {

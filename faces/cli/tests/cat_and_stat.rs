@@ -170,3 +170,47 @@ fn stat_names_what_it_cannot_look_at() {
     assert_complains(&output, 1, &["missing", "No such file"]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("some"), "the last file is there");
 }
+
+/// The command in a folder with a `quinion-object` of the test's, which shows what it was asked.
+#[test]
+fn urls_among_files_are_handed_to_the_program_beside_the_command() {
+    use std::os::unix::fs::PermissionsExt;
+    let files = Files::new();
+    let ours = files.path("quinion");
+    fs::hard_link(env!("CARGO_BIN_EXE_quinion"), &ours)
+        .or_else(|_| fs::copy(env!("CARGO_BIN_EXE_quinion"), &ours).map(|_| ()))
+        .expect("room for the command");
+    let run = |words: &[&str]| {
+        Command::new(&ours)
+            .args(words)
+            .env("PATH", "/nowhere")
+            .stdin(Stdio::null())
+            .output()
+            .expect("it starts")
+    };
+    assert_complains(&run(&["cat", "s3://b/k"]), 1, &["quinion-object", "cargo install --path faces/serve"]);
+    assert_complains(
+        &run(&["serve", "--name", "n"]),
+        1,
+        &["quinion-serve", "cargo install --path faces/serve"],
+    );
+    let program = "#!/bin/sh\nfor word; do last=$word; done\necho \"$*\"\nexit \"${last##*/}\"\n";
+    for name in ["quinion-object", "quinion-s3"] {
+        fs::write(files.path(name), program).expect("room for a script");
+        fs::set_permissions(files.path(name), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    let (path, content) = files.file("content", 5000);
+    let file = path.to_str().expect("a plain path");
+    let output = run(&["cat", "s3://b/0", file, "--server", "n", "gs://b/0"]);
+    let expected = [b"cat --server n s3://b/0\n", &content[..], b"cat --server n gs://b/0\n"].concat();
+    assert_complains(&output, 0, &[]);
+    assert!(output.stdout == expected, "files and objects come in their order");
+    let output = run(&["stat", "--json", "s3://b/3", "https://h/0"]);
+    assert_complains(&output, 3, &[]);
+    assert_eq!(output.stdout, b"stat --json s3://b/3\nstat --json https://h/0\n");
+    assert_complains(&run(&["cat", "s3://b/141", file]), 141, &[]);
+    assert_complains(&run(&["cat", "--server", "n", file]), 2, &["--server"]);
+    let output = run(&["s3", "--store", "s3://b", "--help", "x/7"]);
+    assert_complains(&output, 7, &[]);
+    assert_eq!(output.stdout, b"serve --store s3://b --help x/7\n");
+}

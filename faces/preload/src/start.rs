@@ -29,7 +29,7 @@ use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLA
 use quinion::internals::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{faults, ld_preload, kernel, opened, patch, process, real};
+use crate::{faults, kernel, ld_preload, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer, in milliseconds.
 const WELCOME_MILLIS: u32 = 100;

@@ -9,6 +9,10 @@
 //! folder = "/var/cache/quinion"
 //! size = "200G"
 //!
+//! [price]
+//! gets_1000 = 0.0004
+//! gigabyte = 0.09
+//!
 //! [[store]]
 //! prefix = "s3://bucket"
 //! endpoint = "http://127.0.0.1:9000"
@@ -23,8 +27,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::price::Price;
+
 /// What a configuration file may say.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// The server's name, or the path of its socket.
@@ -35,6 +41,8 @@ pub struct Config {
     pub disk: Option<Disk>,
     /// Where monitors are answered.
     pub metrics: Option<SocketAddr>,
+    /// What stores ask for GETs and bytes.
+    pub price: Option<Price>,
     /// The stores.
     #[serde(default, rename = "store")]
     pub stores: Vec<StoreConfig>,
@@ -128,6 +136,7 @@ impl Changes {
             ("name", old.name != new.name),
             ("disk", old.disk != new.disk),
             ("metrics", old.metrics != new.metrics),
+            ("price", old.price != new.price),
             ("memory", old.memory.is_some() && new.memory.is_none()),
         ];
         Self {
@@ -166,11 +175,12 @@ mod tests {
     #[test]
     fn a_file_says_all_that_there_is() {
         let text = "name='n'\nmemory='2G'\nmetrics='[::1]:80'\n\
-             [disk]\nfolder='/d'\nsize='1T'\n[[store]]\nprefix='s3://b'\nregion='r'";
+             [disk]\nfolder='/d'\nsize='1T'\n[price]\ngets_1000=1\n[[store]]\nprefix='s3://b'\nregion='r'";
         let config = read(text).unwrap();
         assert_eq!(config.memory, Some(Bytes(2 << 30)));
         assert_eq!(config.disk, "/d:1T".parse().ok());
         assert_eq!(config.metrics, "[::1]:80".parse().ok());
+        assert_eq!(config.price.map(|price| price.of(1000, 1000)), Some(1.0));
         let store = StoreConfig { prefix: "s3://b".into(), region: Some("r".into()), ..Default::default() };
         assert_eq!(config.stores, [store]);
     }
@@ -199,6 +209,7 @@ mod tests {
             ("memory='lots'", "line 1", "such as 8G"),
             ("\n\n[[store]]\nprefix='s3://b'\nregoin='r'", "line 5", "regoin"),
             ("[disk]\nfolder='/d'", "line 1", "size"),
+            ("[price]\ngigabyte=-1", "line 2", "from 0 on"),
         ] {
             let error = read(text).unwrap_err();
             for part in ["FILE", line, key, "correct that line"] {

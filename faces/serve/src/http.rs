@@ -20,6 +20,7 @@ use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use quinion_serve::price::Price;
 use quinion_service::Server;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -58,7 +59,7 @@ impl Monitor {
     }
 
     /// Answers for ever.
-    pub async fn serve(&self, server: &Rc<Server>) -> Infallible {
+    pub async fn serve(&self, server: &Rc<Server>, price: Option<Price>) -> Infallible {
         let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let tasks = LocalSet::new();
         let accepting = async {
@@ -71,7 +72,7 @@ impl Monitor {
                 let server = Rc::clone(server);
                 tokio::task::spawn_local(async move {
                     let answer = service_fn(|request| {
-                        std::future::ready(Ok::<_, Infallible>(answer(&server, &request)))
+                        std::future::ready(Ok::<_, Infallible>(answer(&server, price, &request)))
                     });
                     let mut http = hyper::server::conn::http1::Builder::new();
                     http.keep_alive(false);
@@ -87,7 +88,7 @@ impl Monitor {
     }
 }
 
-fn answer(server: &Server, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(server: &Server, price: Option<Price>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let with = |status, kind: &'static str, text: String| {
         let response = Response::builder().status(status).header(CONTENT_TYPE, kind);
         response.body(Full::from(text)).expect("its parts are right")
@@ -97,7 +98,7 @@ fn answer(server: &Server, request: &Request<Incoming>) -> Response<Full<Bytes>>
         return plain(StatusCode::METHOD_NOT_ALLOWED, "ask by GET\n");
     }
     match request.uri().path() {
-        "/metrics" => with(StatusCode::OK, metrics::MEDIA_TYPE, metrics::text_of(server)),
+        "/metrics" => with(StatusCode::OK, metrics::MEDIA_TYPE, metrics::text_of(server, price)),
         "/healthz" if server.is_reachable() => plain(StatusCode::OK, "clients can connect\n"),
         "/healthz" => {
             plain(StatusCode::SERVICE_UNAVAILABLE, "clients cannot connect: the socket leads elsewhere\n")

@@ -48,7 +48,7 @@ impl Log {
 }
 
 /// A string of JSON.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
         match character {

@@ -35,6 +35,7 @@ use std::time::Duration;
 use clap::Parser;
 use quinion_serve::config::{Bytes, Config, Disk, StoreConfig};
 use quinion_serve::log::{Form, Log};
+use quinion_serve::price::Savings;
 use quinion_serve::{notify, stores};
 use quinion_service::{Server, Socket};
 use tokio::signal::unix::{SignalKind, signal};
@@ -49,7 +50,7 @@ const REPLACE_MAX: Duration = Duration::from_secs(60);
 #[derive(Parser, Clone, Debug)]
 #[command(name = "quinion-serve", version, max_term_width = 100)]
 struct Arguments {
-    /// A file in TOML with what is not said here: name, memory, [disk], [[store]].
+    /// A file in TOML with what is not said here: name, memory, [disk], [price], [[store]].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The name that clients connect to, or the path of the socket; `default` if not given.
@@ -147,6 +148,7 @@ fn serve(
         }
     };
     told("READY=1");
+    let price = config.price;
     let reloaded = RefCell::new(Reload::new(config));
     let reload = || reloaded.borrow_mut().reload(settle(), &server, log);
     let name = runtime.block_on(async {
@@ -154,15 +156,21 @@ fn serve(
         tokio::select! {
             biased;
             name = signals.wait_for_end(reload) => name,
-            never = monitor.serve(&server) => match never {},
+            never = monitor.serve(&server, price) => match never {},
         }
     });
     told("STOPPING=1");
     drop(monitor);
     let stats = server.stats();
     Rc::into_inner(server).expect("the monitor's tasks ended with it").stop();
-    let values =
-        [("signal", name), ("clients", &stats.clients.to_string()), ("reads", &stats.reads.to_string())];
+    let Savings { saved_gets, saved_bytes, .. } = Savings::of(&stats);
+    let mut values = vec![("signal", name.to_owned()), ("clients", stats.clients.to_string())];
+    values.extend(
+        [("reads", stats.reads), ("saved_gets", saved_gets), ("saved_bytes", saved_bytes)]
+            .map(|(name, number)| (name, number.to_string())),
+    );
+    values.extend(price.map(|price| ("saved_price", format!("{:.6}", price.of(saved_gets, saved_bytes)))));
+    let values: Vec<_> = values.iter().map(|(key, value)| (*key, value.as_str())).collect();
     log.event("ended", &values);
     Ok(())
 }

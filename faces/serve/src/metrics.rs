@@ -5,6 +5,8 @@
 //! | `quinion_cache_` | a number of the cache: each of `quinion::Stats` |
 //! | `quinion_service_` | clients, what they hold, and their reads |
 //! | `quinion_store_` | what was asked of a store and came from it; `store` is its prefix, which has no secret (`stores.rs`) |
+//! | `quinion_saved_` | what clients' reads did not ask of stores, and its price, if stores have one |
+//! | `quinion_spent_` | the price of what was asked |
 //! | `quinion_disk_` | the disk tier, if there is one |
 //!
 //! They are read when a monitor asks; nothing is counted here. The text is OpenMetrics (`prometheus-client`).
@@ -19,16 +21,22 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use quinion::{DiskStats, Stats};
 use quinion_object::{FetchStats, FirstByte};
+use quinion_serve::price::{Price, Savings};
 use quinion_service::{Server, ServerStats};
 
 /// The media type of [`text_of`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics of a server.
-pub fn text_of(server: &Server) -> String {
+pub fn text_of(server: &Server, price: Option<Price>) -> String {
     let (cache, service) = (server.cache().stats(), server.stats());
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Snapshot { cache, service, disk: server.cache().disk_stats() }));
+    registry.register_collector(Box::new(Snapshot {
+        cache,
+        service,
+        disk: server.cache().disk_stats(),
+        price,
+    }));
     let mut text = String::new();
     text::encode(&mut text, &registry).expect("a string takes all");
     text
@@ -40,6 +48,7 @@ struct Snapshot {
     cache: Stats,
     service: ServerStats,
     disk: Option<DiskStats>,
+    price: Option<Price>,
 }
 
 impl Collector for Snapshot {
@@ -74,6 +83,7 @@ impl Collector for Snapshot {
             encode_stores(&mut encoder, name, help, &numbers)?;
         }
         encode_first_bytes(&mut encoder, &service.first_bytes)?;
+        encode_savings(&mut encoder, Savings::of(service), self.price)?;
         for (name, help, kind, of) in DISK_NUMBERS {
             let Some(disk) = &self.disk else { break };
             let row = Row { name: format!("quinion_disk_{name}"), help, kind: *kind };
@@ -164,6 +174,35 @@ fn encode_first_bytes(encoder: &mut DescriptorEncoder<'_>, times: &[(String, Fir
             let labels = [("store", prefix.as_str()), ("quantile", quantile)];
             ConstGauge::new(time.as_secs_f64()).encode(metrics.encode_family(&labels)?)?;
         }
+    }
+    Ok(())
+}
+
+/// They are no counters: what is fetched ahead of its reads makes them smaller for a while.
+fn encode_savings(
+    encoder: &mut DescriptorEncoder<'_>,
+    savings: Savings,
+    price: Option<Price>,
+) -> fmt::Result {
+    let Savings { sent_gets, sent_bytes, saved_gets, saved_bytes } = savings;
+    for (name, help, number) in [
+        ("gets", "Reads of clients beyond the GETs that were sent.", saved_gets),
+        ("bytes", "Bytes that clients have read beyond those that were fetched.", saved_bytes),
+    ] {
+        let row = Row { name: format!("quinion_saved_{name}"), help, kind: Kind::Gauge };
+        encode_one(encoder, &row, number)?;
+    }
+    let Some(price) = price else { return Ok(()) };
+    for (name, help, number) in [
+        ("quinion_saved_price", "Price of the GETs and bytes saved", price.of(saved_gets, saved_bytes)),
+        (
+            "quinion_spent_price",
+            "Price of the GETs that were sent and their bytes",
+            price.of(sent_gets, sent_bytes),
+        ),
+    ] {
+        let metric = ConstGauge::new(number);
+        metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
     }
     Ok(())
 }

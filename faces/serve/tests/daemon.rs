@@ -1,4 +1,4 @@
-//! The program itself: started, told to end, killed; clients are this process.
+//! The programs themselves: the server is started, told to end, killed; clients are this process, and `quinion-object`.
 //!
 //! ```text
 //!   versitygw over a folder   <-- quinion-serve, a process -->   Client, here
@@ -309,6 +309,8 @@ fn monitors_get_the_numbers_and_whether_clients_can_connect() {
         ("quinion_cache_memory_bytes ", 32 << 20, 32 << 20),
         ("quinion_cache_cached_pages ", 768, 800),
         ("quinion_disk_errors_total ", 0, 0),
+        ("quinion_saved_bytes ", 12 << 20, 12 << 20),
+        ("quinion_saved_gets ", 1, 4),
     ] {
         let found = number(&text, name);
         assert!((least..=most).contains(&found), "{name}: {found}");
@@ -543,4 +545,103 @@ fn a_configuration_names_the_endpoint_and_a_wrong_secret_opens_nothing() {
     let _wrong = serve("another");
     let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
     assert_eq!(client.open("s3://bucket/table/part").unwrap_err().kind(), ErrorKind::Open);
+}
+
+/// `quinion-object` with such words, with the bucket's credentials in its environment.
+fn object(bucket: &Bucket, words: &[&str]) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-object"));
+    command.env("AWS_ACCESS_KEY_ID", USER).env("AWS_SECRET_ACCESS_KEY", SECRET);
+    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", &bucket.endpoint);
+    command.args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn an_object_is_written_whole_or_in_part_by_a_server_and_by_the_store() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = data(7, (20 << 20) + 5);
+    bucket.put("a b", bytes.clone());
+    bucket.put("empty", Vec::new());
+    let _server = Server::start(&mut bucket.serve(folder.path(), SECRET, "s3://bucket"));
+    let name = socket(folder.path());
+    for place in [&[][..], &["--server", name.to_str().unwrap()]] {
+        let cat = |words: &[&str]| object(&bucket, &[&["cat"], place, words].concat());
+        let of = |words: &[&str]| {
+            let output = cat(words);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() && said.is_empty(), "{words:?}: {said}");
+            output.stdout
+        };
+        let url = "s3://bucket/a%20b";
+        assert!(of(&[url]) == bytes, "all of it");
+        assert!(of(&["s3://bucket/empty", url, "s3://bucket/empty"]) == bytes, "in order");
+        let (len, end) = (bytes.len(), bytes.len() as u64 - 3);
+        assert_eq!(of(&["--range", "5..4105", url]), bytes[5..4105]);
+        assert_eq!(of(&["--range", &format!("{end}.."), url]), bytes[len - 3..]);
+        assert_eq!(of(&["--range", &format!("{len}.."), url]), b"");
+        // What is wrong with one is said, and the others are written.
+        let output = cat(&["s3://bucket/none", "/etc/passwd", "s3://bucket//x", url]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && output.stdout == bytes, "{said}");
+        assert!(said.contains("bucket/none") || said.contains("none"), "{said}");
+        assert!(said.contains("/etc/passwd is no URL"), "{said}");
+        assert_eq!(said.lines().count(), 3, "{said}");
+        let output = cat(&["--range", &format!("{}..", len + 1), url]);
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty());
+    }
+    assert_eq!(object(&bucket, &["cat", "--range", "9..1", "s3://bucket/a%20b"]).status.code(), Some(2));
+    let output = object(&bucket, &["cat", "--server", "no-such-server", "s3://bucket/a%20b"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+}
+
+#[test]
+fn size_version_and_time_of_an_object_are_shown_for_people_and_as_json() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a", data(7, 12_345));
+    let _server = Server::start(&mut bucket.serve(folder.path(), SECRET, "s3://bucket"));
+    let name = socket(folder.path());
+    let server = ["--server", name.to_str().unwrap()];
+    let mut shown = Vec::new();
+    for place in [&[][..], &server] {
+        let output = object(&bucket, &[&["stat"], place, &["s3://bucket/a"]].concat());
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("12345 bytes"), "{text}");
+        let output =
+            object(&bucket, &[&["stat", "--json"], place, &["s3://bucket/a", "s3://bucket/b"]].concat());
+        let json = String::from_utf8(output.stdout).unwrap();
+        assert_eq!((output.status.code(), json.lines().count()), (Some(1), 1), "{json}");
+        assert!(json.starts_with("{\"size_bytes\":12345,\"object\":\"s3://bucket/a\",\"etag\":"), "{json}");
+        shown.push(json.split(",\"answered_by\"").next().unwrap().to_owned());
+    }
+    assert_eq!(shown[0], shown[1], "the server and the store say the same");
+    assert!(shown[0].contains("\"modified\":\"20"), "{}", shown[0]);
+}
+
+#[test]
+fn gets_and_bytes_that_were_spent_and_saved_have_the_configured_price() {
+    let Some(bucket) = Bucket::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    bucket.put("a", data(5, 3 << 20));
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[price]\ngets_1000 = 500\ngigabyte = 2").unwrap();
+    let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket");
+    let mut server = Server::spawn(command.args(["--metrics", "127.0.0.1:0", "--config"]).arg(&config));
+    let event = server.event();
+    let address =
+        event.split("metrics=\"http://").nth(1).expect(&event).split('/').next().unwrap().to_owned();
+    for _ in 0..5 {
+        assert!(read(folder.path(), "s3://bucket/a") == data(5, 3 << 20));
+    }
+    let (_, text) = ask(&address, "GET /metrics");
+    let number = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {text}")).trim().parse().unwrap()
+    };
+    let sent = number("quinion_store_gets_total{store=\"s3://bucket\"}");
+    let saved = number("quinion_saved_gets ");
+    assert!(sent > 0.0 && saved == 5.0 - sent, "{text}");
+    let price_of = |gets: f64, mib: u32| gets * 0.5 + f64::from(mib << 20) / 1e9 * 2.0;
+    assert!((number("quinion_spent_price ") - price_of(sent, 3)).abs() < 1e-9, "{text}");
+    assert!((number("quinion_saved_price ") - price_of(saved, 12)).abs() < 1e-9, "{text}");
 }

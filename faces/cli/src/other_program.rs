@@ -1,0 +1,124 @@
+//! Other program: verbs that are programs of their own, and URLs, which one of these reads.
+//!
+//! ```text
+//!   quinion serve ..          quinion-serve ..            one cache of objects for a node
+//!   quinion s3 ..             quinion-s3 serve ..         an S3 endpoint over it
+//!   quinion cat s3://..       quinion-object cat ..       an object, for which `cat` and `stat` take URLs beside files
+//! ```
+//!
+//! These link an HTTP client, TLS and stores, which are about 200 crates; a build of `quinion run` needs none of them.
+//! A program is looked for beside this one, then in PATH.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use quinion_cli::output::{EXIT_FAILED, complain};
+
+/// Schemes of URLs that name objects.
+const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https"];
+
+/// What a verb hands on, as it stands.
+#[derive(clap::Args, Debug)]
+#[command(disable_help_flag = true)]
+pub struct Arguments {
+    /// Its options; --help shows them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+    words: Vec<OsString>,
+}
+
+/// Whether it names an object of a store, and no file. A file of such a name is written ./s3://..
+pub fn is_url(name: &Path) -> bool {
+    let scheme = name.to_str().and_then(|name| name.split_once("://")).map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| SCHEMES.contains(&scheme))
+}
+
+/// The program, beside this one or somewhere in PATH.
+fn found(program: &str) -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|ours| ours.with_file_name(program));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| program.into())
+}
+
+fn failed(program: &str, package: &str, error: &std::io::Error) -> ExitCode {
+    let why = match error.kind() {
+        std::io::ErrorKind::NotFound => format!(
+            "`{program}` is neither beside this program nor in PATH; install it by `cargo install --path {package}`"
+        ),
+        _ => format!("cannot start `{program}`: {error}"),
+    };
+    complain(&why)
+}
+
+/// Becomes the program, with the verb's arguments behind `first`.
+pub fn become_program(program: &str, package: &str, first: &[&str], arguments: &Arguments) -> ExitCode {
+    let error = Command::new(found(program)).args(first).args(&arguments.words).exec();
+    failed(program, package, &error)
+}
+
+/// What `quinion-object` is to do with URLs.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectVerb<'a> {
+    /// Its verb, and options of that.
+    pub words: &'a [&'a str],
+    /// The server that is asked, if it is not the store.
+    pub server: Option<&'a OsStr>,
+}
+
+impl ObjectVerb<'_> {
+    /// Whether there is something for it: a server is asked about URLs alone.
+    ///
+    /// # Errors
+    /// A server is named, and no URL.
+    pub fn check(&self, names: &[PathBuf]) -> Result<(), String> {
+        match self.server {
+            Some(_) if !names.iter().any(|name| is_url(name)) => {
+                Err("--server is for URLs such as s3://BUCKET/KEY, and files are read by this process".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Has it done with one URL, and waits.
+    ///
+    /// # Errors
+    /// How the program ended; as a shell says it, if by a signal.
+    pub fn done_with(&self, url: &Path) -> Result<(), ExitCode> {
+        let mut command = Command::new(found("quinion-object"));
+        command.args(self.words);
+        if let Some(server) = self.server {
+            command.arg("--server").arg(server);
+        }
+        let status = match command.arg(url).status() {
+            Ok(status) => status,
+            Err(error) => return Err(failed("quinion-object", "faces/serve", &error)),
+        };
+        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+        match code.and_then(|code| u8::try_from(code).ok()).unwrap_or(EXIT_FAILED) {
+            0 => Ok(()),
+            code => Err(ExitCode::from(code)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_stores_are_told_from_files() {
+        for url in ["s3://b/k", "gs://b/k", "https://h/p", "abfss://c@a/k"] {
+            assert!(is_url(Path::new(url)), "{url}");
+        }
+        for file in ["a", "./s3://b/k", "/s3://b", "file:///a", "ftp://h/a", "s3:/b", "://"] {
+            assert!(!is_url(Path::new(file)), "{file}");
+        }
+        let of = |server, names: &[&str]| {
+            let names: Vec<_> = names.iter().map(PathBuf::from).collect();
+            ObjectVerb { words: &["cat"], server }.check(&names)
+        };
+        let server = Some(OsStr::new("node"));
+        assert!(of(server, &["a", "s3://b/k"]).is_ok() && of(None, &["a"]).is_ok());
+        assert!(of(server, &["a"]).unwrap_err().contains("--server"));
+    }
+}

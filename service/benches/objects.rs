@@ -57,10 +57,11 @@ fn main() {
     let bench = Bench { store, folder: tempfile::tempdir().unwrap(), json };
     let words: Vec<_> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let is_wanted = |row: &str| words.is_empty() || words.iter().any(|word| row.contains(word));
-    let cold: [(&str, [&str; 2]); 3] = [
+    let cold: [(&str, [&str; 2]); 4] = [
         ("cold scan", ["bare-scan", "client-scan"]),
         ("cold streams, one after another", ["bare-streams", "client-streams"]),
         ("cold scattered 64 KiB, 32 at a time", ["bare-scattered", "client-scattered"]),
+        ("cold scattered 64 KiB, by 32 readers", ["bare-readers", "client-threads"]),
     ];
     cold.iter().filter(|(row, _)| is_wanted(row)).for_each(|(row, roles)| bench.cold(row, roles));
     let row = "cold streams, of 80 MB/s a connection";
@@ -134,6 +135,39 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
                         .collect();
                     file.read_ranges(&mut ranges).unwrap();
                 }
+            })
+        }
+        "bare-readers" => timed(|| {
+            runtime.block_on(async {
+                let readers = (0..SCATTERED.1).map(|reader| {
+                    let bare = &bare;
+                    async move {
+                        for round in 0..SCATTERED.2 {
+                            let at = places_of(round)[reader];
+                            let bytes =
+                                bare.get_range(&Key::from(key(0)), at..at + SCATTERED.0).await.unwrap();
+                            assert_eq!(bytes.len() as u64, SCATTERED.0);
+                        }
+                    }
+                });
+                futures_util::future::join_all(readers).await;
+            });
+        }),
+        "client-threads" => {
+            let file = open().swap_remove(0);
+            let places: Vec<Vec<u64>> = (0..SCATTERED.2).map(places_of).collect();
+            timed(|| {
+                std::thread::scope(|scope| {
+                    for thread in 0..SCATTERED.1 {
+                        let (file, places) = (&file, &places);
+                        scope.spawn(move || {
+                            let mut buffer = vec![0; SCATTERED.0 as usize];
+                            for round in places {
+                                file.read_exact_at(&mut buffer, round[thread]).unwrap();
+                            }
+                        });
+                    }
+                });
             })
         }
         "client-hit" => {

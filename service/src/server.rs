@@ -16,8 +16,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::socket::{Listening, Socket};
 use crate::stores::{StoreRequest, Stores};
 
-/// Threads that answer at first; more come when all of them wait for stores.
-const WORKERS: usize = 8;
+/// Threads that answer at first, each of which waits for one miss; more come when all of them wait for stores.
+const WORKERS: usize = 32;
 
 /// How a [`Server`] is made.
 pub struct Builder {

@@ -18,8 +18,13 @@ use object_store::{
 
 use crate::version;
 
-/// How often ranges are asked for whose object is replaced each time.
-const CHANGES_MAX: u32 = 8;
+/// How often ranges are asked for one by one whose object is replaced each time; then for all that lies between them,
+/// by one GET, which is of one version.
+const CHANGES_MAX: u32 = 2;
+/// How often where so much lies between them that it is not asked for.
+const CHANGES_OF_WIDE_MAX: u32 = 8;
+/// The most that is asked for by that one GET.
+const SPAN_MAX: u64 = 16 << 20;
 /// How many ranges are asked for at a time.
 const RANGES_MAX: usize = 8;
 
@@ -36,19 +41,52 @@ pub async fn get(store: &dyn ObjectStore, path: &Path, options: GetOptions) -> S
 /// Ranges by the store, of one version.
 ///
 /// # Errors
-/// Those of the store; [`StoreError::Precondition`]: the object was replaced again and again.
+/// Those of the store; [`StoreError::Precondition`]: the object was replaced again and again, and the ranges are far
+/// from each other.
 pub async fn get_ranges(
     store: &dyn ObjectStore,
     path: &Path,
     ranges: &[Range<u64>],
 ) -> StoreResult<Vec<Bytes>> {
-    let mut attempts = 1;
-    loop {
+    let span = span_of(ranges).filter(|span| span.end - span.start <= SPAN_MAX);
+    let most = if span.is_some() { CHANGES_MAX } else { CHANGES_OF_WIDE_MAX };
+    for _ in 1..most {
         match ranges_at_once(store, path, ranges).await {
-            Err(StoreError::Precondition { .. }) if attempts < CHANGES_MAX => attempts += 1,
+            Err(StoreError::Precondition { .. }) => {}
             answer => return answer,
         }
     }
+    match span {
+        Some(span) => ranges_of_span(store, path, ranges, span).await,
+        None => ranges_at_once(store, path, ranges).await,
+    }
+}
+
+/// From the first byte of `ranges` to the last, if there are any.
+fn span_of(ranges: &[Range<u64>]) -> Option<Range<u64>> {
+    let start = ranges.iter().map(|range| range.start).min()?;
+    let end = ranges.iter().map(|range| range.end).max()?;
+    (start < end).then_some(start..end)
+}
+
+/// The ranges out of one GET of `span`, in which all of them lie.
+async fn ranges_of_span(
+    store: &dyn ObjectStore,
+    path: &Path,
+    ranges: &[Range<u64>],
+    span: Range<u64>,
+) -> StoreResult<Vec<Bytes>> {
+    let result = get(store, path, GetOptions::new().with_range(Some(span.clone()))).await?;
+    let end = result.range.end;
+    // The store itself says what is wrong with a range that begins behind the end.
+    if let Some(behind) = ranges.iter().find(|range| range.start >= end) {
+        get(store, path, GetOptions::new().with_range(Some(behind.clone()))).await?;
+        let source = format!("it had {end} bytes a moment ago").into();
+        return Err(StoreError::Precondition { path: path.to_string(), source });
+    }
+    let bytes = result.bytes().await?;
+    let at = |place: u64| (place.min(end) - span.start) as usize;
+    Ok(ranges.iter().map(|range| bytes.slice(at(range.start)..at(range.end.max(range.start)))).collect())
 }
 
 async fn ranges_at_once(

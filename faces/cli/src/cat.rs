@@ -61,7 +61,8 @@ enum CatError {
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = &["cat"];
-    let objects = ObjectVerb { words, server: arguments.server.as_deref() };
+    let memory = arguments.memory.map(|size| size.bytes(quinion::process_limit()));
+    let objects = ObjectVerb { words, server: arguments.server.as_deref(), memory };
     if let Err(wrong) = objects.check(&arguments.files) {
         complain(&wrong);
         return ExitCode::from(EXIT_NOT_UNDERSTOOD);

@@ -63,6 +63,8 @@ pub struct ObjectVerb<'a> {
     pub words: &'a [&'a str],
     /// The server that is asked, if it is not the store.
     pub server: Option<&'a OsStr>,
+    /// Memory of the cache by which it reads without a server, in bytes, if one was named.
+    pub memory: Option<u64>,
 }
 
 impl ObjectVerb<'_> {
@@ -88,6 +90,8 @@ impl ObjectVerb<'_> {
         command.args(self.words);
         if let Some(server) = self.server {
             command.arg("--server").arg(server);
+        } else if let Some(memory) = self.memory {
+            command.arg("--memory").arg(memory.to_string());
         }
         let status = match command.arg(url).status() {
             Ok(status) => status,
@@ -115,7 +119,7 @@ mod tests {
         }
         let of = |server, names: &[&str]| {
             let names: Vec<_> = names.iter().map(PathBuf::from).collect();
-            ObjectVerb { words: &["cat"], server }.check(&names)
+            ObjectVerb { words: &["cat"], server, memory: None }.check(&names)
         };
         let server = Some(OsStr::new("node"));
         assert!(of(server, &["a", "s3://b/k"]).is_ok() && of(None, &["a"]).is_ok());

@@ -46,7 +46,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn main(arguments: Arguments) -> ExitCode {
     let words: &[&str] = if arguments.json { &["stat", "--json"] } else { &["stat"] };
-    let objects = ObjectVerb { words, server: arguments.server.as_deref() };
+    let objects = ObjectVerb { words, server: arguments.server.as_deref(), memory: None };
     if let Err(wrong) = objects.check(&arguments.files) {
         complain(&wrong);
         return ExitCode::from(EXIT_NOT_UNDERSTOOD);

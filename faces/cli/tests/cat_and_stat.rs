@@ -205,6 +205,8 @@ fn urls_among_files_are_handed_to_the_program_beside_the_command() {
     let expected = [b"cat --server n s3://b/0\n", &content[..], b"cat --server n gs://b/0\n"].concat();
     assert_complains(&output, 0, &[]);
     assert!(output.stdout == expected, "files and objects come in their order");
+    let output = run(&["cat", "--memory", "64MiB", "s3://b/0"]);
+    assert_eq!(output.stdout, b"cat --memory 67108864 s3://b/0\n");
     let output = run(&["stat", "--json", "s3://b/3", "https://h/0"]);
     assert_complains(&output, 3, &[]);
     assert_eq!(output.stdout, b"stat --json s3://b/3\nstat --json https://h/0\n");

@@ -22,8 +22,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
-use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, SpillOptions};
+use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, ReadOptions, SpillOptions};
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
 use super::cache::{CheckResult, checked, compare, content, kernel_read};
@@ -169,6 +170,9 @@ fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<
         result => checked(what, result).map(Some),
     }
 }
+
+/// How long memory may stay with a thread of the cache on a busy machine.
+const HELD_MAX: Duration = Duration::from_secs(20);
 
 impl MemPair {
     /// Two empty files.
@@ -522,6 +526,14 @@ impl MemPair {
         self.begin()
     }
 
+    /// Reads a page of another file from the device, and leaves it nowhere; completed requests are reaped by that.
+    fn reap(&self) -> CheckResult {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let file = checked("an open", self.cache.open(program))?;
+        let uncached = ReadOptions::new().uncached(true);
+        checked("a read", file.read_at_with(&mut [0; 1], 0, uncached)).map(drop)
+    }
+
     /// All bytes are the same; then everything goes.
     pub fn end(&mut self) -> CheckResult {
         self.check()?;
@@ -534,8 +546,17 @@ impl MemPair {
         self.pins.clear();
         self.files.clear();
         self.cache.check()?;
-        let stats = self.cache.stats();
-        match stats.data_bytes - stats.free_bytes {
+        // Folios that are being written to the spill file keep their memory until their requests are reaped, which the
+        // next reader of the device does: there is none any more, so one is made.
+        let held = || {
+            let stats = self.cache.stats();
+            stats.data_bytes - stats.free_bytes
+        };
+        let begun = Instant::now();
+        while held() > 0 && begun.elapsed() < HELD_MAX {
+            self.reap()?;
+        }
+        match held() {
             0 => Ok(()),
             bytes => Err(format!("{bytes} bytes of memory stay behind when the file is gone")),
         }

@@ -18,7 +18,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStore, ObjectStoreExt, path::Path as Key};
 use quinion::Cache;
 use quinion_object::{ObjectCache, Options};
-use quinion_service::{Client, RangeRead, Server};
+use quinion_service::{Client, ClientFile, RangeRead, Server};
 use quinion_testing_s3 as s3;
 
 const OBJECTS: usize = 8;
@@ -137,38 +137,10 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
                 }
             })
         }
-        "bare-readers" => timed(|| {
-            runtime.block_on(async {
-                let readers = (0..SCATTERED.1).map(|reader| {
-                    let bare = &bare;
-                    async move {
-                        for round in 0..SCATTERED.2 {
-                            let at = places_of(round)[reader];
-                            let bytes =
-                                bare.get_range(&Key::from(key(0)), at..at + SCATTERED.0).await.unwrap();
-                            assert_eq!(bytes.len() as u64, SCATTERED.0);
-                        }
-                    }
-                });
-                futures_util::future::join_all(readers).await;
-            });
-        }),
+        "bare-readers" => timed(|| runtime.block_on(readers_of(&*bare))),
         "client-threads" => {
             let file = open().swap_remove(0);
-            let places: Vec<Vec<u64>> = (0..SCATTERED.2).map(places_of).collect();
-            timed(|| {
-                std::thread::scope(|scope| {
-                    for thread in 0..SCATTERED.1 {
-                        let (file, places) = (&file, &places);
-                        scope.spawn(move || {
-                            let mut buffer = vec![0; SCATTERED.0 as usize];
-                            for round in places {
-                                file.read_exact_at(&mut buffer, round[thread]).unwrap();
-                            }
-                        });
-                    }
-                });
-            })
+            timed(|| threads_of(&file))
         }
         "client-hit" => {
             let file = open().swap_remove(0);
@@ -176,6 +148,32 @@ fn read_as(role: &str, store: &str, socket: &str) -> u128 {
         }
         role => panic!("no reader is {role}"),
     }
+}
+
+/// Readers that each read a scattered range after the other.
+async fn readers_of(bare: &dyn ObjectStore) {
+    let readers = (0..SCATTERED.1).map(|reader| async move {
+        for round in 0..SCATTERED.2 {
+            let at = places_of(round)[reader];
+            let bytes = bare.get_range(&Key::from(key(0)), at..at + SCATTERED.0).await.unwrap();
+            assert_eq!(bytes.len() as u64, SCATTERED.0);
+        }
+    });
+    futures_util::future::join_all(readers).await;
+}
+
+/// The same by threads of a client.
+fn threads_of(file: &ClientFile) {
+    std::thread::scope(|scope| {
+        for thread in 0..SCATTERED.1 {
+            scope.spawn(move || {
+                let mut buffer = vec![0; SCATTERED.0 as usize];
+                for round in 0..SCATTERED.2 {
+                    file.read_exact_at(&mut buffer, places_of(round)[thread]).unwrap();
+                }
+            });
+        }
+    });
 }
 
 fn timed(work: impl FnOnce()) -> u128 {

@@ -18,12 +18,9 @@ use object_store::{
 
 use crate::version;
 
-/// How often ranges are asked for one by one whose object is replaced each time; then for all that lies between them,
-/// by one GET, which is of one version.
-const CHANGES_MAX: u32 = 2;
-/// How often where so much lies between them that it is not asked for.
-const CHANGES_OF_WIDE_MAX: u32 = 8;
-/// The most that is asked for by that one GET.
+/// How often ranges are asked for whose object is replaced each time, if they are far from each other.
+const CHANGES_MAX: u32 = 8;
+/// Ranges within so many bytes come by one GET when their object is replaced between two: one answer is of one version.
 const SPAN_MAX: u64 = 16 << 20;
 /// How many ranges are asked for at a time.
 const RANGES_MAX: usize = 8;
@@ -49,16 +46,15 @@ pub async fn get_ranges(
     ranges: &[Range<u64>],
 ) -> StoreResult<Vec<Bytes>> {
     let span = span_of(ranges).filter(|span| span.end - span.start <= SPAN_MAX);
-    let most = if span.is_some() { CHANGES_MAX } else { CHANGES_OF_WIDE_MAX };
-    for _ in 1..most {
-        match ranges_at_once(store, path, ranges).await {
-            Err(StoreError::Precondition { .. }) => {}
-            answer => return answer,
+    let mut attempts = 1;
+    loop {
+        match (ranges_at_once(store, path, ranges).await, &span) {
+            (Err(StoreError::Precondition { .. }), Some(span)) => {
+                return ranges_of_span(store, path, ranges, span).await;
+            }
+            (Err(StoreError::Precondition { .. }), None) if attempts < CHANGES_MAX => attempts += 1,
+            (answer, _) => return answer,
         }
-    }
-    match span {
-        Some(span) => ranges_of_span(store, path, ranges, span).await,
-        None => ranges_at_once(store, path, ranges).await,
     }
 }
 
@@ -74,19 +70,18 @@ async fn ranges_of_span(
     store: &dyn ObjectStore,
     path: &Path,
     ranges: &[Range<u64>],
-    span: Range<u64>,
+    span: &Range<u64>,
 ) -> StoreResult<Vec<Bytes>> {
-    let result = get(store, path, GetOptions::new().with_range(Some(span.clone()))).await?;
-    let end = result.range.end;
+    let (_, bytes) = range_of(store, path, GetOptions::new(), span).await?;
+    let end = span.start + bytes.len() as u64;
     // The store itself says what is wrong with a range that begins behind the end.
     if let Some(behind) = ranges.iter().find(|range| range.start >= end) {
-        get(store, path, GetOptions::new().with_range(Some(behind.clone()))).await?;
+        range_of(store, path, GetOptions::new(), behind).await?;
         let source = format!("it had {end} bytes a moment ago").into();
         return Err(StoreError::Precondition { path: path.to_string(), source });
     }
-    let bytes = result.bytes().await?;
     let at = |place: u64| (place.min(end) - span.start) as usize;
-    Ok(ranges.iter().map(|range| bytes.slice(at(range.start)..at(range.end.max(range.start)))).collect())
+    Ok(ranges.iter().map(|range| bytes.slice(at(range.start)..at(range.end))).collect())
 }
 
 async fn ranges_at_once(
@@ -95,22 +90,35 @@ async fn ranges_at_once(
     ranges: &[Range<u64>],
 ) -> StoreResult<Vec<Bytes>> {
     let Some((first, rest)) = ranges.split_first() else { return Ok(Vec::new()) };
-    let first = get(store, path, GetOptions::new().with_range(Some(first.clone()))).await?;
-    let known = &first.meta.clone();
-    let first = first.bytes().await?;
-    let rest = stream::iter(rest.to_vec()).map(|range| range_of(store, known, range));
+    let (known, first) = range_of(store, path, GetOptions::new(), first).await?;
+    let known = &known;
+    let rest = stream::iter(rest.to_vec()).map(|range| async move {
+        let (meta, bytes) = range_of(store, path, version::conditions(known), &range).await?;
+        if version::is_same(known, &meta) {
+            return Ok(bytes);
+        }
+        let source = format!("it is {} by now", version::describe(&meta)).into();
+        Err(StoreError::Precondition { path: path.to_string(), source })
+    });
     let rest: Vec<_> = rest.buffered(RANGES_MAX).try_collect().await?;
     Ok([first].into_iter().chain(rest).collect())
 }
 
-/// A range of the version that `known` says.
-async fn range_of(store: &dyn ObjectStore, known: &ObjectMeta, range: Range<u64>) -> StoreResult<Bytes> {
-    let result = get(store, &known.location, version::conditions(known).with_range(Some(range))).await?;
-    if version::is_same(known, &result.meta) {
-        return result.bytes().await;
+/// A range under the conditions in `options`, as far as the object goes, and what the store says of the object. Not
+/// every store compares the range of an answer with the one that was asked for.
+async fn range_of(
+    store: &dyn ObjectStore,
+    path: &Path,
+    options: GetOptions,
+    range: &Range<u64>,
+) -> StoreResult<(ObjectMeta, Bytes)> {
+    let result = get(store, path, options.with_range(Some(range.clone()))).await?;
+    let (meta, answered) = (result.meta.clone(), result.range.clone());
+    if answered != (range.start..range.end.min(meta.size)) {
+        let source = format!("{range:?} was asked for, and {answered:?} was answered").into();
+        return Err(StoreError::Generic { store: "Quinion", source });
     }
-    let source = format!("it is {} by now", version::describe(&result.meta)).into();
-    Err(StoreError::Precondition { path: known.location.to_string(), source })
+    Ok((meta, result.bytes().await?))
 }
 
 /// The same answer, whose body has the bytes of its range or ends with an error.

@@ -492,3 +492,46 @@ async fn an_answer_that_was_asked_for_later_is_not_overtaken_by_an_older_one() {
     );
     check(2, 0, &store.get(&path()).await.unwrap().bytes().await.unwrap());
 }
+
+#[test]
+fn ranges_that_the_store_answers_with_other_bytes_are_refused() {
+    use quinion_object::internals::bare_get_ranges;
+    // The answer begins where it should not, and is as long as it should be.
+    let shifted = Made::new(|options, before| {
+        let meta = meta(MIB, Some("\"x\""), 5);
+        Box::pin(async move {
+            let mut result = answer(&options, meta, 1)?;
+            if before > 0 {
+                result.range = result.range.start + 7..result.range.end + 7;
+            }
+            Ok(result)
+        })
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(bare_get_ranges(&*shifted, &path(), &[10..20, 500..600])).unwrap_err();
+    assert!(error.to_string().contains("500..600 was asked for"), "{error}");
+}
+
+/// 1. Each GET of an object finds it replaced since the one before.
+/// 2. Ranges that are near come by one GET, and are of its version; those that are far end as an error.
+#[test]
+fn ranges_of_an_object_that_is_replaced_before_each_get_are_of_one_version() {
+    use quinion_object::internals::bare_get_ranges;
+    const LEN: u64 = 40 << 20;
+    let hot = Made::new(|options, before| {
+        let meta = meta(LEN, Some(&format!("\"{before}\"")), 5);
+        Box::pin(async move { answer(&options, meta, before as u32) })
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let read = |ranges: &[Range<u64>]| runtime.block_on(bare_get_ranges(&*hot, &path(), ranges));
+    let near = [70_000..70_100, 0..5, 8_000_000..8_000_001, 100..100 + MIB];
+    let parts = read(&near).unwrap();
+    // One by one: one GET for the first, one for each other; then the one for all.
+    let version = hot.gets.load(Ordering::Relaxed) as u32 - 1;
+    for (range, bytes) in near.iter().zip(&parts) {
+        assert_eq!(bytes.len() as u64, range.end - range.start);
+        check(version, range.start, bytes);
+    }
+    let error = read(&[0..5, LEN - 5..LEN]).unwrap_err();
+    assert!(matches!(error, StoreError::Precondition { .. }), "{error}");
+}

@@ -178,7 +178,7 @@ impl Opener {
 
     fn open(&self, url: &str) -> Result<Object, String> {
         match self {
-            // Its own rights have nothing to do with a server's: a local file is for `quinion cat`.
+            // Clients open local files as well, but `quinion cat` reads these by itself.
             Self::Server(client) if is_url(url) => {
                 client.open(url).map(Object::Served).map_err(|error| error.to_string())
             }

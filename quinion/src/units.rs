@@ -80,6 +80,13 @@ pub const fn pages_of_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE as u64)
 }
 
+/// Whether a read from byte `position` on that wants more than the `done` bytes it has came to the end of the file:
+/// each of its steps that ends within a page has ended there.
+#[inline]
+pub const fn met_end_within_page(position: u64, done: usize) -> bool {
+    done > 0 && !(position + done as u64).is_multiple_of(PAGE_SIZE as u64)
+}
+
 /// A 4 KiB page of the arena, by number. Frame 0 holds the arena's header and is never data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame(pub u32);

@@ -650,6 +650,85 @@ fn t01_reads_that_race_with_cuts_end_where_the_file_does() {
     pair.check();
 }
 
+/// A page of which a read has met the end is not completed by what is written when the file has grown again.
+fn storm_of_cuts_within_a_page(file: &(impl Storable + Sync)) {
+    const CUT: usize = 1000;
+    let done = AtomicBool::new(false);
+    file.write(&[1; 2 * PAGE]);
+    thread::scope(|scope| {
+        for reader in 0..4 {
+            let done = &done;
+            scope.spawn(move || {
+                let mut bytes = vec![0; 2 * PAGE];
+                while !done.load(Ordering::Relaxed) {
+                    let read = if reader % 2 == 0 { file.read(&mut bytes) } else { file.pin(&mut bytes) };
+                    assert!(read >= CUT, "the file is never shorter");
+                    let (kept, rest) = bytes[..read.min(PAGE)].split_at(CUT);
+                    assert!(kept.iter().all(|byte| *byte == kept[0]), "of two writings");
+                    let is_all = |value| rest.iter().all(|byte| *byte == value);
+                    assert!(is_all(0) || is_all(kept[0]), "{} and then {:?}", kept[0], rest.iter().max());
+                }
+            });
+        }
+        for round in 0..rounds(20_000, 400_000) {
+            file.cut(CUT as u64);
+            file.write(&[(round % 250) as u8 + 2; 2 * PAGE]);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// What the storm needs of a file.
+trait Storable {
+    fn write(&self, bytes: &[u8]);
+    fn cut(&self, len: u64);
+    fn read(&self, to: &mut [u8]) -> usize;
+    fn pin(&self, to: &mut [u8]) -> usize;
+}
+
+fn copy_pinned(pinned: &quinion::Pinned, to: &mut [u8]) -> usize {
+    pinned.chunks().fold(0, |done, chunk| {
+        to[done..done + chunk.len()].copy_from_slice(chunk);
+        done + chunk.len()
+    })
+}
+
+macro_rules! storable {
+    ($file:ty) => {
+        impl Storable for $file {
+            fn write(&self, bytes: &[u8]) {
+                self.write_all_at(bytes, 0).unwrap();
+            }
+            fn cut(&self, len: u64) {
+                self.set_len(len).unwrap();
+            }
+            fn read(&self, to: &mut [u8]) -> usize {
+                self.read_at(to, 0).unwrap()
+            }
+            fn pin(&self, to: &mut [u8]) -> usize {
+                copy_pinned(&<$file>::pin(self, 0, to.len()).unwrap(), to)
+            }
+        }
+    };
+}
+storable!(File);
+storable!(quinion::MemFile);
+
+/// T01: the page in which a read met the end of a file is of one moment.
+#[test]
+fn t01_no_read_of_a_file_joins_two_writings_of_the_page_with_its_end() {
+    let pair = Pair::new(2 * PAGE);
+    pair.warm();
+    storm_of_cuts_within_a_page(&pair.file);
+}
+
+/// T01: the same of a memory file.
+#[test]
+fn t01_no_read_of_a_memory_file_joins_two_writings_of_the_page_with_its_end() {
+    let cache = Cache::builder().memory(16 * MIB as u64).build().unwrap();
+    storm_of_cuts_within_a_page(&cache.mem_file(quinion::MemFileOptions::new()).unwrap());
+}
+
 /// B11: pages that readers bring in while a range is punched are not what it held before.
 /// A pin of two pages, that of the edge among them, beside a cut: the bytes that were, as many as are lent.
 #[test]

@@ -251,8 +251,8 @@ fn too_little_memory_leaves_the_file_to_the_kernel_and_says_how_much_would_do() 
 }
 
 /// 1. A program announces random reads of a file, as RocksDB does for each table that it opens.
-/// 2. It reads the file from end to end, and announces each piece before it reads it.
-/// 3. If the first hint were believed, the file would be read in pieces, each of which the program waits for.
+/// 2. It reads the file from end to end, page by page.
+/// 3. If the hint were believed, each page would be a read of the device, which the program waits for.
 #[test]
 fn reads_count_for_more_than_the_advice_given() {
     const READS: &str = "
@@ -260,10 +260,8 @@ import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 size, total = os.fstat(fd).st_size, 0
-for at in range(0, size, 65536):
-    os.posix_fadvise(fd, at, 65536, os.POSIX_FADV_WILLNEED)
-    for page in range(at, at + 65536, 4096):
-        total += sum(os.pread(fd, 4096, page)[:9])
+for page in range(0, size, 4096):
+    total += sum(os.pread(fd, 4096, page)[:9])
 print(total)
 ";
     const BYTES: usize = 16 << 20;
@@ -275,7 +273,7 @@ print(total)
     let [path, program] = [&path, &program].map(|path| path.to_str().expect("a plain name"));
     let report = run(&["--attach", "at-once"], &["python3", program, path]);
     assert!(report.served() >= BYTES as u64, "{report:?}");
-    // Windows grow to a 32nd of memory, 2 MiB; the interpreter's own files are read as well.
+    // The interpreter's own files are read as well; with a shim before it these are a hundred and more.
     let reads = report.number("device", "reads");
-    assert!((1..200).contains(&reads), "{reads} of 4096 pages: {report:?}");
+    assert!((1..1000).contains(&reads), "{reads} reads of the device for 4096 pages: {report:?}");
 }

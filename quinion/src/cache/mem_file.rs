@@ -254,9 +254,15 @@ impl MemFile {
     /// Ends a read of which `done` bytes are there.
     #[inline(never)]
     fn read_slowly(&self, buffer: &mut [u8], position: u64, done: usize, why: HitStop) -> Result<usize> {
-        let mut target = OneBuffer::from(buffer, done);
-        let read = self.shmem_read(&mut target, position + done as u64, Some(why));
-        let bytes = done + if done > 0 { read.unwrap_or(0) } else { read? };
+        let bytes = match why {
+            // Such a read is over, though the file be longer by now.
+            HitStop::EndOfFile(_) if done > 0 => done,
+            _ => {
+                let mut target = OneBuffer::from(buffer, done);
+                let read = self.shmem_read(&mut target, position + done as u64, Some(why));
+                done + if done > 0 { read.unwrap_or(0) } else { read? }
+            }
+        };
         self.counters.add_hit(bytes as u64);
         self.touched.remember(position, position + bytes as u64);
         Ok(bytes)

@@ -262,21 +262,21 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: a thread that sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { id, record, finder: finder(&grown, record) };
+    let mut reader = Reader { id, record, finder: finder(&grown, record), position, want };
     let mut marker = None;
     let mut done = 0;
     let faults = copy::faults();
-    let mut stopped = if want == len { HitStop::Full } else { HitStop::EndOfFile(size) };
-    while done < want {
+    let mut stopped = None;
+    while done < reader.want {
         // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
-        match unsafe { reader.read_folio(position + done as u64, to.add(done), want - done) } {
+        match unsafe { reader.read_folio(position + done as u64, to.add(done), reader.want - done) } {
             Ok(read) => {
                 done += read.bytes;
                 touch(grown, read.frame); // 6
                 marker = marker.or(read.marker);
             }
             Err(reason) => {
-                stopped = reason;
+                stopped = Some(reason);
                 break;
             }
         }
@@ -289,15 +289,20 @@ unsafe fn read_folios(
     // its cell. What was copied was the file's when it was; of a file that has become shorter since, no more is shown
     // than it has.
     fence(Ordering::Acquire);
-    let size = record.size.load(Ordering::Relaxed);
+    let size_now = record.size.load(Ordering::Relaxed);
     if !is(record, id) {
         return Hits::none(HitStop::Stale);
     }
-    let left = size.saturating_sub(position);
+    let left = size_now.saturating_sub(position);
     if (done as u64) > left {
-        (done, stopped) = (left as usize, HitStop::EndOfFile(size));
+        return Hits { bytes: left as usize, stopped: HitStop::EndOfFile(size_now), marker };
     }
-    Hits { bytes: done, stopped, marker }
+    let at_end = match done {
+        _ if done == len => HitStop::Full,
+        _ if done == want => HitStop::EndOfFile(size),
+        _ => HitStop::EndOfFile(position + done as u64), // it was cut meanwhile
+    };
+    Hits { bytes: done, stopped: stopped.unwrap_or(at_end), marker }
 }
 
 /// As [`read_hits`], into a slice. (No slice overlaps an arena but those that a pin lends, and these cannot
@@ -326,6 +331,11 @@ struct Reader<'a> {
     id: MappingId,
     record: &'a Record,
     finder: FolioFinder<'a>,
+    /// Where the run began.
+    position: u64,
+    /// Bytes that the file has of the run, at most what is asked for. It only becomes less: bytes of a page that the
+    /// file has not had all the while are not joined to those that it had.
+    want: usize,
 }
 
 impl Reader<'_> {
@@ -385,6 +395,7 @@ impl Reader<'_> {
     fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();
         let size = self.record.size.load(Ordering::Acquire); // partner: as at 1
+        self.want = self.want.min(size.saturating_sub(self.position) as usize);
         match len.min(size.saturating_sub(position).min(len as u64) as usize) {
             0 => Err(HitStop::EndOfFile(size)),
             len => Ok(len),

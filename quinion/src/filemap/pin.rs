@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::folio::Pinned;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
-use crate::units::{Frame, PAGE_SIZE, PageIndex};
+use crate::units::{Frame, PAGE_SIZE, PageIndex, met_end_within_page};
 
 use super::read::ReadProgress;
 use super::shared::Filemap;
@@ -95,7 +95,8 @@ impl Filemap {
             // The size, before the data is held; see `read_held`.
             let renewals = mapping.renewals();
             let size = mapping.size();
-            if size <= at {
+            // A pin that has met the end of the file within a page is over, as a read is.
+            if size <= at || met_end_within_page(position, pinned.len()) {
                 break;
             }
             // 1

@@ -47,7 +47,7 @@ use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
 use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
 use crate::sync::{Rank, RankedGuard, RankedMutex};
-use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, pages_of_bytes};
+use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_within_page, pages_of_bytes};
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
 use super::frame_supply::FillUrgency;
@@ -140,6 +140,11 @@ impl Filemap {
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
                     run.done += self.read_slowly(mapping, reader, wait_policy, at, rest, stopped)?;
+                    // The end of the file, within a page: what stands behind it, if the file grows now, is of another
+                    // moment than what was read of the page.
+                    if met_end_within_page(position, run.done) {
+                        return Ok(());
+                    }
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::error::{Error, Repr};
 use crate::folio::{HeldFolio, Pinned};
 use crate::mapping::{BatchEnd, Mapping, ReadBatch};
 use crate::sys::fork::ForkGuard;
-use crate::units::PageIndex;
+use crate::units::{PageIndex, met_end_within_page};
 
 use super::Shmem;
 
@@ -37,6 +37,10 @@ impl Shmem {
         let (mut pinned, mut batch) = (Pinned::new(Arc::clone(&filemap.arena), process), ReadBatch::new());
         while pinned.len() < len {
             let at = position.saturating_add(pinned.len() as u64);
+            // A pin that has met the end of the file within a page is over; see `read.rs`.
+            if met_end_within_page(position, pinned.len()) {
+                break;
+            }
             // The size before, and behind what is pinned; see `read.rs`.
             let size = mapping.size();
             let want = size.saturating_sub(at).min((len - pinned.len()) as u64) as usize;

@@ -17,7 +17,8 @@
 //!
 //! The size is read before a batch is gathered and after its copy, and the lesser counts: before, because a
 //! thread that extends a file zeroes first what was behind its end; after, because a thread that cuts it
-//! stores the size before it releases a page.
+//! stores the size before it releases a page. A read that has met an end within a page is over, though the file be
+//! longer by then: the rest of that page may be another's writing, and a page is read as it was at one moment.
 //!
 //! Cost: for a hole of any length one hold of the tree's lock and one way down. For folios, a slot and a hold each.
 //! The common read is a hit and does not come here.
@@ -29,7 +30,7 @@ use crate::error::{Error, Repr};
 use crate::filemap::{HitStop, TruncateExclusion};
 use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, MemoryEntry, ReadBatch};
-use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
+use crate::units::{PAGE_SIZE, PageIndex, met_end_within_page, pages_of_bytes};
 
 use super::{Shmem, Target};
 
@@ -81,6 +82,9 @@ impl Shmem {
                 return Ok(done + left as usize);
             }
             done += read;
+            if met_end_within_page(position, done) {
+                return Ok(done);
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolNumber};
 
-use super::{NewMemory, OneBuffer, Shmem};
+use super::{NewMemory, OneBuffer, Shmem, Target};
 
 const BYTES: u64 = PAGE_SIZE as u64;
 /// A byte that no reader may see unless it was filled.
@@ -312,6 +312,42 @@ fn t08_a_waiter_for_a_folio_that_is_taken_out_meanwhile_looks_again() {
     });
     assert_eq!(stage.read(5 * BYTES, 11), [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 0]);
     assert_eq!(stage.pages(), (1, 0));
+    stage.check();
+}
+
+/// One buffer; the file is changed when a read looks a second time how many bytes are wanted.
+struct ChangesWhileRead<'b, F: FnMut()> {
+    buffer: OneBuffer<'b>,
+    looks: std::cell::Cell<u32>,
+    change: std::cell::RefCell<F>,
+}
+
+impl<F: FnMut()> Target for ChangesWhileRead<'_, F> {
+    fn left(&self) -> usize {
+        if self.looks.replace(self.looks.get() + 1) == 1 {
+            (self.change.borrow_mut())();
+        }
+        self.buffer.left()
+    }
+    fn next(&mut self, max: usize) -> &mut [u8] {
+        self.buffer.next(max)
+    }
+}
+
+/// T01: the page in which a read meets the end of the file is of one moment, though the file has grown meanwhile.
+#[test]
+fn t01_a_read_that_met_the_end_within_a_page_does_not_go_on_in_a_longer_file() {
+    let stage = Stage::of(0);
+    stage.write(0, &[1; PAGE_SIZE + 1000]);
+    let mut bytes = vec![0xee; 3 * PAGE_SIZE];
+    let mut target = ChangesWhileRead {
+        buffer: OneBuffer::from(&mut bytes, 0),
+        looks: std::cell::Cell::new(0),
+        change: std::cell::RefCell::new(|| stage.write(0, &[2; 3 * PAGE_SIZE])),
+    };
+    assert_eq!(stage.shmem.read(&stage.mapping, 0, &mut target, None).unwrap(), PAGE_SIZE + 1000);
+    drop(target);
+    assert_eq!(bytes, [vec![1; PAGE_SIZE + 1000], vec![0xee; 2 * PAGE_SIZE - 1000]].concat());
     stage.check();
 }
 

@@ -101,7 +101,7 @@ use mounts::Mount;
 pub use named::{NameRefusal, NamedAttachment};
 use peer_connection::PeerConnection;
 use pins::PinnedRange;
-use workers::{WorkKey, Workers};
+use workers::{ThreadEnds, WorkKey, Workers};
 
 /// How many threads answer viewers unless the options say otherwise.
 pub const WORKERS: usize = 4;
@@ -535,6 +535,7 @@ pub fn listen(path: &Path) -> std::io::Result<OwnedFd> {
 pub struct Service {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    ends: ThreadEnds,
     process: ForkGuard,
 }
 
@@ -582,12 +583,12 @@ impl Service {
         });
         shared.control().set_attach_policy(shared.owner.attach_policy());
         shared.workers.keep(workers.max(1));
-        let mut service = Self { shared, threads: Vec::new(), process: ForkGuard::new() };
-        // A thread that cannot be started: the drop of `service` stops the other. The caller waits for these two
-        // alone; the rest is the keeper's, and it makes do with fewer.
+        let ends = ThreadEnds::default();
+        let mut service = Self { shared, threads: Vec::new(), ends, process: ForkGuard::new() };
+        // A thread that cannot be started: the drop of `service` stops the other. The other workers are started when
+        // they are needed, and if they cannot be, fewer do.
         service.shared.start_worker()?;
-        let keep_house = move |shared: &Arc<Shared>| shared.run_keeper(workers.saturating_sub(1));
-        service.threads.push(spawn(&service.shared, "quinion-keeper", keep_house)?);
+        service.threads.push(spawn(&service.shared, ("quinion-keeper", &service.ends), Shared::run_keeper)?);
         Ok(service)
     }
 
@@ -678,7 +679,7 @@ impl Service {
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
         self.shared.wake_workers();
         self.shared.door.wake();
-        workers::join_within(workers::END_MAX, self.threads.drain(..));
+        self.ends.join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
         self.shared.wake_waiters();
         self.shared.drain_rings();
@@ -688,11 +689,14 @@ impl Service {
 
 fn spawn(
     shared: &Arc<Shared>,
-    name: &str,
+    (name, ends): (&str, &ThreadEnds),
     life: impl FnOnce(&Arc<Shared>) + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
-    let shared = Arc::clone(shared);
-    std::thread::Builder::new().name(name.into()).spawn(move || life(&shared))
+    let (shared, counted) = (Arc::clone(shared), ends.begin());
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        let _counted = counted; // dropped last
+        life(&shared);
+    })
 }
 
 impl Drop for Service {
@@ -820,7 +824,7 @@ impl Shared {
 
     /// Starts one more.
     fn start_worker(self: &Arc<Self>) -> std::io::Result<()> {
-        self.workers.add(spawn(self, "quinion-worker", Self::answer_viewers)?);
+        self.workers.add(spawn(self, ("quinion-worker", self.workers.ends()), Self::answer_viewers)?);
         Ok(())
     }
 
@@ -840,6 +844,9 @@ impl Shared {
             }
             if let Some(job) = self.take_job() {
                 self.hand_on();
+                if self.workers.lacks_one() {
+                    let _ = self.start_worker(); // else the keeper does, if this one is kept
+                }
                 self.do_job_or_defer(job);
                 idle_since = Instant::now();
                 continue;
@@ -1304,14 +1311,11 @@ impl Shared {
 
     // ---- the keeper -----------------------------------------------------------------------------
 
-    /// The keeper's life; the workers besides the first are its children.
-    fn run_keeper(self: &Arc<Self>, workers: usize) {
+    /// The keeper's life.
+    fn run_keeper(self: &Arc<Self>) {
         // Said when we serve no more, or by the kernel if we are killed: before that lets go of a lease.
         let arena = self.owner.arena();
         let ended = DeathNotice::new(arena.owner_lives());
-        for _ in 0..workers {
-            let _ = self.start_worker(); // fewer do, too
-        }
         let mut beat = Instant::now();
         while !self.is_closed() {
             if beat <= Instant::now() {

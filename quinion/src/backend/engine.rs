@@ -10,13 +10,15 @@
 //!                                --> threads.rs
 //! ```
 //!
+//! A ring is made when the first file is opened or read: a cache that reads no file costs none.
+//!
 //! Invariants:
 //!  1. An engine's memory goes away after everything in flight has ended.
 //!  2. In a fork of the process that made it, an engine is left alone, dropping included.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::open_file::{BufferedFile, OpenFile};
 use super::ring::RingDriver;
@@ -114,13 +116,13 @@ impl Engine {
         BlockingSource::for_writing(source, Arc::clone(&self.shared.pool))
     }
 
-    /// What files were to be read by when the engine was made, and why.
+    /// What files are read by, and why; chosen now, if no file was opened yet.
     pub fn mechanism(&self) -> &ChosenMechanism {
-        &self.shared.chosen
+        &self.shared.driver().chosen
     }
 
     /// What files are read by now, "io_uring" or "threads": as was chosen, or by threads because the kernel
-    /// has taken the ring away since.
+    /// has taken the ring away since. Before the first file is opened, what is going to be tried.
     pub fn name(&self) -> &'static str {
         self.shared.name()
     }
@@ -135,11 +137,40 @@ impl Engine {
 /// What the engine and its files share.
 #[derive(Debug)]
 pub(super) struct EngineShared {
-    ring: ManuallyDrop<Option<RingDriver>>,
+    driver: ManuallyDrop<OnceLock<Driver>>,
     pool: ManuallyDrop<Arc<ThreadPool>>,
-    chosen: ChosenMechanism,
+    /// What the driver is made of.
+    plan: DriverPlan,
     /// The process that made it.
     process: u32,
+}
+
+/// What submits to the kernel.
+#[derive(Debug)]
+struct Driver {
+    ring: Option<RingDriver>,
+    chosen: ChosenMechanism,
+}
+
+#[derive(Debug)]
+struct DriverPlan {
+    mechanism: Mechanism,
+    wait_queue: Arc<WaitQueue>,
+    queue_depth: usize,
+    io_bytes_max: usize,
+}
+
+impl DriverPlan {
+    fn make(&self) -> Driver {
+        let Self { mechanism, wait_queue, queue_depth, io_bytes_max } = self;
+        if *mechanism == Mechanism::Threads {
+            return Driver { ring: None, chosen: ChosenMechanism::Threads };
+        }
+        match RingDriver::new(Arc::clone(wait_queue), *queue_depth, *io_bytes_max) {
+            Ok(ring) => Driver { ring: Some(ring), chosen: ChosenMechanism::Ring },
+            Err(refused) => Driver { ring: None, chosen: ChosenMechanism::Fallback(refused) },
+        }
+    }
 }
 
 impl EngineShared {
@@ -147,25 +178,32 @@ impl EngineShared {
         let queue_depth = options.queue_depth.clamp(1, 4096);
         let io_bytes_max = options.io_bytes_max.clamp(PAGE_SIZE, 1 << 30) / PAGE_SIZE * PAGE_SIZE;
         let pool = ThreadPool::new(Arc::clone(&wait_queue), options.threads, queue_depth);
-        let (ring, chosen) = match mechanism_of(options.mechanism, requested) {
-            Mechanism::Threads => (None, ChosenMechanism::Threads),
-            Mechanism::Auto | Mechanism::Ring => match RingDriver::new(wait_queue, queue_depth, io_bytes_max)
-            {
-                Ok(ring) => (Some(ring), ChosenMechanism::Ring),
-                Err(refused) => (None, ChosenMechanism::Fallback(refused)),
-            },
-        };
-        let (ring, pool) = (ManuallyDrop::new(ring), ManuallyDrop::new(Arc::new(pool)));
-        Self { ring, pool, chosen, process: std::process::id() }
+        let mechanism = mechanism_of(options.mechanism, requested);
+        let plan = DriverPlan { mechanism, wait_queue, queue_depth, io_bytes_max };
+        let (driver, pool) = (ManuallyDrop::new(OnceLock::new()), ManuallyDrop::new(Arc::new(pool)));
+        Self { driver, pool, plan, process: std::process::id() }
+    }
+
+    fn driver(&self) -> &Driver {
+        self.driver.get_or_init(|| self.plan.make())
+    }
+
+    /// The ring, if there is one by now: without one nothing was given to it.
+    fn ring(&self) -> Option<&RingDriver> {
+        self.driver.get()?.ring.as_ref()
     }
 
     pub(super) fn name(&self) -> &'static str {
-        if self.serving_ring().is_some() { "io_uring" } else { "threads" }
+        let by_ring = match self.driver.get() {
+            None => self.plan.mechanism != Mechanism::Threads,
+            Some(driver) => driver.ring.as_ref().is_some_and(|ring| !ring.is_refused()),
+        };
+        if by_ring { "io_uring" } else { "threads" }
     }
 
     /// The ring, unless there is none or the kernel refused it.
     fn serving_ring(&self) -> Option<&RingDriver> {
-        self.ring.as_ref().filter(|ring| !ring.is_refused())
+        self.driver().ring.as_ref().filter(|ring| !ring.is_refused())
     }
 
     pub(super) fn submit(&self, file: &Arc<OpenFile>, fills: Vec<Fill>) {
@@ -208,7 +246,7 @@ impl EngineShared {
 
     /// A ring hands its leadership on through one wait queue only.
     pub(super) fn attach(&self, wait_queue: &Arc<WaitQueue>) {
-        let wakes = self.ring.as_ref().is_none_or(|ring| ring.wakes(wait_queue));
+        let wakes = self.driver().ring.as_ref().is_none_or(|ring| ring.wakes(wait_queue));
         assert!(wakes, "a file is read through the cache whose engine opened it; open it there");
     }
 
@@ -220,15 +258,15 @@ impl EngineShared {
     }
 
     pub(super) fn reap(&self, how: ReapMode, done: &mut dyn FnMut() -> bool) -> ReapOutcome {
-        self.ring.as_ref().map_or(ReapOutcome::Elsewhere, |ring| ring.reap(how, done))
+        self.ring().map_or(ReapOutcome::Elsewhere, |ring| ring.reap(how, done))
     }
 
     pub(super) fn wants_leader(&self) -> bool {
-        self.ring.as_ref().is_some_and(RingDriver::wants_leader)
+        self.ring().is_some_and(RingDriver::wants_leader)
     }
 
     fn drain(&self) {
-        if let Some(ring) = self.ring.as_ref() {
+        if let Some(ring) = self.ring() {
             ring.drain();
         }
         self.pool.drain();
@@ -241,13 +279,13 @@ impl Drop for EngineShared {
             // A fork: the threads are not here, and the ring and the memory are the parent's.
             return;
         }
-        if let Some(ring) = self.ring.as_ref() {
+        if let Some(ring) = self.ring() {
             ring.drain();
         }
         // SAFETY: neither is used again: this is the only place that drops them, and it runs once. The
         // pool's own drop does what is queued and joins its threads.
         unsafe {
-            ManuallyDrop::drop(&mut self.ring);
+            ManuallyDrop::drop(&mut self.driver);
             ManuallyDrop::drop(&mut self.pool);
         }
     }

@@ -31,47 +31,53 @@ const APART_MIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Shrinker {
     filemap: Weak<Filemap>,
-    gauge: PressureSource,
     memory_min: u64,
-    seen: Mutex<LastSample>,
+    watch: Mutex<PressureWatch>,
 }
 
-/// The last look.
+/// What is looked at, and what was seen.
 #[derive(Debug)]
-struct LastSample {
+struct PressureWatch {
+    /// This process's, if nothing else was said; sought at the first look, which takes a hundred system calls: more
+    /// than many a program makes.
+    gauge: Option<PressureSource>,
+    /// When it was looked last, or begun.
     at: Instant,
-    reading: SourceReading,
+    /// What was seen then.
+    last: Option<SourceReading>,
     calm_looks: u32,
 }
 
 impl Shrinker {
     /// The task for `filemap`, made known to its background thread and begun; it is done as long as the value lives.
     pub fn begin(filemap: &Arc<Filemap>, pressure: Pressure) -> Arc<Self> {
-        let gauge = pressure.gauge.unwrap_or_else(PressureSource::of_this_process);
-        let seen = LastSample { at: Instant::now(), reading: gauge.read(), calm_looks: 0 };
+        let watch = PressureWatch { gauge: pressure.gauge, at: Instant::now(), last: None, calm_looks: 0 };
         let task = Arc::new(Self {
             filemap: Arc::downgrade(filemap),
             memory_min: pressure.memory_min.max(filemap.arena.memory_min()),
-            gauge,
-            seen: Mutex::new(seen),
+            watch: Mutex::new(watch),
         });
         let known: Weak<Self> = Arc::downgrade(&task);
         filemap.supply.background.add(known);
         filemap.supply.background.poke();
         task
     }
+}
 
-    /// What there is to be seen, if the last look is long enough ago.
-    fn look(&self, seen: &mut LastSample) -> Option<PressureSample> {
-        let apart = seen.at.elapsed();
+impl PressureWatch {
+    /// What there is to be seen, if the last look is long enough ago. How long tasks waited for memory is known from
+    /// the second look on.
+    fn look(&mut self) -> Option<PressureSample> {
+        let apart = self.at.elapsed();
         if apart < APART_MIN {
             return None;
         }
-        let reading = self.gauge.read();
-        let stalled = reading.stalled_us.zip(seen.reading.stalled_us).map(|(now, then)| {
+        let reading = self.gauge.get_or_insert_with(PressureSource::of_this_process).read();
+        let before = self.last.replace(reading).and_then(|last| last.stalled_us);
+        let stalled = reading.stalled_us.zip(before).map(|(now, then)| {
             (u128::from(now.saturating_sub(then)) * 1000 / apart.as_micros()).min(1000) as u32
         });
-        (seen.at, seen.reading) = (Instant::now(), reading);
+        self.at = Instant::now();
         Some(PressureSample { stalled_thousandths: stalled, headroom: reading.headroom })
     }
 }
@@ -79,16 +85,16 @@ impl Shrinker {
 impl BackgroundTask for Shrinker {
     fn run(&self) -> Option<Duration> {
         let filemap = self.filemap.upgrade()?;
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(look) = self.look(&mut seen) else { return Some(LOOK_SOON) };
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(look) = watch.look() else { return Some(LOOK_SOON) };
         let is_tight = look.headroom.is_some_and(|headroom| headroom.free < headroom.limit / 4);
         let again = if is_tight { LOOK_SOON } else { LOOK_AGAIN };
         let (stats, max) = (filemap.arena.stats(), filemap.memory_configured());
         let grown = stats.grown_bytes + stats.control_bytes;
         let least = self.memory_min.max(filemap.memory_for_protected()).max(filemap.arena.memory_min());
         let sizes = Sizes { bound: stats.bound_bytes, grown, min: least.min(max), max };
-        let target = target_size(look, sizes, &mut seen.calm_looks);
-        drop(seen);
+        let target = target_size(look, sizes, &mut watch.calm_looks);
+        drop(watch);
         if target != sizes.bound {
             filemap.resize_if_configured(target, max);
         }

@@ -19,14 +19,16 @@
 //! sleeps waits for all of them, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
 //! each.
 //!
-//! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
+//! The first few are started one by one, each by the worker before it that begins to do something: programs that read
+//! nothing of ours need one. A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
 //!
 //! A worker that hangs at the end of the service is left behind: what it holds is counted, and goes when it comes back,
 //! or with the process.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{JoinHandle, sleep};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::sync::{Rank, RankedMutex};
@@ -72,6 +74,7 @@ impl WorkKey {
 #[derive(Debug)]
 pub(super) struct Workers {
     threads: RankedMutex<Vec<JoinHandle<()>>>,
+    ends: ThreadEnds,
     count: AtomicUsize,
     /// So many do not end before the service does.
     least: AtomicUsize,
@@ -88,6 +91,7 @@ impl Default for Workers {
     fn default() -> Self {
         Self {
             threads: RankedMutex::new(Rank::Viewer, Vec::new()),
+            ends: ThreadEnds::default(),
             count: AtomicUsize::new(0),
             least: AtomicUsize::new(0),
             resting: AtomicUsize::new(0),
@@ -106,7 +110,12 @@ pub(super) struct BusyWorker<'a> {
 }
 
 impl Workers {
-    /// One more was started.
+    /// What counts the workers that have not ended.
+    pub(super) fn ends(&self) -> &ThreadEnds {
+        &self.ends
+    }
+
+    /// One more was started, counted by [`Workers::ends`].
     pub(super) fn add(&self, thread: JoinHandle<()>) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut threads = self.threads.lock();
@@ -160,6 +169,12 @@ impl Workers {
         self.listeners.lock().1 > 0
     }
 
+    /// Whether one of the first few is missing, and none has nothing to do.
+    pub(super) fn lacks_one(&self) -> bool {
+        self.count.load(Ordering::Relaxed) < self.least.load(Ordering::Relaxed)
+            && self.resting.load(Ordering::Relaxed) == 0
+    }
+
     /// Whether one more should be started.
     pub(super) fn are_all_busy(&self) -> bool {
         self.resting.load(Ordering::Relaxed) == 0 && self.count.load(Ordering::Relaxed) < WORKERS_MAX
@@ -204,7 +219,7 @@ impl Workers {
     /// Waits for all, which have been told to end; not for those that hang.
     pub(super) fn end(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
-        join_within(END_MAX, threads);
+        self.ends.join_within(END_MAX, threads);
     }
 }
 
@@ -212,26 +227,40 @@ fn are_stuck(key: WorkKey, (count, progress): (usize, Instant), now: Instant) ->
     count >= key.at_work_max() && now.saturating_duration_since(progress) >= STUCK_MIN
 }
 
-/// Waits for threads that have been told to end, for so long at most: one that hangs in the kernel is left behind.
-pub(super) fn join_within(time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
-    /// Threads that do not hang end in less than this, and the end of a run waits for them.
-    const PAUSE_LEAST: Duration = Duration::from_micros(20);
-    const PAUSE_MAX: Duration = Duration::from_millis(1);
-    let until = Instant::now() + time;
-    let mut pause = PAUSE_LEAST;
-    let mut threads: Vec<_> = threads.into_iter().collect();
-    while !threads.is_empty() {
-        let (ended, rest) = threads.into_iter().partition(JoinHandle::is_finished);
-        threads = rest;
-        Vec::into_iter(ended)
-            .for_each(|thread| thread.join().expect("a thread of the service does not panic"));
-        if !threads.is_empty() {
-            if Instant::now() >= until {
-                return;
-            }
-            sleep(pause);
-            pause = PAUSE_MAX.min(pause * 2);
+/// How many of some threads have not come to their end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ThreadEnds(Arc<(Mutex<usize>, Condvar)>);
+
+/// A thread that is counted, until this is dropped at its end.
+#[derive(Debug)]
+pub(super) struct CountedThread(ThreadEnds);
+
+impl ThreadEnds {
+    /// One more, which is to take this with it.
+    pub(super) fn begin(&self) -> CountedThread {
+        *self.lock() += 1;
+        CountedThread(self.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for `threads`, all that are counted, which have been told to end; for so long at most: one that hangs in
+    /// the kernel is left behind.
+    pub(super) fn join_within(&self, time: Duration, threads: impl IntoIterator<Item = JoinHandle<()>>) {
+        let waited = self.0.1.wait_timeout_while(self.lock(), time, |left| *left > 0);
+        let all_ended = *waited.unwrap_or_else(PoisonError::into_inner).0 == 0;
+        for thread in threads.into_iter().filter(|thread| all_ended || thread.is_finished()) {
+            thread.join().expect("a thread of the service does not panic");
         }
+    }
+}
+
+impl Drop for CountedThread {
+    fn drop(&mut self) {
+        *self.0.lock() -= 1;
+        self.0.0.1.notify_all();
     }
 }
 
@@ -302,12 +331,20 @@ mod tests {
     #[test]
     fn the_end_waits_for_workers_that_end_and_not_for_those_that_hang() {
         let workers = Workers::default();
-        workers.add(std::thread::spawn(|| ()));
-        workers.add(std::thread::spawn(|| {
+        let start = |life: fn()| {
+            let counted = workers.ends().begin();
+            workers.add(std::thread::spawn(move || {
+                let _counted = counted;
+                life();
+            }));
+        };
+        start(|| ());
+        workers.ends().join_within(Duration::from_secs(60), []);
+        start(|| {
             loop {
                 std::thread::park();
             }
-        }));
+        });
         workers.end();
     }
 }

@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinion::internals::arena::control::SyscallAudit;
@@ -69,7 +69,8 @@ fn read_maps(process: u32) -> Option<String> {
 
 /// Looks at processes, and remembers the files it has scanned.
 pub struct ProcessAuditor {
-    known: Mutex<HashMap<Identity, Object>>,
+    /// What is known of files; read from what is remembered when the first process is looked at.
+    known: OnceLock<Mutex<HashMap<Identity, Object>>>,
     reading: Turn,
     /// How large an object is read at most, in bytes.
     object_bytes_max: u64,
@@ -77,27 +78,44 @@ pub struct ProcessAuditor {
     remembered: Option<PlanCache>,
     /// Where the file lies that programs load of us.
     ours: PathBuf,
-    /// The memory that our object takes, in bytes from its beginning.
-    ours_bytes: u64,
+    /// What is in it.
+    our_object: &'static [u8],
+    /// The memory that it takes, in bytes from its beginning.
+    ours_bytes: OnceLock<u64>,
 }
 
 /// Where a part of the C library was found: its name, its file, and which bytes of that.
 type LibraryCopy = (&'static str, u64, Range<u64>);
 
 impl ProcessAuditor {
-    /// One that passes the file `ours`, the object that programs load of us, whose bytes are `bytes`, and knows what is
-    /// `remembered` of earlier runs. The cache it works for has `memory` bytes.
-    pub(super) fn new(ours: PathBuf, bytes: &[u8], remembered: Option<PlanCache>, memory: u64) -> Self {
+    /// One that passes the file `ours`, which is `our_object`, what programs load of us, and knows what is `remembered`
+    /// of earlier runs. The cache it works for has `memory` bytes.
+    pub(super) fn new(
+        ours: PathBuf,
+        our_object: &'static [u8],
+        remembered: Option<PlanCache>,
+        memory: u64,
+    ) -> Self {
         /// Programs with everything in one object are no larger, and are to be served by a small cache, too.
         const OBJECT_BYTES_LEAST: u64 = 128 << 20;
         /// Larger ones take too long.
         const OBJECT_BYTES_MAX: u64 = 256 << 20;
-        let ours_bytes = Elf::parse(bytes.to_vec()).map_or(0, |elf| elf.memory_bytes());
-        let lines = remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ())).unwrap_or_default();
-        let known = String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect();
         let object_bytes_max = (memory / 4).clamp(OBJECT_BYTES_LEAST, OBJECT_BYTES_MAX);
-        let reading = Turn::default();
-        Self { known: Mutex::new(known), reading, object_bytes_max, remembered, ours, ours_bytes }
+        let (known, reading, ours_bytes) = (OnceLock::new(), Turn::default(), OnceLock::new());
+        Self { known, reading, object_bytes_max, remembered, ours, our_object, ours_bytes }
+    }
+
+    fn known(&self) -> &Mutex<HashMap<Identity, Object>> {
+        self.known.get_or_init(|| {
+            let lines = self.remembered.as_ref().map(|remembered| remembered.read(OBJECTS, ()));
+            let lines = lines.unwrap_or_default();
+            Mutex::new(String::from_utf8_lossy(&lines).lines().filter_map(read_line).collect())
+        })
+    }
+
+    fn ours_bytes(&self) -> u64 {
+        let measure = || Elf::parse(self.our_object.to_vec()).map_or(0, |elf| elf.memory_bytes());
+        *self.ours_bytes.get_or_init(measure)
     }
 
     /// What the code of `process` does.
@@ -115,7 +133,7 @@ impl ProcessAuditor {
             let part = Part::of(line)?;
             if self.is_ours(&part) {
                 if part.offset == 0 {
-                    ours = part.start..part.start.saturating_add(self.ours_bytes);
+                    ours = part.start..part.start.saturating_add(self.ours_bytes());
                 }
                 continue;
             }
@@ -152,12 +170,12 @@ impl ProcessAuditor {
         }
         let identity = Identity::of(&file, &data);
         let is_settled = identity.is_settled(); // before its bytes are read
-        if let Some(&known) = self.known.lock().ok()?.get(&identity) {
+        if let Some(&known) = self.known().lock().ok()?.get(&identity) {
             return Some(known);
         }
         // One at a time, so that many processes that start at once do not take as many times the memory.
         let reading = self.reading.take()?;
-        if let Some(&known) = self.known.lock().ok()?.get(&identity) {
+        if let Some(&known) = self.known().lock().ok()?.get(&identity) {
             return Some(known); // by a thread that read before us
         }
         let mut bytes = Vec::new();
@@ -175,7 +193,7 @@ impl ProcessAuditor {
     fn keep(&self, identity: Identity, object: Object) -> Option<()> {
         /// More than the programs of a machine load, unless they make objects without end; then it begins anew.
         const KNOWN_MAX: usize = 16 << 10;
-        let mut known = self.known.lock().ok()?;
+        let mut known = self.known().lock().ok()?;
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
@@ -406,7 +424,7 @@ mod tests {
             ProcessAuditor::new("/dev/null".into(), &[], Some(ours), 1 << 30)
         };
         let first = next();
-        assert!(first.known.lock().unwrap().is_empty());
+        assert!(first.known().lock().unwrap().is_empty());
         // Not this process: other tests in it map and unmap code meanwhile.
         let program = folder.path().join("sleep");
         std::fs::copy("/bin/sleep", &program).unwrap();
@@ -414,8 +432,8 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(examined(&first, &program).0, SyscallAudit::Clean);
-        let known = first.known.lock().unwrap().clone();
-        let next = next().known.lock().unwrap().clone();
+        let known = first.known().lock().unwrap().clone();
+        let next = next().known().lock().unwrap().clone();
         assert!(!next.is_empty(), "the program is not new");
         assert!(next.iter().all(|(identity, object)| known.get(identity) == Some(object)));
     }

@@ -47,7 +47,7 @@ macro_rules! stats {
         #[non_exhaustive]
         pub struct Stats {
             $($(#[doc = $doc])* pub $name: u64,)*
-            /// How files are read now: "io_uring" or "threads".
+            /// How files are read now, "io_uring" or "threads"; before the first is opened, what is going to be tried.
             pub mechanism: &'static str,
         }
 

@@ -1,7 +1,7 @@
 //! Server: the listener, what it counts, and what it does to requests and answers.
 //!
 //! ```text
-//!   request --> counted --> latency, hold --> a fault drawn --> s3s --> headers --> body, at the set speed --> or its fault
+//!   request --> counted --> latency, hold --> a fault drawn --> s3s --> headers --> body, at its speed --> or fault
 //! ```
 //!
 //! Faults of a script come to GETs alone, in order; a plan's also to HEADs, as far as an answer without a body can show

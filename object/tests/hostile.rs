@@ -391,9 +391,9 @@ fn blocking_calls_inside_a_task_of_a_single_threaded_runtime_do_not_hang() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let bare = server.store();
-        // Its connection lives on this runtime, whose only thread is about to block.
+        // Its connection lives on this runtime, whose only thread is about to block: it stalls.
         bare.head(&path()).await.unwrap();
-        let objects = objects(bare.clone(), quick());
+        let objects = objects(bare.clone(), quick().stall_max(Duration::from_secs(2)));
         let file = objects.open(&path()).unwrap();
         let mut buffer = vec![0; 100_000];
         assert_eq!(file.read_at(&mut buffer, 77).unwrap(), 100_000);

@@ -4,7 +4,7 @@
 //! Bytes tell their version and position, so every read here is checked byte by byte.
 
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use object_store::path::Path;
 use quinion::{Cache, Hint};
@@ -14,11 +14,12 @@ use quinion_testing_s3::{Fault, Server, check};
 
 const MIB: u64 = 1 << 20;
 
+/// Retries without pauses. A server that is slow because the machine is busy does not count as one that hangs.
 fn quick() -> Options {
     Options::new()
         .backoff(Duration::from_millis(1), Duration::from_millis(8))
-        .stall_max(Duration::from_secs(1))
-        .deadline(Duration::from_secs(20))
+        .stall_max(Duration::from_secs(60))
+        .deadline(Duration::from_secs(120))
         .failure_pause(Duration::from_millis(200))
 }
 
@@ -38,13 +39,16 @@ fn read(file: &ObjectFile, offset: u64, len: usize) {
     check(1, offset, &buffer);
 }
 
+/// How long a store takes whose first answer comes when all threads of a test have asked, on a busy machine, too.
+const SLOW: Duration = Duration::from_millis(300);
+
 /// A thread that holds its part of the requests back for longer than 20 ms, as on a busy machine, may send one more;
 /// but no byte is asked for twice.
 #[test]
 fn eight_threads_that_read_one_cold_range_cause_the_gets_of_one() {
     let gets_of = |threads: usize, offset: u64, len: usize| {
         let server = Server::with_object(16 << 20);
-        server.control.set_latency(Duration::from_millis(20));
+        server.control.set_latency(SLOW);
         let objects = objects(&server, quick());
         let start = Barrier::new(threads);
         std::thread::scope(|scope| {
@@ -117,7 +121,7 @@ fn an_object_that_is_read_from_its_start_is_opened_by_its_first_get() {
 #[test]
 fn threads_that_open_an_object_at_its_start_at_the_same_time_fetch_each_byte_once() {
     let server = Server::with_object(6 << 20);
-    server.control.set_latency(Duration::from_millis(20));
+    server.control.set_latency(SLOW);
     let objects = objects(&server, quick());
     let start = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -233,7 +237,8 @@ fn transient_errors_are_retried_and_no_byte_comes_twice() {
         Fault::OtherRange,
     ] {
         let server = Server::with_object(2 << 20);
-        let objects = objects(&server, quick());
+        let stall_max = Duration::from_secs(if matches!(fault, Fault::Stall(_)) { 2 } else { 60 });
+        let objects = objects(&server, quick().stall_max(stall_max));
         let file = open(&objects);
         server.control.trouble([fault, fault]);
         read(&file, 0, 2 << 20);
@@ -304,20 +309,19 @@ fn an_object_that_was_replaced_is_an_error_and_opened_again_it_is_the_new_one() 
 #[test]
 fn a_store_that_is_down_is_an_error_before_the_deadline_for_all_readers() {
     let server = Server::with_object(4 << 20);
-    let objects = objects(&server, quick().attempts_max(3).failure_pause(Duration::from_secs(60)));
+    let objects = objects(&server, quick().attempts_max(3).failure_pause(Duration::from_secs(600)));
     let file = open(&objects);
     server.control.trouble([Fault::Status(503); 3]);
-    let begun = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let Err(Error::Fetch(error)) = file.bytes(0..65_536) else { panic!("it cannot be had") };
                 assert_eq!(error.attempts(), 3);
                 assert!(error.to_string().contains("after 3 GETs"), "{error}");
+                assert!(!matches!(error.failure(), FetchFailure::Deadline), "{error}");
             });
         }
     });
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(server.control.gets(), 3, "the readers of one fetch are told by one fetch");
     read(&file, 2 * MIB, 65_536); // other ranges are not concerned
     let error = file.bytes(4096..65_536).unwrap_err();
@@ -326,12 +330,11 @@ fn a_store_that_is_down_is_an_error_before_the_deadline_for_all_readers() {
     open(&objects); // says that the store is there again
     read(&file, 0, 65_536);
 
-    let objects = self::objects(&server, quick().deadline(Duration::from_millis(150)));
+    let objects = self::objects(&server, quick().deadline(Duration::from_millis(1500)));
     let file = open(&objects);
     server.control.trouble([Fault::Stall(0); 8]);
-    let begun = Instant::now();
-    file.bytes(0..65_536).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let Err(Error::Fetch(error)) = file.bytes(0..65_536) else { panic!("it does not come") };
+    assert!(matches!(error.failure(), FetchFailure::Deadline), "{error}: no byte came, and that is later");
 }
 
 #[test]
@@ -350,16 +353,18 @@ fn gets_under_way_are_bounded() {
     assert_eq!(objects.stats().bytes, 32 * MIB);
 }
 
+/// The store answers when all are asked for, which the one thread of the runtime sees: so none of the reads waits for
+/// another, and none keeps the thread.
 #[test]
 fn async_reads_wait_side_by_side_and_block_no_thread() {
+    const READS: u64 = 16;
     let server = Server::with_object(64 << 20);
-    server.control.set_latency(Duration::from_millis(400));
     let objects = objects(&server, quick());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let file = objects.open_async(&Path::from("object")).await.unwrap();
-        let begun = Instant::now();
-        let reads = (0..16).map(|at| {
+        server.control.hold();
+        let reads = (0..READS).map(|at| {
             let file = file.clone();
             async move {
                 let at = at * 4 * MIB + 1000;
@@ -370,18 +375,13 @@ fn async_reads_wait_side_by_side_and_block_no_thread() {
                 check(1, at + 2 * MIB, &buffer);
             }
         });
-        let ticks = async {
-            let mut longest = Duration::ZERO;
-            for _ in 0..40 {
-                let before = Instant::now();
+        let answers = async {
+            while server.control.under_way() < READS {
                 tokio::time::sleep(Duration::from_millis(2)).await;
-                longest = longest.max(before.elapsed());
             }
-            longest
+            server.control.release();
         };
-        let (_, longest) = futures_util::future::join(futures_util::future::join_all(reads), ticks).await;
-        assert!(begun.elapsed() < Duration::from_secs(5), "one after the other: {:?}", begun.elapsed());
-        assert!(longest < Duration::from_millis(300), "the thread was blocked for {longest:?}");
+        futures_util::future::join(futures_util::future::join_all(reads), answers).await;
         let ranges = [5 * MIB..5 * MIB + 9, 50 * MIB..51 * MIB];
         for (range, bytes) in ranges.iter().zip(file.read_ranges_async(&ranges).await.unwrap()) {
             check(1, range.start, &bytes);

@@ -468,6 +468,8 @@ struct Shared {
     cursor: AtomicU32,
     /// Questions that were taken.
     taken: AtomicU64,
+    /// How often what others are at was waited for in vain.
+    waits_in_vain: AtomicU64,
     workers: Workers,
     door: Listener,
     /// For what may wait as long as another process likes.
@@ -576,6 +578,7 @@ impl Service {
             last_run: AtomicU64::new(0),
             cursor: AtomicU32::new(0),
             taken: AtomicU64::new(0),
+            waits_in_vain: AtomicU64::new(0),
             workers: Workers::default(),
             door,
             queues,
@@ -653,6 +656,11 @@ impl Service {
     /// How many threads answer now: more than it was started with for some time after some hung.
     pub fn workers(&self) -> usize {
         self.shared.workers.count()
+    }
+
+    /// How often a process that is about to unmount or remove something waited in vain for what others are at.
+    pub fn waits_in_vain(&self) -> u64 {
+        self.shared.waits_in_vain.load(Ordering::Relaxed)
     }
 
     /// How many processes view the cache now. One that has died is counted until its end has been noticed.
@@ -1107,6 +1115,7 @@ impl Shared {
                 return;
             }
             if begun.elapsed() >= HEAR_MAX {
+                self.waits_in_vain.fetch_add(1, Ordering::Relaxed);
                 return late.into_iter().for_each(|viewer| self.seats[viewer].lock().delays += 1);
             }
             std::thread::sleep(Duration::from_micros(200));

@@ -237,19 +237,18 @@ fn a_file_that_waits_to_be_copied_is_closed_for_an_unmount() {
     assert_eq!(owner.cache().stats().device_bytes, 4 << 20);
 }
 
-/// An owner to which an unmount is announced after the first step of a copy; the announcer waits until it may go on.
-struct Unmounting<'a, 's>(&'a CacheOwner, &'s std::thread::Scope<'s, 'a>, Cell<u32>);
+/// An owner to which an unmount is announced after the first step of a copy. On the thread that copies, so that it is
+/// sure to be before the next step; the announcer waits for the end of the copy in vain.
+struct Unmounting<'a>(&'a CacheOwner, Cell<u32>);
 
-impl ServiceHandle for Unmounting<'_, '_> {
+impl ServiceHandle for Unmounting<'_> {
     fn goes_on(&self) -> bool {
         true
     }
     fn has_viewers(&self) -> bool {
-        self.2.set(self.2.get() + 1);
-        if self.2.get() == 1 {
-            let owner = self.0;
-            self.1.spawn(move || owner.release_idle());
-            std::thread::sleep(Duration::from_millis(50));
+        self.1.set(self.1.get() + 1);
+        if self.1.get() == 1 {
+            self.0.release_idle();
         }
         false
     }
@@ -264,11 +263,9 @@ fn a_copy_ends_for_an_unmount() {
     let (folder, owner) = (folder(), owner());
     let (file, path) = (file(folder.path(), 8 << 20), folder.path().join("file"));
     assert_eq!(ask(&owner, &file, false), Some(8 << 20));
-    std::thread::scope(|scope| {
-        let house = Unmounting(&owner, scope, Cell::new(0));
-        owner.prepare(&house);
-        assert_eq!(house.2.get(), 1, "it was called off after a step");
-    });
+    let house = Unmounting(&owner, Cell::new(0));
+    owner.prepare(&house);
+    assert_eq!(house.1.get(), 1, "it was called off after a step");
     assert_eq!(descriptors_of(&path), 1, "our own");
     let copied = owner.cache().stats().device_bytes;
     assert!(copied < 8 << 20, "{copied}");

@@ -325,8 +325,8 @@ fn a_writer_waits_for_moments_only_and_the_lease_comes_back() {
         let begun = Instant::now();
         other.has(&format!("open {}", path.display()));
         assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "he did not wait until the kernel lost its patience"
+            begun.elapsed() < Duration::from_secs(40),
+            "he did not wait until the kernel lost its patience, which takes 45 seconds"
         );
         assert_eq!(file.cached_pages(), 0, "nothing from before is there when the open has returned");
         assert_eq!(in_force(&file), Coherence::CheckEvery(Duration::ZERO));

@@ -150,7 +150,7 @@ fn a_closed_file_has_no_descriptor_wherever_it_is() {
         writer.sync_all().unwrap();
         drop(writer);
         // What is being written back stays open for that long.
-        for _ in 0..500 {
+        for _ in 0..6000 {
             cache.release_idle();
             if descriptors_of(folder) == 0 {
                 break;

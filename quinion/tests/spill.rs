@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use proptest::prelude::*;
-use quinion::backend::{Backend, MemoryFile, ReapMode};
+use quinion::backend::{Backend, MemoryFile};
 use quinion::{Builder, Cache, ErrorKind, MemFile, MemFileOptions, MemFileStats, SpillOptions};
 use quinion_testing::content::{Dice, PAGE, fill_content, generations, page_content, verify};
 use quinion_testing::doubles::{CompletionOrder, FailureCount, Faults, SimulatedBackend, WriteFaults};
@@ -500,7 +500,7 @@ fn threads_under_pressure_with_a_file_without_a_name() {
 fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
     let faults = Faults { seed: 9, delay_max: 4, sequence: CompletionOrder::Shuffled, ..Faults::default() };
     let disk = Arc::new(SimulatedBackend::of_memory(Arc::new(MemoryFile::new(Vec::new())), faults));
-    let cache = builder().spill_to(disk.clone(), options(64).compress(true)).build().unwrap();
+    let cache = builder().spill_to(disk, options(64).compress(true)).build().unwrap();
     let file = file(&cache);
     // Pages that can be packed: each is full of one byte, which says which it is.
     let mark = |page: u64| 1 + (page % 251) as u8;
@@ -546,12 +546,11 @@ fn cuts_and_punches_go_on_beside_readers_and_what_is_on_its_way() {
         assert!(bytes.iter().all(|byte| *byte == mark(page)), "page {page}");
     }
     drop(file);
-    // The reclaiming thread may hold the file for a moment, and spills in flight hold it until the disk is reaped
-    // again.
-    let is_late = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    // The reclaiming thread may hold the file for a moment, and spills in flight hold it until the background thread
+    // has fetched their completions.
+    let is_late = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while cache.stats().spill_pages > 0 && std::time::Instant::now() < is_late {
-        disk.reap(ReapMode::Wait, &mut || false);
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(cache.stats().spill_pages, 0);
     cache.check().unwrap();

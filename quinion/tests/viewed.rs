@@ -92,7 +92,7 @@ impl Stage {
 
     /// Waits until the cache holds `pages` of the file.
     fn cached_becomes(&self, pages: u64) {
-        for _ in 0..2000 {
+        for _ in 0..12_000 {
             if self.owners.cached_pages() == pages {
                 return;
             }

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use quinion_disk::internals::{PAGE_BYTES, SEGMENT_BYTES};
 use quinion_disk::{ContentKey, Device, DiskOptions, DiskStore};
@@ -66,7 +66,8 @@ struct State {
     pub writes_left: AtomicU64,
     pub reads_fail: AtomicBool,
     pub writes_fail: AtomicBool,
-    pub is_slow: AtomicBool,
+    /// Whether writes are held back.
+    holds: (Mutex<bool>, Condvar),
 }
 
 const SECTOR: usize = 512;
@@ -79,7 +80,7 @@ impl Disk {
             writes_left: AtomicU64::new(u64::MAX),
             reads_fail: AtomicBool::new(false),
             writes_fail: AtomicBool::new(false),
-            is_slow: AtomicBool::new(false),
+            holds: Default::default(),
         }))
     }
     pub fn of(options: &DiskOptions) -> Self {
@@ -97,8 +98,10 @@ impl Disk {
     pub fn fail_writes(&self, fail: bool) {
         self.0.writes_fail.store(fail, Ordering::Relaxed);
     }
-    pub fn slow(&self, slow: bool) {
-        self.0.is_slow.store(slow, Ordering::Relaxed);
+    /// Writes are held back from now on, or go on.
+    pub fn hold(&self, hold: bool) {
+        *self.0.holds.0.lock().unwrap() = hold;
+        self.0.holds.1.notify_all();
     }
     /// From now on so many writes reach the device; of the last a part. The rest vanishes without an error.
     pub fn cut_after(&self, writes: u64) {
@@ -141,9 +144,8 @@ impl Device for Disk {
         if self.0.writes_fail.load(Ordering::Relaxed) {
             return Err(io::Error::other("no such device"));
         }
-        if self.0.is_slow.load(Ordering::Relaxed) {
-            std::thread::sleep(std::time::Duration::from_millis(200));
-        }
+        let held = self.0.holds.0.lock().unwrap();
+        drop(self.0.holds.1.wait_while(held, |holds| *holds).unwrap());
         let left = self.0.writes_left.load(Ordering::Relaxed);
         self.0.writes_left.store(left.saturating_sub(1), Ordering::Relaxed);
         let len = match left {

@@ -565,13 +565,13 @@ fn another_version_is_refused_and_can_still_be_stopped() {
     until(|| home.owners().is_empty());
 }
 
-/// A socket whose close waits for a minute, and its other end.
+/// A socket whose close waits for a quarter of an hour, and its other end.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let stream =
         std::net::TcpStream::connect(listener.local_addr().expect("it has one")).expect("it listens");
     let (other, _) = listener.accept().expect("the other end has connected");
-    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(60))).expect("a socket");
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(1000))).expect("a socket");
     stream.set_nonblocking(true).expect("a socket");
     while (&stream).write(&[0; 1 << 16]).is_ok() {}
     (stream, other)
@@ -617,7 +617,7 @@ fn a_strangers_descriptor_costs_its_own_connection() {
     home.ran(&[], &["true"]);
     let output = home.quinion(&["stop"]).output().expect("our own command starts");
     assert!(output.status.success() && !text(&output.stdout).contains("was killed"), "{output:?}");
-    assert!(begun.elapsed() < Duration::from_secs(40), "a client waited: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(300), "a client waited: {:?}", begun.elapsed());
     assert_eq!((home.owners(), home.left()), (vec![], vec![]));
 }
 
@@ -1082,7 +1082,8 @@ print('read', flush=True); sys.stdin.readline()
     }
     kill(owner, libc::SIGTERM);
     until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
-    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    // What hangs does so until the end of the test.
+    assert!(begun.elapsed() < Duration::from_secs(400), "{:?}", begun.elapsed());
     drop(hanging);
     until(|| has_ended(owner));
     drop(readers);
@@ -1122,7 +1123,8 @@ for at in range(4096, 1 << 20, 4096): os.pread(fd, 4096, at)
     // Threads that hang in the kernel stay there until the file system is removed; but no run finds this owner any
     // more.
     until(|| !home.left().iter().any(|name| name.ends_with(".socket")));
-    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    // What hangs does so until the end of the test.
+    assert!(begun.elapsed() < Duration::from_secs(400), "{:?}", begun.elapsed());
     home.ran(&options, &["true"]);
     drop(hanging);
     until(|| has_ended(owner));

@@ -21,7 +21,7 @@ fn run(words: &[&str]) -> Command {
 }
 
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(120);
     while !is_so() {
         assert!(Instant::now() < end, "{what} did not come");
         std::thread::sleep(Duration::from_millis(10));
@@ -252,7 +252,7 @@ print(os.pread(fd, 8, 5000).decode())
     std::io::Read::read_to_string(&mut out, &mut said).expect("it is text");
     assert_eq!((said.as_str(), child.wait().success()), ("bbbbbbbb\n", true));
     // The kernel breaks a lease after 45 seconds if its holder does not answer.
-    assert!(waited < Duration::from_secs(15), "the writer waited for {waited:?}");
+    assert!(waited < Duration::from_secs(40), "the writer waited for {waited:?}");
 }
 
 /// The letter of a process's state.

@@ -41,7 +41,7 @@ def endpoint(tmp_path_factory):
     log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
     command = [python, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(command, stdout=log, stderr=log)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()

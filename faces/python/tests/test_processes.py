@@ -26,9 +26,9 @@ def test_children_read_and_cost_the_gets_of_one(client, server, method):
     children = [context.Process(target=read_all, args=(file, results)) for _ in range(4)]
     for child in children:
         child.start()
-    answers = [results.get(timeout=60) for _ in children]
+    answers = [results.get(timeout=300) for _ in children]
     for child in children:
-        child.join(timeout=60)
+        child.join(timeout=300)
         assert child.exitcode == 0
     assert len({pid for pid, *_ in answers} | {os.getpid()}) == 5
     assert all(position == 7 and data == DATA for _, position, data in answers)

@@ -77,6 +77,6 @@ def test_a_program_ends_by_it_while_its_store_is_stalled(web, script):
     assert program.stdout.readline() == "open\n"
     web.wait_until_stalled()
     program.send_signal(signal.SIGINT)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=300)
     assert not web.flowing.is_set()
     assert program.returncode == -signal.SIGINT and "KeyboardInterrupt" in errors

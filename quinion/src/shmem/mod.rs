@@ -13,7 +13,8 @@
 //!
 //! A memory file is sparse: pages that were not written take no memory. `mapping/memory.rs` lists the states
 //! of a page. `grab.rs` gives memory to ranges, and pins it whole; `populate.rs` fills many bytes at once;
-//! `read.rs` is the path of a read that was no hit; `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks.
+//! `read.rs` is the path of a read that was no hit; `pin.rs` pins bytes; `holes.rs` cuts, punches and seeks;
+//! `ended.rs` sees to it that a file's memory goes with it.
 //!
 //! Memory is had as for any write: from a charge of the pool, by the reclaim of what files have clean. What
 //! memory files have is not reclaimed, so a cache can be full of them. Then a thread that wants more gets an
@@ -41,6 +42,7 @@ use crate::sys::fork::ForkGuard;
 use crate::tuning::Tuning;
 use crate::units::{MappingId, Order, PageIndex, PoolNumber};
 
+mod ended;
 mod grab;
 mod holes;
 mod pin;
@@ -48,6 +50,7 @@ mod populate;
 mod read;
 mod target;
 
+use ended::EndedFiles;
 pub use populate::PopulateSlice;
 pub(crate) use target::{BufferList, OneBuffer, Target};
 
@@ -60,6 +63,8 @@ pub struct Shmem {
     pub(crate) filemap: Arc<Filemap>,
     /// How many memory files there are.
     files: AtomicU64,
+    /// Those that are gone, but for folios on their way to the spill file.
+    ended: Arc<EndedFiles>,
 }
 
 /// A memory file that is to be made.
@@ -81,7 +86,7 @@ pub struct NewMemory {
 impl Shmem {
     /// The paths of memory files beside those of files.
     pub fn new(filemap: Arc<Filemap>) -> Self {
-        Self { filemap, files: AtomicU64::new(0) }
+        Self { ended: EndedFiles::of(&filemap), filemap, files: AtomicU64::new(0) }
     }
 
     /// How many memory files there are.
@@ -105,10 +110,11 @@ impl Shmem {
         Some(mapping)
     }
 
-    /// The last handle of a memory file is gone: so is the file, when the caller drops the mapping.
-    pub fn end(&self, mapping: &Mapping) {
+    /// The last handle of a memory file is gone: so is the file, when the caller drops the mapping, or soon after.
+    pub fn end(&self, mapping: &Arc<Mapping>) {
         self.files.fetch_sub(1, Ordering::Relaxed);
         self.filemap.reclaim().remove_mapping(mapping.id());
+        self.ended.add(&self.filemap, mapping);
     }
 
     /// Writes `bytes` at `position` for `pool`; as [`Filemap::write`].

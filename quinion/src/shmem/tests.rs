@@ -4,6 +4,7 @@
 //! a batch and its copy. The letters are those of the kernel facts. `tests/mem_file.rs` tests the public API.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, ArenaOptions, FillEnd, ReadableState};
 use crate::backend::doubles::{Faults, SimulatedBackend};
@@ -22,6 +23,8 @@ use crate::units::{MappingId, Millis, Order, Orders, PAGE_SIZE, PageIndex, PoolN
 use super::{NewMemory, OneBuffer, Shmem, Target};
 
 const BYTES: u64 = PAGE_SIZE as u64;
+/// How long a test waits for the background thread before it says that it will never come.
+const LONG: Duration = Duration::from_secs(60);
 /// A byte that no reader may see unless it was filled.
 const JUNK: u8 = 0xdd;
 
@@ -489,4 +492,26 @@ fn a_folio_with_an_address_on_its_way_to_the_spill_file_stays() {
     spill.drain();
     assert_eq!((stage.mapping.backing().spilled_pages(), spill.stats().bytes), (0, 0));
     stage.check();
+}
+
+/// 1. A folio of the file is on its way to the spill file, and its request keeps the mapping.
+/// 2. The last handle goes.
+/// 3. The device has written the folio, and no thread waits for it: the request ended with the next one that did.
+#[test]
+fn a_file_that_ends_on_its_way_to_the_spill_file_gives_its_memory_back_without_a_reader() {
+    let (stage, _spill) = on_its_way();
+    let Stage { shmem, mapping, .. } = stage;
+    let free = |shmem: &Shmem| shmem.filemap.arena.stats().free_pages;
+    let before = free(&shmem);
+    shmem.end(&mapping);
+    let gone = Arc::downgrade(&mapping);
+    drop(mapping);
+    let begun = Instant::now();
+    while gone.strong_count() > 0 {
+        assert!(begun.elapsed() < LONG, "its memory stays behind");
+        std::thread::yield_now();
+    }
+    assert_eq!(free(&shmem), before + 16);
+    shmem.filemap.reclaim().check().unwrap();
+    shmem.filemap.arena.check().unwrap();
 }

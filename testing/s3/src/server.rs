@@ -1,7 +1,7 @@
 //! Server: the listener, what it counts, and what it does to requests and answers.
 //!
 //! ```text
-//!   request --> counted --> latency --> a fault drawn --> s3s --> headers --> body, at the set speed --> or its fault
+//!   request --> counted --> latency, hold --> a fault drawn --> s3s --> headers --> body, at its speed --> or fault
 //! ```
 //!
 //! Faults of a script come to GETs alone, in order; a plan's also to HEADs, as far as an answer without a body can show
@@ -31,6 +31,7 @@ use object_store::aws::AmazonS3;
 use percent_encoding::percent_decode_str;
 use rustix::net::sockopt::set_socket_linger;
 use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::sync::watch;
 
 use crate::client::store_at;
 use crate::fault::{Drawing, Fault, FaultPlan, KINDS};
@@ -60,6 +61,8 @@ pub struct Control {
     objects: Objects,
     script: Mutex<VecDeque<Fault>>,
     plan: Mutex<Option<Drawing>>,
+    /// Whether answers are held back.
+    holds: watch::Sender<bool>,
     /// In microseconds.
     latency: AtomicU64,
     /// Bytes in a second, of each connection; 0: as fast as can be.
@@ -119,6 +122,18 @@ impl Control {
     /// How long each request waits for its answer.
     pub fn set_latency(&self, time: Duration) {
         self.latency.store(time.as_micros() as u64, Ordering::Relaxed);
+    }
+    /// Holds back all answers from now on, until [`Control::release`].
+    pub fn hold(&self) {
+        self.holds.send_replace(true);
+    }
+    /// Answers requests again, those that were held back first.
+    pub fn release(&self) {
+        self.holds.send_replace(false);
+    }
+    /// Requests that are under way, until their answers begin.
+    pub fn under_way(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
     }
     /// How many bytes of a body come in a second; 0: as fast as can be. Other bodies at the same time have as many.
     pub fn set_bandwidth(&self, bytes: u64) {
@@ -307,6 +322,8 @@ impl Exchange {
         control.most.fetch_max(now, Ordering::Relaxed);
         let _now = Leaving(&control.now);
         pause(Duration::from_micros(control.latency.load(Ordering::Relaxed))).await;
+        // The sender is in `control`, so there is one.
+        let _ = control.holds.subscribe().wait_for(|holds| !holds).await;
         let fault = if key.is_empty() { None } else { control.draw(&method) };
         match fault {
             Some(Fault::Status(code)) => return refusal(code),

@@ -24,7 +24,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, ReadOptions, SpillOptions};
+use quinion::{Cache, ErrorKind, MemFile, MemFileOptions, Pinned, SpillOptions};
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
 
 use super::cache::{CheckResult, checked, compare, content, kernel_read};
@@ -172,7 +172,7 @@ fn refusable<T>(what: &str, result: quinion::error::Result<T>) -> Result<Option<
 }
 
 /// How long memory may stay with a thread of the cache on a busy machine.
-const HELD_MAX: Duration = Duration::from_secs(20);
+const HELD_MAX: Duration = Duration::from_secs(60);
 
 impl MemPair {
     /// Two empty files.
@@ -526,14 +526,6 @@ impl MemPair {
         self.begin()
     }
 
-    /// Reads a page of another file from the device, and leaves it nowhere; completed requests are reaped by that.
-    fn reap(&self) -> CheckResult {
-        let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let file = checked("an open", self.cache.open(program))?;
-        let uncached = ReadOptions::new().uncached(true);
-        checked("a read", file.read_at_with(&mut [0; 1], 0, uncached)).map(drop)
-    }
-
     /// All bytes are the same; then everything goes.
     pub fn end(&mut self) -> CheckResult {
         self.check()?;
@@ -546,15 +538,15 @@ impl MemPair {
         self.pins.clear();
         self.files.clear();
         self.cache.check()?;
-        // Folios that are being written to the spill file keep their memory until their requests are reaped, which the
-        // next reader of the device does: there is none any more, so one is made.
+        // Folios that are being written to the spill file keep their memory until their requests have ended, which the
+        // background thread sees to.
         let held = || {
             let stats = self.cache.stats();
             stats.data_bytes - stats.free_bytes
         };
         let begun = Instant::now();
         while held() > 0 && begun.elapsed() < HELD_MAX {
-            self.reap()?;
+            std::thread::sleep(Duration::from_millis(1));
         }
         match held() {
             0 => Ok(()),

@@ -447,7 +447,7 @@ mod tests {
         let others = file.clone();
         std::thread::spawn(move || sender.send(others.bytes(100_000..1_900_000).expect("it is there")));
         let bytes =
-            receiver.recv_timeout(std::time::Duration::from_secs(20)).expect("it is not kept waiting");
+            receiver.recv_timeout(std::time::Duration::from_secs(60)).expect("it is not kept waiting");
         assert!(bytes.len() == 1_800_000 && bytes.iter().all(|&byte| byte == 7));
         // What this thread asks for is kept, also when another guard of it ends before.
         let before = objects.stats().gets;

@@ -309,7 +309,7 @@ mod tests {
                 queues.spawn(QueueKey::Device(number), move || say.send(round).unwrap());
             }
             for _ in 0..8 {
-                assert_eq!(said.recv_timeout(Duration::from_secs(20)), Ok(round));
+                assert_eq!(said.recv_timeout(Duration::from_secs(60)), Ok(round));
             }
             let state = queues.lock();
             assert!(state.idle <= IDLE_MAX && state.handed.len() <= state.idle, "{}", state.idle);

@@ -33,6 +33,7 @@
 //! believed of a file that may change ([`Viewer::validation`]).
 
 use core::cell::Cell;
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -42,7 +43,7 @@ use crate::arena::control::{
 };
 use crate::arena::referenced::is_saturated;
 use crate::arena::{CellNumber, Flags, GrownView, LayoutError, Validation, View};
-use crate::filemap::{HitStop, locate, read_hits};
+use crate::filemap::{HitStop, locate, read_hits, resident};
 use crate::units::{Frame, MappingId};
 
 #[cfg(all(feature = "std", not(quinion_model)))]
@@ -415,6 +416,12 @@ impl Viewer {
         each: impl FnMut(*const u8, usize),
     ) -> usize {
         locate(&self.arena, (file.cell, file.id), range, each)
+    }
+
+    /// Says which bytes of `range` a read would find in the cache now, part by part; see [`resident`]. The owner is not
+    /// asked: it is a hint, which the next moment may make wrong.
+    pub fn resident(&self, file: &ViewedFile<'_>, range: Range<u64>, each: impl FnMut(Range<u64>)) {
+        resident(&self.arena, (file.cell, file.id), range, each);
     }
 
     /// As [`Viewer::read`], and what it brings into the cache does not stay there; what was cached before does, and is

@@ -6,8 +6,8 @@
 //!
 //! Without that cfg this file is empty. A viewer asks while the watcher of its group looks, and workers look for
 //! doorbells: the real code of `quinion::internals::arena::doorbells`. A thread's sleep is its end: it ends with the
-//! number that it would sleep on. What the kernel does then is done when all have ended: who would sleep on a number that is another
-//! by now looks again. When all sleep in the end, each question has been taken, once.
+//! number that it would sleep on. What the kernel does then is done when all have ended: who would sleep on a number
+//! that is another by now looks again. When all sleep in the end, each question has been taken, once.
 //!
 //! # What the checker does not show
 //!

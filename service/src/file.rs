@@ -313,6 +313,23 @@ impl ClientFile {
         Ok(())
     }
 
+    /// Which bytes of a range are cached: without a question to the server, and without a note of the look. The ranges
+    /// rise, and no two of them touch. It is a hint: what is cached may be evicted, and fetched, meanwhile.
+    /// Nothing of a file that no server serves.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`].
+    pub fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let (file, mut found) = (self.newest()?, Vec::<Range<u64>>::new());
+        let Some((viewer, viewed)) = file.believed()? else { return Ok(found) };
+        let range = range.start..range.end.min(file.len());
+        viewer.resident(&viewed.file(), range, |part| match found.last_mut() {
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => found.push(part),
+        });
+        Ok(found)
+    }
+
     /// It, as the last server has opened it that it was read at. No server is asked.
     fn newest(&self) -> Result<Self> {
         Ok(self.inner.newest()?.map_or_else(|| self.clone(), |inner| Self { inner }))

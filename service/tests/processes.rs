@@ -814,6 +814,38 @@ fn pinned_bytes_stay_under_pressure_and_when_the_server_stops() {
     check();
 }
 
+#[test]
+fn a_client_is_told_what_is_cached_and_asks_for_none_of_it() {
+    let mut stage = Stage::with(30_000_000, 16 << 20, Options::new().whole_max(0));
+    let object = stage.client().open(URL).unwrap();
+    assert_eq!(object.residents(0..u64::MAX).unwrap(), []);
+    let mut bytes = vec![0; 100_000];
+    object.read_exact_at(&mut bytes, 5_000_000).unwrap();
+    object.read_exact_at(&mut bytes, 29_900_000).unwrap();
+    let some = object.residents(0..u64::MAX).unwrap();
+    let covers =
+        |range: &std::ops::Range<u64>| some.iter().any(|r| r.start <= range.start && range.end <= r.end);
+    assert!(covers(&(5_000_000..5_100_000)) && covers(&(29_900_000..30_000_000)), "{some:?}");
+    assert!(
+        some.is_sorted_by(|a, b| a.end < b.start)
+            && some.iter().map(|r| r.end - r.start).sum::<u64>() < 16 << 20
+    );
+    assert_eq!(object.residents(5_000_001..5_000_009).unwrap(), [5_000_001..5_000_009]);
+    assert_eq!(object.residents(31_000_000..32_000_000).unwrap(), []);
+    read_all(&object, 1, 11); // twice the memory
+    assert!(
+        object.residents(0..30_000_000).unwrap().iter().map(|r| r.end - r.start).sum::<u64>() <= 16 << 20
+    );
+    // What a reader without the server may copy is what it was told: no more, no less.
+    for range in object.residents(0..30_000_000).unwrap() {
+        let mut ready = vec![0; (range.end - range.start) as usize];
+        assert!(object.read_ready(&mut ready, range.start).unwrap(), "{range:?}");
+        s3::check(1, range.start, &ready);
+    }
+    stage.server.take().unwrap().stop();
+    assert_eq!(object.residents(0..30_000_000).unwrap(), []);
+}
+
 /// 1. A viewer pins a range of a folio, the rest of which has not come; its fill fails, and the folio leaves the index.
 /// 2. Another client reads: another folio is in its place, which is not pinned.
 /// 3. The viewer looks for what it has pinned, finds that one, and it is used again for other bytes.

@@ -259,6 +259,17 @@ impl RawFile {
         Ok(held.into())
     }
 
+    /// The parts of a range that are cached, as offset and length.
+    fn residents(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<Vec<(u64, u64)>> {
+        let range = offset..offset.saturating_add(length);
+        let found = py.detach(|| self.source.residents(range))?;
+        Ok(found.into_iter().map(|part| (part.start, part.end - part.start)).collect())
+    }
+
+    fn prefetch(&self, py: Python<'_>, offset: u64, length: u64) -> PyResult<()> {
+        Ok(py.detach(|| self.source.prefetch(offset..offset.saturating_add(length)))?)
+    }
+
     /// The bytes, if they are there; else an answer of that number comes.
     fn start_read<'py>(
         &self,

@@ -19,15 +19,12 @@ use std::os::unix::fs::FileExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use quinion::{BatchRead, ErrorKind, File, ReadOptions};
+use quinion::{BatchRead, ErrorKind, File, PageState, ReadOptions};
 use quinion_object::ObjectFile;
 use quinion_service::{ClientFile, RangeRead};
 
 use crate::error::{Failure, Result};
 use crate::memory::Held;
-
-/// Whether longer ranges of a server are cached is not worth a look: a thread waits for their pin.
-const PIN_READY_MAX: usize = 64 << 10;
 
 /// Whether a source may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +74,10 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// `None`: it would have to be waited for.
     fn pin_ready(&self, range: Range<u64>) -> Result<Option<Held>>;
     fn pin(&self, range: Range<u64>) -> Result<Held>;
+    /// Which bytes of a range are cached, as far as can be told without waiting.
+    fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>>;
+    /// Starts to fetch what is not.
+    fn prefetch(&self, range: Range<u64>) -> Result<()>;
 }
 
 /// Fills the buffer, but for what is behind the end.
@@ -168,12 +169,16 @@ impl Source for ServedObject {
     }
     fn pin_ready(&self, range: Range<u64>) -> Result<Option<Held>> {
         // The server is asked for the pin all the same, but need not wait for the store.
-        let mut bytes = [0; PIN_READY_MAX];
-        let Some(bytes) = bytes.get_mut(..(range.end - range.start) as usize) else { return Ok(None) };
-        if self.0.read_ready(bytes, range.start)? { self.pin(range).map(Some) } else { Ok(None) }
+        if self.0.residents(range.clone())? == [range.clone()] { self.pin(range).map(Some) } else { Ok(None) }
     }
     fn pin(&self, range: Range<u64>) -> Result<Held> {
         Ok(Held::of_server(self.0.pin(range)?))
+    }
+    fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        Ok(self.0.residents(range)?)
+    }
+    fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        Ok(self.0.prefetch(range)?)
     }
 }
 
@@ -210,6 +215,12 @@ impl Source for ServedFile {
     }
     fn pin(&self, range: Range<u64>) -> Result<Held> {
         Ok(Held::of_server(self.0.pin(range)?))
+    }
+    fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        Ok(self.0.residents(range)?)
+    }
+    fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        Ok(self.0.prefetch(range)?)
     }
 }
 
@@ -273,6 +284,12 @@ impl Source for CachedObject {
     }
     fn pin(&self, range: Range<u64>) -> Result<Held> {
         Ok(Held::of_cache(self.object.pin(range)?))
+    }
+    fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        residents_of(self.object.file(), range).map_err(|error| self.failed(error))
+    }
+    fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        Ok(self.object.prefetch(range).map(drop)?)
     }
 }
 
@@ -342,6 +359,21 @@ impl Source for CachedFile {
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         self.file.pin(range.start, len).map(Held::of_cache).map_err(|error| self.failed(&error))
     }
+    fn residents(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        residents_of(&self.file, range).map_err(|error| self.failed(&error))
+    }
+    fn prefetch(&self, range: Range<u64>) -> Result<()> {
+        let len = range.end.saturating_sub(range.start);
+        self.file.will_need(range.start, len).map(drop).map_err(|error| self.failed(&error))
+    }
+}
+
+/// What of a range of a file of this process's cache is there to be read.
+fn residents_of(file: &File, range: Range<u64>) -> std::result::Result<Vec<Range<u64>>, quinion::Error> {
+    let all = file.residents(range.start, range.end.saturating_sub(range.start))?;
+    let cached = all.filter(|resident| resident.state == PageState::Cached);
+    // Whole pages, of which the range may want parts.
+    Ok(cached.map(|part| part.bytes.start.max(range.start)..part.bytes.end.min(range.end)).collect())
 }
 
 /// What no cache can have.
@@ -389,5 +421,11 @@ impl Source for KernelFile {
     }
     fn pin(&self, range: Range<u64>) -> Result<Held> {
         copied(self, range)
+    }
+    fn residents(&self, _range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        Ok(Vec::new())
+    }
+    fn prefetch(&self, _range: Range<u64>) -> Result<()> {
+        Ok(())
     }
 }

@@ -40,6 +40,35 @@ def in_child(work):
     return pickle.loads(found)
 
 
+def processes_of(name):
+    """Those that serve under that name, by what they were started as."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"quinion.service" in arguments and name.encode() in arguments:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(holds):
+    until = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def permissions_at(address):
+    """Those of the mapping that an address is in: `s` at the end says that other processes may share it."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if first <= address < end:
+            return line.split()[1]
+    raise ValueError(f"nothing is mapped at {address:x}")
+
+
 class ServerProcess:
     """A server of a folder, which it has under two names."""
 

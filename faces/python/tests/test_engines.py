@@ -219,6 +219,7 @@ def test_zarr_reads_chunks(fresh):
     written = zarr.create_array(store=bare, shape=values.shape, chunks=(100, 100), dtype="f8")
     written[:] = values
     ours = zarr.storage.FsspecStore.from_url("quinion::s3://bucket/z", storage_options=fresh.storage, read_only=True)
+    assert ours.fs.asynchronous and type(ours.fs).__name__ == "QuinionFileSystem"  # its coroutines, and no wrapper
     array = zarr.open_array(store=ours, mode="r")
     assert (fresh.twice(lambda: array[:]) == values).all()
     assert (array[150:250, 150:250] == values[150:250, 150:250]).all()

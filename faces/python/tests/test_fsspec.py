@@ -1,5 +1,6 @@
 """Fsspec: chained to another file system, it is that file system, and its reads are the cache's."""
 
+import asyncio
 import os
 import pickle
 import random
@@ -150,6 +151,67 @@ def test_operations_at_random_are_those_of_the_memory_file_system(server, memory
     for _ in range(OPERATIONS):
         operations.step()
     assert server.stats()["reads"] > OPERATIONS // 4
+
+
+def test_coroutines_answer_as_the_calls_do(server, memory):
+    options = {"server": server.name, "target_protocol": "memory", "asynchronous": True, "skip_instance_cache": True}
+    fs = fsspec.filesystem("quinion", **options)
+    assert fs.async_impl and fs.asynchronous and pickle.loads(pickle.dumps(fs)).asynchronous
+
+    async def ask():
+        whole, part, end = await asyncio.gather(
+            fs._cat_file("/t/a"), fs._cat_file("/t/a", 5, 10), fs._cat_file("quinion:///t/a", -7)
+        )
+        assert (whole, part, end) == (DATA, DATA[5:10], DATA[-7:])
+        assert await fs._cat_file("/t/with space%41", -10, -5) == DATA[4990:4995]
+        assert await fs._ls("/t") == memory.ls("/t") and await fs._info("/t/a") == memory.info("/t/a")
+        assert await fs._exists("/t/a") and not await fs._exists("/t/none")
+        assert sorted(await fs._find("/t")) == sorted(memory.find("/t"))
+        found = await fs._cat_ranges(["/t/a", "/t/none", "/t/a"], [0, 0, 5], 9)
+        assert found[0] == DATA[:9] and isinstance(found[1], FileNotFoundError) and found[2] == DATA[5:9]
+        with pytest.raises(FileNotFoundError):
+            await fs._cat_ranges(["/t/none"], 0, 4, on_error="raise")
+        assert await fs._cat(["/t/a", "/t/empty"]) == {"/t/a": DATA, "/t/empty": b""}
+        await fs._pipe_file("/t/new", b"new")
+        await fs._cp_file("/t/new", "/t/newer")
+        assert memory.cat_file("/t/newer") == b"new"
+        await fs._rm("/t/new")
+        await fs._rm_file("/t/newer")
+        assert not memory.exists("/t/new") and not memory.exists("/t/newer")
+
+    before = server.stats()["reads"]
+    asyncio.run(ask())
+    assert server.stats()["reads"] > before
+
+
+def test_the_other_file_system_is_asynchronous_as_well(server):
+    made = fsspec.filesystem("quinion", server=server.name, target_protocol="http", asynchronous=True)
+    assert made.fs.asynchronous
+    waits = fsspec.filesystem("quinion", server=server.name, target_protocol="http")
+    assert waits.async_impl and not waits.asynchronous and not waits.fs.asynchronous
+
+
+def test_reads_of_one_loop_are_side_by_side(server, web):
+    web_server = ServerProcess(server.objects, stores={web.url: {}})
+    try:
+        for n in range(4):
+            web.objects[f"part-{n}"] = DATA[n:]
+        fs = fsspec.filesystem("quinion", server=web_server.name, target_protocol="http", asynchronous=True)
+
+        async def ask():
+            opened = [await fs.client.aopen(f"{web.url}/part-{n}") for n in range(4)]
+            web.stall_gets()
+            reads = [asyncio.create_task(file.aread_at(0, 100)) for file in opened]
+            # All four are at the store before any is answered.
+            await asyncio.to_thread(web.wait_until_stalled, 4)
+            web.flow()
+            assert await asyncio.gather(*reads) == [DATA[n : n + 100] for n in range(4)]
+            return await asyncio.gather(*(fs._cat_file(f"{web.url}/part-{n}") for n in range(4)))
+
+        assert asyncio.run(ask()) == [DATA[n:] for n in range(4)]
+    finally:
+        web.flow()
+        web_server.kill()
 
 
 def test_chains_and_pickles(server, memory):

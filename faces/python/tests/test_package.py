@@ -18,9 +18,13 @@ with client.open("s3://b/k") as file:
     parts: list[bytes] = file.read_ranges([(0, 1)])
     pin: quinion.Pin = file.pin(0, 10)
     view: memoryview = memoryview(pin)
+    file.prefetch(progress=True)
+    hint: quinion.Residency = client.residency("s3://b/k")
+    ranges: list[tuple[int, int]] = hint.ranges
     reveal_type(file.size)
 with quinion.Cache(memory=1 << 24, disk=("/x", 1 << 30), stores={"s3://b": {"region": "x"}, "m://t": {"k": b"v"}}) as cache:
     numbers: dict[str, int] = cache.stats()
+    quinion.top(cache, times=1)
 async def use() -> tuple[bytes, list[bytes], quinion.Pin, int]:
     file = await cache.aopen("x")
     return (await file.aread_at(0, 1), await file.aread_ranges([(0, 1)]), await file.apin(0, 1),

@@ -3,12 +3,13 @@
 import ctypes
 import gc
 import os
+import pathlib
 import sys
 
 import numpy
 import pytest
 import quinion
-from conftest import DATA, SIZE
+from conftest import DATA, SIZE, in_child, permissions_at
 
 URL = "data://s/a"
 PINS = 1_000_000 if os.environ.get("QUINION_SOAK") else 100_000
@@ -27,6 +28,45 @@ def test_a_pin_is_read_only_and_not_copied(client):
         array.flags.writeable = True
     with pytest.raises((BufferError, TypeError)):
         (ctypes.c_char * 4096).from_buffer(pin)
+
+
+def test_a_long_pin_is_one_range_of_addresses_whatever_lies_between_its_pieces(opener, server):
+    (server.objects / "b").write_bytes(DATA)
+    first, second = opener.open(URL), opener.open("data://s/b")
+    # Their pieces lie in turns in the cache.
+    for offset in range(0, SIZE, 256 << 10):
+        first.read_at(offset, 256 << 10), second.read_at(offset, 256 << 10)
+    maps = len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+    for file in (first, second):
+        pin = file.pin(5, SIZE - 9)
+        array = numpy.frombuffer(pin, dtype=numpy.uint8)
+        assert not pin.is_copied and permissions_at(array.ctypes.data).endswith("s") and not array.flags.writeable
+        assert array.tobytes() == DATA[5 : SIZE - 4]
+        assert in_child(lambda pin=pin: refused(pin))
+        assert array.tobytes() == DATA[5 : SIZE - 4]
+        del pin, array
+    # What was mapped for them is mapped no more.
+    assert len(pathlib.Path("/proc/self/maps").read_text().splitlines()) <= maps + 2
+
+
+def refused(pin):
+    """Whether a child is lent nothing of its parent's pin."""
+    try:
+        memoryview(pin)
+    except BufferError:
+        return True
+    return False
+
+
+def test_long_pins_do_not_leak_what_is_mapped(client, server):
+    file = client.open(URL)
+    file.read()
+    for n in range(3000):
+        offset = n * 4096 % (1 << 20)
+        assert memoryview(file.pin(offset, 2 << 20))[-1] == DATA[offset + (2 << 20) - 1]
+    # 65,530 is the most that a process may have.
+    assert len(pathlib.Path("/proc/self/maps").read_text().splitlines()) < 2000
+    server.wait_for("pins", 0)
 
 
 def test_the_last_holder_gives_a_pin_back(client, server):

@@ -2,13 +2,12 @@
 
 import multiprocessing
 import os
-import pathlib
 import signal
 import time
 
 import pytest
 import quinion
-from conftest import DATA
+from conftest import DATA, processes_of, wait_until
 
 URL = "data://s/a"
 
@@ -27,26 +26,6 @@ def stores(tmp_path):
     folder.mkdir()
     (folder / "a").write_bytes(DATA)
     return {"data://s": folder.as_uri()}
-
-
-def processes_of(name):
-    """Those that serve under that name, by what they were started as."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            arguments = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"quinion.service" in arguments and name.encode() in arguments:
-            found.append(int(entry.name))
-    return found
-
-
-def wait_until(holds):
-    until = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def read(name, stores, start, results):
@@ -114,7 +93,7 @@ def length_of_part(name, url):
 
 def test_dask_workers_cost_the_gets_of_one(name, web):
     distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed here")
-    from quinion.dask import Plugin
+    from quinion.dask import Plugin, workers_with
 
     for n in range(8):
         web.objects[f"part-{n}"] = DATA[n:]
@@ -137,3 +116,31 @@ def test_dask_workers_cost_the_gets_of_one(name, web):
             # Each byte came once, for all workers and both rounds.
             assert sum(web.sent.values()) == sum(len(web.objects[f"part-{n}"]) for n in range(8))
         assert len(processes_of(name)) == 1
+        # The hint names workers of the node that has the object, and none for another object.
+        web.objects["new"] = DATA
+        assert sorted(workers_with(client, f"{web.url}/part-3", server=name)) == sorted(workers)
+        assert workers_with(client, f"{web.url}/new", server=name) == []
+
+
+def test_dask_tasks_go_on_after_the_server_was_killed(name, web):
+    distributed = pytest.importorskip("distributed", reason="SKIPPED: distributed is not installed here")
+    from quinion.dask import Plugin
+
+    web.objects["part"] = DATA
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+    )
+    with cluster, distributed.Client(cluster, timeout=120) as client:
+        stores = {web.url: {}}
+        client.register_plugin(Plugin(name, memory=64 << 20, stores=stores))
+        length = client.submit(length_of_part, name, f"{web.url}/part", pure=False)
+        assert length.result()[0] == len(DATA)
+        (process,) = processes_of(name)
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: not processes_of(name))
+        quinion.ensure_service(name, memory=64 << 20, stores=stores)
+        workers = list(client.scheduler_info()["workers"])
+        again = [
+            client.submit(length_of_part, name, f"{web.url}/part", workers=[worker], pure=False) for worker in workers
+        ]
+        assert [found for found, _ in client.gather(again)] == [len(DATA)] * 2

@@ -9,14 +9,18 @@
 //! place of a pinned one.
 //!
 //! A folio without any pin is not what the owner has pinned, and is not lent, whatever the owner said.
+//!
+//! [`resident`] takes the same walk without a pin, and lends nothing: it tells which bytes a read would find now.
 
-use super::hit::{is_still, page_of};
-use crate::arena::{CellNumber, View};
+use core::ops::Range;
+
+use super::hit::{is_still, look_partial, page_of};
+use crate::arena::{CellNumber, GrownView, Record, View};
 use crate::mapping::find;
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
 
-/// Says of `len` bytes at `position` of a file, from the first on, where they lie: pieces of a page at most, in order.
+/// Says of `len` bytes at `position` of a file, from the first on, where they lie: pieces of a folio at most, in order.
 /// Ends at the first page that is not there, or whose folio is not filled or not pinned. How many bytes were found.
 pub fn locate(
     view: &View,
@@ -31,12 +35,18 @@ pub fn locate(
         let at = position + found as u64;
         let index = PageIndex::of_byte(at);
         let inside = at as usize % PAGE_SIZE;
-        let bytes = (len - found).min(PAGE_SIZE - inside);
         let Kind::Folio(number) = find(&grown, record, index).kind() else { break };
         let frame = Frame(number);
         let Some(descriptor) = grown.descriptor(frame) else { break };
         let Ok(ticket) = descriptor.begin_read(id, index) else { break };
+        let pages = (u64::from(ticket.order().pages()) + ticket.first.0 - index.0) as usize;
+        let bytes = (len - found).min(pages * PAGE_SIZE - inside);
+        // The frames of a folio lie together: if the first and the last of them exist, the others do.
+        let last = PageIndex(index.0 + ((inside + bytes - 1) / PAGE_SIZE) as u64);
         let Some(page) = page_of(grown, frame, ticket, index) else { break };
+        if page_of(grown, frame, ticket, last).is_none() {
+            break;
+        }
         if !descriptor.is_pinned() || !is_still(descriptor, ticket, record, id, at + bytes as u64) {
             break;
         }
@@ -44,4 +54,37 @@ pub fn locate(
         found += bytes;
     }
     found
+}
+
+/// Says which bytes of `range` a read would find in the cache now: parts of a folio at most, in rising order. The next
+/// moment's answer may be another one: nothing is kept, noted or waited for.
+pub fn resident(
+    view: &View,
+    (cell, id): (CellNumber, MappingId),
+    range: Range<u64>,
+    mut each: impl FnMut(Range<u64>),
+) {
+    let grown = view.grown();
+    let Some(record) = grown.record(cell) else { return };
+    let mut at = range.start;
+    while at < range.end {
+        let index = PageIndex::of_byte(at);
+        let ready = ready_pages(grown, record, id, index);
+        let step = u64::from(ready.max(1)) * PAGE_SIZE as u64;
+        let end = index.first_byte().saturating_add(step).min(range.end);
+        if ready > 0 {
+            each(at..end);
+        }
+        at = end;
+    }
+}
+
+/// How many pages of one folio, from `index` on, can be read.
+fn ready_pages(grown: GrownView<'_>, record: &Record, id: MappingId, index: PageIndex) -> u32 {
+    let Kind::Folio(number) = find(&grown, record, index).kind() else { return 0 };
+    let Some(descriptor) = grown.descriptor(Frame(number)) else { return 0 };
+    match look_partial(grown, descriptor, Frame(number), id, index) {
+        Ok((ticket, pages)) if is_still(descriptor, ticket, record, id, index.first_byte()) => pages,
+        _ => 0,
+    }
 }

@@ -92,7 +92,7 @@ pub(crate) use future::PendingRead;
 pub use hint::Prefetch;
 pub use hit::{HitStop, Hits, read_hits, read_hits_into};
 pub use hit_batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
-pub use locate::locate;
+pub use locate::{locate, resident};
 #[cfg(feature = "std")]
 pub use pin::PinRequest;
 #[cfg(feature = "std")]

@@ -19,20 +19,27 @@ b'hello, world'
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import importlib
 import io
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from . import _aio
+from ._residency import Residency
+from ._top import top
 from ._quinion import Pin, RawCache, RawClient, RawFile, RawWaiter, Server
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Cache", "Client", "File", "Pin", "Server", "Stores", "connect", "ensure_service", "serve"]
+__all__ = [
+    "Cache", "Client", "File", "Pin", "Residency", "Server", "Stores",
+    "connect", "ensure_service", "residency", "serve", "top",
+]  # fmt: skip
 
 Stores: TypeAlias = Mapping[str, str | Mapping[str, str] | Mapping[str, bytes]]
 """What URLs lead to, by their beginnings: a folder, options of a store, or objects; see `serve`."""
@@ -48,6 +55,10 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+# What is waited for at a time by a prefetch, and what it has asked for ahead of that.
+_STEP_BYTES = 8 << 20
+_AHEAD_BYTES = 64 << 20
 
 _Identity = tuple[int, str | None, str | None, int | None]
 
@@ -90,6 +101,11 @@ def ensure_service(
     return service.ensure(name, memory, stores, idle)
 
 
+def residency(url: str, *, server: str = "node") -> Residency:
+    """What of an object the server of that name has in memory now: a hint for schedulers, see `Client.residency`."""
+    return connect(server).residency(url)
+
+
 class _RawOpener(Protocol):
     """The compiled half of what opens files."""
 
@@ -118,6 +134,12 @@ class Client:
     async def aopen(self, url: str) -> File:
         """As `open`, for asyncio."""
         return await _aopen(self, url)
+
+    def residency(self, url: str) -> Residency:
+        """What of an object is in the server's memory now. It is a hint: the next moment may evict or fetch. It costs an
+        open, and no bytes of the object; what a disk tier has is not counted."""
+        with self.open(url) as file:
+            return file.residency()
 
     @property
     def owner_is_dead(self) -> bool:
@@ -165,6 +187,11 @@ class Cache:
         file = await _aopen(self, os.fspath(url))
         self._files.add(file)
         return file
+
+    def residency(self, url: str | os.PathLike[str]) -> Residency:
+        """What of an object or file is in this cache's memory now; see `Client.residency`."""
+        with self.open(url) as file:
+            return file.residency()
 
     def stats(self) -> dict[str, int]:
         """What the cache has done, and has: `reads` and `hits` (those that waited for nothing) by its files, `gets` and
@@ -267,8 +294,7 @@ class File(io.RawIOBase):
     def readinto_at(self, offset: int, buffer: WriteableBuffer, /) -> int:
         """Fills `buffer` from `offset` on, and returns how many bytes that are: fewer only at the end. The position
         stays."""
-        with memoryview(buffer) as view, view.cast("B") as target:
-            return self._raw().read_into(offset, target)
+        return _read_into(self._raw(), offset, buffer)
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
         """The bytes of each `(offset, length)`. What is missing is fetched side by side."""
@@ -278,6 +304,42 @@ class File(io.RawIOBase):
         """Bytes as a read-only buffer, without a copy where they lie together in the cache. The `Pin`, its views, and
         arrays of those keep them."""
         return self._raw().pin(offset, length)
+
+    def residency(self, offset: int = 0, length: int | None = None) -> Residency:
+        """What of it, or of a part, is cached in memory now: a hint. Nothing is read or waited for."""
+        first, end = self._part(offset, length)
+        return Residency(self.name, end - first, self._raw().residents(first, end - first))
+
+    def prefetch(
+        self, offset: int = 0, length: int | None = None, *, wait: bool = False, progress: bool | None = None
+    ) -> None:
+        """Starts to fetch it, or a part, that far as the cache has room for what is on its way; and waits for all of it
+        with `wait=True`, or with `progress=True`, which shows a bar of tqdm's. What is longer than the cache does not
+        stay."""
+        first, end = self._part(offset, length)
+        if not (wait or progress):
+            self._raw().prefetch(first, end - first)
+            return
+        with _bar(self.name, end - first, progress) as told:
+            for begin in range(first, end, _STEP_BYTES):
+                self._raw().prefetch(begin, min(begin + _AHEAD_BYTES, end) - begin)
+                step = min(_STEP_BYTES, end - begin)
+                self._wait_for(begin, step)
+                told(step)
+
+    def _wait_for(self, offset: int, length: int) -> None:
+        try:
+            self.pin(offset, length)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            self.read_at(offset, length)
+
+    def _part(self, offset: int, length: int | None) -> tuple[int, int]:
+        if offset < 0 or (length is not None and length < 0):
+            raise ValueError(f"there are no {length} bytes at {offset} of {self.name}")
+        end = self.size if length is None else min(offset + length, self.size)
+        return min(offset, end), end
 
     async def aread_at(self, offset: int, length: int) -> bytes:
         """As `read_at`, for asyncio."""
@@ -311,8 +373,7 @@ class File(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        with memoryview(buffer) as view, view.cast("B") as target:
-            done = self._raw().read_into(self._position, target)
+        done = _read_into(self._raw(), self._position, buffer)
         self._position += done
         return done
 
@@ -358,6 +419,27 @@ class File(io.RawIOBase):
     def __repr__(self) -> str:
         state = "closed" if self._state is None else f"at {self._position}"
         return f"<quinion.File {self.name!r}, {state}>"
+
+
+def _read_into(raw: RawFile, offset: int, buffer: WriteableBuffer) -> int:
+    if type(buffer) is bytearray:
+        return raw.read_into(offset, buffer)
+    with memoryview(buffer) as view, view.cast("B") as target:
+        return raw.read_into(offset, target)
+
+
+@contextlib.contextmanager
+def _bar(name: str, total: int, progress: bool | None) -> Iterator[Callable[[int], object]]:
+    """What is told of bytes that have come."""
+    if not progress:
+        yield lambda _bytes: None
+        return
+    try:
+        tqdm = importlib.import_module("tqdm.auto").tqdm
+    except ImportError as error:
+        raise ImportError("a progress bar needs the package tqdm; install it, or use wait=True") from error
+    with tqdm(total=total, desc=name, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+        yield bar.update
 
 
 def _reopen(server: str, url: str, identity: _Identity | None, position: int) -> File:

@@ -4,6 +4,9 @@
 
 Each worker finds the node's server, or starts it. Tasks reach it by its name: `quinion.connect("node")`, or
 `storage_options={"quinion": {"server": "node"}}`.
+
+`workers_with(client, url)` names the workers whose nodes have something of an object in memory now, as a hint for
+`client.submit(..., workers=..., allow_other_workers=True)`.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import asyncio
 import importlib
 from typing import Any
 
-from . import Client, Stores, ensure_service
+from . import Client, Stores, connect, ensure_service
 
-__all__ = ["Plugin"]
+__all__ = ["Plugin", "workers_with"]
 
 _distributed: Any = importlib.import_module("distributed")
 
@@ -39,3 +42,14 @@ class Plugin(_distributed.WorkerPlugin):  # type: ignore[misc]
 
     def teardown(self, worker: Any) -> None:
         self.client = None
+
+
+def _cached(server: str, url: str) -> int:
+    return connect(server).residency(url).cached
+
+
+def workers_with(client: Any, url: str, *, server: str = "node") -> list[str]:
+    """The addresses of workers whose server has something of an object in memory now, those with most of it first. It is a
+    hint, and a question to each worker."""
+    found: dict[str, int] = client.run(_cached, server, url)
+    return sorted((worker for worker in found if found[worker] > 0), key=lambda worker: -found[worker])

@@ -6,27 +6,36 @@ server that has a store for `s3://bucket`:
     pandas.read_parquet("quinion::s3://bucket/key", storage_options={"quinion": {"server": "tables"}})
 
 Each open asks for the object's version, so a read sees what was put before it.
+
+It is asynchronous as fsspec means that: `_cat_file`, `_info` and the like are coroutines, and `asynchronous=True` makes the
+other file system so as well. Its other calls wait themselves, on no loop of fsspec's. A file system without coroutines is
+called on threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import quote
 
 import fsspec  # type: ignore[import-untyped]
+from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]
 from fsspec.implementations.chained import ChainedFileSystem  # type: ignore[import-untyped]
 
 from . import File, connect
 
 __all__ = ["QuinionFileSystem"]
 
+_Bounds = list[tuple[int | None, int | None]]
 
-class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
+
+class QuinionFileSystem(AsyncFileSystem, ChainedFileSystem):  # type: ignore[misc]
     """Reads by the server `server`; the rest by the file system of `target_protocol`."""
 
     protocol = "quinion"
+    mirror_sync_methods = False  # each has both
 
     def __init__(
         self,
@@ -38,7 +47,10 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
     ) -> None:
         super().__init__(**options)
         self.client = connect(server)
-        self.fs = fsspec.filesystem(target_protocol, **(target_options or {}))
+        options_of_target = dict(target_options or {})
+        if self.asynchronous and fsspec.get_filesystem_class(target_protocol).async_impl:
+            options_of_target["asynchronous"] = True
+        self.fs = fsspec.filesystem(target_protocol, **options_of_target)
         # Of the instance alone: the class knows no other file system.
         self.__dict__["_strip_protocol"] = self._strip
 
@@ -47,12 +59,15 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return [self._strip(one) for one in path]
         return self.fs._strip_protocol(type(self)._strip_protocol(path))
 
-    def _file(self, path: str) -> File:
+    def _url(self, path: str) -> str:
         url: str = self.fs.unstrip_protocol(self._strip_protocol(path))
         scheme, _, rest = url.partition("://")
         # The server decodes the keys of URLs. Paths of local files are taken as they are, and a web server's are URLs.
         is_ready = scheme in ("file", "http", "https")
-        return self.client.open(url if is_ready else f"{scheme}://{quote(rest, safe='/')}")
+        return url if is_ready else f"{scheme}://{quote(rest, safe='/')}"
+
+    def _file(self, path: str) -> File:
+        return self.client.open(self._url(path))
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         return self._file(path) if mode == "rb" else self.fs.open(self._strip_protocol(path), mode, **options)
@@ -65,22 +80,15 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
     ) -> list[Any]:
-        if not isinstance(paths, list):
-            raise TypeError(f"paths must be a list, and are {type(paths).__name__}")
-        starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
-        ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
-        if not len(paths) == len(starts) == len(ends):
-            raise ValueError("there must be as many starts and ends as paths")
-        places, answers = defaultdict(list), [None] * len(paths)
-        for place, path in enumerate(paths):
-            places[path].append(place)
-        for path, of_path in places.items():
-            found = self._ranges(path, [(starts[place], ends[place]) for place in of_path], on_error)
-            for place, answer in zip(of_path, found, strict=True):
+        wanted = _by_path(paths, starts, ends)
+        answers: list[Any] = [None] * len(paths)
+        for path, places, ranges in wanted:
+            found = self._ranges(path, ranges, on_error)
+            for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
         return answers
 
-    def _ranges(self, path: str, wanted: list[tuple[int | None, int | None]], on_error: str) -> list[Any]:
+    def _ranges(self, path: str, wanted: _Bounds, on_error: str) -> list[Any]:
         """Ranges of one object, side by side; if they fail and errors are answers, each by itself."""
         try:
             with self._file(path) as file:
@@ -115,9 +123,6 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         self.fs.rm(self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)
 
-    def _rm(self, path: str) -> None:
-        self.fs._rm(self._strip_protocol(path))
-
     def rm_file(self, path: str) -> None:
         self.fs.rm_file(self._strip_protocol(path))
 
@@ -132,6 +137,89 @@ class QuinionFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def modified(self, path: str) -> Any:
         return self.fs.modified(self._strip_protocol(path))
+
+
+    # The same as coroutines.
+
+    async def _ask(self, call: str, *arguments: Any, **options: Any) -> Any:
+        """What the other file system answers."""
+        if self.fs.async_impl:
+            return await getattr(self.fs, f"_{call}")(*arguments, **options)
+        answer: Callable[..., Any] = getattr(self.fs, call)
+        return await asyncio.to_thread(answer, *arguments, **options)
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
+        with await self.client.aopen(self._url(path)) as file:
+            return await file.aread_at(*_range(file.size, start, end))
+
+    async def _cat_ranges(
+        self, paths: Any, starts: Any, ends: Any, max_gap: Any = None, on_error: str = "return", **_options: Any
+    ) -> list[Any]:
+        wanted = _by_path(paths, starts, ends)
+        answers: list[Any] = [None] * len(paths)
+        all_found = await asyncio.gather(*(self._aranges(path, ranges, on_error) for path, _, ranges in wanted))
+        for (_, places, _), found in zip(wanted, all_found, strict=True):
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+        return answers
+
+    async def _aranges(self, path: str, wanted: _Bounds, on_error: str) -> list[Any]:
+        """As `_ranges`."""
+        try:
+            with await self.client.aopen(self._url(path)) as file:
+                return await file.aread_ranges([_range(file.size, *one) for one in wanted])
+        except Exception as error:
+            if on_error != "return":
+                raise
+            if len(wanted) == 1:
+                return [error]
+        return [(await self._aranges(path, [one], on_error))[0] for one in wanted]
+
+    async def _get_file(self, rpath: str, lpath: Any, **options: Any) -> None:
+        await asyncio.to_thread(self.get_file, rpath, lpath, **options)
+
+    async def _put_file(self, lpath: Any, rpath: str, mode: str = "overwrite", **options: Any) -> None:
+        await self._ask("put_file", lpath, self._strip_protocol(rpath), mode=mode, **options)
+
+    async def _ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return await self._ask("ls", self._strip_protocol(path), detail=detail, **options)
+
+    async def _info(self, path: str, **options: Any) -> Any:
+        return await self._ask("info", self._strip_protocol(path), **options)
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
+        await self._ask("mkdir", self._strip_protocol(path), create_parents=create_parents, **options)
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        await self._ask("makedirs", self._strip_protocol(path), exist_ok=exist_ok)
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, batch_size: int | None = None, maxdepth: int | None = None
+    ) -> None:
+        await self._ask("rm", self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)
+
+    async def _rm_file(self, path: str, **_options: Any) -> None:
+        await self._ask("rm_file", self._strip_protocol(path))
+
+    async def _cp_file(self, path1: str, path2: str, **options: Any) -> None:
+        await self._ask("cp_file", self._strip_protocol(path1), self._strip_protocol(path2), **options)
+
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        await self._ask("pipe_file", self._strip_protocol(path), value, mode=mode, **options)
+
+
+def _by_path(paths: Any, starts: Any, ends: Any) -> list[tuple[str, list[int], _Bounds]]:
+    """The ranges of each path, with their places among all of them."""
+    if not isinstance(paths, list):
+        raise TypeError(f"paths must be a list, and are {type(paths).__name__}")
+    starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+    ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+    if not len(paths) == len(starts) == len(ends):
+        raise ValueError("there must be as many starts and ends as paths")
+    places = defaultdict(list)
+    for place, path in enumerate(paths):
+        places[path].append(place)
+    return [(path, of_path, [(starts[n], ends[n]) for n in of_path]) for path, of_path in places.items()]
 
 
 def _range(size: int, start: int | None, end: int | None) -> tuple[int, int]:

@@ -738,7 +738,7 @@ fn a_viewer_maps_the_arena_for_reading_only() {
 
 #[test]
 fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
-    let arena = arena(SMALL);
+    let arena = arena(2 * SMALL);
     arena.populate_control().unwrap();
     let file = reopened(arena.control_fd(), OFlags::RDONLY).unwrap();
     let write = ProtFlags::READ | ProtFlags::WRITE;
@@ -773,10 +773,11 @@ fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
 /// 1. The pages of many viewers take memory beside the bound, or of what the cache cannot do without.
 #[test]
 fn pages_of_more_viewers_are_taken_from_the_bound_as_long_as_it_has_room() {
-    let arena = arena(SMALL);
+    let memory = 2 * SMALL;
+    let arena = arena(memory);
     let before = arena.stats();
     let (all, least) = (arena.pages_max(), arena.memory_min());
-    let room = ((SMALL - least) / EXTENT_SIZE as u64) as usize;
+    let room = ((memory - least) / EXTENT_SIZE as u64) as usize;
     assert!((1..GROUPS_MAX).contains(&room), "{room}");
     for groups in [0, 1, 2, 2] {
         arena.reserve_viewers(groups).unwrap();
@@ -791,13 +792,13 @@ fn pages_of_more_viewers_are_taken_from_the_bound_as_long_as_it_has_room() {
         frames.push(frame);
     }
     let full = arena.stats();
-    assert!(full.grown_bytes + full.control_bytes <= SMALL && full.slack_bytes == 0, "{full:?}");
+    assert!(full.grown_bytes + full.control_bytes <= memory && full.slack_bytes == 0, "{full:?}");
     arena.reserve_viewers(room + 1).unwrap();
     assert!(arena.stats().slack_bytes > 0, "what was grown there is to go");
     assert!(matches!(arena.reserve_viewers(room + 2), Err(ArenaError::TooSmall { .. })));
     assert_eq!(arena.stats().control_bytes, before.control_bytes + (room * EXTENT_SIZE) as u64);
-    arena.set_bound(SMALL).unwrap();
-    assert!(matches!(arena.set_bound(SMALL - EXTENT_SIZE as u64), Err(ArenaError::TooSmall { .. })));
+    arena.set_bound(memory).unwrap();
+    assert!(matches!(arena.set_bound(memory - EXTENT_SIZE as u64), Err(ArenaError::TooSmall { .. })));
     arena.check().unwrap();
     frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
     arena.check().unwrap();

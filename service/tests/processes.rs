@@ -830,7 +830,8 @@ fn a_client_is_told_what_is_cached_and_asks_for_none_of_it() {
         some.is_sorted_by(|a, b| a.end < b.start)
             && some.iter().map(|r| r.end - r.start).sum::<u64>() < 16 << 20
     );
-    assert_eq!(object.residents(5_000_001..5_000_009).unwrap(), [5_000_001..5_000_009]);
+    let part = object.residents(5_000_001..5_000_009).unwrap();
+    assert!(part.len() == 1 && part[0] == (5_000_001..5_000_009), "{part:?}");
     assert_eq!(object.residents(31_000_000..32_000_000).unwrap(), []);
     read_all(&object, 1, 11); // twice the memory
     assert!(

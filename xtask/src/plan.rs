@@ -120,6 +120,7 @@ pub fn nightly() -> Vec<Step> {
             )),
         ),
         suites::step(),
+        python::nightly_step(),
         fuzz("fuzz-hour", "xarray_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-cache-hour", "cache_ops", FUZZ_SECONDS_NIGHTLY),
         fuzz("fuzz-serve-hour", "serve", FUZZ_SECONDS_NIGHTLY),

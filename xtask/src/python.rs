@@ -23,9 +23,8 @@ const PACKAGES: [&str; 6] = [
     "typing_extensions>=4.6,<5",
 ];
 
-/// Engines that read through the package, one of which may be missing: its tests say `SKIPPED` then. `torch` is not
-/// among them, as its wheel brings gigabytes of drivers.
-const ENGINES: [&str; 7] = [
+/// Engines that read through the package, one of which may be missing: its tests say `SKIPPED` then.
+const ENGINES: [&str; 8] = [
     "pyarrow==26.0.1",
     "pandas==3.1.1",
     "duckdb==2.0.1",
@@ -33,13 +32,22 @@ const ENGINES: [&str; 7] = [
     "s3fs==2026.9.0",
     "zarr==3.1.6",
     "distributed==2026.8.0",
+    "tqdm>=4.66,<5",
 ];
 
+/// Engines of the night: torch's wheel brings six gigabytes of drivers, which this machine need not have a device for.
+const NIGHTLY_ENGINES: [&str; 2] = ["ray==2.60.0", "torch==2.15.0"];
+
 pub fn step() -> Step {
-    Step::new("python", Action::Call(build_and_test))
+    Step::new("python", Action::Call(|| build_and_test(&[])))
 }
 
-fn build_and_test() -> Result<(), Failure> {
+/// The same with the heavy engines; by day their tests say `SKIPPED`.
+pub fn nightly_step() -> Step {
+    Step::new("python-heavy", Action::Call(|| build_and_test(&NIGHTLY_ENGINES)))
+}
+
+fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     let folder = target_folder().join("python");
     let (environment, wheels) = (folder.join("environment"), folder.join("wheels"));
     for old in [&environment, &wheels] {
@@ -50,9 +58,10 @@ fn build_and_test() -> Result<(), Failure> {
     run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
     let python = environment.join("bin/python");
     run(pip(&python).args(PACKAGES))?;
-    if run(pip(&python).args(ENGINES)).is_err() {
+    let engines = [&ENGINES, more].concat();
+    if run(pip(&python).args(&engines)).is_err() {
         // One of them cannot be had: the others may.
-        for engine in ENGINES {
+        for engine in engines {
             if run(pip(&python).arg(engine)).is_err() {
                 println!("SKIPPED: {engine} cannot be installed here, so its tests are not run");
             }

@@ -31,8 +31,8 @@ def test_residency_grows_with_what_was_read(opener):
 
 def test_residency_is_the_servers_and_not_the_processs(server, client):
     client.open(URL).read()
-    command = [sys.executable, "-c", "import quinion, sys; print(quinion.residency(*sys.argv[1:2], server=sys.argv[2]).cached)"]
-    told = subprocess.run([*command, URL, server.name], capture_output=True, text=True, check=True)
+    program = "import quinion, sys; print(quinion.residency(sys.argv[1], server=sys.argv[2]).cached)"
+    told = subprocess.run([sys.executable, "-c", program, URL, server.name], capture_output=True, text=True, check=True)
     assert int(told.stdout) == SIZE
 
 

@@ -25,7 +25,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::arena::control::{Advice, AttachPolicy};
-use crate::arena::{ArenaShare, Validation};
+use crate::arena::{ArenaError, ArenaShare, Validation};
 use crate::cache::{Cache, Coherence, File, OpenOptions};
 use crate::error::{Error, ErrorKind};
 use crate::filemap::touch;
@@ -498,6 +498,9 @@ fn errno(error: &Error) -> Errno {
 }
 
 impl Owner for CacheOwner {
+    fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
+        self.cache.reserve_viewers(groups)
+    }
     fn arena(&self) -> ArenaShare<'_> {
         self.cache.share()
     }

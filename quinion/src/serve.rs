@@ -9,6 +9,9 @@
 //!     slot PENDING --take-->  whose? a handle of that viewer's? --> attach, fill, advance, ..
 //!     slot DONE    <--------  answer, wake                      <--
 //!
+//!   from the 101st viewer on     a watcher for each 100
+//!     its futex    ---------> bell up, wakes a worker, which looks at the slots of those whose bells are up
+//!
 //!   ten times a second, the keeper:  heartbeat + 1; up to when viewers are sure
 //!                                    access rings  --frames, checked--> touched
 //!   at once:                         dead viewers  --their handles----> detach, seat free again
@@ -30,6 +33,12 @@
 //! of the workers at most; the others get more workers, and viewers wait for a bounded time anyway. The keeper closes
 //! nothing that may hang: that is done in a queue of the file system, or of the process that sent it
 //! (`sys/serial_queues.rs`).
+//!
+//! **Many viewers** cost an owner that is idle next to nothing, and a busy one no more than those that ask. Workers
+//! wait for the futexes of the first [`GROUP_VIEWERS`] themselves. Each further group is made when no seat is free
+//! (`seats.rs`): its pages take an extent of the cache's bound, and its watcher sleeps for its futexes, and tells the
+//! workers whose have changed ([`bells`](crate::arena::bells)). The workers take the questions of all viewers in turn,
+//! one of each. A viewer that rings without end wakes its own watcher, and no other.
 //!
 //! A question of a viewer that unmounts or removes something waits for what is under way for others, for a bounded
 //! time (`HEAR_MAX`). What that is the workers say, and not the viewers' pages; and a viewer, or a file system, that
@@ -58,6 +67,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -71,12 +81,13 @@ use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::arena::bells::{Bells, Found, Watched};
 use crate::arena::control::{
-    ATTACHED_PLACES, Advice, AttachPolicy, CREDIT_SPENT, Control, Counter, OPENED_ENTRIES, Operation,
-    Patching, REQUEST_SLOTS, RING_ENTRIES, Reason, Request, SENT, SyscallAudit, TO_BE_SENT, UNCACHED,
-    VIEWERS_MAX, ViewerPage, place_of, state,
+    ATTACHED_PLACES, Advice, AttachPolicy, CREDIT_SPENT, Control, Counter, GROUP_VIEWERS, GROUPS_MAX,
+    OPENED_ENTRIES, Operation, Patching, REQUEST_SLOTS, RING_ENTRIES, Reason, Request, SENT, SyscallAudit,
+    TO_BE_SENT, UNCACHED, VIEWERS_MAX, ViewerPage, place_of, state,
 };
-use crate::arena::{ArenaShare, CellNumber, OWNER_ENDED, Validation};
+use crate::arena::{ArenaError, ArenaShare, CellNumber, OWNER_ENDED, Validation};
 use crate::sync::{Rank, RankedMutex};
 use crate::sys::death_notice::{DeathNotice, ENDED};
 use crate::sys::domain::{Domain, Member};
@@ -94,6 +105,7 @@ pub mod mounts;
 mod named;
 mod peer_connection;
 mod pins;
+mod seats;
 mod workers;
 
 use listener::{HELLO_MAX, Listener};
@@ -101,10 +113,17 @@ use mounts::Mount;
 pub use named::{NameRefusal, NamedAttachment};
 use peer_connection::PeerConnection;
 use pins::PinnedRange;
+use seats::Seats;
 use workers::{WorkKey, Workers};
 
 /// How many threads answer viewers unless the options say otherwise.
 pub const WORKERS: usize = 4;
+/// How many processes may view a cache at a time unless the options say otherwise.
+pub const VIEWERS: usize = 1024;
+/// Words of the bells of all viewers.
+const BELL_WORDS: usize = (GROUPS_MAX * GROUP_VIEWERS).div_ceil(64);
+/// Up to so many viewers, what they opened is added up before another joins; with more at the next beat.
+const HEARD_AT_ONCE: usize = 64;
 /// The time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(100);
 /// Heartbeats of a window, after which the owner is told what viewers did.
@@ -185,6 +204,14 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// says how far viewers may believe what is cached of it ([`Validation`]) when this returns. `ETXTBSY`: they may
     /// not, another process has it open for writing. `EOPNOTSUPP`: they may not, for another reason.
     fn attach(&self, file: OwnedFd, name: FileName) -> Result<Attached, Errno>;
+    /// Sets memory aside in the arena for the pages of so many groups of viewers ([`ArenaShare::reserve_viewers`]), and
+    /// makes room for them first; waits for a bounded time.
+    ///
+    /// # Errors
+    /// The bound has no room for them.
+    fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
+        self.arena().reserve_viewers(groups)
+    }
     /// When viewers ask for files. At the first read of each, unless the owner says otherwise.
     fn attach_policy(&self) -> AttachPolicy {
         AttachPolicy::default()
@@ -386,6 +413,15 @@ struct ViewerSlot {
 }
 
 impl ViewerSlot {
+    /// What it has sent and did not ask for.
+    fn take_late_offers(&mut self) -> Vec<Offer> {
+        if self.offers.is_empty() {
+            return Vec::new();
+        }
+        let late = self.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
+        late.map(|(_, offer)| offer).collect()
+    }
+
     /// Whether it is of a viewer that is no more.
     fn is_over(&self) -> bool {
         self.is_replaced || self.process.as_ref().is_some_and(|process| has_ended(&process.alive))
@@ -458,9 +494,15 @@ struct Shared {
     examiner: Option<SyscallAuditor>,
     /// Whose processes may view the cache.
     domain: Domain,
-    seats: Vec<RankedMutex<ViewerSlot>>,
+    seats: Seats,
     /// The process that has which seat, 0 for a free seat: for a look at all of them.
     processes: Vec<AtomicU32>,
+    /// How many processes had that seat.
+    joins: Vec<AtomicU32>,
+    /// Seats whose viewers are no more, and for which a worker was still at work.
+    overdue: RankedMutex<Vec<usize>>,
+    /// Which viewers have asked, of all groups but the first: the workers themselves wait for that.
+    bells: Bells<BELL_WORDS>,
     /// Runs that have begun and not ended.
     runs: RankedMutex<HashSet<u64>>,
     last_run: AtomicU64,
@@ -475,15 +517,22 @@ struct Shared {
 }
 
 /// How a [`Service`] is started.
-#[derive(Default)]
 pub struct ServiceOptions {
     /// How many threads answer; at least one does.
     pub workers: usize,
+    /// How many processes may view the cache at a time: one at least, and [`VIEWERS_MAX`] at most.
+    pub viewers_max: usize,
     /// Answers [`Operation::Examine`]. If none is set, processes that ask are restricted.
     pub examiner: Option<SyscallAuditor>,
     /// Where processes join: a listening Unix socket of the kind SOCK_SEQPACKET. Without one they can be let in by
     /// [`Service::admit`] alone.
     pub listener: Option<OwnedFd>,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> Self {
+        Self { workers: 1, viewers_max: VIEWERS, examiner: None, listener: None }
+    }
 }
 
 impl fmt::Debug for ServiceOptions {
@@ -556,7 +605,8 @@ impl Service {
     /// # Errors
     /// The owner's cache is served already, or was (`AlreadyExists`); the system refuses.
     pub fn start_with(owner: Arc<dyn Owner>, options: ServiceOptions) -> std::io::Result<Self> {
-        let ServiceOptions { workers, examiner, listener } = options;
+        let ServiceOptions { workers, viewers_max, examiner, listener } = options;
+        let viewers_max = viewers_max.clamp(1, VIEWERS_MAX);
         owner.arena().populate_control().map_err(std::io::Error::other)?;
         let queues = SerialQueues::default();
         let door = Listener::new(owner.arena(), listener, &queues)?;
@@ -569,8 +619,11 @@ impl Service {
         let shared = Arc::new(Shared {
             examiner,
             domain: Domain::ours()?,
-            seats: (0..VIEWERS_MAX).map(|_| RankedMutex::new(Rank::Viewer, ViewerSlot::default())).collect(),
-            processes: (0..VIEWERS_MAX).map(|_| AtomicU32::new(0)).collect(),
+            seats: Seats::new(viewers_max),
+            processes: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            joins: (0..viewers_max).map(|_| AtomicU32::new(0)).collect(),
+            overdue: RankedMutex::new(Rank::Viewer, Vec::new()),
+            bells: Bells::default(),
             runs: RankedMutex::new(Rank::Viewer, HashSet::new()),
             last_run: AtomicU64::new(0),
             cursor: AtomicU32::new(0),
@@ -595,8 +648,8 @@ impl Service {
     /// process has ended, or has joined anew.
     ///
     /// # Errors
-    /// There is no such process, it is of another domain (EACCES), there are as many viewers as there can be (EUSERS),
-    /// or the system refuses.
+    /// There is no such process, it is of another domain (EACCES), there are as many viewers as there may be (EUSERS),
+    /// the cache's bound has no room for the pages of more (ENOBUFS), or the system refuses.
     pub fn admit(&self, process: u32) -> std::io::Result<Admission> {
         let error = |errno: Errno| std::io::Error::from_raw_os_error(errno.0);
         let number = Pid::from_raw(process as i32).ok_or_else(|| error(Errno::SRCH))?;
@@ -641,7 +694,7 @@ impl Service {
     /// No viewer asks for that run any more: its numbers are free from now on, and those of its viewers that go on.
     pub fn end_run(&self, run: u64) {
         self.shared.runs.lock().remove(&run);
-        for seat in &self.shared.seats {
+        for seat in self.shared.seats.iter() {
             let mut seat = seat.lock();
             if let Some(past) = seat.past.remove(&run) {
                 seat.past.entry(NO_RUN).or_default().merge(&past);
@@ -656,7 +709,7 @@ impl Service {
 
     /// How many processes view the cache now. One that has died is counted until its end has been noticed.
     pub fn viewers(&self) -> usize {
-        (0..VIEWERS_MAX).filter(|&viewer| self.shared.process(viewer) != 0).count()
+        self.shared.present().count()
     }
 
     /// Says that nothing is served any more, waits for the threads, detaches all handles. The last totals.
@@ -676,7 +729,7 @@ impl Service {
         }
         let control = self.shared.control();
         control.closed.store(1, Ordering::SeqCst); // partner: `is_closed`, and viewers that wait
-        self.shared.wake_workers();
+        self.shared.wake_all();
         self.shared.door.wake();
         workers::join_within(workers::END_MAX, self.threads.drain(..));
         self.shared.workers.end();
@@ -706,14 +759,21 @@ impl Shared {
         self.owner.arena().control().control()
     }
     fn page(&self, viewer: usize) -> &ViewerPage {
-        self.owner.arena().control().viewer_page(viewer).expect("a viewer's number is below VIEWERS_MAX")
+        self.owner.arena().control().viewer_page(viewer).expect("a viewer has a page")
     }
     fn process(&self, viewer: usize) -> u32 {
         // Acquire, partner: the Release in `admit`: a thread that sees a process sees its page in place.
         self.processes[viewer].load(Ordering::Acquire)
     }
     fn present(&self) -> impl Iterator<Item = usize> {
-        (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) != 0)
+        self.present_among(0..self.seats.count())
+    }
+    fn present_among(&self, among: Range<usize>) -> impl Iterator<Item = usize> {
+        among.filter(|&viewer| self.process(viewer) != 0)
+    }
+    /// What is known of a viewer, or of a seat that one had.
+    fn seat(&self, viewer: usize) -> &RankedMutex<ViewerSlot> {
+        self.seats.of(viewer).expect("a viewer has a seat")
     }
     fn is_closed(&self) -> bool {
         self.control().closed.load(Ordering::SeqCst) != 0 // partner: `close`
@@ -722,50 +782,81 @@ impl Shared {
     // ---- processes join ------------------------------------------------------------------------------
 
     /// Gives a process a seat and a page, if it is of our domain.
-    fn admit(&self, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
+    fn admit(self: &Arc<Self>, number: u32, alive: OwnedFd) -> Result<(usize, OwnedFd), Errno> {
         if self.is_closed() {
             return Err(Errno::SRCH);
         }
-        let member = self.domain.member(number).map_err(|_| Errno::ACCES)?;
+        let member = self.domain.member(number).map_err(|error| match error.raw_os_error() {
+            Some(error @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Errno(error), // it is we who lack something
+            _ => Errno::ACCES,
+        })?;
         // The number was that process's when we asked: a descriptor of one that has ended is ready.
         if has_ended(&alive) {
             return Err(Errno::SRCH);
         }
         // What it had before it became another program is given back.
         for viewer in self.present().filter(|&viewer| self.process(viewer) == number) {
-            let mut seat = self.seats[viewer].lock();
+            let mut seat = self.seat(viewer).lock();
             if seat.has_pins_of(number) {
                 return Err(Errno::BUSY); // it looks at what is pinned, by the view that it has
             }
             seat.is_replaced = seat.process.as_ref().is_some_and(|known| known.number == number);
             drop(seat);
-            self.free_if_over(viewer);
+            self.free_soon(viewer);
         }
-        self.drain_opened();
+        if self.present().nth(HEARD_AT_ONCE).is_none() {
+            self.drain_opened();
+        }
         let name = ProcessName::of(number, &alive);
         let process = Process { number, name, alive: Arc::new(alive), member: Arc::new(member) };
-        for viewer in (0..VIEWERS_MAX).filter(|&viewer| self.process(viewer) == 0) {
-            let mut seat = self.seats[viewer].lock();
-            if seat.process.is_some() {
-                continue; // another thread was faster
+        loop {
+            let seats = self.seats.count();
+            for viewer in (0..seats).filter(|&viewer| self.process(viewer) == 0) {
+                let mut seat = self.seat(viewer).lock();
+                if seat.process.is_some() {
+                    continue; // another thread was faster
+                }
+                let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
+                self.door.await_end(viewer, &process.alive)?;
+                seat.process = Some(process);
+                self.joins[viewer].fetch_add(1, Ordering::Relaxed); // the next store orders it
+                // Release, partner: the Acquire in `process`.
+                self.processes[viewer].store(number, Ordering::Release);
+                drop(seat);
+                // A worker or watcher that sleeps for its group waits for its futex, too, from now on.
+                self.announce_viewer(viewer);
+                return Ok((viewer, page));
             }
-            let page = self.owner.arena().make_viewer_page(viewer).map_err(|_| Errno(libc::ENOMEM))?;
-            seat.process = Some(process);
-            // Release, partner: the Acquire in `process`.
-            self.processes[viewer].store(number, Ordering::Release);
-            drop(seat);
-            // A worker that sleeps waits for its futex, too, from now on; and the keeper for its end.
-            self.announce_viewer();
-            self.door.wake();
-            return Ok((viewer, page));
+            self.add_group(seats)?;
         }
-        Err(Errno::USERS)
+    }
+
+    /// Makes room for another group of viewers behind the first `seats`.
+    ///
+    /// # Errors
+    /// There are as many as there may be (EUSERS), the bound has no room for their pages (ENOBUFS), or the system
+    /// refuses.
+    fn add_group(self: &Arc<Self>, seats: usize) -> Result<(), Errno> {
+        if seats >= self.processes.len() {
+            return Err(Errno::USERS);
+        }
+        let group = seats / GROUP_VIEWERS;
+        self.owner.reserve_viewers(group + 1).map_err(|_| Errno(libc::ENOBUFS))?;
+        self.owner.arena().map_viewers(group).map_err(|_| Errno(libc::ENOMEM))?;
+        if group > 0 && self.seats.is_unwatched(group) {
+            let watch = move |shared: &Arc<Self>| shared.watch(group);
+            let watcher = spawn(self, "quinion-watcher", watch).map_err(|_| Errno::AGAIN);
+            self.workers.add_watcher(watcher.inspect_err(|_| self.seats.unwatch(group))?);
+        }
+        self.seats.add(group);
+        Ok(())
     }
 
     /// Keeps a connection by which a viewer, the process `number`, has sent something, and has it `told` the ticket, or
     /// why not.
     fn keep_offer(&self, number: u32, offer: Offer, told: impl FnOnce(Result<u32, Errno>, &PeerConnection)) {
-        let mut seats = self.present().map(|viewer| self.seats[viewer].lock());
+        let named = self.present().filter(|&viewer| self.process(viewer) == number);
+        let mut seats = named.map(|viewer| self.seat(viewer).lock());
         let is_its = |seat: &ViewerSlot| {
             seat.process.as_ref().is_some_and(|known| known.number == number) && !seat.is_replaced
         };
@@ -782,38 +873,41 @@ impl Shared {
         seat.offers.insert(ticket, offer);
     }
 
-    /// Gives back what viewers have sent and did not ask for.
-    fn drop_offers(&self) {
-        for viewer in self.present() {
-            let mut seat = self.seats[viewer].lock();
-            let late = seat.offers.extract_if(|_, offer| offer.theirs.since.elapsed() > HELLO_MAX);
-            let late: Vec<_> = late.collect();
-            drop(seat);
-            drop(late);
+    /// Has the watcher of its group, or one worker, look again which viewers there are; a worker has others do so when
+    /// it has something else to do.
+    fn announce_viewer(&self, viewer: usize) {
+        let joined = self.seats.joined(viewer);
+        // SeqCst, partner: the sleep in `answer_viewers`, or in `watch`.
+        let change = || joined.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        if viewer < GROUP_VIEWERS {
+            self.workers.announce(change);
+        } else {
+            change();
         }
-    }
-
-    /// Has one worker look again which viewers there are; it has others do so when it has something else to do.
-    fn announce_viewer(&self) {
-        let wake_futex = &self.control().wake_futex;
-        // SeqCst, partner: the sleep in `answer_viewers`.
-        self.workers.announce(|| wake_futex.fetch_add(1, Ordering::SeqCst).wrapping_add(1));
-        futex_wake(wake_futex, 1);
+        futex_wake(joined, 1);
     }
 
     /// This worker is about to do something, or to end: one that sleeps is to wait for all of them.
     fn hand_on(&self) {
         // SeqCst, partner: the count of sleepers before a sleep. A worker that sleeps later looks at the futex again.
         if !self.workers.are_all_awaited() && self.control().sleepers.load(Ordering::SeqCst) != 0 {
-            futex_wake(&self.control().wake_futex, 1);
+            futex_wake(self.seats.joined(0), 1);
         }
     }
 
     /// Has all workers look again.
     fn wake_workers(&self) {
-        let wake_futex = &self.control().wake_futex;
+        let wake_futex = self.seats.joined(0);
         wake_futex.fetch_add(1, Ordering::SeqCst); // partner: the sleep in `answer_viewers`
         futex_wake(wake_futex, u32::MAX >> 1);
+    }
+
+    /// Has all workers and watchers look again.
+    fn wake_all(&self) {
+        for joined in self.seats.all_joined() {
+            joined.fetch_add(1, Ordering::SeqCst); // partner: the sleeps in `answer_viewers` and `watch`
+            futex_wake(joined, u32::MAX >> 1);
+        }
     }
 
     // ---- the workers ----------------------------------------------------------------------------
@@ -831,9 +925,12 @@ impl Shared {
             // SeqCst here and below, partner: `wake_owner` in the viewer, and `wake_workers`. A viewer that asks after
             // we looked changes its futex after we read it, so the sleep sees another value; and a viewer that does so
             // while we are about to sleep sees a sleeper to wake.
-            let wake_count = control.wake_futex.load(Ordering::SeqCst); // partner: as above
-            futexes.push(FutexWait::new(&control.wake_futex, wake_count));
-            for viewer in self.present() {
+            let wake_futex = self.seats.joined(0);
+            let wake_count = wake_futex.load(Ordering::SeqCst); // partner: as above
+            futexes.push(FutexWait::new(wake_futex, wake_count));
+            let (rings, rung) = self.bells.rings();
+            futexes.push(FutexWait::new(rings, rung));
+            for viewer in self.present_among(self.seats.first_group()) {
                 let request_futex = &self.page(viewer).request_futex;
                 // SeqCst, partner: `wake_owner`, as above.
                 futexes.push(FutexWait::new(request_futex, request_futex.load(Ordering::SeqCst)));
@@ -853,37 +950,97 @@ impl Shared {
                 control.sleepers.fetch_add(1, Ordering::SeqCst);
                 if !self.is_closed() && !futex_wait_any(futexes.all(), NAP_MILLIS) {
                     // This kernel waits for one word at a time: viewers are looked at again and again.
-                    let wakes = control.wake_futex.load(Ordering::Relaxed);
-                    futex_wait(&control.wake_futex, wakes, GLANCE_MILLIS);
+                    futex_wait(wake_futex, wake_futex.load(Ordering::Relaxed), GLANCE_MILLIS);
                 }
                 control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
             });
         }
     }
 
-    /// Takes the next question, of any viewer.
+    /// The life of the watcher of a group: it sleeps for its viewers, and puts up their bells.
+    fn watch(self: &Arc<Self>, group: usize) {
+        let viewers = self.seats.of_group(group);
+        let joined = self.seats.joined(viewers.start);
+        let mut watched = [Watched::default(); GROUP_VIEWERS];
+        while !self.is_closed() {
+            let (control, mut futexes) = (self.control(), FutexList::new());
+            // SeqCst here and below, partner: `wake_owner` in the viewer, `announce_viewer` and `wake_workers`; as in
+            // `answer_viewers`.
+            futexes.push(FutexWait::new(joined, joined.load(Ordering::SeqCst)));
+            let mut rung = 0;
+            for viewer in self.present_among(viewers.clone()) {
+                let request_futex = &self.page(viewer).request_futex;
+                let whose = self.joins[viewer].load(Ordering::Relaxed); // `process` has ordered it
+                let number = watched[viewer - viewers.start].look(whose, request_futex, || {
+                    self.bells.put_up(viewer);
+                    rung += 1;
+                });
+                futexes.push(FutexWait::new(request_futex, number));
+            }
+            if rung > 0 {
+                futex_wake(self.bells.announce(), rung);
+            }
+            // SeqCst twice, partner: `wake_owner`, which looks at this number after its change.
+            control.sleepers.fetch_add(1, Ordering::SeqCst);
+            if !self.is_closed() && !futex_wait_any(futexes.all(), NAP_MILLIS) {
+                // This kernel waits for one word at a time: viewers are looked at again and again.
+                futex_wait(joined, joined.load(Ordering::Relaxed), GLANCE_MILLIS);
+            }
+            control.sleepers.fetch_sub(1, Ordering::SeqCst); // partner: as above
+        }
+    }
+
+    /// Takes the next question, of any viewer: after the last one who was asked comes the next, and each in turn.
     fn take_job(&self) -> Option<ViewerJob> {
-        let start = self.cursor.load(Ordering::Relaxed) as usize;
-        (0..VIEWERS_MAX).map(|step| (start + step) % VIEWERS_MAX).find_map(|viewer| {
-            if self.process(viewer) == 0 {
-                return None;
+        let (start, seats) = (self.cursor.load(Ordering::Relaxed) as usize, self.seats.count());
+        let start = if start < seats { start } else { 0 };
+        self.take_job_among(start..seats).or_else(|| self.take_job_among(0..start))
+    }
+
+    fn take_job_among(&self, among: Range<usize>) -> Option<ViewerJob> {
+        let first = self.seats.first_group().end;
+        let job = self
+            .present_among(among.start..among.end.min(first))
+            .find_map(|viewer| self.take_of(viewer).question)
+            .or_else(|| {
+                let (job, more) =
+                    self.bells.take(among.start.max(first)..among.end, |viewer| self.take_of(viewer))?;
+                if more {
+                    futex_wake(self.bells.announce(), 1);
+                }
+                Some(job)
+            })?;
+        self.cursor.store(job.viewer as u32 + 1, Ordering::Relaxed);
+        Some(job)
+    }
+
+    /// Takes a question of that viewer.
+    fn take_of(&self, viewer: usize) -> Found<ViewerJob> {
+        if self.process(viewer) == 0 {
+            return Found { question: None, more: false };
+        }
+        let is_pending = |request: &Request| is_pending(request.state.load(Ordering::Relaxed));
+        let mut pending = self
+            .page(viewer)
+            .requests
+            .iter()
+            .enumerate()
+            .filter(|(_, request)| is_pending(request))
+            .peekable();
+        let mut is_left = false;
+        while let Some((slot, _)) = pending.next() {
+            if let Some(job) = self.take(viewer, slot, |_| true) {
+                return Found { question: Some(job), more: is_left || pending.peek().is_some() };
             }
-            let job = self.page(viewer).requests.iter().enumerate().find_map(|(slot, request)| {
-                is_pending(request.state.load(Ordering::Relaxed))
-                    .then(|| self.take(viewer, slot, |_| true))
-                    .flatten()
-            });
-            if job.is_some() {
-                self.cursor.store(viewer as u32 + 1, Ordering::Relaxed);
-            }
-            job
-        })
+            is_left = true; // it occupies too many workers, or another one was faster
+        }
+        Found { question: None, more: is_left }
     }
 
     /// Takes one question, if it still stands, is `wanted`, and its viewer does not occupy too many workers; its seat
     /// is busy from here on.
     fn take(&self, viewer: usize, slot: usize, wanted: impl Fn(u32) -> bool) -> Option<ViewerJob> {
-        let mut seat = self.seats[viewer].lock();
+        let mut seat = self.seat(viewer).lock();
         let request = &self.page(viewer).requests[slot];
         let pending = request.state.load(Ordering::Relaxed);
         let process = seat.process.clone()?;
@@ -896,7 +1053,7 @@ impl Shared {
         let operation = request.operation.load(Ordering::Relaxed);
         if !wanted(operation) {
             drop(seat);
-            self.put_back(request, pending);
+            self.put_back(viewer, request, pending);
             return None;
         }
         seat.busy += 1;
@@ -913,7 +1070,7 @@ impl Shared {
     }
 
     /// Leaves a question that was taken to another worker.
-    fn put_back(&self, request: &Request, pending: u32) {
+    fn put_back(&self, viewer: usize, request: &Request, pending: u32) {
         // Release, partner: the Acquire in `take`.
         let is_back =
             request.state.compare_exchange(state::TAKEN, pending, Ordering::Release, Ordering::Relaxed);
@@ -921,6 +1078,7 @@ impl Shared {
             // Given up meanwhile. Release, partner: the Acquire by which a viewer claims the slot.
             request.state.store(state::FREE, Ordering::Release);
         }
+        self.bells.put_up(viewer); // of use to none where it is of the first group
         self.wake_workers(); // the worker that was woken for it may sleep again
     }
 
@@ -941,13 +1099,13 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| self.answer(job))).unwrap_or(Err(Errno::IO));
         let request = &self.page(job.viewer).requests[job.slot];
         // Before the viewer that asked is told, and may ask again by the same slot; the seat stays busy.
-        self.seats[job.viewer].lock().jobs[job.slot] = None;
+        self.seat(job.viewer).lock().jobs[job.slot] = None;
         if write_answer(request, job.attended, result) == AnswerDelivery::No
             && let Ok([number, _]) = result
         {
             self.take_back(job, number); // no process knows of it
         }
-        self.seats[job.viewer].lock().busy -= 1;
+        self.seat(job.viewer).lock().busy -= 1;
         if job.operation == Operation::Attach as u32 {
             let _ = catch_unwind(AssertUnwindSafe(|| self.owner.prepare(self)));
         }
@@ -981,7 +1139,7 @@ impl Shared {
             UNPIN => Ok(None), // it asks no store, and one that was refused would leave a pin
             RELEASE => Ok(Some(WorkKey::Closes)),
             WRITER_OPENED | LET_GO | REMOVES => Ok(Some(WorkKey::Notices(first))),
-            _ => match self.seats[job.viewer].lock().handles.get(&first) {
+            _ => match self.seat(job.viewer).lock().handles.get(&first) {
                 Some(handle) => Ok(Some(WorkKey::Files(handle.device))),
                 None => Err(Errno::BADF),
             },
@@ -1100,7 +1258,7 @@ impl Shared {
                 return;
             }
             if begun.elapsed() >= HEAR_MAX {
-                return late.into_iter().for_each(|viewer| self.seats[viewer].lock().delays += 1);
+                return late.into_iter().for_each(|viewer| self.seat(viewer).lock().delays += 1);
             }
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -1109,6 +1267,10 @@ impl Shared {
     /// Takes back all handles that viewers do not want any more and no worker is at.
     fn take_detaches(&self) {
         for viewer in self.present() {
+            // A worker that was about to take one from here has given it its number, as it has the lock meanwhile.
+            if self.seat(viewer).lock().handles.is_empty() {
+                continue;
+            }
             for (slot, request) in self.page(viewer).requests.iter().enumerate() {
                 let is_one = request.operation.load(Ordering::Relaxed) == Operation::Detach as u32;
                 if is_one
@@ -1118,8 +1280,7 @@ impl Shared {
                     self.do_job(&said);
                 }
             }
-            // A worker that was about to take one from here has given it its number.
-            drop(self.seats[viewer].lock());
+            drop(self.seat(viewer).lock()); // as above
         }
     }
 
@@ -1134,7 +1295,7 @@ impl Shared {
             Operation::Hint as u32,
         ];
         self.free_if_over(viewer);
-        let seat = self.seats[viewer].lock();
+        let seat = self.seat(viewer).lock();
         let holds = |(slot, job): (usize, &Option<RunningJob>)| {
             let is_given_up =
                 || self.page(viewer).requests[slot].state.load(Ordering::Relaxed) == state::GIVEN_UP;
@@ -1200,7 +1361,7 @@ impl Shared {
 
     /// Notes that the viewer has that handle. The answer that says so.
     fn note_handle(&self, viewer: usize, attached: Attached, handle: Handle) -> Result<[u64; 2], Errno> {
-        let mut seat = self.seats[viewer].lock();
+        let mut seat = self.seat(viewer).lock();
         if seat.handles.len() >= HANDLES_MAX {
             drop(seat);
             self.let_go(attached.handle, handle.place);
@@ -1228,7 +1389,7 @@ impl Shared {
 
     /// Takes a descriptor that the viewer has sent.
     fn take_sent(&self, job: &ViewerJob, ticket: i32, name: FileName) -> Result<(OwnedFd, Mount), Errno> {
-        let offer = self.seats[job.viewer].lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
+        let offer = self.seat(job.viewer).lock().offers.remove(&(ticket as u32)).ok_or(Errno::BADF)?;
         // The message stays in the connection, which is closed where no viewer waits for it.
         self.check_mount(job, offer.theirs.descriptor()?, name)
     }
@@ -1260,7 +1421,7 @@ impl Shared {
 
     /// Takes a viewer's handle back. Two that ask at once: the map says who was first.
     fn detach(&self, viewer: usize, handle: u64) {
-        let known = self.seats[viewer].lock().remove_handle(handle);
+        let known = self.seat(viewer).lock().remove_handle(handle);
         if let Some(known) = known {
             self.let_go(handle, known.place);
         }
@@ -1268,7 +1429,7 @@ impl Shared {
 
     /// The same, where no viewer waits for the file system.
     fn detach_in_queue(&self, viewer: usize, handle: u64) {
-        let known = self.seats[viewer].lock().remove_handle(handle);
+        let known = self.seat(viewer).lock().remove_handle(handle);
         self.let_go_in_queues(known.map(|known| (handle, known)));
     }
 
@@ -1327,13 +1488,17 @@ impl Shared {
     fn beat(self: &Arc<Self>) {
         let beats = self.control().heartbeat.fetch_add(1, Ordering::Relaxed);
         self.vouch();
-        self.drain_rings();
-        self.drain_opened();
-        self.drop_offers();
-        self.queues.retry();
         for viewer in self.present() {
-            self.free_if_over(viewer);
+            let mut seat = self.seat(viewer).lock();
+            self.drain_ring_of(&mut seat, viewer);
+            self.drain_opened_of(viewer);
+            let late = seat.take_late_offers();
+            drop(seat);
+            drop(late);
         }
+        self.queues.retry();
+        let overdue = std::mem::take(&mut *self.overdue.lock());
+        overdue.into_iter().for_each(|viewer| self.free_soon(viewer));
         // It may close files; while the last one is at that there is no other.
         if beats.is_multiple_of(WINDOW_BEATS) && self.queues.waiting_in(QueueKey::Background) == 0 {
             let (owner, totals) = (Arc::clone(&self.owner), self.totals(|_| true));
@@ -1361,7 +1526,7 @@ impl Shared {
     /// Adds up which large files viewers opened.
     fn drain_opened(&self) {
         self.present().for_each(|viewer| {
-            let _seat = self.seats[viewer].lock(); // one at a time
+            let _seat = self.seat(viewer).lock(); // one at a time
             self.drain_opened_of(viewer);
         });
     }
@@ -1379,7 +1544,7 @@ impl Shared {
 
     /// Tells the owner which frames a viewer read since it was last told.
     fn drain_ring(&self, viewer: usize) {
-        self.drain_ring_of(&mut self.seats[viewer].lock(), viewer);
+        self.drain_ring_of(&mut self.seat(viewer).lock(), viewer);
     }
 
     fn drain_ring_of(&self, seat: &mut ViewerSlot, viewer: usize) {
@@ -1396,14 +1561,24 @@ impl Shared {
         }
     }
 
-    /// Frees the seat of a viewer that is no more, if no worker is at work for it.
-    fn free_if_over(&self, viewer: usize) {
+    /// Frees the seat of a viewer that is no more, at once or when no worker is at work for it any more.
+    fn free_soon(&self, viewer: usize) {
+        if !self.free_if_over(viewer) {
+            self.overdue.lock().push(viewer);
+        }
+    }
+
+    /// Frees the seat of a viewer that is no more, if no worker is at work for it; `false`: one is.
+    fn free_if_over(&self, viewer: usize) -> bool {
         // Before the seat's lock: a run that ends meanwhile leaves some numbers behind that no viewer asks for.
         let said = self.page(viewer).run.load(Ordering::Relaxed);
         let run = if self.runs.lock().contains(&said) { said } else { NO_RUN };
-        let mut seat = self.seats[viewer].lock();
-        if seat.busy > 0 || !seat.is_over() {
-            return; // one that is at work for it is waited for until a later beat
+        let mut seat = self.seat(viewer).lock();
+        if !seat.is_over() {
+            return true;
+        }
+        if seat.busy > 0 {
+            return false; // it is waited for until a later beat
         }
         self.drain_ring_of(&mut seat, viewer);
         self.drain_opened_of(viewer);
@@ -1413,7 +1588,9 @@ impl Shared {
         let gone = std::mem::replace(&mut *seat, ViewerSlot { past, ..ViewerSlot::default() });
         self.processes[viewer].store(0, Ordering::Release); // partner: `process`
         drop(seat);
+        gone.process.iter().for_each(|process| self.door.forget_end(&process.alive));
         self.let_go_in_queues(gone.handles);
+        true
     }
 
     // ---- the end --------------------------------------------------------------------------------
@@ -1427,7 +1604,7 @@ impl Shared {
     }
 
     fn detach_all(&self) {
-        for seat in &self.seats {
+        for seat in self.seats.iter() {
             let mut seat = seat.lock(); // its sums stay
             let pinned = seat.take_pinned_handles();
             let handles = std::mem::take(&mut seat.handles);
@@ -1444,9 +1621,8 @@ impl Shared {
         for (viewer, seat) in self.seats.iter().enumerate() {
             let seat = seat.lock();
             seat.past.iter().filter(|&(&run, _)| wanted(run)).for_each(|(_, past)| totals.merge(past));
-            let page = self.page(viewer);
-            if self.process(viewer) != 0 && wanted(page.run.load(Ordering::Relaxed)) {
-                totals.add(page);
+            if self.process(viewer) != 0 && wanted(self.page(viewer).run.load(Ordering::Relaxed)) {
+                totals.add(self.page(viewer));
             }
         }
         totals
@@ -1572,4 +1748,5 @@ impl<'a> FutexList<'a> {
         &self.words[..self.count]
     }
 }
-const _: () = assert!(VIEWERS_MAX < FUTEXES_MAX);
+// With those on which the owner's own threads wake each other.
+const _: () = assert!(GROUP_VIEWERS + 2 <= FUTEXES_MAX);

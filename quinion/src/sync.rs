@@ -26,9 +26,10 @@ pub mod atomic {
     pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 }
 
-/// A step of the hit protocol, of the holds, of the tree, or of the hand-over of offsets, that the model can leave out
-/// to prove it necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s, from there to
-/// [`WalkLeaf`](Mutant::WalkLeaf) `tests/xarray_model.rs`'s, and the rest `tests/model_descriptor.rs`'s.
+/// A step of the hit protocol, of the holds, of the tree, or of the hand-over of offsets or of questions, that the
+/// model can leave out to prove it necessary. Up to [`MarkerFlag`](Mutant::MarkerFlag) they are `tests/model_hit.rs`'s,
+/// from there to [`WalkLeaf`](Mutant::WalkLeaf) `tests/xarray_model.rs`'s, to
+/// [`PauseGeneration`](Mutant::PauseGeneration) `tests/model_descriptor.rs`'s, and the rest `tests/bells_model.rs`'s.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Mutant {
@@ -208,6 +209,20 @@ pub enum Mutant {
     SeekMoving,
     /// The new generation of a descriptor that may be attached again.
     PauseGeneration,
+    /// The acquire ordering of a watcher's look at a viewer's futex.
+    BellHeard,
+    /// That a watcher sleeps on the number that it looked at, and not on a later one.
+    BellNumber,
+    /// The release ordering with which a bell is put up.
+    BellRelease,
+    /// The acquire ordering with which a bell is taken down.
+    BellAcquire,
+    /// The acquire ordering with which a worker reads the number that it may sleep on.
+    BellRings,
+    /// That a bell is taken down before its viewer's questions are looked at.
+    BellFirst,
+    /// That a bell is put up again for what is left.
+    BellAgain,
 }
 
 #[cfg(quinion_model)]
@@ -301,9 +316,17 @@ impl Mutant {
         Mutant::SeekCounted,
         Mutant::SeekMoving,
         Mutant::PauseGeneration,
+        Mutant::BellHeard,
+        Mutant::BellNumber,
+        Mutant::BellRelease,
+        Mutant::BellAcquire,
+        Mutant::BellRings,
+        Mutant::BellFirst,
+        Mutant::BellAgain,
     ];
     const HIT: usize = Mutant::MarkerFlag as usize;
     const TREE: usize = Mutant::WalkLeaf as usize;
+    const OFFSET: usize = Mutant::PauseGeneration as usize;
 
     /// The steps of the hit protocol and of the holds.
     pub fn of_hits() -> &'static [Mutant] {
@@ -315,7 +338,11 @@ impl Mutant {
     }
     /// The steps of the hand-over of an offset.
     pub fn of_descriptors() -> &'static [Mutant] {
-        &Self::ALL[Self::TREE..]
+        &Self::ALL[Self::TREE..Self::OFFSET]
+    }
+    /// The steps of the hand-over of questions by bells.
+    pub fn of_bells() -> &'static [Mutant] {
+        &Self::ALL[Self::OFFSET..]
     }
 }
 
@@ -326,7 +353,7 @@ const _: () = {
         assert!(Mutant::ALL[at] as usize == at + 1, "every step is in the list, in its order");
         at += 1;
     }
-    assert!(Mutant::PauseGeneration as usize == at, "the last step is in the list");
+    assert!(Mutant::BellAgain as usize == at, "the last step is in the list");
 };
 
 /// Whether the model has switched off `step`. Always false in a real build.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use quinion::internals::arena::control::{
-    Counter, Operation, REQUEST_SLOTS, Request, SENT, SaturatingCount, VIEWERS_MAX, state,
+    Counter, GROUP_VIEWERS, Operation, REQUEST_SLOTS, Request, SENT, SaturatingCount, state,
 };
 use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
@@ -326,13 +326,15 @@ fn a_process_that_became_another_program_gets_a_new_page() {
 #[test]
 fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
     let owner = NaiveOwner::new(1000);
-    let service = Service::start(owner.clone(), 1).unwrap();
+    let viewers_max = GROUP_VIEWERS + 5;
+    let options = ServiceOptions { viewers_max, ..Default::default() };
+    let service = Service::start_with(owner.clone(), options).unwrap();
     let ours = service.admit(us()).unwrap();
     let view = |token| Viewer::of_files([&ours.arena, &ours.control, &ours.page], token).map(drop);
     assert!(view(ours.token ^ 1).unwrap_err().to_string().contains("Token"));
     assert!(Viewer::of_files([&ours.arena, &ours.page, &ours.page], ours.token).is_err(), "too small");
     assert!(Viewer::of_files([&ours.arena, &ours.arena, &ours.page], ours.token).is_err(), "no control file");
-    let mut others: Vec<Child> = (1..VIEWERS_MAX).map(|_| asleep()).collect();
+    let mut others: Vec<Child> = (1..viewers_max).map(|_| asleep()).collect();
     let viewers: Vec<Viewer> = others.iter().map(|other| viewer(&service, other.id())).collect();
     let mut more = asleep();
     assert_eq!(service.admit(more.id()).unwrap_err().raw_os_error(), Some(87), "EUSERS");
@@ -350,6 +352,127 @@ fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
     view(ours.token).unwrap();
     drop(service);
     assert!(view(ours.token).unwrap_err().to_string().contains("Closed"));
+}
+
+/// A viewer of a group that has a watcher, and processes that sleep, before and behind it.
+struct Crowd {
+    others: Vec<Child>,
+    viewer: Viewer,
+}
+
+impl Crowd {
+    fn join(service: &Service, before: usize, behind: usize) -> Self {
+        let mut others = Vec::new();
+        let mut fill = |count| {
+            for _ in 0..count {
+                let other = asleep();
+                service.admit(other.id()).unwrap();
+                others.push(other);
+            }
+        };
+        fill(before);
+        let viewer = viewer(service, us());
+        fill(behind);
+        Self { others, viewer }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for other in &mut self.others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+    }
+}
+
+/// A viewer beyond the first group is heard: one question at a time, many at once, and such that no thread waits for.
+#[test]
+fn a_viewer_of_a_later_group_is_answered_as_one_of_the_first() {
+    let owner = NaiveOwner::new(40); // fewer pages than the file has: every round asks
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let crowd = Crowd::join(&service, GROUP_VIEWERS + 3, 2);
+    assert_eq!(service.viewers(), GROUP_VIEWERS + 6);
+    let file = temporary(1, 1 << 20);
+    let open = Open::of(&crowd.viewer, file.as_file());
+    for _ in 0..3 {
+        open.check(1, 0, 1 << 20);
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let (viewer, handle, place) = (&crowd.viewer, open.handle, open.place);
+            scope.spawn(move || {
+                let (marker, touched) = (AtomicU64::new(0), AtomicU64::new(0));
+                let open = Open { viewer, handle, place, marker, touched };
+                (0..200)
+                    .for_each(|round| open.check_among_others(1, (thread * 31 + round) % 255 * 4096, 4096));
+            });
+        }
+    });
+    let asked = owner.fills.load(Ordering::Relaxed);
+    assert!(asked > 100, "{asked}: this shows nothing");
+    crowd.viewer.tell(Operation::Detach, [open.handle, 0, 0]).unwrap();
+    while owner.detached.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// 1. A viewer of a later group occupies as many workers as it may, and asks more. The rest of its questions is
+///    forgotten, or none of the others' is heard.
+/// 2. A viewer rings without end, and asks nothing.
+#[test]
+fn a_viewer_that_asks_or_rings_without_end_holds_up_no_other() {
+    let owner = NaiveOwner::new(1000);
+    let service = Service::start(owner.clone(), 2).unwrap();
+    let crowd = Crowd::join(&service, GROUP_VIEWERS + 1, 0);
+    let file = temporary(1, 1 << 20);
+    let mut liar = Command::new("sleep").arg("1000").stdin(file.reopen().unwrap()).spawn().unwrap();
+    let noisy = viewer(&service, liar.id());
+    let open = Open::of(&crowd.viewer, file.as_file());
+    owner.attach_millis.store(20, Ordering::Relaxed);
+    let data = file.as_file().metadata().unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for _ in 0..REQUEST_SLOTS {
+                    let _ = noisy.tell(Operation::Attach, [0, data.dev(), data.ino()]);
+                    noisy.page().request_futex.fetch_add(1, Ordering::SeqCst);
+                    quinion::internals::viewer::sys::futex_wake(&noisy.page().request_futex, 1);
+                }
+            }
+        });
+        for _ in 0..20 {
+            open.check(1, 0, 1 << 20);
+            crowd.viewer.request(Operation::Revalidate, [open.handle, 0, 0]).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    // What it asked is answered in the end, too.
+    let free = |slot: &Request| slot.state.load(Ordering::Relaxed) == state::FREE;
+    while !noisy.page().requests.iter().all(free) {
+        std::thread::yield_now();
+    }
+    liar.kill().unwrap();
+    liar.wait().unwrap();
+}
+
+/// 1. The bound has no room for the pages of more viewers, and they are let in all the same.
+#[test]
+fn a_cache_without_room_for_more_viewers_refuses_them() {
+    let cache = quinion::Cache::builder().memory(quinion::Cache::MEMORY_MIN).build().unwrap();
+    let owner: Arc<dyn Owner> = Arc::new(quinion::CacheOwner::new(cache));
+    let service = Service::start(Arc::clone(&owner), 1).unwrap();
+    let crowd = Crowd::join(&service, GROUP_VIEWERS - 1, 0);
+    let mut more = asleep();
+    assert_eq!(service.admit(more.id()).unwrap_err().raw_os_error(), Some(libc::ENOBUFS));
+    assert_eq!(service.viewers(), GROUP_VIEWERS);
+    drop(crowd);
+    while service.admit(more.id()).is_err() {
+        std::thread::yield_now(); // those that have ended are noticed by and by
+    }
+    more.kill().unwrap();
+    more.wait().unwrap();
 }
 
 /// 1. A viewer that maps what all viewers see, or another's page, for writing decides what others believe.
@@ -916,7 +1039,9 @@ fn a_process_of_another_domain_takes_no_place() {
     let owner = NaiveOwner::new(1000);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let options = ServiceOptions { workers: 1, listener: Some(listen(&path).unwrap()), ..Default::default() };
+    let viewers_max = 20;
+    let options =
+        ServiceOptions { viewers_max, listener: Some(listen(&path).unwrap()), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     // As if the folder were not there: what is asked for here is what is checked of who comes.
     for (path, mode) in [(folder.path(), 0o755), (&path, 0o777)] {
@@ -933,7 +1058,7 @@ fn a_process_of_another_domain_takes_no_place() {
     let no_capability = "
 header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 assert ctypes.CDLL(None).capset(header, sets) == 0";
-    let more = VIEWERS_MAX + 2;
+    let more = viewers_max + 2;
     for (before, then, answer) in [
         (&[][..], "os.setuid(65534)", -1),
         (&[], "os.setgroups([1])", libc::EACCES),

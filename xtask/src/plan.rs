@@ -88,7 +88,7 @@ pub fn test() -> Vec<Step> {
             "model",
             Action::Run(model(
                 "test -p quinion --release --test model_hit --test model_descriptor --test xarray_model \
-                 --test errseq_model --target-dir target/model",
+                 --test errseq_model --test bells_model --target-dir target/model",
             )),
         ),
         fuzz("fuzz", "xarray_ops", FUZZ_SECONDS),

@@ -472,7 +472,12 @@ impl Session {
         let memory = owner.arena().stats().bound_bytes;
         let examiner = examine::ProcessAuditor::new(object.clone(), PRELOAD, PlanCache::of(folder), memory);
         let examiner: SyscallAuditor = Box::new(move |process| examiner.examine(process));
-        let options = ServiceOptions { workers: WORKERS, examiner: Some(examiner), listener: Some(listener) };
+        let options = ServiceOptions {
+            workers: WORKERS,
+            examiner: Some(examiner),
+            listener: Some(listener),
+            ..ServiceOptions::default()
+        };
         let service = Service::start_with(Arc::clone(&owner), options)?;
         Ok(Self { service, socket, object, plan: None, owner })
     }

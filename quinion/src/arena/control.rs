@@ -5,8 +5,9 @@
 //! process joins, and which no other process is given. So a viewer can write nothing that another viewer reads.
 //!
 //! ```text
-//!   owner's mapping    | Control | ViewerPage 0 (32 KiB) | ViewerPage 1 | ...  62 |
+//!   owner's mapping    | Control | ViewerPage 0 (20 KiB) | ViewerPage 1 | ...  99 |     group 0
 //!                           |              |                    `- a memory file of its own, and so on
+//!                           |      | ViewerPage 100        | ViewerPage 101 | .. 199 |   group 1, when it is needed
 //!   a viewer maps      read-only    read-write, one of them
 //!
 //!   viewer thread                              owner
@@ -23,22 +24,26 @@
 //! another page.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::layout::{LAYOUT_VERSION, LayoutError};
 
 /// The first eight bytes of a control file.
 pub const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"QUINCTL\0");
-/// How many processes may view a cache at a time.
-pub const VIEWERS_MAX: usize = 63;
+/// How many processes may view a cache at a time, whatever the options say.
+pub const VIEWERS_MAX: usize = 4096;
+/// Viewers whose pages lie in one extent of the owner's memory: no more than whose futexes one thread can wait for.
+pub const GROUP_VIEWERS: usize = 100;
+/// Groups of viewers at most.
+pub const GROUPS_MAX: usize = VIEWERS_MAX.div_ceil(GROUP_VIEWERS);
 /// Requests one viewer can have open at a time.
 pub const REQUEST_SLOTS: usize = 32;
 /// Entries of an access ring; older ones are overwritten.
 pub const RING_ENTRIES: usize = 4096;
 /// Bytes of a viewer's page.
-pub const VIEWER_BYTES: usize = 32 << 10;
-/// Bytes of the owner's control mapping, with the pages of all viewers: one extent. They count against the cache's
-/// bound.
+pub const VIEWER_BYTES: usize = 20 << 10;
+/// Bytes of the owner's control mapping, with the pages of the first group of viewers: one extent. They count against
+/// the cache's bound, as does one extent for each further group.
 pub const CONTROL_BYTES: usize = 2 << 20;
 /// Bytes of what all viewers map, read-only.
 pub const COMMON_BYTES: usize = size_of::<Control>();
@@ -57,8 +62,6 @@ pub struct Control {
     pub owner: AtomicU32,
     /// The arena's token, so that the two files are known to belong together.
     pub token: AtomicU64,
-    /// Changed by the owner itself, when there is another viewer whose futex its threads are to wait for.
-    pub wake_futex: AtomicU32,
     /// 1 once the owner serves no more.
     pub closed: AtomicU32,
     /// Rises about ten times a second while the owner is well.
@@ -267,16 +270,23 @@ impl Control {
 #[derive(Debug)]
 pub struct ControlView {
     base: NonNull<u8>,
+    /// Where the pages of each group lie; null for a group that no viewer was in yet.
+    groups: [AtomicPtr<ViewerPages>; GROUPS_MAX],
 }
+
+/// The pages of a group: never looked at as a whole.
+type ViewerPages = u8;
 
 // SAFETY: all that it hands out are shared references to atomics.
 unsafe impl Send for ControlView {}
 // SAFETY: as above.
 unsafe impl Sync for ControlView {}
 
-/// Where the page of viewer `number` lies in the owner's control mapping, in bytes.
+/// Where the page of viewer `number` lies in the mapping of its group, in bytes: the first group's is the control
+/// mapping.
 pub const fn page_offset(number: usize) -> usize {
-    size_of::<Control>() + number * VIEWER_BYTES
+    let before = if number < GROUP_VIEWERS { size_of::<Control>() } else { 0 };
+    before + number % GROUP_VIEWERS * VIEWER_BYTES
 }
 
 impl ControlView {
@@ -286,7 +296,19 @@ impl ControlView {
     /// `base` is the start of a writable mapping of [`CONTROL_BYTES`] bytes, aligned to a page, that
     /// stays mapped as long as the view or anything it handed out is used.
     pub unsafe fn new(base: NonNull<u8>) -> Self {
-        Self { base }
+        let groups = core::array::from_fn(|group| {
+            AtomicPtr::new(if group == 0 { base.as_ptr() } else { core::ptr::null_mut() })
+        });
+        Self { base, groups }
+    }
+
+    /// The pages of another group of viewers.
+    ///
+    /// # Safety
+    /// As for [`ControlView::new`], and `group` is not the first, and is told once.
+    pub unsafe fn add_group(&self, group: usize, base: NonNull<u8>) {
+        // Release, partner: the Acquire in `viewer_page`: a thread that sees the address sees what is mapped there.
+        self.groups[group].store(base.as_ptr(), Ordering::Release);
     }
 
     /// What all viewers see.
@@ -296,15 +318,14 @@ impl ControlView {
         unsafe { self.base.cast::<Control>().as_ref() }
     }
 
-    /// The page of viewer `number`; `None` if there is no such viewer.
+    /// The page of viewer `number`; `None` if there was never a viewer in its group.
     #[inline]
     pub fn viewer_page(&self, number: usize) -> Option<&ViewerPage> {
-        if number >= VIEWERS_MAX {
-            return None;
-        }
+        // Acquire, partner: the Release in `add_group`.
+        let pages = NonNull::new(self.groups.get(number / GROUP_VIEWERS)?.load(Ordering::Acquire))?;
         // SAFETY: the offset is that of a whole page of a viewer, below CONTROL_BYTES (asserted below)
         // and aligned as the page's type asks; all of it is atomics.
-        Some(unsafe { self.base.add(page_offset(number)).cast::<ViewerPage>().as_ref() })
+        Some(unsafe { pages.add(page_offset(number)).cast::<ViewerPage>().as_ref() })
     }
 }
 
@@ -386,7 +407,8 @@ pub struct ViewerPage {
 }
 
 const _: () = assert!(size_of::<ViewerPage>() <= VIEWER_BYTES);
-const _: () = assert!(size_of::<Control>() + VIEWERS_MAX * VIEWER_BYTES <= CONTROL_BYTES);
+const _: () = assert!(page_offset(GROUP_VIEWERS - 1) + VIEWER_BYTES <= CONTROL_BYTES);
+const _: () = assert!(page_offset(2 * GROUP_VIEWERS - 1) + VIEWER_BYTES <= CONTROL_BYTES);
 const _: () = assert!(size_of::<Control>().is_multiple_of(align_of::<ViewerPage>()));
 const _: () = assert!(VIEWER_BYTES.is_multiple_of(align_of::<ViewerPage>()));
 
@@ -737,11 +759,20 @@ mod tests {
         // SAFETY: the memory is leaked, of the size of a control file and aligned to a page.
         let view = unsafe { ControlView::new(file()) };
         let mut end = core::ptr::from_ref(view.control()).addr() + size_of::<Control>();
-        for number in 0..VIEWERS_MAX {
+        let more = file();
+        for number in 0..2 * GROUP_VIEWERS {
+            if number == GROUP_VIEWERS {
+                assert!(view.viewer_page(number).is_none(), "nothing was said of the group");
+                // SAFETY: as above.
+                unsafe { view.add_group(1, more) };
+                end = more.addr().get();
+            }
             let page = core::ptr::from_ref(view.viewer_page(number).unwrap()).addr();
             assert!(page >= end, "page {number}");
             end = page + size_of::<ViewerPage>();
         }
-        assert!(view.viewer_page(VIEWERS_MAX).is_none());
+        for number in [2 * GROUP_VIEWERS, VIEWERS_MAX - 1, GROUPS_MAX * GROUP_VIEWERS, usize::MAX] {
+            assert!(view.viewer_page(number).is_none(), "{number}");
+        }
     }
 }

@@ -20,7 +20,7 @@
 //! The second file, [`control`], is small, and viewers write it.
 //!
 //! ```text
-//!   for viewers and owner, no_std       view -> layout, descriptor      control      file_systems
+//!   for viewers and owner, no_std       view -> layout, descriptor      control      bells      file_systems
 //!   for the owner                       owner -> options   bounds, errors, numbers
 //!                                             -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> stock     what is grown, and which of it is free
@@ -41,6 +41,8 @@
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
 //!  4. The arena never exceeds its bound, except while a bound that was lowered has not been reached yet.
 
+#[cfg_attr(quinion_model, allow(dead_code, reason = "each model uses its part"))]
+pub mod bells;
 mod descriptor;
 pub mod dirty;
 pub mod pages_read;

@@ -42,11 +42,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::buddy::Buddy;
 use super::cells::Cells;
-use super::control::{COMMON_BYTES, CONTROL_BYTES, ControlView, VIEWER_BYTES, page_offset};
+use super::control::{
+    COMMON_BYTES, CONTROL_BYTES, ControlView, GROUP_VIEWERS, GROUPS_MAX, VIEWER_BYTES, page_offset,
+};
 use super::dirty::BitTable;
 use super::guests::Guests;
 use super::options::{
@@ -78,12 +81,17 @@ pub struct Arena {
     pinned_pages: AtomicU64,
     /// Pages of guests, claimed or not. Changed under the growth lock.
     pub(super) guest_pages: AtomicU64,
+    /// Extents of the bound that are for the pages of viewers, but for the control mapping. Changed under the growth
+    /// lock and the stock's.
+    viewer_extents: AtomicU32,
     pub(super) growth: RankedMutex<GrowthParams>,
     pub(super) stock: RankedMutex<FrameStock>,
     page_locks: PageLocks,
     // The views above are not used once these are dropped.
     pub(super) arena_segment: Segment,
     control_segment: Segment,
+    /// Where the pages of further groups of viewers lie: that of group 1 first.
+    viewer_segments: Box<[OnceLock<Segment>]>,
 }
 
 impl Arena {
@@ -138,11 +146,13 @@ impl Arena {
             is_served: AtomicBool::new(false),
             pinned_pages: AtomicU64::new(0),
             guest_pages: AtomicU64::new(0),
+            viewer_extents: AtomicU32::new(0),
             growth: RankedMutex::new(Rank::Growth, growth),
             stock: RankedMutex::new(Rank::Arena, stock),
             page_locks: PageLocks::new(),
             arena_segment,
             control_segment,
+            viewer_segments: (1..GROUPS_MAX).map(|_| OnceLock::new()).collect(),
         };
         arena.make_first_entries().map_err(no_memory)?;
         arena.view.header().publish(&layout, token, owner);
@@ -225,13 +235,20 @@ impl Arena {
     pub fn memory_max(&self) -> u64 {
         self.memory_max
     }
-    /// The least bound it can be given now, in bytes: with it there are still some extents of data beside its guests.
+    /// The least bound it can be given now, in bytes: with it there are still some extents of data beside its guests
+    /// and the pages of viewers.
     pub fn memory_min(&self) -> u64 {
-        memory_min(self.view.layout()) + self.guest_pages() * PAGE_SIZE as u64
+        let viewers = u64::from(self.viewer_extents()) * EXTENT_SIZE as u64;
+        memory_min(self.view.layout()) + viewers + self.guest_pages() * PAGE_SIZE as u64
+    }
+    /// Extents of the bound that are for the pages of viewers, but for the control mapping.
+    pub(super) fn viewer_extents(&self) -> u32 {
+        self.viewer_extents.load(Ordering::Relaxed)
     }
     /// Pages that folios and cells can have within the bound, but for those of guests.
     pub fn pages_max(&self) -> u64 {
-        let extents = u64::from(extents_within(self.bound())) * u64::from(EXTENT_PAGES);
+        let extents = extents_within(self.bound()).saturating_sub(self.viewer_extents());
+        let extents = u64::from(extents) * u64::from(EXTENT_PAGES);
         extents.saturating_sub(u64::from(self.view.layout().frames_meta) + self.guest_pages())
     }
     /// Pages of guests, claimed or not.
@@ -242,7 +259,7 @@ impl Arena {
     /// The least bound, in bytes, with which the arena can hold so many pages of data.
     pub fn bound_for(&self, pages: u64) -> u64 {
         let pages = pages + u64::from(self.view.layout().frames_meta) + self.guest_pages();
-        let extents = pages.div_ceil(u64::from(EXTENT_PAGES));
+        let extents = pages.div_ceil(u64::from(EXTENT_PAGES)) + u64::from(self.viewer_extents());
         CONTROL_BYTES as u64 + extents * EXTENT_SIZE as u64
     }
 
@@ -265,15 +282,78 @@ impl Arena {
         self.control_segment.populate_bytes(0, COMMON_BYTES).map_err(no_memory)
     }
 
-    /// Makes a fresh page for viewer `number`, all zeros, and puts it into the control mapping in place of the one that
-    /// was there: its file, for that viewer alone. No viewer uses that number meanwhile.
+    /// Sets an extent of the bound aside for each of the first `groups` groups of viewers but the first, where that is
+    /// not done yet. Nothing grows into it from now on; what is grown there goes as after [`Arena::set_bound`].
+    /// Locks: Growth, Arena.
+    ///
+    /// # Errors
+    /// With the extents that it needs at least, the bound has no room for that.
+    pub fn reserve_viewers(&self, groups: usize) -> Result<(), ArenaError> {
+        let _growth = self.growth.lock();
+        let more = self.viewer_bytes_missing(groups);
+        let min = self.memory_min() + more;
+        if min > self.bound() {
+            return Err(ArenaError::TooSmall { asked: self.bound(), min });
+        }
+        let (mut stock, extents) = (self.stock.lock(), (more / EXTENT_SIZE as u64) as u32);
+        self.viewer_extents.fetch_add(extents, Ordering::Relaxed);
+        stock.extents_max -= extents;
+        if extents > 0 {
+            stock.note_lowered();
+        }
+        Ok(())
+    }
+
+    /// What is still to be set aside for so many groups of viewers, in bytes.
+    pub fn viewer_bytes_missing(&self, groups: usize) -> u64 {
+        let wanted = groups.clamp(1, GROUPS_MAX) as u32 - 1;
+        u64::from(wanted.saturating_sub(self.viewer_extents())) * EXTENT_SIZE as u64
+    }
+
+    /// Maps room for the pages of a group of viewers, for which an extent was set aside: it has no memory yet.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn map_viewers(&self, group: usize) -> Result<(), ArenaError> {
+        let Some(place) = group.checked_sub(1).map(|place| &self.viewer_segments[place]) else {
+            return Ok(()); // the control mapping
+        };
+        if place.get().is_some() {
+            return Ok(());
+        }
+        debug_assert!(group as u32 <= self.viewer_extents(), "an extent was set aside");
+        let segment = Segment::create(c"quinion-viewers", EXTENT_SIZE, Sharing::Common)?;
+        if self.control_segment.is_locked() {
+            segment.lock()?;
+        }
+        // Where two threads do this at once one of them is heard.
+        if place.set(segment).is_ok() {
+            let base = place.get().expect("it was set just now").base();
+            // SAFETY: the segment maps an extent, writable, and is dropped with the view, in `Arena`.
+            unsafe { self.control.add_group(group, base) };
+        }
+        Ok(())
+    }
+
+    /// Makes a fresh page for viewer `number`, all zeros, and puts it into the mapping of its group in place of the one
+    /// that was there: its file, for that viewer alone. No viewer uses that number meanwhile.
+    ///
+    /// # Errors
+    /// The system refuses.
+    ///
+    /// # Panics
+    /// If the group is not mapped ([`Arena::map_viewers`]).
     pub fn make_viewer_page(&self, number: usize) -> Result<OwnedFd, ArenaError> {
         let file = create_sized(c"quinion-viewer", VIEWER_BYTES, Sharing::ReadWrite)?;
         seal(&file, rustix::fs::SealFlags::SEAL)?;
+        let segment = match number / GROUP_VIEWERS {
+            0 => &self.control_segment,
+            group => self.viewer_segments[group - 1].get().expect("the group is mapped"),
+        };
         let offset = page_offset(number);
-        self.control_segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
+        segment.lay_over(offset, VIEWER_BYTES, file.as_fd()).map_err(no_memory)?;
         // Memory that is there is not missing when it is touched.
-        self.control_segment.populate_pages(offset, VIEWER_BYTES, (file.as_fd(), 0)).map_err(no_memory)?;
+        segment.populate_pages(offset, VIEWER_BYTES, (file.as_fd(), 0)).map_err(no_memory)?;
         Ok(file)
     }
 
@@ -297,7 +377,7 @@ impl Arena {
             extents_huge: stock.huge.len() as u64,
             extents_small: u64::from(stock.extents_grown - stock.guests.extents() - growth.tables.missing())
                 - stock.huge.len() as u64,
-            control_bytes: CONTROL_BYTES as u64,
+            control_bytes: CONTROL_BYTES as u64 + bytes(self.viewer_extents()),
             growth_failures: growth.failures,
             slack_bytes: bytes(stock.excess()),
             returned_bytes: growth.returned,

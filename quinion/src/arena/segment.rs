@@ -224,6 +224,11 @@ impl Segment {
         Ok(())
     }
 
+    /// Whether [`Segment::lock`] was called.
+    pub fn is_locked(&self) -> bool {
+        self.is_locked.load(Ordering::Relaxed)
+    }
+
     fn lock_bytes(&self, offset: usize, bytes: usize) -> rustix::io::Result<()> {
         debug_assert!(offset + bytes <= self.bytes);
         // SAFETY: the range is our mapping; locking it changes no byte.

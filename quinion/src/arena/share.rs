@@ -48,6 +48,14 @@ impl<'a> ArenaShare<'a> {
     pub fn populate_control(self) -> Result<(), ArenaError> {
         self.0.populate_control()
     }
+    /// See [`Arena::reserve_viewers`].
+    pub fn reserve_viewers(self, groups: usize) -> Result<(), ArenaError> {
+        self.0.reserve_viewers(groups)
+    }
+    /// See [`Arena::map_viewers`].
+    pub fn map_viewers(self, group: usize) -> Result<(), ArenaError> {
+        self.0.map_viewers(group)
+    }
     /// See [`Arena::make_viewer_page`].
     pub fn make_viewer_page(self, number: usize) -> Result<OwnedFd, ArenaError> {
         self.0.make_viewer_page(number)

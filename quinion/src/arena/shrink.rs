@@ -113,7 +113,7 @@ impl Arena {
         let _growth = self.growth.lock();
         let mut stock = self.stock.lock();
         self.bound.store(memory, Ordering::Relaxed);
-        stock.extents_max = extents_within(memory);
+        stock.extents_max = extents_within(memory) - self.viewer_extents(); // `memory_min` counts these
         stock.note_lowered();
         stock.reopen_surplus(&self.view, self.extents_meta());
         Ok(())

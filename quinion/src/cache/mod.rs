@@ -41,7 +41,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory};
+use crate::arena::{
+    Arena, ArenaError, ArenaOptions, ArenaShare, ArenaStats, Reservation, Swap, default_memory,
+};
 use crate::backend::{
     Attributes, Backend, DiskTier, Engine, EngineOptions, Identity, Mechanism, OpenError, ParkedBackend,
     ReapMode, SyncKind, WaitQueue, is_waking,
@@ -652,6 +654,13 @@ impl Cache {
         }
         let resized = self.shared.filemap.resize(bytes, || drop(pools));
         resized.map_err(|e| Repr::Resize(Box::new(e)).into())
+    }
+
+    /// Sets memory aside for the pages of viewers; see [`Filemap::reserve_viewers`].
+    pub(crate) fn reserve_viewers(&self, groups: usize) -> std::result::Result<(), ArenaError> {
+        // As in `resize`.
+        let pools = self.shared.pools.lock();
+        self.shared.filemap.reserve_viewers(groups, || drop(pools))
     }
 
     /// Makes durable what was written by all handles of this cache, also by those that are closed: as

@@ -89,6 +89,29 @@ impl Filemap {
         Ok(resized)
     }
 
+    /// Sets an extent aside for the pages of each further group of viewers, up to so many, and empties as many where
+    /// the bound was reached; waits as a resize. Calls `in_force` before anything is emptied.
+    ///
+    /// # Errors
+    /// The bound has no room for them beside what pools protect, or beside the least that it must hold.
+    pub(crate) fn reserve_viewers(&self, groups: usize, in_force: impl FnOnce()) -> Result<(), ArenaError> {
+        let _wakes = DeferredWakes::new();
+        let _one = self.resizing.lock();
+        let more = self.arena.viewer_bytes_missing(groups);
+        match self.memory_for_protected() {
+            protected if protected > 0 && protected + more > self.arena.bound() => {
+                return Err(ArenaError::TooSmall { asked: self.arena.bound(), min: protected + more });
+            }
+            _ => self.arena.reserve_viewers(groups)?,
+        }
+        in_force();
+        if more > 0 {
+            self.empty_extents(Instant::now() + WAIT_MAX);
+            self.supply.background.poke(); // late readers, and what is left
+        }
+        Ok(())
+    }
+
     /// The bound that the user said last, in bytes.
     pub(super) fn memory_configured(&self) -> u64 {
         self.memory_configured.load(Ordering::Relaxed)

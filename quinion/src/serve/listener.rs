@@ -24,7 +24,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, accept_with, sendmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -42,6 +43,8 @@ use crate::viewer::sys::Errno;
 pub(super) const HELLO_MAX: Duration = Duration::from_secs(1);
 /// How long no process is let in after one could not be: it is ready all the time, and would be looked at without end.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Ends of viewers that are noticed in one step.
+const ENDS_MAX: usize = 256;
 /// Connections that have said nothing yet, at a time.
 const GREETINGS_MAX: usize = 64;
 
@@ -57,6 +60,9 @@ pub(super) struct Listener {
     /// The listener is not looked at before that.
     rests_until: RankedMutex<Option<Instant>>,
     queues: SerialQueues,
+    /// An epoll set of the processes of viewers, each of which it reports once: to wait for many costs no more than to
+    /// wait for one.
+    ends: OwnedFd,
     /// Written to when the keeper is to look again.
     wake: OwnedFd,
 }
@@ -82,6 +88,7 @@ impl Listener {
             greetings: RankedMutex::new(Rank::Viewer, Vec::new()),
             rests_until: RankedMutex::new(Rank::Viewer, None),
             queues: queues.clone(),
+            ends: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -104,6 +111,26 @@ impl Listener {
         plans.len() as u32 - 1
     }
 
+    /// Waits for the end of a process, too, which has that seat.
+    pub(super) fn await_end(&self, viewer: usize, alive: &OwnedFd) -> Result<(), Errno> {
+        let (data, once) = (epoll::EventData::new_u64(viewer as u64), epoll::EventFlags::ONESHOT);
+        epoll::add(&self.ends, alive, data, epoll::EventFlags::IN | once)
+            .map_err(|error| Errno(error.raw_os_error()))
+    }
+
+    /// Does not wait for that any more.
+    pub(super) fn forget_end(&self, alive: &OwnedFd) {
+        let _ = epoll::delete(&self.ends, alive); // it is known: this seat's, until now
+    }
+
+    /// Seats whose processes have ended, or had.
+    fn ended(&self) -> impl Iterator<Item = usize> {
+        let mut events = Vec::with_capacity(ENDS_MAX);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = epoll::wait(&self.ends, spare_capacity(&mut events), Some(&at_once)); // a signal: once more
+        events.into_iter().map(|event| event.data.u64() as usize)
+    }
+
     /// Has the keeper look again.
     pub(super) fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes()); // full: it is awake
@@ -112,18 +139,9 @@ impl Listener {
     /// Waits until `until` at most, for processes that connect or say something and for the ends of viewers, and does
     /// what is to be done about them. For the keeper alone.
     pub(super) fn wait(&self, until: Instant, shared: &Arc<Shared>) {
-        // 1 whom to wait for; a viewer that has ended while a worker is at work for it is looked at with each beat
-        let viewers: Vec<_> = shared
-            .present()
-            .filter_map(|viewer| {
-                let seat = shared.seats[viewer].lock();
-                let process = seat.process.as_ref().filter(|_| seat.busy == 0)?;
-                Some((viewer, Arc::clone(&process.alive)))
-            })
-            .collect();
+        // 1 whom to wait for
         let mut greetings = std::mem::take(&mut *self.greetings.lock());
-        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
-        fds.extend(viewers.iter().map(|(_, alive)| PollFd::new(&**alive, PollFlags::IN)));
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.ends, PollFlags::IN)];
         fds.extend(greetings.iter().map(|greeting| PollFd::new(greeting, PollFlags::IN)));
         let rests = self.rests_until.lock().filter(|&end| Instant::now() < end);
         let until = rests.map_or(until, |end| until.min(end));
@@ -138,16 +156,15 @@ impl Listener {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
-        let is_woken = ready.next() == Some(true);
-        let ended: Vec<bool> = ready.by_ref().take(viewers.len()).collect();
+        let (is_woken, have_ended) = (ready.next() == Some(true), ready.next() == Some(true));
         let spoken: Vec<bool> = ready.by_ref().take(greetings.len()).collect();
         let is_called = ready.next() == Some(true);
         if is_woken {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
         // 3 viewers that have ended
-        for ((viewer, _), _) in viewers.iter().zip(ended).filter(|(_, ended)| *ended) {
-            shared.free_if_over(*viewer);
+        if have_ended {
+            self.ended().for_each(|viewer| shared.free_soon(viewer));
         }
         // 4 connections that have said something, or nothing for too long
         let now = Instant::now();
@@ -231,7 +248,7 @@ impl Listener {
             sender.and_then(|(number, alive)| if has_ended(&alive) { Err(Errno::SRCH) } else { Ok(number) });
         let answer = |ticket: Result<u32, Errno>, theirs: &PeerConnection| {
             let welcome = ticket.map_or_else(refusal, |viewer| JoinReply { error: 0, viewer });
-            // One who does not hear it does not ask for what it has sent; see `Shared::drop_offers`.
+            // One who does not hear it does not ask for what it has sent; see `ViewerSlot::take_late_offers`.
             let _ = rustix::net::send(theirs, &welcome.bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         };
         match number {
@@ -240,7 +257,7 @@ impl Listener {
         }
     }
 
-    fn welcome(&self, socket: &PeerConnection, hello: JoinRequest, shared: &Shared) {
+    fn welcome(&self, socket: &PeerConnection, hello: JoinRequest, shared: &Arc<Shared>) {
         let plan = self.plans.lock().get(hello.plan as usize).cloned();
         let admitted = if hello.version != LAYOUT_VERSION || ![self.token, ANY_CACHE].contains(&hello.token) {
             Err(Errno::PROTO)

@@ -54,7 +54,7 @@ impl Shared {
     /// Opens what the viewer has sent the name of.
     pub(super) fn open_named(&self, job: &ViewerJob, ticket: u64) -> Result<[u64; 2], Errno> {
         let ticket = u32::try_from(ticket).map_err(|_| Errno::BADF)?;
-        let offer = self.seats[job.viewer].lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
+        let offer = self.seat(job.viewer).lock().offers.remove(&ticket).ok_or(Errno::BADF)?;
         let name = offer.name.ok_or(Errno::BADF)?;
         let opened = self.open_for(job, &name);
         let (error, text) = match &opened {

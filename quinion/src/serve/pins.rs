@@ -79,11 +79,11 @@ impl Shared {
     fn pin(&self, viewer: usize, handle: u64, range: PinRequest) -> Result<[u64; 2], Errno> {
         let most = self.owner.arena().stats().bound_bytes / PART_OF_MEMORY;
         let fits = |seat: &ViewerSlot, more| seat.pins.len() < PINS_MAX && seat.pinned_bytes() + more <= most;
-        if range.len > most || !fits(&self.seats[viewer].lock(), range.len) {
+        if range.len > most || !fits(&self.seat(viewer).lock(), range.len) {
             return Err(Errno(libc::ENOBUFS));
         }
         let (pin, bytes) = self.owner.pin(handle, range.position, range.len)?;
-        let mut seat = self.seats[viewer].lock();
+        let mut seat = self.seat(viewer).lock();
         // Meanwhile others may have been pinned for it, or it may have given the handle back.
         if seat.handles.contains_key(&handle) && !seat.is_replaced && fits(&seat, bytes) {
             seat.pins.insert(pin, PinnedRange { handle, bytes });
@@ -96,7 +96,7 @@ impl Shared {
 
     /// Gives a pin back, if the viewer has it.
     pub(super) fn unpin(&self, viewer: usize, handle: u64, pin: u64) {
-        let mut seat = self.seats[viewer].lock();
+        let mut seat = self.seat(viewer).lock();
         if seat.pins.get(&pin).is_some_and(|known| known.handle == handle) {
             seat.pins.remove(&pin);
             drop(seat);

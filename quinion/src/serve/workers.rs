@@ -14,9 +14,10 @@
 //! counted as well: one of a process that keeps [`PROBES_STUCK_MAX`] waiting is refused, and so is every one while half
 //! of the workers wait so.
 //!
-//! A worker that sleeps waits for the futexes of all viewers that there were when it fell asleep. Another viewer
-//! wakes one of them, and the others do not wait for its futex. When that one has something to do, and no other that
-//! sleeps waits for all of them, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
+//! A worker that sleeps waits for the futexes of all viewers of the first group that there were when it fell
+//! asleep, and for the bells of the others ([`bells`](crate::arena::bells)). Another viewer of that group wakes one
+//! of them, and the others do not wait for its futex. When that one has something to do, and no other that sleeps
+//! waits for all of them, it wakes the next. So a process that starts costs one wake-up, or two, and not one for
 //! each.
 //!
 //! A worker beyond the first few that finds nothing to do for [`IDLE_MAX`] ends.
@@ -112,6 +113,11 @@ impl Workers {
         let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished()); // those that have retired
         threads.push(thread);
+    }
+
+    /// A thread that answers nothing was started, and is to be waited for at the end.
+    pub(super) fn add_watcher(&self, thread: JoinHandle<()>) {
+        self.threads.lock().push(thread);
     }
 
     /// So many stay, whether there is something to do or not.

@@ -8,7 +8,7 @@
 use super::*;
 use crate::arena::allocate::{GrowOutcome, pages_of};
 use crate::arena::buddy::FrameRun;
-use crate::arena::control::{VIEWERS_MAX, ViewerControl};
+use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
 use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED};
 use crate::arena::view::CellNumber;
@@ -738,7 +738,7 @@ fn a_viewer_maps_the_arena_for_reading_only() {
 
 #[test]
 fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
-    let arena = arena(SMALL);
+    let arena = arena(2 * SMALL);
     arena.populate_control().unwrap();
     let file = reopened(arena.control_fd(), OFlags::RDONLY).unwrap();
     let write = ProtFlags::READ | ProtFlags::WRITE;
@@ -747,7 +747,9 @@ fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
         assert_eq!(reopened(arena.control_fd(), OFlags::RDWR).err(), Some(Errno::ACCESS));
     }
     let common = map(&file, COMMON_BYTES, ProtFlags::READ).unwrap();
-    let last = VIEWERS_MAX - 1;
+    let last = 2 * GROUP_VIEWERS - 1;
+    arena.reserve_viewers(2).unwrap();
+    arena.map_viewers(1).unwrap();
     let pages = [0, last].map(|number| arena.make_viewer_page(number).unwrap());
     let [first, page] = pages.map(|page| map(&page, VIEWER_BYTES, write).unwrap());
     let at = |base, bytes: usize| (base, bytes as u64);
@@ -757,7 +759,7 @@ fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
     view.page().ring[4095].store(7, Ordering::Relaxed);
     let seen = |number| arena.control().viewer_page(number).unwrap().ring[4095].load(Ordering::Relaxed);
     assert_eq!((seen(0), seen(last)), (0, 7));
-    assert!(arena.control().viewer_page(VIEWERS_MAX).is_none());
+    assert!(arena.control().viewer_page(2 * GROUP_VIEWERS).is_none());
     // The next in its place has another page.
     arena.make_viewer_page(last).unwrap();
     view.page().ring[4095].store(8, Ordering::Relaxed);
@@ -766,4 +768,38 @@ fn a_viewer_maps_its_own_page_for_writing_and_the_rest_for_reading_only() {
         // SAFETY: the views are not used any more.
         unsafe { munmap(base.as_ptr().cast(), bytes) }.unwrap();
     }
+}
+
+/// 1. The pages of many viewers take memory beside the bound, or of what the cache cannot do without.
+#[test]
+fn pages_of_more_viewers_are_taken_from_the_bound_as_long_as_it_has_room() {
+    let memory = 2 * SMALL;
+    let arena = arena(memory);
+    let before = arena.stats();
+    let (all, least) = (arena.pages_max(), arena.memory_min());
+    let room = ((memory - least) / EXTENT_SIZE as u64) as usize;
+    assert!((1..GROUPS_MAX).contains(&room), "{room}");
+    for groups in [0, 1, 2, 2] {
+        arena.reserve_viewers(groups).unwrap();
+    }
+    let stats = arena.stats();
+    assert_eq!(stats.control_bytes, before.control_bytes + EXTENT_SIZE as u64);
+    assert_eq!(arena.pages_max(), all - u64::from(EXTENT_PAGES));
+    assert_eq!(arena.memory_min(), least + EXTENT_SIZE as u64);
+    // As many extents as are left are grown, and no more.
+    let mut frames = Vec::new();
+    while let Some(frame) = arena.alloc(Order::MAX) {
+        frames.push(frame);
+    }
+    let full = arena.stats();
+    assert!(full.grown_bytes + full.control_bytes <= memory && full.slack_bytes == 0, "{full:?}");
+    arena.reserve_viewers(room + 1).unwrap();
+    assert!(arena.stats().slack_bytes > 0, "what was grown there is to go");
+    assert!(matches!(arena.reserve_viewers(room + 2), Err(ArenaError::TooSmall { .. })));
+    assert_eq!(arena.stats().control_bytes, before.control_bytes + (room * EXTENT_SIZE) as u64);
+    arena.set_bound(memory).unwrap();
+    assert!(matches!(arena.set_bound(memory - EXTENT_SIZE as u64), Err(ArenaError::TooSmall { .. })));
+    arena.check().unwrap();
+    frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
+    arena.check().unwrap();
 }

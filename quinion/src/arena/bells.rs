@@ -1,0 +1,189 @@
+//! Bells: which of many viewers have asked, as a thread that sleeps for a group of them tells those that answer.
+//!
+//! One system call waits for some hundred futexes at most, and costs more the more there are. So the viewers of each
+//! group but the first have a thread that waits for their futexes and does nothing else, a **watcher**; and a worker
+//! sleeps for the bells of all of them at once.
+//!
+//! ```text
+//!   viewer                   watcher of its group              worker
+//!   slot -> PENDING
+//!   its futex + 1, wakes     sees another number:              takes the bell down, looks at the slots:
+//!                            bell up, `rings` + 1, wakes       takes a question; another is left: bell up, and so on
+//!                            sleeps while the numbers are      sleeps while `rings` is what it was
+//!                            those that it saw                 before it looked for bells
+//! ```
+//!
+//! Bells are the owner's own memory. What a viewer does to its futex sets its own bell, or does not.
+//!
+//! Invariant: while a question is pending, its viewer's futex is not what the watcher sleeps on; or its bell is up; or
+//! a worker is about to look at the slots of its viewer.
+//!
+//! `tests/bells_model.rs` runs this under a model checker, and again without each step that [`mutant`] marks.
+
+use core::ops::Range;
+
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutant, mutant, ordering};
+
+/// Bells in a word.
+const WORD: usize = u64::BITS as usize;
+
+/// A bell for each viewer, in `WORDS` words.
+#[derive(Debug)]
+pub struct Bells<const WORDS: usize> {
+    words: [AtomicU64; WORDS],
+    rings: AtomicU32,
+}
+
+/// What a worker finds when it looks at a viewer whose bell was up.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<Q> {
+    /// The question that it takes.
+    pub question: Option<Q>,
+    /// Whether another one is left.
+    pub more: bool,
+}
+
+impl<const WORDS: usize> Default for Bells<WORDS> {
+    fn default() -> Self {
+        Self { words: core::array::from_fn(|_| AtomicU64::new(0)), rings: AtomicU32::new(0) }
+    }
+}
+
+impl<const WORDS: usize> Bells<WORDS> {
+    /// The futex on which workers sleep; and its number now, to be read before they look for bells.
+    pub fn rings(&self) -> (&AtomicU32, u32) {
+        // Acquire, partner: the Release in `announce`: a worker that sees the number sees the bells.
+        (&self.rings, self.rings.load(ordering(Mutant::BellRings, Ordering::Acquire, Ordering::Relaxed)))
+    }
+
+    /// Puts up the bell of a viewer.
+    pub fn put_up(&self, viewer: usize) {
+        // Release, partner: the Acquire in `take_down`: a worker that takes it down sees the question.
+        let order = ordering(Mutant::BellRelease, Ordering::Release, Ordering::Relaxed);
+        self.words[viewer / WORD].fetch_or(1 << (viewer % WORD), order);
+    }
+
+    /// Changes the number on which workers sleep, after bells were put up; the caller wakes them.
+    pub fn announce(&self) -> &AtomicU32 {
+        self.rings.fetch_add(1, Ordering::Release); // partner: `rings`
+        &self.rings
+    }
+
+    /// Whether the bell was up.
+    fn take_down(&self, viewer: usize) -> bool {
+        let bit = 1 << (viewer % WORD);
+        // Acquire, partner: `put_up`.
+        let order = ordering(Mutant::BellAcquire, Ordering::Acquire, Ordering::Relaxed);
+        self.words[viewer / WORD].fetch_and(!bit, order) & bit != 0
+    }
+
+    fn is_up(&self, viewer: usize) -> bool {
+        self.words[viewer / WORD].load(Ordering::Relaxed) >> (viewer % WORD) & 1 != 0
+    }
+
+    /// The first viewer from `from` on, below `end`, whose bell is up. A hint.
+    fn next_up(&self, from: usize, end: usize) -> Option<usize> {
+        let mut word = from / WORD;
+        while word * WORD < end {
+            let passed = if word == from / WORD { from % WORD } else { 0 };
+            let up = self.words[word].load(Ordering::Relaxed) >> passed << passed;
+            if up != 0 {
+                return Some(word * WORD + up.trailing_zeros() as usize).filter(|&viewer| viewer < end);
+            }
+            word += 1;
+        }
+        None
+    }
+
+    /// Takes a question of a viewer of `among` whose bell is up, as `look` finds it at that viewer. Also whether
+    /// another one is left at the same viewer, for which its bell is up again: the caller wakes another worker then.
+    pub fn take<Q>(&self, among: Range<usize>, mut look: impl FnMut(usize) -> Found<Q>) -> Option<(Q, bool)> {
+        let mut from = among.start;
+        while let Some(viewer) = self.next_up(from, among.end) {
+            from = viewer + 1;
+            let late = mutant(Mutant::BellFirst);
+            if !(if late { self.is_up(viewer) } else { self.take_down(viewer) }) {
+                continue; // another worker was faster
+            }
+            let Found { question, more } = look(viewer);
+            if late {
+                self.take_down(viewer);
+            }
+            if more && !mutant(Mutant::BellAgain) {
+                self.put_up(viewer);
+            }
+            if let Some(question) = question {
+                return Some((question, more));
+            }
+        }
+        None
+    }
+}
+
+/// What a watcher knows of one viewer.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Watched {
+    /// Whose the seat was when its bell was put up last, and the number of the futex then.
+    heard: Option<(u32, u32)>,
+}
+
+impl Watched {
+    /// Looks at a viewer's futex, and has its bell put up if the number is another, or `whose` is: the next in a seat
+    /// may have asked as often as the one before. The number while which the watcher may sleep.
+    pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
+        // Acquire, partner: the viewer's step of the futex, which its question precedes. SeqCst, partner: `wake_owner`
+        // in the viewer.
+        let now = futex.load(ordering(Mutant::BellHeard, Ordering::SeqCst, Ordering::Relaxed));
+        if self.heard != Some((whose, now)) {
+            self.heard = Some((whose, now));
+            put_up();
+        }
+        // SeqCst, partner: as above.
+        if mutant(Mutant::BellNumber) { futex.load(Ordering::SeqCst) } else { now }
+    }
+}
+
+#[cfg(all(test, not(quinion_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bells_are_taken_down_in_turn_and_once() {
+        let bells = Bells::<3>::default();
+        for viewer in [0, 63, 64, 100, 190] {
+            bells.put_up(viewer);
+        }
+        let nothing = |viewer| Found { question: Some(viewer), more: false };
+        let mut taken = Vec::new();
+        for range in [64..101, 64..101, 64..101, 101..190, 0..192, 0..192, 0..192, 0..192] {
+            taken.push(bells.take(range, nothing).map(|(viewer, _)| viewer));
+        }
+        assert_eq!(taken, [Some(64), Some(100), None, None, Some(0), Some(63), Some(190), None]);
+    }
+
+    #[test]
+    fn a_viewer_that_has_more_is_found_again_and_one_whose_question_waits_holds_up_no_other() {
+        let bells = Bells::<2>::default();
+        bells.put_up(5);
+        bells.put_up(70);
+        let look = |viewer| Found { question: (viewer == 70).then_some(viewer), more: viewer == 5 };
+        assert_eq!(bells.take(0..128, look), Some((70, false)));
+        assert_eq!(bells.take(0..128, look), None);
+        assert_eq!(
+            bells.take(0..128, |viewer| Found { question: Some(viewer), more: true }),
+            Some((5, true))
+        );
+        assert!(bells.is_up(5));
+    }
+
+    #[test]
+    fn a_watcher_puts_a_bell_up_for_each_change_and_at_first() {
+        let (mut watched, futex, mut rings) = (Watched::default(), AtomicU32::new(7), 0);
+        let mut look = |whose| (watched.look(whose, &futex, || rings += 1), rings);
+        assert_eq!((look(1), look(1)), ((7, 1), (7, 1)));
+        futex.store(8, Ordering::Relaxed);
+        assert_eq!((look(1), look(1)), ((8, 2), (8, 2)));
+        assert_eq!((look(2), look(2)), ((8, 3), (8, 3)), "the next in the seat has asked as often");
+    }
+}

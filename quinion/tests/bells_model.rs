@@ -1,0 +1,200 @@
+//! Bells under a model checker: whenever the watcher and the workers sleep, no question is pending.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg quinion_model" cargo test -p quinion --release --test bells_model --target-dir target/model
+//! ```
+//!
+//! Without that cfg this file is empty. A viewer asks while the watcher of its group looks, and workers look for bells:
+//! the real code of `quinion::internals::arena::bells`. A thread's sleep is its end: it ends with the number that it
+//! would sleep on. What the kernel does then is done when all have ended: who would sleep on a number that is another
+//! by now looks again. When all sleep in the end, each question has been taken, once.
+//!
+//! # What the checker does not show
+//!
+//! That a sleeper is woken when the number changes behind its back: who changes it wakes, and the kernel compares. The
+//! viewer leaves that out where no thread sleeps, for which it needs sequential consistency (`wake_owner` in `viewer`).
+
+#![cfg(quinion_model)]
+
+use loom::sync::Arc;
+use loom::thread;
+use model_stage::{Needed, all_needed, explore};
+use quinion::internals::arena::bells::{Bells, Found, Watched};
+use quinion::internals::sync::Mutant;
+use quinion::internals::sync::atomic::{AtomicU32, Ordering};
+
+mod model_stage;
+
+const FREE: u32 = 0;
+const PENDING: u32 = 1;
+const TAKEN: u32 = 2;
+/// The viewer's number.
+const VIEWER: usize = 3;
+
+struct Stage {
+    bells: Bells<1>,
+    futex: AtomicU32,
+    slots: [AtomicU32; 2],
+}
+
+impl Stage {
+    fn new() -> Arc<Self> {
+        let slots = [AtomicU32::new(FREE), AtomicU32::new(FREE)];
+        Arc::new(Self { bells: Bells::default(), futex: AtomicU32::new(0), slots })
+    }
+
+    /// The viewer's half.
+    fn ask(&self, slot: usize) {
+        self.slots[slot].store(PENDING, Ordering::Release); // partner: the Acquire in `take_slot`
+        self.futex.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The watcher's half, until it would sleep: the number that it would sleep on.
+    fn watch(&self, watched: &mut Watched) -> u32 {
+        let mut is_rung = false;
+        let number = watched.look(1, &self.futex, || {
+            self.bells.put_up(VIEWER);
+            is_rung = true;
+        });
+        if is_rung {
+            self.bells.announce();
+        }
+        number
+    }
+
+    fn take_slot(&self, slot: usize) -> bool {
+        self.slots[slot].load(Ordering::Relaxed) == PENDING
+            && self.slots[slot].compare_exchange(PENDING, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// A worker's half, until it would sleep: how many questions it took, and the number that it would sleep on.
+    fn work(&self) -> (u32, u32) {
+        let mut taken = 0;
+        loop {
+            let (_, number) = self.bells.rings();
+            let look = |viewer| {
+                assert_eq!(viewer, VIEWER);
+                let question = (0..2).find(|&slot| self.take_slot(slot));
+                let more = self.slots.iter().any(|slot| slot.load(Ordering::Relaxed) == PENDING);
+                Found { question, more: more && question.is_some() }
+            };
+            match self.bells.take(0..64, look) {
+                Some(_) => taken += 1,
+                None => return (taken, number),
+            }
+        }
+    }
+
+    /// When all threads have ended: those whose number is another look again, until all sleep. Of the workers one is
+    /// enough: `numbers` are what they sleep on.
+    fn settle(&self, watched: &mut Watched, mut number: u32, mut numbers: Vec<u32>) -> u32 {
+        let mut taken = 0;
+        loop {
+            if self.futex.load(Ordering::SeqCst) != number {
+                number = self.watch(watched);
+                continue;
+            }
+            let rings = self.bells.rings().1;
+            let Some(place) = numbers.iter().position(|&slept| slept != rings) else { break };
+            let (more, slept) = self.work();
+            taken += more;
+            numbers[place] = slept;
+        }
+        taken
+    }
+
+    fn outcome(&self, taken: u32, asked: u32) -> String {
+        let pending = self.slots.iter().filter(|slot| slot.load(Ordering::Relaxed) == PENDING).count();
+        assert_eq!((taken, pending), (asked, 0), "wrong: taken and pending, when all sleep");
+        "answered".into()
+    }
+}
+
+/// One question, while the watcher looks and a worker looks for it.
+#[test]
+fn one_question() {
+    explore(Some(3), &["answered"], || {
+        let stage = Stage::new();
+        let viewer = {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || stage.ask(0))
+        };
+        let worker = {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || stage.work())
+        };
+        let mut watched = Watched::default();
+        let number = stage.watch(&mut watched);
+        viewer.join().unwrap();
+        let (taken, slept) = worker.join().unwrap();
+        let more = stage.settle(&mut watched, number, vec![slept]);
+        stage.outcome(taken + more, 1)
+    });
+}
+
+/// The bell is up already, for a question that was answered: another is asked while a worker takes the bell down.
+#[test]
+fn a_question_behind_a_bell_that_is_up() {
+    explore(Some(3), &["answered"], || {
+        let stage = Stage::new();
+        let mut watched = Watched::default();
+        stage.watch(&mut watched); // the first look puts the bell up
+        let asked = {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || {
+                stage.ask(0);
+                let number = stage.watch(&mut watched);
+                (watched, number)
+            })
+        };
+        let (taken, slept) = stage.work();
+        let (mut watched, number) = asked.join().unwrap();
+        let more = stage.settle(&mut watched, number, vec![slept]);
+        stage.outcome(taken + more, 1)
+    });
+}
+
+/// Two questions of one viewer, of which the watcher may see one change, and two workers.
+#[test]
+fn two_questions_and_two_workers() {
+    explore(Some(2), &["answered"], || {
+        let stage = Stage::new();
+        let viewer = {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || {
+                stage.ask(0);
+                stage.ask(1);
+            })
+        };
+        let worker = {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || stage.work())
+        };
+        let mut watched = Watched::default();
+        let number = stage.watch(&mut watched);
+        let (ours, slept) = stage.work();
+        viewer.join().unwrap();
+        let (theirs, their_sleep) = worker.join().unwrap();
+        let more = stage.settle(&mut watched, number, vec![slept, their_sleep]);
+        stage.outcome(ours + theirs + more, 2)
+    });
+}
+
+// ---- each step is needed ------------------------------------------------------------------------------
+
+const WRONG: &str = "wrong: taken and pending";
+
+const NEEDED: &[Needed] = &[
+    (Mutant::BellHeard, &[("one_question", WRONG)]),
+    (Mutant::BellNumber, &[("one_question", WRONG)]),
+    (Mutant::BellRelease, &[("one_question", WRONG)]),
+    (Mutant::BellAcquire, &[("one_question", WRONG)]),
+    (Mutant::BellRings, &[("one_question", WRONG)]),
+    (Mutant::BellFirst, &[("a_question_behind_a_bell_that_is_up", WRONG)]),
+    (Mutant::BellAgain, &[("two_questions_and_two_workers", WRONG)]),
+];
+
+#[test]
+fn no_step_can_be_left_out() {
+    all_needed(Mutant::of_bells(), NEEDED);
+}

@@ -104,8 +104,9 @@ type GivenBack = (Operation, [u64; 3]);
 impl Connection {
     /// The connection to the server that listens there, made now if there is none, within some time.
     pub(crate) fn to(socket: &Path, time: Duration) -> Result<Arc<Self>> {
-        let failed = |error| {
-            let text = format!("cannot connect to the cache at {}; is its server running?", socket.display());
+        let failed = |error: std::io::Error| {
+            let hint = hint_for(error.raw_os_error());
+            let text = format!("cannot connect to the cache at {}; {hint}", socket.display());
             Error::of_io(ErrorKind::Connect, text, error)
         };
         let inode = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(socket).map_err(failed)?;
@@ -300,6 +301,18 @@ fn locked(until: Instant) -> std::io::Result<MutexGuard<'static, Connections>> {
     }
 }
 
+/// What is to be said of a connection that failed with that error number.
+fn hint_for(error: Option<i32>) -> &'static str {
+    match error {
+        Some(libc::EUSERS) => {
+            "it has as many clients as it admits; wait until one ends, or have the server admit more (clients_max)"
+        }
+        Some(libc::ENOBUFS) => "its memory has no room for more clients; give the server more memory",
+        Some(libc::EPROTO) => "its server is of another version; start both of the same one",
+        _ => "is its server running?",
+    }
+}
+
 fn refused(name: &str, reply: std::io::Result<(u32, String)>) -> Error {
     match reply {
         Ok((error, text)) => Error::of_refusal(&text, error as i32),
@@ -349,6 +362,15 @@ mod tests {
 
     use super::*;
     use crate::server::Server;
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let hints =
+            [libc::EUSERS, libc::ENOBUFS, libc::EPROTO, libc::ENOENT].map(|error| hint_for(Some(error)));
+        assert!(hints[0].contains("clients_max") && hints[1].contains("memory"), "{hints:?}");
+        assert!(hints[2].contains("version") && hints[3].contains("running"), "{hints:?}");
+        assert_eq!(hint_for(None), hints[3]);
+    }
 
     /// 1. A thread waits for a moment for an answer, as for a local file, and none comes: all questions are refused
     ///    until the heart of the server beats.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
-use quinion::internals::serve::{Owner, Service, ServiceOptions};
+use quinion::internals::serve::{Owner, Service, ServiceOptions, VIEWERS};
 use quinion::{Cache, CacheOwner};
 use quinion_object::{FetchStats, FirstByte, Options};
 
@@ -23,11 +23,15 @@ const WORKERS: usize = 32;
 pub struct Builder {
     cache: Cache,
     stores: Vec<StoreRequest>,
+    clients_max: usize,
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("stores", &self.stores.len()).finish_non_exhaustive()
+        f.debug_struct("Builder")
+            .field("stores", &self.stores.len())
+            .field("clients_max", &self.clients_max)
+            .finish_non_exhaustive()
     }
 }
 
@@ -37,6 +41,17 @@ impl Builder {
     #[must_use]
     pub fn store(mut self, prefix: impl Into<String>, store: Arc<dyn ObjectStore>, options: Options) -> Self {
         self.stores.push(StoreRequest { prefix: prefix.into(), store, options });
+        self
+    }
+
+    /// How many processes may be connected at a time: 1,024 if this is not called, at least one, and 4,096 at most.
+    /// More are refused ([`ErrorKind::Connect`]) until one of them ends.
+    ///
+    /// What is set aside for them grows with those that come: 2 MiB of the cache's memory for each 100, of which the
+    /// first are there anyway, and two descriptors of this process for each.
+    #[must_use]
+    pub fn clients_max(mut self, clients: usize) -> Self {
+        self.clients_max = clients;
         self
     }
 
@@ -63,8 +78,12 @@ impl Builder {
         let owner = CacheOwner::new(self.cache).with_opener(Arc::clone(&stores) as _);
         let owner = Arc::new(owner);
         let (listening, socket) = socket.into_parts();
-        let options =
-            ServiceOptions { workers: WORKERS, listener: Some(socket), ..ServiceOptions::default() };
+        let options = ServiceOptions {
+            workers: WORKERS,
+            viewers_max: self.clients_max,
+            listener: Some(socket),
+            ..ServiceOptions::default()
+        };
         let service = Service::start_with(Arc::clone(&owner) as Arc<dyn Owner>, options).map_err(failed)?;
         Ok(Server { service, owner, stores, listening })
     }
@@ -110,7 +129,7 @@ pub struct ServerStats {
 impl Server {
     /// A server of that cache, to which stores are added.
     pub fn builder(cache: Cache) -> Builder {
-        Builder { cache, stores: Vec::new() }
+        Builder { cache, stores: Vec::new(), clients_max: VIEWERS }
     }
 
     /// Where it listens.

@@ -3,6 +3,7 @@
 //! ```toml
 //! name = "node"
 //! memory = "8G"
+//! clients = 1024
 //! metrics = "127.0.0.1:9464"
 //!
 //! [disk]
@@ -37,6 +38,8 @@ pub struct Config {
     pub name: Option<String>,
     /// Memory of the cache.
     pub memory: Option<Bytes>,
+    /// How many processes may be connected at a time.
+    pub clients: Option<usize>,
     /// The disk tier.
     pub disk: Option<Disk>,
     /// Where monitors are answered.
@@ -134,6 +137,7 @@ impl Changes {
         };
         let other = [
             ("name", old.name != new.name),
+            ("clients", old.clients != new.clients),
             ("disk", old.disk != new.disk),
             ("metrics", old.metrics != new.metrics),
             ("price", old.price != new.price),

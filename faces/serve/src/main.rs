@@ -37,7 +37,7 @@ use quinion_serve::config::{Bytes, Config, Disk, StoreConfig};
 use quinion_serve::log::{Form, Log};
 use quinion_serve::price::Savings;
 use quinion_serve::{notify, stores};
-use quinion_service::{Server, Socket};
+use quinion_service::{Builder, Server, Socket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use http::Monitor;
@@ -59,6 +59,9 @@ struct Arguments {
     /// Memory of the cache in all, such as 8G.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
+    /// How many processes may be connected at a time, 4096 at most; 1024 if not given.
+    #[arg(long, value_name = "NUMBER")]
+    clients: Option<usize>,
     /// Keep what leaves memory on a local disk as well: a folder and a size, such as /var/cache/quinion:200G.
     #[arg(long, value_name = "FOLDER:SIZE")]
     disk: Option<Disk>,
@@ -100,6 +103,7 @@ fn settled(arguments: Arguments) -> Result<Config, String> {
     let mut config = arguments.config.map_or(Ok(Config::default()), |path| Config::read(&path))?;
     config.name = arguments.name.or(config.name);
     config.memory = arguments.memory.or(config.memory);
+    config.clients = arguments.clients.or(config.clients);
     config.disk = arguments.disk.or(config.disk);
     config.metrics = arguments.metrics.or(config.metrics);
     let more = arguments.store.into_iter().map(|prefix| StoreConfig { prefix, ..Default::default() });
@@ -192,9 +196,11 @@ fn start(config: &Config, takes: Takes) -> Result<Server, String> {
     }
     let socket = socket_of(config, takes)?;
     let cache = builder.build().map_err(|error| error.to_string())?;
-    let server = opened.into_iter().fold(Server::builder(cache), |server, (prefix, (store, options))| {
-        server.store(prefix, store, options)
-    });
+    let server = Server::builder(cache);
+    let server = config.clients.into_iter().fold(server, Builder::clients_max);
+    let server = opened
+        .into_iter()
+        .fold(server, |server, (prefix, (store, options))| server.store(prefix, store, options));
     server.start_at(socket).map_err(|error| error.to_string())
 }
 

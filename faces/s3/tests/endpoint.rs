@@ -34,7 +34,7 @@ mod real;
 
 use common::{Endpoint, KEY, SECRET, below, command, runtime, versitygw};
 use differential::{Call, Condition, calls, is_defined, made};
-use real::Server;
+use real::{Server, or_skipped};
 
 /// Calls of a differential run.
 const CALLS: usize = 300;
@@ -510,4 +510,49 @@ fn bare_command(server: &Server, folder: &FilePath) -> Command {
         };
     }
     bare
+}
+
+/// versitygw behind HTTPS, with a certificate of an authority that nothing knows; the file with that.
+fn versitygw_behind_tls(test: &str) -> Option<(Server, std::path::PathBuf)> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority =
+        rcgen::CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let server = server.signed_by(&key, &authority).unwrap();
+    let file = |name: &str, text: String| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        folder.path().join(name)
+    };
+    let trusted = file("authority.pem", authority.pem());
+    let (server, key) = (file("server.pem", server.pem()), file("key.pem", key.serialize_pem()));
+    let words = ["--cert", server.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    let server = Server::versitygw_with(folder, &words);
+    or_skipped(server, test, "versitygw").map(|server| (server, trusted))
+}
+
+#[test]
+fn a_store_of_a_private_authority_is_read_and_written_by_an_endpoint_that_trusts_it() {
+    let test = "a_store_of_a_private_authority_is_read_and_written_by_an_endpoint_that_trusts_it";
+    let Some((server, trusted)) = versitygw_behind_tls(test) else { return };
+    server.make_bucket("bucket");
+    let url = server.endpoint().replace("http://", "https://");
+    let with = |words: &[&str]| {
+        let words = [&["--store", "s3://bucket", "--memory", "32M"], words].concat();
+        Endpoint::start_with(&server, &words, |command| drop(command.env("AWS_ENDPOINT_URL_S3", &url)))
+    };
+    let (path, data) = (Path::from("a"), s3::content(1, 2 << 20));
+    let endpoint = with(&["--ca-certificates", trusted.to_str().unwrap()]);
+    let client = endpoint.bucket("bucket");
+    runtime().block_on(async {
+        client.put(&path, data.clone().into()).await.unwrap();
+        assert_eq!(client.get(&path).await.unwrap().bytes().await.unwrap(), data);
+    });
+    let endpoint = with(&[]);
+    let client = endpoint.bucket("bucket");
+    let (read, written) =
+        runtime().block_on(async { (client.get(&path).await, client.put(&path, "other".into()).await) });
+    assert!(read.is_err() && written.is_err(), "nothing has said to trust it");
 }

@@ -88,7 +88,8 @@ fn the_configuration_is_read_and_its_paths_are_mounted() {
     }
     let port = i64::from(config.metrics.unwrap().port());
     let ports = serve["ports"].as_vec().unwrap();
-    assert!(ports.iter().any(|one| one["containerPort"].as_i64() == Some(port) && one["name"].as_str() == Some("metrics")));
+    let is_metrics = |one: &Yaml| one["name"].as_str() == Some("metrics");
+    assert!(ports.iter().any(|one| one["containerPort"].as_i64() == Some(port) && is_metrics(one)));
     assert_eq!(serve["readinessProbe"]["httpGet"]["path"].as_str(), Some("/healthz"));
     // The limit has room for the cache and the program.
     let limit = serve["resources"]["limits"]["memory"].as_str().unwrap().strip_suffix("Gi").unwrap();

@@ -11,6 +11,7 @@
 //!   quinion stop [NAME...] [--all]          quinion keeps [--json]
 //!   quinion restore --snapshot FILE --socket PATH [--record FILE] [--replay FILE] [--metrics FILE|ADDRESS] ..
 //!   quinion serve ..    quinion s3 ..       `quinion-serve`, `quinion-s3 serve`
+//!   quinion top [--json] [ADDRESS]          what a running `quinion serve` does
 //!   quinion man [VERB] [--out DIR]          quinion completions SHELL
 //! ```
 //!
@@ -38,6 +39,7 @@ mod restore;
 mod rules;
 mod stat;
 mod stop;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -88,6 +90,7 @@ enum Command {
     Serve(other_program::Arguments),
     /// Answer clients of S3 from the cache: starts `quinion-s3 serve`.
     S3(other_program::Arguments),
+    Top(watch::Arguments),
     Man(manual::ManArguments),
     Completions(manual::CompletionsArguments),
     /// Give a terminal's last rows back when standard input ends.
@@ -237,6 +240,7 @@ fn main() -> ExitCode {
         Command::S3(arguments) => {
             other_program::become_program("quinion-s3", "faces/s3", &["serve"], &arguments)
         }
+        Command::Top(arguments) => watch::main(&arguments),
         Command::Man(arguments) => manual::man(arguments),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::MendTerminal => {

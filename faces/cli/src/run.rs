@@ -43,7 +43,7 @@ pub mod examine;
 pub mod syscall_scan;
 pub mod group;
 pub mod keep;
-mod live;
+pub(crate) mod live;
 mod object;
 pub mod open_files;
 pub mod plan;
@@ -51,7 +51,7 @@ mod planned;
 mod program;
 mod plan_cache;
 mod report;
-mod signals;
+pub(crate) mod signals;
 mod socket;
 mod user_folder;
 

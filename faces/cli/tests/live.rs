@@ -1,5 +1,5 @@
-//! `quinion run --live` on a terminal: the panel is shown while the program runs, the program's output stays, and the
-//! terminal is restored however the run ends.
+//! `quinion run --live` on a terminal, and `quinion top`: the panel is shown while the program runs, the program's
+//! output stays, and the terminal is restored however the run ends.
 //!
 //! The terminal is a pseudo-terminal whose other end is an emulator, so the tests see what a user would see. A shell
 //! runs between, as in real use: without one the kernel hangs the terminal up when its leader is killed.
@@ -37,15 +37,14 @@ impl Terminal {
 
     /// The same, with kept caches in `runtime`.
     fn run_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
+        Self::command_in(runtime, rows, &[&["run"], arguments].concat())
+    }
+
+    /// Runs `quinion ARGUMENTS` so.
+    fn command_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
         let (master, slave) = pseudo_terminal(rows);
         let mut shell = Command::new("sh");
-        shell.args([
-            "-c",
-            "\"$@\"; echo ended with $?; read line",
-            "sh",
-            env!("CARGO_BIN_EXE_quinion"),
-            "run",
-        ]);
+        shell.args(["-c", "\"$@\"; echo ended with $?; read line", "sh", env!("CARGO_BIN_EXE_quinion")]);
         shell
             .args(arguments)
             .env("XDG_RUNTIME_DIR", runtime)
@@ -279,4 +278,86 @@ fn live_output_into_a_pipe_is_quiet() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quinion"));
     let output = command.arg("run").args(watched("echo one; echo two >&2")).output().unwrap();
     assert_eq!((&*output.stdout, &*output.stderr), (&b"one\n"[..], &b"two\n"[..]));
+}
+
+/// Answers each monitor with these metrics, until the test ends; the address.
+fn monitored(metrics: &'static str) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut asked = [0; 1024];
+            let asked =
+                stream.read(&mut asked).map(|bytes| String::from_utf8_lossy(&asked[..bytes]).into_owned());
+            assert!(asked.unwrap().starts_with("GET /metrics HTTP/1.0\r\n"));
+            write!(stream, "HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\n{metrics}").unwrap();
+        }
+    });
+    address
+}
+
+const METRICS: &str = "\
+quinion_service_clients 3
+quinion_service_reads_total 1000
+quinion_service_asked_reads_total 100
+quinion_service_read_bytes_total 3221225472
+quinion_cache_memory_bytes 8388608
+quinion_cache_grown_bytes 2097152
+quinion_saved_gets 900
+quinion_saved_bytes 1073741824
+quinion_saved_price 0.25
+quinion_spent_price 0.125
+quinion_disk_pages 256
+quinion_store_gets_total{store=\"s3://bucket\"} 100
+quinion_store_first_byte_seconds{store=\"s3://bucket\",quantile=\"0.5\"} 0.02
+# EOF
+";
+
+#[test]
+fn top_draws_a_servers_numbers_until_it_is_interrupted() {
+    let address = monitored(METRICS);
+    let mut terminal = Terminal::command_in(&std::env::temp_dir(), ROWS, &["top", &address]);
+    terminal.wait_until("a panel with the store", |shown| {
+        shown.contains(MARK) && has_line(shown, "s3://bucket ")
+    });
+    let shown = terminal.shown();
+    for line in [
+        "hits      ##################--  90.0 % of 1000 reads, 3 clients",
+        "saved     900 GETs, 1.0 GiB, for 0.2500; spent 0.1250",
+        "memory    #####---------------  2.0 MiB of 8.0 MiB",
+        "disk      1.0 MiB held",
+    ] {
+        assert!(has_line(&shown, line), "{line} is not in\n{shown}");
+    }
+    assert!(shown.contains("p50 20.0 p95 - p99 -"), "{shown}");
+    // The process that mends gives the rows back. The shell would end of Control-C as well, and the terminal with it.
+    let shell = terminal.child.id();
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
+    kill(children.trim().parse().unwrap(), libc::SIGINT);
+    terminal.wait_until("the end", |shown| shown.contains("ended with 130") && !shown.contains(MARK));
+    terminal.expect_given_back();
+}
+
+#[test]
+fn top_prints_once_where_there_is_no_terminal() {
+    let address = monitored(METRICS);
+    let top = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_quinion")).arg("top").args(words).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, out, err) = top(&[&address]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("90.0 %") && out.contains("s3://bucket") && !out.contains('\x1b'), "{out}");
+    let (code, out, err) = top(&["--json", &format!("http://{address}/metrics")]);
+    assert_eq!((code, err.as_str(), out.lines().count()), (Some(0), "", 1));
+    assert!(
+        out.contains("\"reads\":1000,\"hits\":900,") && out.contains("\"store\":\"s3://bucket\""),
+        "{out}"
+    );
+    // What is no server of Quinion's.
+    let (code, out, err) = top(&[&monitored("up 1\n# EOF\n")]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(err.contains("--metrics"), "{err}");
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   quinion-s3 serve --store s3://BUCKET... --key-file FILE [--anonymous] [--read-only] [--listen ADDRESS]
 //!                    [--server NAME | --memory SIZE [--disk FOLDER:SIZE]] [--freshness ..] [--config FILE]
+//!                    [--ca-certificates FILE]
 //!
 //!   any client of S3 --HTTP, signed with the endpoint's keys--> quinion-s3 --signed with the store's--> S3
 //!                                                                  | GET, HEAD
@@ -94,6 +95,10 @@ struct Arguments {
     /// believes it for so long, `immutable` for ever. Writes through this endpoint are seen at once.
     #[arg(long, value_name = "HOW", default_value = "always", value_parser = freshness)]
     freshness: Freshness,
+    /// Trust the authorities whose certificates are in this file, in PEM, beside the system's: for stores behind HTTPS
+    /// that have no other file in the configuration.
+    #[arg(long, value_name = "FILE")]
+    ca_certificates: Option<PathBuf>,
     /// A file in TOML, the same as that of quinion-serve: [[store]], and memory and [disk] unless there is a --server.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -211,12 +216,15 @@ fn open(arguments: &Arguments) -> Result<BTreeMap<String, Bucket>, String> {
     let config = arguments.config.as_deref().map_or(Ok(Config::default()), Config::read)?;
     let given =
         arguments.store.iter().map(|prefix| StoreConfig { prefix: prefix.clone(), ..Default::default() });
-    let configs: Vec<_> = config.stores.into_iter().chain(given).collect();
+    let mut configs: Vec<_> = config.stores.into_iter().chain(given).collect();
+    for store in &mut configs {
+        store.ca_certificates = store.ca_certificates.take().or_else(|| arguments.ca_certificates.clone());
+    }
     if configs.is_empty() {
         return Err("there is no store; give one as --store s3://BUCKET, or as [[store]] in the file".into());
     }
     stores::check_prefixes(&configs)?;
-    let (environment, http) = (stores::environment(), upstream::http_client()?);
+    let (environment, http) = (stores::environment(), upstream::http_client(None)?);
     let opened = configs.iter().map(|config| upstream::open(config, &environment, &http));
     let opened = opened.collect::<Result<Vec<_>, _>>()?;
     let read_by = match &arguments.server {

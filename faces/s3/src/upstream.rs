@@ -40,14 +40,16 @@ const SILENCE_MAX: Duration = Duration::from_secs(300);
 const IN_PATH: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 const IN_QUERY: AsciiSet = IN_PATH.add(b'/');
 
-/// A client of HTTP for all buckets.
+/// A client of HTTP for buckets. It trusts the authorities whose certificates are in `pem` beside the system's.
 ///
 /// # Errors
 /// What it says.
-pub fn http_client() -> Result<reqwest::Client, String> {
+pub fn http_client(pem: Option<&[u8]>) -> Result<reqwest::Client, String> {
+    let failed = |error| format!("cannot make a client of HTTP: {error}");
     let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
-    let client = builder.connect_timeout(CONNECT_MAX).read_timeout(SILENCE_MAX).build();
-    client.map_err(|error| format!("cannot make a client of HTTP: {error}"))
+    let certificates = pem.map_or(Ok(Vec::new()), reqwest::Certificate::from_pem_bundle).map_err(failed)?;
+    let builder = builder.tls_certs_merge(certificates);
+    builder.connect_timeout(CONNECT_MAX).read_timeout(SILENCE_MAX).build().map_err(failed)
 }
 
 /// A bucket at its store.
@@ -96,7 +98,10 @@ pub fn open(
         name.ok_or_else(|| failed(&"the endpoint serves whole buckets of S3, named as s3://bucket"))?;
     let scheme = object_store::ObjectStoreScheme::AmazonS3;
     let options = stores::options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
-    let builder = AmazonS3Builder::new().with_url(prefix);
+    let client = stores::client_options(config)?;
+    let own_http = stores::ca_certificates(config)?.map(|pem| http_client(Some(&pem))).transpose()?;
+    let http = own_http.as_ref().unwrap_or(http);
+    let builder = AmazonS3Builder::new().with_url(prefix).with_client_options(client);
     let builder = options.iter().fold(builder, |builder, (key, value)| match key.parse() {
         Ok(key) => builder.with_config(key, value),
         Err(_) => builder,
@@ -379,12 +384,15 @@ mod tests {
     use super::*;
 
     fn upstream() -> Upstream {
-        let config =
-            StoreConfig { prefix: "s3://b".into(), endpoint: Some("http://h:1".into()), region: None };
+        let config = StoreConfig {
+            prefix: "s3://b".into(),
+            endpoint: Some("http://h:1".into()),
+            ..Default::default()
+        };
         let environment = [("AWS_ACCESS_KEY_ID", "own-key"), ("AWS_SECRET_ACCESS_KEY", "own-secret")];
         let environment: Vec<_> = environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
         let _ = rustls::crypto::ring::default_provider().install_default();
-        open(&config, &environment, &http_client().unwrap()).unwrap().upstream
+        open(&config, &environment, &http_client(None).unwrap()).unwrap().upstream
     }
 
     #[test]

@@ -13,9 +13,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FilePath;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, spawn};
+use std::process::Command;
+use std::sync::Arc;
 
 use object_store::aws::{AmazonS3, AwsAuthorizer, AwsCredential};
 use object_store::client::{HttpRequest, HttpRequestBody};
@@ -27,101 +26,18 @@ use quinion_object::Options;
 use quinion_testing_s3 as s3;
 use rustix::process::{Pid, Signal, kill_process};
 
+mod common;
 #[path = "../../../object/tests/differential/mod.rs"]
 mod differential;
 #[path = "../../../object/tests/real/mod.rs"]
 mod real;
 
+use common::{Endpoint, KEY, SECRET, below, command, runtime, versitygw};
 use differential::{Call, Condition, calls, is_defined, made};
 use real::{Server, or_skipped};
 
-/// What clients of the endpoint sign with.
-const KEY: &str = "endpoint-key";
-const SECRET: &str = "endpoint-secret";
 /// Calls of a differential run.
 const CALLS: usize = 300;
-
-/// The program, as a process.
-struct Endpoint {
-    process: Child,
-    address: SocketAddr,
-    /// All that it says.
-    said: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
-    _folder: tempfile::TempDir,
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if let Some(reader) = self.reader.take() {
-            let _ = reader.join();
-        }
-    }
-}
-
-/// The program over such a server, with keys, and no credentials of this process's environment.
-fn command(server: &Server, folder: &FilePath, arguments: &[&str]) -> Command {
-    let keys = folder.join("keys");
-    std::fs::write(&keys, format!("{KEY} {SECRET}\n")).unwrap();
-    std::fs::set_permissions(&keys, Permissions::from_mode(0o600)).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_quinion-s3"));
-    let names = std::env::vars_os().map(|(name, _)| name);
-    names.filter(|name| name.to_string_lossy().starts_with("AWS_")).for_each(|name| {
-        command.env_remove(name);
-    });
-    command.env("AWS_ACCESS_KEY_ID", real::KEY).env("AWS_SECRET_ACCESS_KEY", real::SECRET);
-    command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL_S3", server.endpoint());
-    command.env_remove("NOTIFY_SOCKET").args(["serve", "--listen", "127.0.0.1:0", "--key-file"]).arg(keys);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    command
-}
-
-impl Endpoint {
-    fn start(server: &Server, arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut process = command(server, folder.path(), arguments).spawn().unwrap();
-        let mut events = BufReader::new(process.stderr.take().unwrap());
-        let mut line = String::new();
-        events.read_line(&mut line).unwrap();
-        let address =
-            line.split("http://").nth(1).expect(&line).trim_end_matches(['"', '\n']).parse().unwrap();
-        let said = Arc::new(Mutex::new(line));
-        let (said_there, mut line) = (Arc::clone(&said), String::new());
-        let reader = spawn(move || {
-            while events.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-                said_there.lock().unwrap().push_str(&line);
-                line.clear();
-            }
-        });
-        Self { process, address, said, reader: Some(reader), _folder: folder }
-    }
-
-    /// A client of a bucket there.
-    fn bucket(&self, name: &str) -> AmazonS3 {
-        let builder =
-            real::builder(self.address, name).with_access_key_id(KEY).with_secret_access_key(SECRET);
-        builder.with_http_connector(s3::Connector).build().unwrap()
-    }
-
-    /// The answer to a request as it stands.
-    fn raw(&self, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.write_all(request).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    /// The answer to a GET that nothing signs, with these lines.
-    fn get(&self, target: &str, lines: &str) -> String {
-        let host = self.address;
-        self.raw(
-            format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{lines}\r\n").as_bytes(),
-        )
-    }
-}
 
 /// A request that is signed.
 struct Signed<'s> {
@@ -153,19 +69,6 @@ impl Signed<'_> {
         }
         format!("{text}\r\n{body}").into_bytes()
     }
-}
-
-fn versitygw(test: &str) -> Option<Server> {
-    or_skipped(Server::versitygw(), test, "versitygw")
-}
-
-/// A client of a new bucket of the server's own.
-fn below(server: &Server, name: &str) -> AmazonS3 {
-    server.bucket_builder(name).with_http_connector(s3::Connector).build().unwrap()
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// A server of caches in this process that has that bucket, by the name of its socket.
@@ -607,4 +510,49 @@ fn bare_command(server: &Server, folder: &FilePath) -> Command {
         };
     }
     bare
+}
+
+/// versitygw behind HTTPS, with a certificate of an authority that nothing knows; the file with that.
+fn versitygw_behind_tls(test: &str) -> Option<(Server, std::path::PathBuf)> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority =
+        rcgen::CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let server = server.signed_by(&key, &authority).unwrap();
+    let file = |name: &str, text: String| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        folder.path().join(name)
+    };
+    let trusted = file("authority.pem", authority.pem());
+    let (server, key) = (file("server.pem", server.pem()), file("key.pem", key.serialize_pem()));
+    let words = ["--cert", server.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    let server = Server::versitygw_with(folder, &words);
+    or_skipped(server, test, "versitygw").map(|server| (server, trusted))
+}
+
+#[test]
+fn a_store_of_a_private_authority_is_read_and_written_by_an_endpoint_that_trusts_it() {
+    let test = "a_store_of_a_private_authority_is_read_and_written_by_an_endpoint_that_trusts_it";
+    let Some((server, trusted)) = versitygw_behind_tls(test) else { return };
+    server.make_bucket("bucket");
+    let url = server.endpoint().replace("http://", "https://");
+    let with = |words: &[&str]| {
+        let words = [&["--store", "s3://bucket", "--memory", "32M"], words].concat();
+        Endpoint::start_with(&server, &words, |command| drop(command.env("AWS_ENDPOINT_URL_S3", &url)))
+    };
+    let (path, data) = (Path::from("a"), s3::content(1, 2 << 20));
+    let endpoint = with(&["--ca-certificates", trusted.to_str().unwrap()]);
+    let client = endpoint.bucket("bucket");
+    runtime().block_on(async {
+        client.put(&path, data.clone().into()).await.unwrap();
+        assert_eq!(client.get(&path).await.unwrap().bytes().await.unwrap(), data);
+    });
+    let endpoint = with(&[]);
+    let client = endpoint.bucket("bucket");
+    let (read, written) =
+        runtime().block_on(async { (client.get(&path).await, client.put(&path, "other".into()).await) });
+    assert!(read.is_err() && written.is_err(), "nothing has said to trust it");
 }

@@ -18,6 +18,7 @@
 //! prefix = "s3://bucket"
 //! endpoint = "http://127.0.0.1:9000"
 //! region = "us-east-1"
+//! ca_certificates = "/etc/ssl/own.pem"
 //! ```
 //!
 //! The command line wins over the file. A key that is not known is an error, which names file, line and key.
@@ -71,6 +72,8 @@ pub struct StoreConfig {
     pub endpoint: Option<String>,
     /// Its region.
     pub region: Option<String>,
+    /// A file in PEM with certificates of authorities that are trusted for it, beside the system's.
+    pub ca_certificates: Option<PathBuf>,
 }
 
 /// An amount of bytes, written as `8G`: powers of 1024.

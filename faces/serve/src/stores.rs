@@ -13,9 +13,13 @@
 
 use std::sync::Arc;
 
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ObjectStore, ObjectStoreScheme, parse_url_opts};
+use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreScheme};
 use quinion_object::Options;
 use reqwest::Url;
 
@@ -77,16 +81,64 @@ pub fn open(
     let prefix = &config.prefix;
     let failed = |error: &dyn std::fmt::Display| format!("the store {prefix}: {error}; see docs/serve.md");
     let url = Url::parse(prefix).map_err(|error| failed(&error))?;
-    let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(|error| failed(&error))?;
+    let (scheme, folder) = ObjectStoreScheme::parse(&url).map_err(|error| failed(&error))?;
+    let folder = Path::parse(folder).map_err(|error| failed(&error))?;
     if matches!(scheme, ObjectStoreScheme::Local | ObjectStoreScheme::Memory) {
         return Err(failed(&"local files need no store, clients open them themselves; remove it"));
     }
     let options = options_of(&scheme, config, environment).map_err(|error| failed(&error))?;
     let name = name_of(prefix, &options);
-    let (store, folder) = parse_url_opts(&url, options.clone()).map_err(|error| failed(&error))?;
+    let client = client_options(config)?;
+    let store = built(&scheme, &url, (&options, client)).map_err(|error| failed(&error))?;
     let store: Arc<dyn ObjectStore> =
-        if folder == Path::default() { Arc::from(store) } else { Arc::new(PrefixStore::new(store, folder)) };
+        if folder == Path::default() { store } else { Arc::new(PrefixStore::new(store, folder)) };
     Ok((store, Options::new().store_name(name)))
+}
+
+/// What the client of HTTP is told that no option of a store can say: which authorities are trusted as well.
+///
+/// # Errors
+/// The file of certificates cannot be read, or has none.
+pub fn client_options(config: &StoreConfig) -> Result<ClientOptions, String> {
+    let Some(pem) = ca_certificates(config)? else { return Ok(ClientOptions::new()) };
+    let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
+    if certificates.is_empty() {
+        let path = config.ca_certificates.as_deref().unwrap_or(std::path::Path::new("")).display();
+        return Err(format!("the file of CA certificates {path} has none in PEM; name one that has"));
+    }
+    Ok(certificates.into_iter().fold(ClientOptions::new(), ClientOptions::with_root_certificate))
+}
+
+/// The file of certificates that a store has, if it has one.
+///
+/// # Errors
+/// It cannot be read.
+pub fn ca_certificates(config: &StoreConfig) -> Result<Option<Vec<u8>>, String> {
+    let Some(path) = &config.ca_certificates else { return Ok(None) };
+    let failed = |error| format!("cannot read the file of CA certificates {}: {error}", path.display());
+    std::fs::read(path).map(Some).map_err(failed)
+}
+
+/// A store by its builder, which takes no option of another kind of store.
+fn built(
+    scheme: &ObjectStoreScheme,
+    url: &Url,
+    (options, client): (&[(String, String)], ClientOptions),
+) -> object_store::Result<Arc<dyn ObjectStore>> {
+    macro_rules! by {
+        ($builder:ty, $url:expr) => {{
+            let builder = <$builder>::new().with_url($url).with_client_options(client);
+            let told = options.iter().filter_map(|(key, value)| Some((key.parse().ok()?, value)));
+            let builder = told.fold(builder, |builder, (key, value)| builder.with_config(key, value));
+            Ok(Arc::new(builder.build()?))
+        }};
+    }
+    match scheme {
+        ObjectStoreScheme::AmazonS3 => by!(AmazonS3Builder, url.as_str()),
+        ObjectStoreScheme::GoogleCloudStorage => by!(GoogleCloudStorageBuilder, url.as_str()),
+        ObjectStoreScheme::MicrosoftAzure => by!(MicrosoftAzureBuilder, url.as_str()),
+        _ => by!(HttpBuilder, url.origin().ascii_serialization()),
+    }
 }
 
 /// What the builder of such a store is told.

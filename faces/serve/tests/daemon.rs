@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use object_store::aws::AmazonS3Builder;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{Certificate, ClientOptions, ObjectStore, ObjectStoreExt};
 use quinion_service::{Client, ErrorKind};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Pid, Signal, kill_process};
@@ -127,20 +127,51 @@ impl Bucket {
     fn new() -> Option<Self> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::create_dir(folder.path().join("bucket")).unwrap();
-        let Some((gateway, endpoint)) = versitygw(folder.path()) else {
+        let gateway = versitygw(folder.path(), &[]);
+        Self::of(gateway, "http", folder)
+    }
+
+    /// The same behind HTTPS, with a certificate of an authority that nothing knows; the file with that.
+    fn behind_tls() -> Option<(Self, PathBuf)> {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        std::fs::create_dir_all(folder.path().join("data/bucket")).unwrap();
+        let file = |name: &str, text: String| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+            folder.path().join(name)
+        };
+        let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority =
+            rcgen::CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let server = server.signed_by(&key, &authority).unwrap();
+        let trusted = file("authority.pem", authority.pem());
+        let (server, key) = (file("server.pem", server.pem()), file("key.pem", key.serialize_pem()));
+        let words = ["--cert", server.to_str().unwrap(), "--key", key.to_str().unwrap()];
+        let gateway = versitygw(&folder.path().join("data"), &words);
+        Self::of(gateway, "https", folder).map(|bucket| (bucket, trusted))
+    }
+
+    fn of(gateway: Option<(Process, String)>, scheme: &str, folder: TempDir) -> Option<Self> {
+        let Some((gateway, address)) = gateway else {
             println!("SKIPPED: versitygw is not installed; run scripts/setup");
             return None;
         };
-        Some(Self { _gateway: gateway, endpoint, _folder: folder })
+        Some(Self { _gateway: gateway, endpoint: format!("{scheme}://{address}"), _folder: folder })
     }
 
     fn put(&self, key: &str, bytes: Vec<u8>) {
+        self.put_by(ClientOptions::new().with_allow_http(true), key, bytes);
+    }
+
+    fn put_by(&self, client: ClientOptions, key: &str, bytes: Vec<u8>) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = AmazonS3Builder::new()
             .with_bucket_name("bucket")
             .with_region("us-east-1")
             .with_endpoint(&self.endpoint)
-            .with_allow_http(true)
+            .with_client_options(client)
             .with_access_key_id(USER)
             .with_secret_access_key(SECRET)
             .build()
@@ -506,7 +537,7 @@ fn clients_that_connect_while_no_server_runs_wait_in_the_managers_socket() {
 }
 
 /// versitygw on a folder, whose attributes are extended ones, so it is not on a tmpfs.
-fn versitygw(data: &Path) -> Option<(Process, String)> {
+fn versitygw(data: &Path, words: &[&str]) -> Option<(Process, String)> {
     let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).parent()?.join("tools/versitygw-1.8.0");
     if !tools.join("complete").exists() {
         return None;
@@ -514,7 +545,7 @@ fn versitygw(data: &Path) -> Option<(Process, String)> {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = Command::new(tools.join("versitygw"));
     command.args(["--quiet", "--access", USER, "--secret", SECRET, "--port"]);
-    command.arg(address.to_string()).arg("posix").arg(data);
+    command.arg(address.to_string()).args(words).arg("posix").arg(data);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let process = Process(command.spawn().unwrap());
     let begun = Instant::now();
@@ -522,7 +553,7 @@ fn versitygw(data: &Path) -> Option<(Process, String)> {
         assert!(begun.elapsed() < TIME_MAX, "versitygw does not answer");
         sleep(Duration::from_millis(20));
     }
-    Some((process, format!("http://{address}")))
+    Some((process, address.to_string()))
 }
 
 #[test]
@@ -545,6 +576,46 @@ fn a_configuration_names_the_endpoint_and_a_wrong_secret_opens_nothing() {
     let _wrong = serve("another");
     let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
     assert_eq!(client.open("s3://bucket/table/part").unwrap_err().kind(), ErrorKind::Open);
+}
+
+#[test]
+fn a_store_of_a_private_authority_is_read_by_those_who_trust_that_and_by_no_other() {
+    let Some((bucket, trusted)) = Bucket::behind_tls() else { return };
+    let authority = Certificate::from_pem(&std::fs::read(&trusted).unwrap()).unwrap();
+    bucket.put_by(ClientOptions::new().with_root_certificate(authority), "a", data(6, 2 << 20));
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&mut bucket.serve(folder.path(), SECRET, "s3://bucket"));
+    let client = Client::connect(socket(folder.path()).to_str().unwrap()).unwrap();
+    assert_eq!(
+        client.open("s3://bucket/a").unwrap_err().kind(),
+        ErrorKind::Open,
+        "nothing has said to trust it"
+    );
+    server.process.signal(Signal::TERM);
+    assert_eq!(server.process.ended(), Some(0));
+    // By the command line, and by the file.
+    let endpoint = &bucket.endpoint;
+    let config = folder.path().join("serve.toml");
+    let store = format!("[[store]]\nprefix = 's3://bucket'\nendpoint = '{endpoint}'\n");
+    for (text, words) in [
+        (store.clone(), vec!["--ca-certificates", trusted.to_str().unwrap()]),
+        (format!("{store}ca_certificates = '{}'\n", trusted.display()), vec![]),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        let mut command = serve(folder.path());
+        command.env("AWS_ACCESS_KEY_ID", USER).env("AWS_SECRET_ACCESS_KEY", SECRET);
+        let mut server =
+            Server::start(command.env("AWS_REGION", "us-east-1").arg("--config").arg(&config).args(words));
+        assert_eq!(read(folder.path(), "s3://bucket/a"), data(6, 2 << 20));
+        server.process.signal(Signal::TERM);
+        assert_eq!(server.process.ended(), Some(0));
+    }
+    for (file, why) in [("/nowhere.pem", "cannot read"), ("/dev/null", "has none in PEM")] {
+        let mut command = bucket.serve(folder.path(), SECRET, "s3://bucket");
+        let output = command.args(["--ca-certificates", file]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(why) && said.contains(file), "{said}");
+    }
 }
 
 /// `quinion-object` with such words, with the bucket's credentials in its environment.

@@ -56,23 +56,18 @@ pub fn installed(folder: &str, program: &str) -> Option<PathBuf> {
 impl Server {
     /// versitygw on a folder of its own. Its attributes are extended ones, so the folder is not on a tmpfs.
     pub fn versitygw() -> Option<Self> {
+        Self::versitygw_with(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), &[])
+    }
+
+    /// The same in this folder, with more options.
+    pub fn versitygw_with(folder: tempfile::TempDir, words: &[&str]) -> Option<Self> {
         let program = installed("versitygw-1.8.0", "versitygw")?;
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let data = folder.path().join("data");
         std::fs::create_dir(&data).unwrap();
         let mut command = Command::new(program);
         let address = free_address();
-        command.args([
-            "--quiet",
-            "--access",
-            KEY,
-            "--secret",
-            SECRET,
-            "--port",
-            &address.to_string(),
-            "posix",
-        ]);
-        command.arg(&data);
+        command.args(["--quiet", "--access", KEY, "--secret", SECRET, "--port", &address.to_string()]);
+        command.args(words).arg("posix").arg(&data);
         Some(Self::start(command, address, Buckets::Folder(data), folder))
     }
 

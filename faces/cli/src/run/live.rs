@@ -37,15 +37,17 @@ use quinion::internals::serve::ViewerTotals;
 use super::{OwnerNumbers, signals};
 
 mod paint;
-mod panel;
-mod screen;
+pub(crate) mod panel;
+pub(crate) mod screen;
 
 use panel::Panel;
 use screen::Screen;
 pub use screen::{MEND, mend};
 
+/// Rows of the panel where there is room.
+const ROWS_FULL: u16 = 8;
 /// From one picture to the next.
-const PERIOD: Duration = Duration::from_millis(200);
+pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 
 /// What is seen of a run at a moment.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +98,7 @@ impl<'scope> Live<'scope> {
         title: String,
         look: impl Fn(usize) -> RunSample + Send + 'scope,
     ) -> Option<Self> {
-        let mut screen = Screen::of_stderr()?;
+        let mut screen = Screen::of_stderr(ROWS_FULL)?;
         let (orders, told) = mpsc::channel();
         // The rows are taken before the program writes its first byte.
         let mut panel = Panel::new(title);

@@ -30,10 +30,10 @@ use crate::size::shown;
 /// Rows that are not files'.
 const ROWS_OF_NUMBERS: u16 = 5;
 /// How long a rate looks back.
-const WINDOW: Duration = Duration::from_secs(1);
+pub(crate) const WINDOW: Duration = Duration::from_secs(1);
 const LABEL_COLUMNS: u16 = 10;
 const GAUGE_COLUMNS: u16 = 20;
-const SPARKLINE_COLUMNS: u16 = 20;
+pub(crate) const SPARKLINE_COLUMNS: u16 = 20;
 
 /// How many files a picture in `area` names.
 pub(super) fn files_in(area: Rect) -> usize {
@@ -60,7 +60,7 @@ struct Counted {
 
 /// What bars are made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Glyphs {
+pub(crate) enum Glyphs {
     /// Blocks of eight heights.
     Blocks,
     /// Where the locale has no UTF-8.
@@ -79,7 +79,7 @@ impl Panel {
         let mut buffer = Buffer::empty(area);
         let rows: [Rect; ROWS_OF_NUMBERS as usize] =
             Layout::vertical([Constraint::Length(1); ROWS_OF_NUMBERS as usize]).areas(area);
-        self.draw_title(rows[0], &mut buffer, elapsed);
+        self.glyphs.draw_title(rows[0], &mut buffer, (&self.title, elapsed));
         self.draw_hits(rows[1], &mut buffer, &look);
         self.draw_served(rows[2], &mut buffer, &look, rates.served_bytes);
         draw_device(rows[3], &mut buffer, &look, rates.device_bytes);
@@ -121,18 +121,6 @@ impl Panel {
         rates
     }
 
-    fn draw_title(&self, row: Rect, buffer: &mut Buffer, elapsed: Duration) {
-        let rule = self.glyphs.rule().repeat(usize::from(row.width));
-        buffer.set_string(row.x, row.y, rule, Style::new().dim());
-        let seconds = elapsed.as_secs();
-        let clock = format!(" {:02}:{:02} ", seconds / 60, seconds % 60);
-        let room = usize::from(row.width).saturating_sub(clock.len() + 4);
-        let title =
-            Line::from(vec![Span::from(" quinion: ").bold(), Span::from(self.title.as_str()), " ".into()]);
-        buffer.set_line(row.x + 1, row.y, &title, room as u16);
-        buffer.set_string(row.right().saturating_sub(clock.len() as u16 + 1), row.y, clock, Style::new());
-    }
-
     fn draw_hits(&self, row: Rect, buffer: &mut Buffer, look: &RunSample) {
         let reads = look.totals.reads;
         let hits = reads.saturating_sub(look.totals.asked);
@@ -142,19 +130,13 @@ impl Panel {
             _ => format!("{:.1} % of {reads} reads", 100.0 * share),
         };
         let row = label(row, buffer, "hits");
-        let row = self.draw_gauge(row, buffer, share, Color::Green);
+        let row = self.glyphs.draw_gauge(row, buffer, (share, Color::Green));
         write(row, buffer, &text);
     }
 
     fn draw_served(&self, row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
         let row = label(row, buffer, "served");
-        let columns =
-            [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
-        let [number, line, rest] = Layout::horizontal(columns).areas(row);
-        write(number, buffer, &format!("{}/s", shown(rate)));
-        let line = Rect { width: line.width.min(SPARKLINE_COLUMNS), ..line };
-        let sparkline = Sparkline::default().data(self.served.iter().copied()).bar_set(self.glyphs.bars());
-        sparkline.style(Style::new().fg(Color::Cyan)).render(line, buffer);
+        let rest = self.glyphs.draw_rate(row, buffer, (rate, &self.served));
         let totals = &look.totals;
         let all = format!("{} in all; kernel {} reads", shown(totals.bytes), totals.kernel_reads);
         write(rest, buffer, &all);
@@ -165,7 +147,7 @@ impl Panel {
         let share =
             if stats.bound_bytes == 0 { 0.0 } else { stats.grown_bytes as f64 / stats.bound_bytes as f64 };
         let row = label(row, buffer, "memory");
-        let row = self.draw_gauge(row, buffer, share, Color::Yellow);
+        let row = self.glyphs.draw_gauge(row, buffer, (share, Color::Yellow));
         let text = format!(
             "{} of {}; evicted {evicted}/s, {} in all, {} came back",
             shown(stats.grown_bytes),
@@ -174,20 +156,6 @@ impl Panel {
             owner.refaulted_pages
         );
         write(row, buffer, &text);
-    }
-
-    /// Draws a share from 0 to 1 at the left of `row`; the rest of it.
-    fn draw_gauge(&self, row: Rect, buffer: &mut Buffer, share: f64, colour: Color) -> Rect {
-        let columns = [Constraint::Length(GAUGE_COLUMNS + 2), Constraint::Fill(1)];
-        let [gauge, rest] = Layout::horizontal(columns).areas(row);
-        let full = (share.clamp(0.0, 1.0) * f64::from(GAUGE_COLUMNS)).round() as usize;
-        let (filled, empty) = self.glyphs.gauge();
-        let line = Line::from(vec![
-            Span::from(filled.repeat(full)).fg(colour),
-            Span::from(empty.repeat(usize::from(GAUGE_COLUMNS) - full)).dim(),
-        ]);
-        buffer.set_line(gauge.x, gauge.y, &line, gauge.width);
-        rest
     }
 }
 
@@ -202,7 +170,7 @@ fn draw_device(row: Rect, buffer: &mut Buffer, look: &RunSample, rate: u64) {
 }
 
 /// A file's name, its end if there is no room for all of it, and what is known of it at the right.
-fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
+pub(crate) fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
     let room = usize::from(row.width).saturating_sub(known.len() + 2);
     let mut name: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     while Span::raw(name.as_str()).width() > room && !name.is_empty() {
@@ -214,27 +182,70 @@ fn draw_file(row: Rect, buffer: &mut Buffer, name: &str, known: &str) {
 }
 
 /// Writes what a row is about; the rest of the row.
-fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
+pub(crate) fn label(row: Rect, buffer: &mut Buffer, name: &str) -> Rect {
     let columns = [Constraint::Length(LABEL_COLUMNS), Constraint::Fill(1)];
     let [label, rest] = Layout::horizontal(columns).areas(row);
     buffer.set_stringn(label.x, label.y, name, usize::from(label.width), Style::new().bold());
     rest
 }
 
-fn write(row: Rect, buffer: &mut Buffer, text: &str) {
+pub(crate) fn write(row: Rect, buffer: &mut Buffer, text: &str) {
     buffer.set_stringn(row.x, row.y, text, usize::from(row.width), Style::new());
 }
 
 impl Glyphs {
     /// What the locale of the environment can show.
-    fn of_locale() -> Self {
+    pub(crate) fn of_locale() -> Self {
         let named = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok());
         Self::of(&named.into_iter().find(|value| !value.is_empty()).unwrap_or_default())
     }
 
-    fn of(locale: &str) -> Self {
+    pub(crate) fn of(locale: &str) -> Self {
         let locale = locale.to_ascii_lowercase();
         if locale.contains("utf-8") || locale.contains("utf8") { Self::Blocks } else { Self::Ascii }
+    }
+
+    /// The first row: what is watched, and for how long.
+    pub(crate) fn draw_title(self, row: Rect, buffer: &mut Buffer, (title, elapsed): (&str, Duration)) {
+        let rule = self.rule().repeat(usize::from(row.width));
+        buffer.set_string(row.x, row.y, rule, Style::new().dim());
+        let seconds = elapsed.as_secs();
+        let clock = format!(" {:02}:{:02} ", seconds / 60, seconds % 60);
+        let room = usize::from(row.width).saturating_sub(clock.len() + 4);
+        let title = Line::from(vec![Span::from(" quinion: ").bold(), Span::from(title), " ".into()]);
+        buffer.set_line(row.x + 1, row.y, &title, room as u16);
+        buffer.set_string(row.right().saturating_sub(clock.len() as u16 + 1), row.y, clock, Style::new());
+    }
+
+    /// Draws a share from 0 to 1 at the left of `row`; the rest of it.
+    pub(crate) fn draw_gauge(self, row: Rect, buffer: &mut Buffer, (share, colour): (f64, Color)) -> Rect {
+        let columns = [Constraint::Length(GAUGE_COLUMNS + 2), Constraint::Fill(1)];
+        let [gauge, rest] = Layout::horizontal(columns).areas(row);
+        let full = (share.clamp(0.0, 1.0) * f64::from(GAUGE_COLUMNS)).round() as usize;
+        let (filled, empty) = self.gauge();
+        let line = Line::from(vec![
+            Span::from(filled.repeat(full)).fg(colour),
+            Span::from(empty.repeat(usize::from(GAUGE_COLUMNS) - full)).dim(),
+        ]);
+        buffer.set_line(gauge.x, gauge.y, &line, gauge.width);
+        rest
+    }
+
+    /// Draws bytes a second, and those of the last pictures, at the left of `row`; the rest of it.
+    pub(crate) fn draw_rate(
+        self,
+        row: Rect,
+        buffer: &mut Buffer,
+        (rate, past): (u64, &VecDeque<u64>),
+    ) -> Rect {
+        let columns =
+            [Constraint::Length(14), Constraint::Length(SPARKLINE_COLUMNS + 2), Constraint::Fill(1)];
+        let [number, line, rest] = Layout::horizontal(columns).areas(row);
+        write(number, buffer, &format!("{}/s", shown(rate)));
+        let line = Rect { width: line.width.min(SPARKLINE_COLUMNS), ..line };
+        let sparkline = Sparkline::default().data(past.iter().copied()).bar_set(self.bars());
+        sparkline.style(Style::new().fg(Color::Cyan)).render(line, buffer);
+        rest
     }
 
     fn rule(self) -> &'static str {

@@ -30,14 +30,13 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
-use super::super::signals;
 use super::paint::{Colours, painted};
+use crate::run::signals;
 
 /// The hidden verb of the command that mends a terminal.
 pub const MEND: &str = "mend-terminal";
 
-/// Rows of the panel where there is room, and where there is less.
-const ROWS_FULL: u16 = 8;
+/// Rows of a panel where there is less room than it wants.
 const ROWS_SMALL: u16 = 5;
 /// A terminal with fewer rows or columns has no panel.
 const ROWS_MIN: u16 = 12;
@@ -45,10 +44,12 @@ const ROWS_FOR_FULL: u16 = 20;
 const COLUMNS_MIN: u16 = 40;
 
 /// A terminal, and the rows of it that are taken.
-pub(super) struct Screen {
+pub(crate) struct Screen {
     terminal: File,
     mender: Option<TerminalRepairer>,
     colours: Colours,
+    /// The rows that the panel takes where there is room.
+    full: u16,
     taken: Option<PanelRows>,
 }
 
@@ -61,8 +62,9 @@ struct PanelRows {
 }
 
 impl Screen {
-    /// The terminal of standard error, if it is one that can do what is needed.
-    pub(super) fn of_stderr() -> Option<Self> {
+    /// The terminal of standard error, if it is one that can do what is needed. A panel on it takes `full` rows where
+    /// there is room.
+    pub(crate) fn of_stderr(full: u16) -> Option<Self> {
         let can_move = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
         if !stderr().is_terminal() || !can_move {
             return None;
@@ -75,12 +77,12 @@ impl Screen {
             .or_else(|_| io::stderr().as_fd().try_clone_to_owned().map(File::from));
         let terminal = terminal.ok()?;
         let mender = TerminalRepairer::start(&terminal).ok();
-        Some(Self { terminal, mender, colours: Colours::wanted(), taken: None })
+        Some(Self { terminal, mender, colours: Colours::wanted(), full, taken: None })
     }
 
     /// Draws `picture` into the last rows, and takes them if they are not taken. Does nothing where there are too
     /// few, or while another process group has the terminal.
-    pub(super) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
+    pub(crate) fn show(&mut self, picture: impl FnOnce(Rect) -> Buffer) {
         let Some(now) = self.place() else { return self.hide() };
         let mut bytes = Vec::new();
         if self.taken != Some(now) {
@@ -100,7 +102,7 @@ impl Screen {
     }
 
     /// Gives the rows back.
-    pub(super) fn hide(&mut self) {
+    pub(crate) fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {
             self.write(taken.give().as_bytes());
             self.tell_mender("");
@@ -110,7 +112,7 @@ impl Screen {
     /// Where the panel belongs now, if there is room for it.
     fn place(&self) -> Option<PanelRows> {
         let size = tcgetwinsize(&self.terminal).ok()?;
-        PanelRows::on(size.ws_row, size.ws_col)
+        PanelRows::on(size.ws_row, size.ws_col, self.full)
     }
 
     /// Whether what is written appears in front: a job in the background leaves the terminal alone.
@@ -136,8 +138,8 @@ impl Drop for Screen {
 }
 
 impl PanelRows {
-    fn on(rows: u16, columns: u16) -> Option<Self> {
-        let height = if rows >= ROWS_FOR_FULL { ROWS_FULL } else { ROWS_SMALL };
+    fn on(rows: u16, columns: u16, full: u16) -> Option<Self> {
+        let height = if rows >= ROWS_FOR_FULL { full.min(rows - 2) } else { ROWS_SMALL };
         (rows >= ROWS_MIN && columns >= COLUMNS_MIN).then_some(Self { rows, columns, height })
     }
 
@@ -205,10 +207,12 @@ mod tests {
 
     #[test]
     fn the_panel_is_at_the_bottom_of_terminals_that_have_room() {
-        let full = PanelRows { rows: 50, columns: 100, height: ROWS_FULL };
-        assert_eq!((PanelRows::on(50, 100), full.top()), (Some(full), 43));
-        assert_eq!(PanelRows::on(12, 40).map(|taken| taken.height), Some(ROWS_SMALL));
-        assert_eq!((PanelRows::on(11, 100), PanelRows::on(50, 39), PanelRows::on(0, 0)), (None, None, None));
+        let full = PanelRows { rows: 50, columns: 100, height: 8 };
+        assert_eq!((PanelRows::on(50, 100, 8), full.top()), (Some(full), 43));
+        assert_eq!(PanelRows::on(12, 40, 8).map(|taken| taken.height), Some(ROWS_SMALL));
+        assert_eq!(PanelRows::on(24, 80, 200).map(|taken| (taken.height, taken.top())), Some((22, 3)));
+        let none = [(11, 100), (50, 39), (0, 0)].map(|(rows, columns)| PanelRows::on(rows, columns, 8));
+        assert_eq!(none, [None; 3]);
     }
 
     #[test]

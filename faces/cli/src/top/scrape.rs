@@ -1,0 +1,238 @@
+//! Scrape: a server's metrics are asked for and read.
+//!
+//! ```text
+//!   # HELP ...                                             skipped
+//!   quinion_service_reads_total 10                         a number, by its name without `_total`
+//!   quinion_store_gets_total{store="s3://one"} 3           one of a store
+//!   quinion_store_first_byte_seconds{store=..,quantile=..} one of three of a store
+//!   # EOF                                                  the end: without it the answer was cut
+//! ```
+//!
+//! What is not known is skipped, so that a newer server can be watched, too.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// How long a server may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// Longer answers are no metrics.
+const ANSWER_BYTES_MAX: u64 = 8 << 20;
+const PAGE_BYTES: u64 = 4096;
+/// The parts of answers whose time to the first byte is told.
+const QUANTILES: [&str; 3] = ["0.5", "0.95", "0.99"];
+const FIRST_BYTE: &str = "quinion_store_first_byte_seconds";
+
+/// Where a server answers monitors.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Monitor(String);
+
+/// A server's numbers at one time.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Sample {
+    numbers: BTreeMap<String, f64>,
+    /// Those of its stores, by their prefixes.
+    pub stores: Vec<StoreSample>,
+}
+
+/// The numbers of a store.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct StoreSample {
+    /// Its prefix.
+    pub prefix: String,
+    numbers: BTreeMap<String, f64>,
+    /// Seconds within which half of its answers began, 95 of 100, and 99; `None` before there are enough.
+    pub first_byte: [Option<f64>; 3],
+}
+
+impl Monitor {
+    /// At an address, or a URL of one.
+    pub fn new(address: &str) -> Self {
+        let address = address.strip_prefix("http://").unwrap_or(address);
+        Self(address.split('/').next().unwrap_or_default().to_owned())
+    }
+
+    /// The address.
+    pub fn address(&self) -> &str {
+        &self.0
+    }
+
+    /// Its numbers now.
+    ///
+    /// # Errors
+    /// A sentence: it does not answer, or something else does.
+    pub fn ask(&self) -> Result<Sample, String> {
+        let failed = |why: &dyn std::fmt::Display| {
+            format!("cannot read the metrics at {}: {why}; start `quinion serve --metrics {0}`", self.0)
+        };
+        let answer = self.answer().map_err(|error| failed(&error))?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| failed(&"the answer is cut"))?;
+        let status = head.split(' ').nth(1).unwrap_or_default();
+        if status != "200" {
+            return Err(failed(&format!("the answer is {status}")));
+        }
+        Sample::of(body).map_err(|why| failed(&why))
+    }
+
+    fn answer(&self) -> std::io::Result<String> {
+        let none = || std::io::Error::other("it is no address");
+        let address = self.0.to_socket_addrs()?.next().ok_or_else(none)?;
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX)?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
+        stream.set_write_timeout(Some(ANSWER_MAX))?;
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.0)?;
+        let mut answer = String::new();
+        stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+impl Sample {
+    /// The numbers in a text.
+    ///
+    /// # Errors
+    /// It is not whole, or not a server's.
+    pub fn of(text: &str) -> Result<Self, &'static str> {
+        if text.lines().last() != Some("# EOF") {
+            return Err("the answer is cut, or no metrics");
+        }
+        let mut sample = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let Ok(value) = value.parse::<f64>() else { continue };
+            let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            match label_of(labels, "store") {
+                Some(store) => {
+                    sample.store(store).note(name, (label_of(labels, "quantile").as_deref(), value))
+                }
+                None => note(&mut sample.numbers, (name, value)),
+            }
+        }
+        if sample.numbers.contains_key("quinion_service_reads") {
+            Ok(sample)
+        } else {
+            Err("they are not those of a server of Quinion's")
+        }
+    }
+
+    fn store(&mut self, prefix: String) -> &mut StoreSample {
+        let at = self.stores.iter().position(|store| store.prefix == prefix).unwrap_or_else(|| {
+            self.stores.push(StoreSample { prefix, ..Default::default() });
+            self.stores.len() - 1
+        });
+        &mut self.stores[at]
+    }
+
+    /// A number, if there is one of that name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.numbers.get(name).copied()
+    }
+
+    /// A number; 0 if there is none of that name.
+    pub fn number(&self, name: &str) -> f64 {
+        self.get(name).unwrap_or(0.0)
+    }
+
+    /// Pages as the bytes they have.
+    pub fn pages_as_bytes(&self, name: &str) -> u64 {
+        self.number(name) as u64 * PAGE_BYTES
+    }
+
+    /// Reads of clients that the server was not asked for, and all of them.
+    pub fn hits(&self) -> (u64, u64) {
+        let reads = self.number("quinion_service_reads") as u64;
+        (reads.saturating_sub(self.number("quinion_service_asked_reads") as u64), reads)
+    }
+
+    /// Whether there is a disk tier.
+    pub fn has_disk(&self) -> bool {
+        self.get("quinion_disk_pages").is_some()
+    }
+}
+
+impl StoreSample {
+    fn note(&mut self, name: &str, (quantile, value): (Option<&str>, f64)) {
+        match quantile.and_then(|quantile| QUANTILES.iter().position(|other| *other == quantile)) {
+            Some(at) if name == FIRST_BYTE => self.first_byte[at] = Some(value),
+            _ => note(&mut self.numbers, (name, value)),
+        }
+    }
+
+    /// A number; 0 if there is none of that name.
+    pub fn number(&self, name: &str) -> f64 {
+        self.numbers.get(name).copied().unwrap_or(0.0)
+    }
+}
+
+fn note(numbers: &mut BTreeMap<String, f64>, (name, value): (&str, f64)) {
+    numbers.insert(name.to_owned(), value);
+}
+
+/// The value of a label, of which none has a quotation mark or a backslash: prefixes of stores may have none.
+fn label_of(labels: &str, name: &str) -> Option<String> {
+    let (_, rest) = labels.split_once(&format!("{name}=\""))?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+/// What a server might answer.
+#[cfg(test)]
+pub(super) const EXAMPLE: &str = "\
+# HELP quinion_service_clients Processes that are connected.
+# TYPE quinion_service_clients gauge
+quinion_service_clients 2
+quinion_service_open_files 3
+quinion_service_reads_total 10
+quinion_service_read_bytes_total 10485760
+quinion_service_asked_reads_total 2
+quinion_cache_memory_bytes 8388608
+quinion_cache_grown_bytes 4194304
+quinion_cache_cached_pages 512
+quinion_cache_evicted_pages_total 5
+quinion_store_heads_total{store=\"s3://one\"} 1
+quinion_store_heads_total{store=\"s3://two\"} 0
+quinion_store_gets_total{store=\"s3://one\"} 3
+quinion_store_fetched_bytes_total{store=\"s3://one\"} 3145728
+quinion_store_first_byte_seconds{store=\"s3://one\",quantile=\"0.5\"} 0.012
+quinion_store_first_byte_seconds{store=\"s3://one\",quantile=\"0.95\"} 0.02
+quinion_saved_gets 7
+quinion_saved_bytes 7340032
+quinion_saved_price 0.5
+quinion_spent_price 0.25
+quinion_disk_pages 10
+quinion_disk_hit_pages_total 4
+quinion_disk_written_bytes_total 1048576
+quinion_disk_errors_total 0
+# EOF
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_by_name_and_by_store() {
+        let sample = Sample::of(EXAMPLE).unwrap();
+        assert_eq!((sample.number("quinion_service_clients"), sample.hits()), (2.0, (8, 10)));
+        let names: Vec<_> = sample.stores.iter().map(|store| store.prefix.as_str()).collect();
+        assert_eq!(names, ["s3://one", "s3://two"]);
+        assert_eq!(sample.stores[0].number("quinion_store_gets"), 3.0);
+        assert_eq!(sample.stores[0].first_byte, [Some(0.012), Some(0.02), None]);
+        assert_eq!((sample.stores[1].number("quinion_store_gets"), sample.has_disk()), (0.0, true));
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_or_of_another_program_is_no_sample() {
+        assert!(Sample::of(&EXAMPLE[..200]).unwrap_err().contains("cut"));
+        assert!(Sample::of("up 1\n# EOF\n").unwrap_err().contains("not those of a server"));
+        assert!(Sample::of("").is_err());
+    }
+
+    #[test]
+    fn an_address_may_come_as_the_url_that_the_server_tells() {
+        assert_eq!(Monitor::new("http://127.0.0.1:9464/metrics"), Monitor::new("127.0.0.1:9464"));
+        let error = Monitor::new("127.0.0.1:1").ask().unwrap_err();
+        assert!(error.contains("--metrics 127.0.0.1:1"), "{error}");
+    }
+}

@@ -28,7 +28,7 @@ const KEYS: [&str; 15] = [
 ];
 
 /// Every experiment there is.
-const EXPERIMENTS: [&str; 15] = [
+const EXPERIMENTS: [&str; 17] = [
     "hit",
     "insert",
     "split",
@@ -43,6 +43,8 @@ const EXPERIMENTS: [&str; 15] = [
     "memfile",
     "populate",
     "restore",
+    "tier",
+    "endpoint",
     "ratio",
 ];
 

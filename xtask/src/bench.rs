@@ -1,13 +1,13 @@
-//! Bench: builds the benchmark with the command that it measures beside it, and runs it.
+//! Bench: builds the benchmark with the programs that it measures beside it, and runs it.
 //!
 //! ```text
 //!   cargo xtask bench hit --quick
-//!     cargo build --release -p quinion-cli -p quinion-bench --features quinion-bench/peers
+//!     cargo build --release -p quinion-cli -p quinion-bench --features quinion-bench/peers -p quinion-s3
 //!     target/release/quinion-bench hit --quick
 //! ```
 //!
-//! One of the peers wants a newer compiler than the rest ([`PEERS_SINCE`]). With an older one they are left out, which
-//! the benchmark says of each row that misses them.
+//! One of the peers, and the endpoint, want a newer compiler than the rest ([`PEERS_SINCE`], [`ENDPOINT_SINCE`]). With
+//! an older one they are left out, which the benchmark says of each row that misses them.
 
 use std::process::Command;
 
@@ -16,6 +16,8 @@ use crate::tools::{cargo, rustc_line, target_folder};
 
 /// The oldest compiler that builds the peers: its second number.
 const PEERS_SINCE: u32 = 91;
+/// The same of `quinion-s3`.
+const ENDPOINT_SINCE: u32 = 92;
 /// What the tests set so that programs wait for the cache's owner on a busy machine; no measurement wants it.
 const WAIT: &str = "QUINION_WAIT_MS";
 
@@ -35,19 +37,23 @@ pub fn run(words: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The benchmark, and the command beside it, as releases.
+/// The benchmark, and the programs beside it, as releases.
 pub fn build() -> Command {
     let mut build = cargo("build --release -p quinion-cli -p quinion-bench");
-    if has_peers(&rustc_line("--version", "rustc ").unwrap_or_default()) {
+    let version = rustc_line("--version", "rustc ").unwrap_or_default();
+    if is_since(&version, PEERS_SINCE) {
         build.args(["--features", "quinion-bench/peers"]);
+    }
+    if is_since(&version, ENDPOINT_SINCE) {
+        build.args(["-p", "quinion-s3"]);
     }
     build
 }
 
-/// Whether a compiler of this version builds the peers.
-fn has_peers(version: &str) -> bool {
+/// Whether a compiler of this version is as new as that.
+fn is_since(version: &str, since: u32) -> bool {
     let second = version.split('.').nth(1).and_then(|second| second.parse::<u32>().ok());
-    second.is_some_and(|second| second >= PEERS_SINCE)
+    second.is_some_and(|second| second >= since)
 }
 
 #[cfg(test)]
@@ -55,8 +61,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_built_by_compilers_that_can() {
-        assert!(has_peers("1.91.0 (abc 2025-10-30)") && has_peers("1.104.1"));
-        assert!(!has_peers("1.88.0") && !has_peers(""));
+    fn a_newer_compiler_builds_what_wants_one() {
+        assert!(is_since("1.91.0 (abc 2025-10-30)", PEERS_SINCE) && is_since("1.104.1", ENDPOINT_SINCE));
+        assert!(!is_since("1.88.0", PEERS_SINCE) && !is_since("1.91.0", ENDPOINT_SINCE));
+        assert!(!is_since("", PEERS_SINCE));
     }
 }

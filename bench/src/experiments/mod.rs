@@ -4,6 +4,7 @@
 //! The tests run every experiment quickly.
 
 mod cold;
+mod endpoint;
 mod evict;
 mod hit;
 mod insert;
@@ -17,6 +18,7 @@ mod restore;
 mod split;
 mod stream;
 mod thrash;
+mod tier;
 mod write;
 
 use crate::fixtures::worker::Job;
@@ -24,7 +26,7 @@ use crate::fixtures::{db_bench, disk};
 use crate::harness::{About, CacheStart, Estimate, Experiment, ListCases, hit_ratios};
 
 /// What there is to say of each, in the order in which they run.
-pub const ABOUT: [About; 15] = [
+pub const ABOUT: [About; 17] = [
     About {
         name: "hit",
         question: "hit: what does a read of cached data cost, beside the kernel's own and caches of values?",
@@ -110,6 +112,18 @@ pub const ABOUT: [About; 15] = [
         takes: Estimate { quick: [2.0, 6.5], full: [15.0, 95.0] },
     },
     About {
+        name: "tier",
+        question: "tier: what do writes to a cache's disk tier and reads from it cost, beside foyer's?",
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [2.0, 4.0], full: [15.0, 20.0] },
+    },
+    About {
+        name: "endpoint",
+        question: "endpoint: what does a warm GET of 1 MiB cost at quinion-s3, beside versitygw on the same files?",
+        starts: CacheStart::Anyhow,
+        takes: Estimate { quick: [2.0, 8.0], full: [2.0, 20.0] },
+    },
+    About {
         name: hit_ratios::NAME,
         question: "ratio: how many reads does a cache answer, by which rules, on what people asked for?",
         starts: CacheStart::Anyhow,
@@ -180,6 +194,8 @@ pub fn all(options: &Options) -> Vec<Experiment> {
         Box::new(memfile::cases),
         Box::new(populate::cases),
         Box::new(restore::cases),
+        Box::new(tier::cases),
+        Box::new(endpoint::cases),
         Box::new(move |settings| ratio::cases(settings, &ratio_options)),
     ];
     ABOUT.iter().zip(cases).map(|(about, cases)| Experiment { about, cases }).collect()

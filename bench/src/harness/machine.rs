@@ -228,6 +228,21 @@ pub fn kernel_thread_seconds() -> [f64; 2] {
     seconds
 }
 
+/// CPU seconds of all threads of a process, of those that have ended as well; not a number if there is no such process.
+/// In steps of a clock tick.
+pub fn process_seconds(process: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let ticks = ticks_of(&stat).map_or(f64::NAN, |ticks| ticks as f64);
+    ticks / rustix::param::clock_ticks_per_second() as f64
+}
+
+/// The ticks in a `stat` that are the user's and the kernel's.
+fn ticks_of(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let word = |at: usize| rest.split_whitespace().nth(at)?.parse::<u64>().ok();
+    Some(word(11)? + word(12)?)
+}
+
 #[derive(PartialEq, Eq, Debug)]
 struct KernelThread {
     is_kswapd: bool,
@@ -242,7 +257,7 @@ fn kernel_thread(stat: &str) -> Option<KernelThread> {
     let word = |at: usize| rest.split_whitespace().nth(at)?.parse::<u64>().ok();
     let is_one = word(6)? & KERNEL_THREAD != 0;
     is_one.then_some(())?;
-    Some(KernelThread { is_kswapd: name.starts_with("kswapd"), ticks: word(11)? + word(12)? })
+    Some(KernelThread { is_kswapd: name.starts_with("kswapd"), ticks: ticks_of(stat)? })
 }
 
 #[cfg(test)]

@@ -541,7 +541,9 @@ fn a_store_of_a_private_authority_is_read_and_written_by_an_endpoint_that_trusts
     let url = server.endpoint().replace("http://", "https://");
     let with = |words: &[&str]| {
         let words = [&["--store", "s3://bucket", "--memory", "32M"], words].concat();
-        Endpoint::start_with(&server, &words, |command| drop(command.env("AWS_ENDPOINT_URL_S3", &url)))
+        Endpoint::start_with(&server, &words, |command| {
+            command.env("AWS_ENDPOINT_URL_S3", &url);
+        })
     };
     let (path, data) = (Path::from("a"), s3::content(1, 2 << 20));
     let endpoint = with(&["--ca-certificates", trusted.to_str().unwrap()]);

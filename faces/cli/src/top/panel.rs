@@ -32,6 +32,9 @@ pub(super) fn rows_of(stores: usize) -> u16 {
     ROWS_OF_NUMBERS + u16::try_from(stores).unwrap_or(u16::MAX - ROWS_OF_NUMBERS)
 }
 
+/// Draws a row.
+type DrawRow<'d> = dyn Fn(Rect, &mut Buffer) + 'd;
+
 /// What is drawn, and what it remembers for rates.
 pub(super) struct Panel {
     title: String,
@@ -60,7 +63,7 @@ impl Panel {
             }
         };
         let [served, fetched] = self.rates(elapsed, sample);
-        let rows: [&dyn Fn(Rect, &mut Buffer); ROWS_OF_NUMBERS as usize - 1] = [
+        let rows: [&DrawRow<'_>; ROWS_OF_NUMBERS as usize - 1] = [
             &|row, buffer| self.draw_hits(row, buffer, sample),
             &|row, buffer| self.draw_served(row, buffer, (sample, served)),
             &|row, buffer| draw_stores(row, buffer, (sample, fetched)),

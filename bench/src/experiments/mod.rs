@@ -115,13 +115,13 @@ pub const ABOUT: [About; 17] = [
         name: "tier",
         question: "tier: what do writes to a cache's disk tier and reads from it cost, beside foyer's?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [2.0, 4.0], full: [15.0, 20.0] },
+        takes: Estimate { quick: [2.0, 1.5], full: [6.0, 4.0] },
     },
     About {
         name: "endpoint",
         question: "endpoint: what does a warm GET of 1 MiB cost at quinion-s3, beside versitygw on the same files?",
         starts: CacheStart::Anyhow,
-        takes: Estimate { quick: [2.0, 8.0], full: [2.0, 20.0] },
+        takes: Estimate { quick: [3.0, 5.0], full: [3.0, 8.0] },
     },
     About {
         name: hit_ratios::NAME,

@@ -287,10 +287,14 @@ fn monitored(metrics: &'static str) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut asked = [0; 1024];
-            let asked =
-                stream.read(&mut asked).map(|bytes| String::from_utf8_lossy(&asked[..bytes]).into_owned());
-            assert!(asked.unwrap().starts_with("GET /metrics HTTP/1.0\r\n"));
+            // All of it: what is left unread when the connection is closed would reset it.
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                asked.extend(byte);
+            }
+            assert!(asked.starts_with(b"GET /metrics HTTP/1.0\r\n"));
             write!(stream, "HTTP/1.0 200 OK\r\ncontent-type: text/plain\r\n\r\n{metrics}").unwrap();
         }
     });

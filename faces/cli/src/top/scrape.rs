@@ -81,7 +81,7 @@ impl Monitor {
         let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
         stream.set_write_timeout(Some(ANSWER_MAX))?;
-        write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.0)?;
+        stream.write_all(format!("GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.0).as_bytes())?;
         let mut answer = String::new();
         stream.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
         Ok(answer)

@@ -42,9 +42,14 @@ impl Terminal {
 
     /// Runs `quinion ARGUMENTS` so.
     fn command_in(runtime: &Path, rows: u16, arguments: &[&str]) -> Self {
+        Self::script_in(runtime, rows, ("\"$@\"; echo ended with $?; read line", arguments))
+    }
+
+    /// The same by a script of the shell's, whose arguments are that command.
+    fn script_in(runtime: &Path, rows: u16, (script, arguments): (&str, &[&str])) -> Self {
         let (master, slave) = pseudo_terminal(rows);
         let mut shell = Command::new("sh");
-        shell.args(["-c", "\"$@\"; echo ended with $?; read line", "sh", env!("CARGO_BIN_EXE_quinion")]);
+        shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_quinion")]);
         shell
             .args(arguments)
             .env("XDG_RUNTIME_DIR", runtime)
@@ -341,6 +346,22 @@ fn top_draws_a_servers_numbers_until_it_is_interrupted() {
     kill(children.trim().parse().unwrap(), libc::SIGINT);
     terminal.wait_until("the end", |shown| shown.contains("ended with 130") && !shown.contains(MARK));
     terminal.expect_given_back();
+}
+
+/// 1. A shell whose children ignore that the terminal is hung up, as `nohup` has them do.
+/// 2. The terminal goes.
+#[test]
+fn top_ends_with_its_terminal() {
+    let address = monitored(METRICS);
+    let script = ("trap '' HUP; exec \"$@\"", &["top", &address][..]);
+    let mut terminal = Terminal::script_in(&std::env::temp_dir(), ROWS, script);
+    terminal.wait_until("a panel", |shown| shown.contains(MARK));
+    terminal.master = File::open("/dev/null").unwrap();
+    let begun = Instant::now();
+    while terminal.child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < PATIENCE, "it draws on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

@@ -27,14 +27,14 @@ pub use scrape::{Monitor, Sample, StoreSample};
 /// Pictures are drawn more often than numbers are asked for.
 const PICTURES_OF_A_SAMPLE: u32 = 2;
 
-/// Draws what `monitor` tells in the last rows of the terminal, for ever: an interrupt ends the process, and the one
-/// that mends gives the rows back. Returns at once where there is no such terminal.
+/// Draws what `monitor` tells in the last rows of the terminal until that is gone: an interrupt ends the process, and
+/// the one that mends gives the rows back. Returns at once where there is no such terminal.
 pub fn watch(monitor: &Monitor, first: Sample) {
     let rows = panel::rows_of(first.stores.len());
     let Some(mut screen) = Screen::of_stderr(rows) else { return };
     let (begun, mut panel) = (Instant::now(), Panel::new(monitor.address().to_owned(), Glyphs::of_locale()));
     let mut sample = Ok(first);
-    loop {
+    while !screen.is_gone() {
         let elapsed = begun.elapsed();
         screen.show(|area| panel.drawn(area, elapsed, &sample));
         std::thread::sleep(PERIOD * PICTURES_OF_A_SAMPLE);

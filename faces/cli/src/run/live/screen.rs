@@ -101,6 +101,11 @@ impl Screen {
         self.write(&bytes);
     }
 
+    /// Whether the terminal is hung up: nothing that is drawn is seen any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        tcgetwinsize(&self.terminal).is_err()
+    }
+
     /// Gives the rows back.
     pub(crate) fn hide(&mut self) {
         if let Some(taken) = self.taken.take() {

@@ -19,6 +19,14 @@ CALLS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def interrupts():
+    """Python's own handler, also where the tests run in the background of a shell, whose jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_it_ends_a_stalled(web, web_opener, call):
     url = f"{web.url}/a"

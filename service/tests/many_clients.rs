@@ -22,6 +22,7 @@ use object_store::{ObjectStoreExt, PutPayload};
 use quinion::Cache;
 use quinion_object::Options;
 use quinion_service::{Client, ErrorKind, Server};
+use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
 
 const CLIENTS: usize = 1024;
@@ -38,18 +39,6 @@ fn clients() -> usize {
     std::env::var("QUINION_CLIENTS").ok().and_then(|number| number.parse().ok()).unwrap_or(CLIENTS)
 }
 
-/// Numbers as if by chance.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
-
 /// Not a test: what a child does that the test has started.
 #[test]
 fn the_child() {
@@ -59,7 +48,7 @@ fn the_child() {
     let files: Vec<_> = (0..2)
         .map(|at| client.open(&url((std::process::id() as usize + 5 * at) % OBJECTS)).unwrap())
         .collect();
-    let mut random = Random(u64::from(std::process::id()) << 20 | 1);
+    let mut random = Dice::new(u64::from(std::process::id()) << 20 | 1);
     let (mut buffer, mut reads, end) = (vec![0; 20_000], 0, folder.join("end"));
     while reads < READS_LEAST || !end.exists() {
         let file = &files[random.below(2) as usize];
@@ -142,7 +131,7 @@ fn a_thousand_processes_read_right_bytes_while_a_third_of_them_is_killed() {
     assert_eq!(refused.kind(), ErrorKind::Connect);
     assert!(refused.to_string().contains("as many clients as it admits"), "{refused}");
 
-    let mut random = Random(22);
+    let mut random = Dice::new(22);
     let mut killed = HashSet::new();
     while killed.len() < clients / 3 {
         killed.insert(random.below(clients as u64) as usize);

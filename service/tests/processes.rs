@@ -23,6 +23,7 @@ use quinion::internals::viewer::handshake::{
 use quinion::internals::viewer::{RequestError, SentName, ViewedFile, Viewer};
 use quinion_object::Options;
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
+use quinion_testing::content::Dice;
 use quinion_testing_s3 as s3;
 
 use quinion_testing_s3::Fault;
@@ -144,21 +145,9 @@ fn becomes(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Numbers as if by chance.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end.max(1)
-    }
-}
-
 /// Reads all of an object in one way or another, and checks each byte.
 fn read_all(file: &ClientFile, version: u32, seed: u64) {
-    let mut random = Random(seed | 1);
+    let mut random = Dice::new(seed | 1);
     let mut buffer = vec![0; 300_000];
     for _ in 0..60 {
         let (at, len) = (random.below(file.len() + 1000), random.below(300_000) as usize);
@@ -240,7 +229,7 @@ fn read_and_go_on(client: &Client) -> ! {
     let totals = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
     let counted = Arc::clone(&totals);
     std::thread::spawn(move || {
-        let mut random = Random(std::process::id().into());
+        let mut random = Dice::new(std::process::id().into());
         loop {
             let begun = Instant::now();
             if random.below(8) == 0 {
@@ -260,7 +249,7 @@ fn read_and_go_on(client: &Client) -> ! {
     }
 }
 
-fn read_once(file: &ClientFile, random: &mut Random) {
+fn read_once(file: &ClientFile, random: &mut Dice) {
     let len = 1 + random.below(200_000);
     let at = random.below(file.len() - 2 * len);
     let mut buffer = vec![0; len as usize];
@@ -304,7 +293,7 @@ fn read_without_system_calls(client: &Client, look: FirstLook) -> ! {
     say("begins");
     // SAFETY: it concerns this thread alone, which knows.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) }, 0);
-    let mut random = Random(99);
+    let mut random = Dice::new(99);
     let mut right = true;
     for _ in 0..2000 {
         let at = random.below(end);
@@ -722,7 +711,7 @@ fn an_object_that_is_replaced_is_an_error_and_a_new_open_reads_the_new_one() {
     for round in 0..10 {
         let version = stage.store.control.change("object");
         let file = client.open(URL).unwrap();
-        let mut random = Random(round + 17);
+        let mut random = Dice::new(round + 17);
         for step in 0..30 {
             if step == 15 {
                 stage.store.control.change("object");
@@ -997,7 +986,7 @@ fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
         assert!(liar.send_name(name).is_err());
     }
     // 2 names that mean nothing, and tickets of no name, of a used one, and of a descriptor
-    let mut random = Random(5);
+    let mut random = Dice::new(5);
     for len in [1, 7, 300, NAME_MAX] {
         let name: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
         let sent = liar.send_name(&name).unwrap();

@@ -26,12 +26,15 @@ use quinion_object::Options;
 use quinion_testing_s3 as s3;
 use rustix::process::{Pid, Signal, kill_process};
 
+#[path = "../../serve/tests/certificates/mod.rs"]
+mod certificates;
 mod common;
 #[path = "../../../object/tests/differential/mod.rs"]
 mod differential;
 #[path = "../../../object/tests/real/mod.rs"]
 mod real;
 
+use certificates::Certificates;
 use common::{Endpoint, KEY, SECRET, below, command, runtime, versitygw};
 use differential::{Call, Condition, calls, is_defined, made};
 use real::{Server, or_skipped};
@@ -515,22 +518,9 @@ fn bare_command(server: &Server, folder: &FilePath) -> Command {
 /// versitygw behind HTTPS, with a certificate of an authority that nothing knows; the file with that.
 fn versitygw_behind_tls(test: &str) -> Option<(Server, std::path::PathBuf)> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
-    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let authority =
-        rcgen::CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let server = server.signed_by(&key, &authority).unwrap();
-    let file = |name: &str, text: String| {
-        std::fs::write(folder.path().join(name), text).unwrap();
-        folder.path().join(name)
-    };
-    let trusted = file("authority.pem", authority.pem());
-    let (server, key) = (file("server.pem", server.pem()), file("key.pem", key.serialize_pem()));
-    let words = ["--cert", server.to_str().unwrap(), "--key", key.to_str().unwrap()];
-    let server = Server::versitygw_with(folder, &words);
-    or_skipped(server, test, "versitygw").map(|server| (server, trusted))
+    let certificates = Certificates::within(folder.path());
+    let server = Server::versitygw_with(folder, &certificates.of_versitygw());
+    or_skipped(server, test, "versitygw").map(|server| (server, certificates.authority))
 }
 
 #[test]

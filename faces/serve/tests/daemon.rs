@@ -28,6 +28,10 @@ use tempfile::TempDir;
 /// How long anything may take on a busy machine.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
+mod certificates;
+
+use certificates::Certificates;
+
 /// What versitygw asks for.
 const USER: &str = "loopback";
 const SECRET: &str = "only-for-tests";
@@ -135,22 +139,9 @@ impl Bucket {
     fn behind_tls() -> Option<(Self, PathBuf)> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         std::fs::create_dir_all(folder.path().join("data/bucket")).unwrap();
-        let file = |name: &str, text: String| {
-            std::fs::write(folder.path().join(name), text).unwrap();
-            folder.path().join(name)
-        };
-        let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
-        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let authority =
-            rcgen::CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
-        let key = rcgen::KeyPair::generate().unwrap();
-        let server = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        let server = server.signed_by(&key, &authority).unwrap();
-        let trusted = file("authority.pem", authority.pem());
-        let (server, key) = (file("server.pem", server.pem()), file("key.pem", key.serialize_pem()));
-        let words = ["--cert", server.to_str().unwrap(), "--key", key.to_str().unwrap()];
-        let gateway = versitygw(&folder.path().join("data"), &words);
-        Self::of(gateway, "https", folder).map(|bucket| (bucket, trusted))
+        let certificates = Certificates::within(folder.path());
+        let gateway = versitygw(&folder.path().join("data"), &certificates.of_versitygw());
+        Self::of(gateway, "https", folder).map(|bucket| (bucket, certificates.authority))
     }
 
     fn of(gateway: Option<(Process, String)>, scheme: &str, folder: TempDir) -> Option<Self> {

@@ -298,6 +298,8 @@ impl Drop for Probe<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[test]
@@ -336,21 +338,24 @@ mod tests {
 
     #[test]
     fn the_end_waits_for_workers_that_end_and_not_for_those_that_hang() {
-        let workers = Workers::default();
-        let start = |life: fn()| {
+        let (workers, has_ended) = (Workers::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
             let counted = workers.ends().begin();
-            workers.add(std::thread::spawn(move || {
-                let _counted = counted;
-                life();
-            }));
-        };
-        start(|| ());
-        workers.ends().join_within(Duration::from_secs(60), []);
-        start(|| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                has_ended.store(true, Ordering::Relaxed);
+                drop(counted);
+            });
+            workers.ends().join_within(Duration::from_secs(600), []);
+            assert!(has_ended.load(Ordering::Relaxed), "it was waited for");
+        });
+        let counted = workers.ends().begin();
+        workers.add(std::thread::spawn(move || {
+            let _counted = counted;
             loop {
                 std::thread::park();
             }
-        });
+        }));
         workers.end();
     }
 }

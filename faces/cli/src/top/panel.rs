@@ -178,13 +178,8 @@ fn known_of(store: &StoreSample) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::live::panel::tests::rows;
     use crate::top::scrape::EXAMPLE;
-
-    fn rows(buffer: &Buffer) -> Vec<String> {
-        let rows = buffer.content().chunks(usize::from(buffer.area.width));
-        rows.map(|cells| cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())
-            .collect()
-    }
 
     #[test]
     fn numbers_have_their_places_and_rates_are_of_the_last_second() {

@@ -275,11 +275,11 @@ impl Glyphs {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// The rows of a picture, without what is blank at their ends.
-    fn rows(buffer: &Buffer) -> Vec<String> {
+    pub(crate) fn rows(buffer: &Buffer) -> Vec<String> {
         let rows = buffer.content().chunks(usize::from(buffer.area.width));
         rows.map(|cells| cells.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())
             .collect()

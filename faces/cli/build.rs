@@ -93,7 +93,7 @@ fn is_supported() -> bool {
 fn build(out: &Path, object: &Path) {
     let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
     let preload = here.join("../preload");
-    let library = here.join("../../quinion");
+    let library = here.join("../../view");
     assert!(
         preload.join("Cargo.toml").exists(),
         "{} is missing: the command carries an object that is built from it; build from the whole repository \

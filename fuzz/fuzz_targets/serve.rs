@@ -34,7 +34,7 @@ use quinion::internals::serve::{Attached, FileName, Owner, Service, ServiceHandl
 use quinion::internals::units::{Frame, MappingId, PageIndex};
 use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ServeRules};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
@@ -359,7 +359,7 @@ impl Stage {
         self.read(ops.len() as u8);
         // Every connection is read.
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token ^ 1, run: 0 };
-        let refused = Viewer::connect(&self.socket, &hello).unwrap_err();
+        let refused = viewer::connect(&self.socket, &hello).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(71), "EPROTO and not {refused}");
         assert!(!self.owner.is_wrong.load(Ordering::Relaxed), "the owner was asked what it must not be");
     }

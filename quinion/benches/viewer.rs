@@ -22,7 +22,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, ViewedFile};
 use quinion::{Cache, CacheOwner, ServeRules, WithoutLease};
 
 const VIEW: &str = "QUINION_BENCH_VIEW";
@@ -128,7 +128,7 @@ fn view_along(view: &str) -> Result<(), Box<dyn std::error::Error>> {
     let fields: Vec<&str> = view.splitn(3, ':').collect();
     let [token, socket, path] = fields[..] else { return Err("not a view".into()) };
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse()?, run: 0 };
-    let viewer = Viewer::connect(socket.as_ref(), &hello)?;
+    let viewer = viewer::connect(socket.as_ref(), &hello)?;
     let file = std::fs::File::open(path)?;
     let known = file.metadata()?;
     let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];

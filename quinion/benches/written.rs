@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use quinion::backend::{Backend, FillRun, MemoryFile};
 use quinion::internals::arena::{Arena, ArenaOptions};
-use quinion::internals::filemap::{HitStop, read_hits_into};
+use quinion::internals::filemap::{FileView, HitStop, read_hits_into};
 use quinion::internals::folio::written::{copy_page, try_copy_page};
 use quinion::internals::mapping::{FolioShape, Mapping, NewMapping};
 use quinion::internals::sync::LockWait;
@@ -61,14 +61,8 @@ impl Stage {
         assert_eq!(wrote.bytes, PAGE_SIZE);
     }
     fn read(&self, position: u64, to: &mut [u8]) {
-        let hits = read_hits_into(
-            self.arena.view(),
-            self.mapping.index().cell(),
-            self.mapping.id(),
-            position,
-            to,
-            |_, _| (),
-        );
+        let (view, cell, id) = (self.arena.view(), self.mapping.index().cell(), self.mapping.id());
+        let hits = read_hits_into(FileView { view, cell, id }, position, to, |_, _| ());
         assert_eq!(hits.stopped, HitStop::Full);
     }
 }

@@ -48,7 +48,6 @@
 //! Begin with [`Cache`] and [`File`]; then [`OpenOptions`], [`ReadOptions`], [`WriteOptions`], [`BatchRead`],
 //! [`Pinned`], [`MemFile`], [`Stats`] and [`Error`]. All else here serves these: what they return, and what is asked
 //! for rarely. A store of your own is a [`backend::Backend`].
-#![cfg_attr(not(feature = "std"), no_std)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!(
@@ -67,18 +66,14 @@ extern crate self as quinion;
 #[path = "."]
 pub mod internals {
     // Ground floor: numbers, errors, locks, system calls, memory.
-    pub mod units;
-    #[cfg(feature = "std")]
+    pub use quinion_view::units;
     pub mod tuning;
     #[cfg(not(quinion_model))]
-    #[cfg(feature = "std")]
     pub mod error;
-    #[cfg(feature = "std")]
     pub mod stats;
     pub mod sync;
-    #[cfg(feature = "std")]
     pub mod errseq;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "system calls")]
     pub mod sys;
     #[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
@@ -86,38 +81,34 @@ pub mod internals {
     // Stuff: a run of pages, and where bytes come from.
     #[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
     pub mod folio;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "devices write into frames by address")]
     pub mod backend;
     // Index: which folio is where.
     pub mod xarray;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "what is spilled is written from frames, and comes back into them")]
     pub mod spill;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod lists;
     #[cfg(not(quinion_model))]
     pub mod mapping;
     // Policy: numbers in, decisions out.
-    #[cfg(feature = "std")]
     pub mod readahead;
-    #[cfg(feature = "std")]
     pub mod workingset;
-    #[cfg(feature = "std")]
     pub mod policy;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod pressure;
-    #[cfg(feature = "std")]
     pub mod curve;
     // Background: work that no caller waits for, and free memory for more.
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod background;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod lease;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "folios on their way to the spill file hand out their frames")]
     pub mod reclaim;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "flushes hand out frames")]
     pub mod writeback;
     // Paths: what happens to a request.
@@ -127,41 +118,41 @@ pub mod internals {
         reason = "hits copy to a caller's address, fills hand out frames, pins lend bytes, writes fill frames"
     )]
     pub mod filemap;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod shmem;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "a guest's memory is copied to and from an address")]
     pub mod guest;
     // Door.
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub(crate) mod cache;
-    pub mod fdstate;
+    pub use quinion_view::fdstate;
     #[cfg(not(quinion_model))]
     #[allow(
         unsafe_code,
         reason = "another process's memory becomes references, and hits copy to a caller's address"
     )]
     pub mod viewer;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub mod serve;
-    #[cfg(all(feature = "std", not(quinion_model)))]
+    #[cfg(not(quinion_model))]
     pub(crate) mod owner;
 }
 
 #[allow(unused_imports, reason = "which modules there are depends on the features")]
 pub(crate) use internals::*;
 
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 #[doc(inline)]
 pub use internals::{backend, error};
 
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::arena::process_limit;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::backend::Mechanism;
 #[cfg(all(feature = "tokio", not(quinion_model)))]
 pub use internals::cache::AsyncFile;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::cache::{
     BatchRead, BatchReadFuture, BatchWrite, BlockingCall, Builder, Cache, Coherence, CoherenceInForce,
     Durability, File, GuestMemory, GuestSlice, Image, ImageStats, MemFile, MemFileOptions, MemFileStats,
@@ -169,32 +160,30 @@ pub use internals::cache::{
     Residency, ResidentRange, ResidentRanges, ResizeOutcome, StatDescription, Stats, WriteFuture,
     WriteOptions,
 };
-#[cfg(feature = "std")]
 pub use internals::curve::MissRatioCurve;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::error::{Error, ErrorKind};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::filemap::{OnPinned, Prefetch};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::folio::{Chunks, Pinned, PinnedFolio, PinnedFolios};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::lease::NoLease;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::mapping::PageState;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::owner::{
     CacheOwner, HotFile, NameOpener, NamedObject, ServeRules, Shortage, WithoutLease,
 };
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::pressure::Pressure;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::readahead::{Class, Hint, ReadaheadReport, ReadaheadStyle};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::spill::{SpillOptions, SpillStats};
-#[cfg(feature = "std")]
 pub use internals::workingset::RefaultCurve;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use internals::writeback::WritebackOptions;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 #[doc(inline)]
 pub use quinion_disk::{DiskOptions, DiskStats};

@@ -95,10 +95,10 @@ use crate::sys::fork::ForkGuard;
 use crate::sys::peer::ProcessName;
 use crate::sys::serial_queues::{QueueKey, SerialQueues};
 use crate::units::{Frame, MappingId, PageIndex};
-use crate::viewer::Viewer;
 use crate::viewer::sys::{
     Errno, FUTEXES_MAX, FutexWait, futex_wait, futex_wait_any, futex_wake, ticks, ticks_within,
 };
+use crate::viewer::{self, Viewer};
 
 mod listener;
 pub mod mounts;
@@ -559,12 +559,12 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// The viewer, in this process; see [`Viewer::of_files`].
+    /// The viewer, in this process; see [`viewer::of_files`].
     ///
     /// # Errors
     /// Those of that call.
     pub fn view(&self) -> std::io::Result<Viewer> {
-        Viewer::of_files([&self.arena, &self.control, &self.page], self.token)
+        viewer::of_files([&self.arena, &self.control, &self.page], self.token)
     }
 }
 

@@ -28,7 +28,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, ViewedFile};
 use quinion::{Cache, CacheOwner};
 
 const OWNER_VARIABLE: &str = "QUINION_OUTLIVED_OWNER";
@@ -69,7 +69,7 @@ fn validation_after(
     let (token, socket) = said.split_once(' ').unwrap();
     // 2 a viewer of it
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
-    let viewer = Viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(60_000);
+    let viewer = viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(60_000);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), [7; BYTES]).unwrap();
     let opened = File::open(folder.path().join("file")).unwrap();

@@ -17,7 +17,7 @@ use std::time::Duration;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::arena::{ArenaShare, ReadableState};
 use quinion::internals::filemap::{
-    BatchedRead, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
+    BatchedRead, FileView, HitStop, Hits, PinRequest, Reader, WaitPolicy, read_group, read_hits_into,
 };
 use quinion::internals::readahead::{Config, Hint, Readahead};
 use quinion::internals::serve::{Attached, FileName, Owner, Service};
@@ -41,7 +41,8 @@ fn rig(pages: u64, part_pages: u64) -> Rig {
 fn hit(rig: &Rig, page: u64, bytes: &mut [u8]) -> Hits {
     let Rig { arena, mapping, .. } = rig;
     let position = page * PAGE;
-    let hits = read_hits_into(arena.view(), mapping.index().cell(), mapping.id(), position, bytes, |_, _| ());
+    let file = FileView { view: arena.view(), cell: mapping.index().cell(), id: mapping.id() };
+    let hits = read_hits_into(file, position, bytes, |_, _| ());
     content::verify(&bytes[..hits.bytes], 1, position).unwrap();
     hits
 }
@@ -92,14 +93,8 @@ fn a_reader_without_a_hold_reads_the_pages_read_so_far_and_not_one_more() {
         assert_eq!(group(&rig, &[99, 100, 150, 199, 200, 511, 512]), [100, 150, 199]);
         // Within a page, and from the middle of one into what has not arrived.
         let mut bytes = [0; 6000];
-        let hits = read_hits_into(
-            rig.arena.view(),
-            rig.mapping.index().cell(),
-            rig.mapping.id(),
-            199 * PAGE + 96,
-            &mut bytes,
-            |_, _| (),
-        );
+        let (view, cell, id) = (rig.arena.view(), rig.mapping.index().cell(), rig.mapping.id());
+        let hits = read_hits_into(FileView { view, cell, id }, 199 * PAGE + 96, &mut bytes, |_, _| ());
         assert_eq!((hits.bytes, hits.stopped), (4000, HitStop::Filling));
         let word = rig.arena.view().own(rig.mapping.try_hold(PageIndex(0)).unwrap().frame()).word();
         assert!(word.holds() <= 3, "the fill, the reader who waits, and the hold of this line: {word:?}");
@@ -142,7 +137,7 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         let mut fill = Some(rig.device.kept());
         let mut buffer = vec![0; 2 * next as usize * PAGE_SIZE];
         let (view, cell, id) = (rig.arena.view(), rig.mapping.index().cell(), rig.mapping.id());
-        let hits = read_hits_into(view, cell, id, 0, &mut buffer, |_, _| match fill.take() {
+        let hits = read_hits_into(FileView { view, cell, id }, 0, &mut buffer, |_, _| match fill.take() {
             Some(mut fill) => {
                 fill.write(0, &content::page_content(1, next, 0)[..100]);
                 fill.complete(Ok(100)); // 2

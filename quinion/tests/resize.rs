@@ -24,7 +24,7 @@ use quinion::internals::pressure::PressureSource;
 use quinion::internals::serve::{Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, RequestError, ViewedFile};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pressure, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, verify};
@@ -92,7 +92,7 @@ fn viewer_process() {
     let told: Vec<&str> = told.split(' ').collect();
     let hello =
         JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: told[1].parse().unwrap(), run: 0 };
-    let viewer = Viewer::connect(told[0].as_ref(), &hello).unwrap().waiting_at_most(60_000);
+    let viewer = viewer::connect(told[0].as_ref(), &hello).unwrap().waiting_at_most(60_000);
     let file = fs::File::open(told[2]).unwrap();
     let data = file.metadata().unwrap();
     let question = [file.as_fd().as_raw_fd() as u64, data.dev(), data.ino()];

@@ -23,7 +23,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION, Validation};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, ReadOutcome, RequestError, ViewedFile, Viewer};
 
 use quinion_testing::hanging::Hanging;
 use quinion_testing::naive_owner::NaiveOwner;
@@ -330,10 +330,10 @@ fn a_full_house_a_wrong_token_and_a_closed_owner_are_refused() {
     let options = ServiceOptions { viewers_max, ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     let ours = service.admit(us()).unwrap();
-    let view = |token| Viewer::of_files([&ours.arena, &ours.control, &ours.page], token).map(drop);
+    let view = |token| viewer::of_files([&ours.arena, &ours.control, &ours.page], token).map(drop);
     assert!(view(ours.token ^ 1).unwrap_err().to_string().contains("Token"));
-    assert!(Viewer::of_files([&ours.arena, &ours.page, &ours.page], ours.token).is_err(), "too small");
-    assert!(Viewer::of_files([&ours.arena, &ours.arena, &ours.page], ours.token).is_err(), "no control file");
+    assert!(viewer::of_files([&ours.arena, &ours.page, &ours.page], ours.token).is_err(), "too small");
+    assert!(viewer::of_files([&ours.arena, &ours.arena, &ours.page], ours.token).is_err(), "no control file");
     let mut others: Vec<Child> = (1..viewers_max).map(|_| asleep()).collect();
     let viewers: Vec<Viewer> = others.iter().map(|other| viewer(&service, other.id())).collect();
     let mut more = asleep();
@@ -599,7 +599,7 @@ fn an_owner_that_does_not_move_is_waited_for_once() {
     let page = stopped.arena().make_viewer_page(0).unwrap();
     let [arena, control] = [stopped.arena().arena_fd(), stopped.arena().control_fd()];
     stopped.arena().populate_control().unwrap();
-    let viewer = Viewer::of_files([arena, control, page.as_fd()], stopped.arena().token()).unwrap();
+    let viewer = viewer::of_files([arena, control, page.as_fd()], stopped.arena().token()).unwrap();
     // A thousand waits would be an hour and a half.
     let viewer = viewer.waiting_at_most(5000);
     let begun = Instant::now();
@@ -617,7 +617,7 @@ fn more_questions_than_slots_are_refused() {
     owner.arena().populate_control().unwrap();
     let page = owner.arena().make_viewer_page(0).unwrap();
     let [arena, control] = [owner.arena().arena_fd(), owner.arena().control_fd()];
-    let viewer = Viewer::of_files([arena, control, page.as_fd()], owner.arena().token()).unwrap();
+    let viewer = viewer::of_files([arena, control, page.as_fd()], owner.arena().token()).unwrap();
     for _ in 0..REQUEST_SLOTS {
         viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
     }
@@ -848,7 +848,7 @@ fn work_queued_elsewhere_in_the_owner_counts_for_the_service() {
     let service = Service::start_with(owner.clone(), options).unwrap();
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    Viewer::connect(&path, &hello).unwrap();
+    viewer::connect(&path, &hello).unwrap();
     let (queues, (go, waits)) = (service.queues(), std::sync::mpsc::channel::<()>());
     while queues.waiting() > 0 {
         std::thread::yield_now(); // what let that one in is about to end, and leaves room
@@ -961,7 +961,7 @@ fn processes_join_by_the_socket() {
     let mut strangers: Vec<_> = (0..100).map(|_| says(b"")).collect();
     strangers.extend((0..100).map(|_| says(&[7; 4000])));
     strangers.extend([&right[..right.len() - 1], &[&right[..], b"x"].concat()].map(says));
-    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     assert_eq!(service.viewers(), 1, "nobody else was let in");
     // Each of them is closed, and is told nothing.
     for stranger in &strangers {
@@ -976,7 +976,7 @@ fn processes_join_by_the_socket() {
     drop(strangers);
     let file = temporary(1, 100_000);
     Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
-    let refused = |hello| Viewer::connect(&path, &hello).unwrap_err().raw_os_error();
+    let refused = |hello| viewer::connect(&path, &hello).unwrap_err().raw_os_error();
     assert_eq!(refused(JoinRequest { token: token ^ 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { version: version - 1, ..hello }), Some(libc::EPROTO));
     assert_eq!(refused(JoinRequest { plan: 0, ..hello }), Some(libc::EINVAL));
@@ -985,9 +985,9 @@ fn processes_join_by_the_socket() {
     viewer.request(Operation::Revalidate, [77, 0, 0]).expect_err("it is answered");
     Open::of(&viewer, file.as_file()).check(1, 0, 100_000);
     let plan = service.add_plan(file.reopen().unwrap().into());
-    Viewer::connect(&path, &JoinRequest { plan, ..hello }).unwrap();
+    viewer::connect(&path, &JoinRequest { plan, ..hello }).unwrap();
     assert_eq!(service.stop().viewers, 2);
-    assert!(Viewer::connect(&path, &hello).is_err(), "nobody listens any more");
+    assert!(viewer::connect(&path, &hello).is_err(), "nobody listens any more");
 }
 
 /// Becomes what it is told, and has so many children of its say hello; each says what it was answered, -1 for nothing,
@@ -1104,14 +1104,15 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
     let file = temporary(1, 100_000);
     // The reason may be lost: the refused process has sent a message that is not read, and then the kernel reports a
     // reset.
-    let is_refused = |offer| Viewer::send(&path, &offer, file.as_file()).is_err();
+    let is_refused = |offer| viewer::send_descriptor(&path, &offer, file.as_file()).is_err();
     assert!(is_refused(offer), "we are no viewer yet");
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     assert!(is_refused(DescriptorOffer { token: token ^ 1, ..offer }));
     let data = file.as_file().metadata().unwrap();
     let ask = |ticket: u64| viewer.request(Operation::Attach, [ticket | SENT, data.dev(), data.ino()]);
-    let send = |descriptor: BorrowedFd<'_>| u64::from(Viewer::send(&path, &offer, descriptor).unwrap());
+    let send =
+        |descriptor: BorrowedFd<'_>| u64::from(viewer::send_descriptor(&path, &offer, descriptor).unwrap());
     let by = |flags| send(open(file.path(), flags | OFlags::CLOEXEC, Mode::empty()).unwrap().as_fd());
     assert_eq!(ask(by(OFlags::PATH)), Err(BAD_DESCRIPTOR));
     assert_eq!(ask(by(OFlags::WRONLY)), Err(BAD_DESCRIPTOR));
@@ -1125,7 +1126,7 @@ fn a_descriptor_is_sent_to_an_owner_that_may_not_take_it() {
     Open { viewer: &viewer, handle, place, marker, touched }.check(1, 0, 100_000);
     // What is not asked for is given back by and by, and until then there is room for some.
     let (mut reader, writer) = std::io::pipe().unwrap();
-    assert!((0..100).any(|_| Viewer::send(&path, &offer, &writer).is_err()));
+    assert!((0..100).any(|_| viewer::send_descriptor(&path, &offer, &writer).is_err()));
     drop(writer);
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     ask(by(OFlags::RDONLY)).unwrap();
@@ -1154,7 +1155,7 @@ fn hostile_descriptor() {
     let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     let begun = Instant::now();
-    let again = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let again = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     let file = temporary(1, 100_000);
     Open::of(&again, file.as_file()).check(1, 0, 100_000);
     assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
@@ -1163,7 +1164,7 @@ fn hostile_descriptor() {
         assert!(begun.elapsed() < Duration::from_secs(100), "{} wait", service.queues().waiting());
         std::thread::sleep(Duration::from_millis(10));
     }
-    let last = Viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
+    let last = viewer::connect(&path, &hello).unwrap().waiting_at_most(60_000);
     Open::of(&last, file.as_file()).check(1, 0, 100_000);
     assert!(service.queues().waiting() >= others.len(), "the closes have ended: this shows nothing");
     service.stop();
@@ -1254,7 +1255,7 @@ fn hung_file_system() {
     hanging.hang(); // until it is dropped, whatever fails
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
-    let viewer = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
+    let viewer = viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     let data = real.as_file().metadata().unwrap();
     let begun = Instant::now();
     // Of those that are sent more than there may be threads.
@@ -1262,8 +1263,10 @@ fn hung_file_system() {
         let question = match round % 2 {
             0 => hung.as_raw_fd() as u64,
             _ => {
-                u64::from(Viewer::send(&path, &DescriptorOffer { version, token }, hung.as_fd()).unwrap())
-                    | SENT
+                u64::from(
+                    viewer::send_descriptor(&path, &DescriptorOffer { version, token }, hung.as_fd())
+                        .unwrap(),
+                ) | SENT
             }
         };
         // Another device each time, the honest one's among them.
@@ -1272,7 +1275,7 @@ fn hung_file_system() {
     }
     Open::of(&viewer, real.as_file()).check(1, 0, 100_000);
     // The sent descriptors wait to be closed, and no other work waits for that.
-    let another = Viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
+    let another = viewer::connect(&path, &hello).unwrap().waiting_at_most(10_000);
     Open::of(&another, real.as_file()).check(1, 0, 100_000);
     service.stop();
     assert!(begun.elapsed() < Duration::from_secs(200), "{:?}", begun.elapsed());
@@ -1393,7 +1396,7 @@ fn a_descriptor_behind_empty_messages_delays_no_other() {
     let options = ServiceOptions { workers: 1, listener: Some(listener), ..Default::default() };
     let service = Service::start_with(owner.clone(), options).unwrap();
     let begun = Instant::now();
-    Viewer::connect(&path, &hello).expect("it is let in beside them");
+    viewer::connect(&path, &hello).expect("it is let in beside them");
     service.stop();
     assert!(begun.elapsed() < Duration::from_secs(100), "somebody waited for a socket to linger");
     drop(others); // ends the closes
@@ -1411,7 +1414,7 @@ fn silent_connections_keep_no_process_out() {
     let (token, version) = (owner.arena().token(), LAYOUT_VERSION);
     let hello = JoinRequest { version, plan: NO_PLAN, token, run: 0 };
     let _silent: Vec<_> = (0..100).map(|_| connected(&path)).collect();
-    Viewer::connect(&path, &hello).expect("a process that speaks is let in");
+    viewer::connect(&path, &hello).expect("a process that speaks is let in");
 }
 
 /// 1. Processes wait for events of an epoll instance, into memory whose faults are never answered: a lock of it is

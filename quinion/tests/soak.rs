@@ -41,7 +41,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, WORKERS, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, RequestError, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, RequestError, ViewedFile, Viewer};
 use quinion::{Cache, CacheOwner, ErrorKind, File, Pinned, ReadOptions, ServeRules, WithoutLease};
 
 use quinion_testing::content::{Dice, fill_content, generations};
@@ -663,7 +663,7 @@ impl Sight {
         let (token, socket) = view.split_once(':').unwrap();
         let hello =
             JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: token.parse().unwrap(), run: 0 };
-        let viewer = Viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(10_000);
+        let viewer = viewer::connect(socket.as_ref(), &hello).unwrap().waiting_at_most(10_000);
         let number = |name| std::env::var(name).unwrap().parse().unwrap();
         Self {
             viewer,

@@ -56,12 +56,9 @@ const UNSAFE_FILES: &[&str] = &[
     "quinion/src/reclaim/spill.rs",
     "quinion/src/writeback/run.rs",
     "quinion/src/filemap/spill_in.rs",
-    "quinion/src/filemap/hit.rs",
-    "quinion/src/filemap/hit_batch.rs",
     "quinion/src/filemap/fill.rs",
     "quinion/src/filemap/write.rs",
     "quinion/src/guest.rs",
-    "quinion/src/viewer.rs",
     "quinion/src/viewer/",
     "quinion/tests/",
     "quinion/benches/",
@@ -79,6 +76,10 @@ const UNSAFE_FILES: &[&str] = &[
     "faces/serve/src/activation.rs",
     "service/tests/",
     "testing/src/",
+    "view/src/arena/",
+    "view/src/folio/",
+    "view/src/hit/",
+    "view/src/viewer/",
     "vm/src/uffd.rs",
     "vm/tests/",
 ];
@@ -112,10 +113,8 @@ struct Layers {
 
 impl Layers {
     fn of(lib: &Source) -> Self {
-        let modules = (0..lib.tokens.len())
-            .filter(|&at| lib.word(at) == "mod" && lib.word(at + 2) == ";")
-            .map(|at| lib.word(at + 1).to_owned())
-            .collect();
+        let modules =
+            (0..lib.tokens.len()).filter_map(|at| declared_at(lib, at)).map(str::to_owned).collect();
         let mut layers = Self { modules, exports: BTreeMap::new() };
         for at in (0..lib.tokens.len()).filter(|&at| lib.word(at) == "use") {
             layers.note_exports(lib, at + 1);
@@ -146,6 +145,16 @@ impl Layers {
     }
 }
 
+/// The module that lib.rs declares at `at`: one of its own, or one of the crate below that it shows as its own.
+fn declared_at(lib: &Source, at: usize) -> Option<&str> {
+    let name = match lib.word(at) {
+        "mod" => at + 1,
+        "use" if lib.is_at(at + 1, &["quinion_view", "::"]) => at + 3,
+        _ => return None,
+    };
+    (lib.word(name + 1) == ";").then(|| lib.word(name))
+}
+
 fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
@@ -157,9 +166,12 @@ struct RootName {
     line: usize,
 }
 
-/// The module path of a file of the library: `src/arena/view.rs` is `["arena", "view"]`.
+/// The libraries that have layers: their packages' folders.
+const LAYERED: [&str; 2] = ["quinion", "view"];
+
+/// The module path of a file of a library: `view/src/arena/view.rs` is `["arena", "view"]`.
 fn module_path(path: &str) -> Vec<String> {
-    let inside = path.trim_start_matches("quinion/src/").trim_end_matches(".rs");
+    let inside = path.split_once("/src/").map_or(path, |(_, inside)| inside).trim_end_matches(".rs");
     let inside = inside.trim_end_matches("/mod");
     inside.split('/').map(str::to_owned).collect()
 }
@@ -220,7 +232,7 @@ fn heads(source: &Source, at: usize) -> Vec<RootName> {
 
 /// A module names only modules declared before its own, or itself.
 fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
-    if source.path == "quinion/src/lib.rs" || source.is_test_file() {
+    if source.path.ends_with("/src/lib.rs") || source.is_test_file() {
         return Vec::new();
     }
     let module = module_path(&source.path).remove(0);
@@ -250,7 +262,7 @@ fn check_layers(layers: &Layers, source: &Source) -> Vec<Complaint> {
 }
 
 /// The packages, by the folders of their sources, and how many circles of imports each still has. They may only fall.
-const PACKAGES: [(&str, usize); 12] = [
+const PACKAGES: [(&str, usize); 13] = [
     ("quinion/src/", 0),
     ("faces/cli/src/", 0),
     ("faces/s3/src/", 0),
@@ -261,6 +273,7 @@ const PACKAGES: [(&str, usize); 12] = [
     ("service/src/", 0),
     ("testing/src/", 0),
     ("testing/s3/src/", 0),
+    ("view/src/", 0),
     ("vm/src/", 0),
     ("xtask/src/", 0),
 ];
@@ -280,20 +293,18 @@ fn check_imports(root: &str, sources: &[Source]) -> Vec<Complaint> {
     imports::cycles(root, sources).into_iter().map(told).collect()
 }
 
-/// Every file of the library is declared by the file above it.
-fn check_orphans(sources: &[Source]) -> Vec<Complaint> {
-    let library: Vec<&Source> = sources.iter().filter(|s| s.path.starts_with("quinion/src/")).collect();
+/// Every file of one library is declared by the file above it.
+fn check_orphans(library: &[Source]) -> Vec<Complaint> {
+    let is_root = |source: &Source| source.path.ends_with("/src/lib.rs");
     let declares = |parent: &[String], child: &str| {
         library.iter().any(|source| {
-            let is_parent = match source.path.as_str() {
-                "quinion/src/lib.rs" => parent.is_empty(),
-                path => module_path(path) == parent,
-            };
+            let is_parent =
+                if is_root(source) { parent.is_empty() } else { module_path(&source.path) == parent };
             is_parent && (0..source.tokens.len()).any(|at| source.is_at(at, &["mod", child, ";"]))
         })
     };
     let mut complaints = Vec::new();
-    for source in library.iter().filter(|s| s.path != "quinion/src/lib.rs") {
+    for source in library.iter().filter(|source| !is_root(source)) {
         let path = module_path(&source.path);
         let (child, parent) = path.split_last().expect("a file has a name");
         if !declares(parent, child) {
@@ -311,7 +322,8 @@ fn check_essay(source: &Source) -> Vec<Complaint> {
     // What says whether a file is compiled at all may stand before it.
     let essay = source.text.lines().skip_while(|line| line.starts_with("#!["));
     let lines = essay.take_while(|line| line.starts_with("//!")).count();
-    let is_module_root = source.path.starts_with("quinion/src/") && source.path.ends_with("/mod.rs");
+    let is_of_library = LAYERED.iter().any(|package| source.path.starts_with(&format!("{package}/src/")));
+    let is_module_root = is_of_library && source.path.ends_with("/mod.rs");
     let min = match () {
         () if is_module_root => MODULE_ESSAY_LINES_MIN,
         () if source.path.contains("/examples/") => 1,
@@ -743,9 +755,10 @@ fn rust_files() -> Vec<Source> {
     files("", &[".rs"])
 }
 
-fn library_files() -> Vec<Source> {
-    let sources = files("quinion/src", &[".rs"]);
-    assert!(sources.iter().any(|s| s.path == "quinion/src/lib.rs"), "the walk has lost its way");
+fn library_files(package: &str) -> Vec<Source> {
+    let sources = files(&format!("{package}/src"), &[".rs"]);
+    let root = format!("{package}/src/lib.rs");
+    assert!(sources.iter().any(|source| source.path == root), "the walk has lost its way");
     sources
 }
 
@@ -758,10 +771,12 @@ fn expect_tidy(complaints: Vec<Complaint>) {
 
 #[test]
 fn modules_name_only_layers_below() {
-    let sources = library_files();
-    let lib = sources.iter().find(|s| s.path == "quinion/src/lib.rs").expect("the library has a root");
-    let layers = Layers::of(lib);
-    expect_tidy(sources.iter().flat_map(|source| check_layers(&layers, source)).collect());
+    for package in LAYERED {
+        let sources = library_files(package);
+        let lib = sources.iter().find(|s| s.path.ends_with("/src/lib.rs")).expect("the library has a root");
+        let layers = Layers::of(lib);
+        expect_tidy(sources.iter().flat_map(|source| check_layers(&layers, source)).collect());
+    }
 }
 
 #[test]
@@ -779,7 +794,9 @@ fn no_files_import_each_other_in_a_circle() {
 
 #[test]
 fn every_library_file_is_a_module() {
-    expect_tidy(check_orphans(&library_files()));
+    for package in LAYERED {
+        expect_tidy(check_orphans(&library_files(package)));
+    }
 }
 
 #[test]
@@ -880,7 +897,9 @@ fn the_architecture_lists_the_modules_and_the_lock_order() {
     let architecture = read(&repository().join("ARCHITECTURE.md"));
     let [lib, sync] =
         ["quinion/src/lib.rs", "quinion/src/sync.rs"].map(|path| read(&repository().join(path)));
+    let view = read(&repository().join("view/src/lib.rs"));
     let mut complaints = check_table(&architecture, "## Modules", &Layers::of(&lib).modules);
+    complaints.extend(check_table(&architecture, "## What viewers share", &Layers::of(&view).modules));
     complaints.extend(check_table(&architecture, "## Lock order", &variants(&sync, "Rank")));
     expect_tidy(complaints);
 }
@@ -896,7 +915,7 @@ fn the_readme_shows_the_example_that_is_compiled() {
 mod a_rule_can_fail {
     use super::*;
 
-    const LIB: &str = "//! x\npub mod units;\npub mod arena;\nmod cache;\n\
+    const LIB: &str = "//! x\npub use quinion_view::words;\npub mod units;\npub mod arena;\nmod cache;\n\
                        pub use cache::{Cache, Builder as CacheBuilder};\npub use crate::units::Frame;";
 
     /// The complaints of `check`, as (line, the start of what is wrong).
@@ -931,6 +950,7 @@ mod a_rule_can_fail {
         let expected = [1, 2, 3, 4, 5, 6, 7].map(|line| (line, "of the layer `cache` above it"));
         expect(layers("quinion/src/arena/view.rs", text), &expected);
         expect(layers("quinion/src/units.rs", "use super::arena::View;"), &[(1, "`arena`")]);
+        expect(layers("quinion/src/units.rs", "use super::words::Word;"), &[]);
     }
 
     #[test]

@@ -22,7 +22,9 @@ use std::thread;
 
 use proptest::prelude::*;
 use quinion::internals::arena::{ReadableState, View, WriteRefused};
-use quinion::internals::filemap::{BatchedRead, GROUP_MAX, HitStop, Hits, read_group, read_hits_into};
+use quinion::internals::filemap::{
+    BatchedRead, FileView, GROUP_MAX, HitStop, Hits, read_group, read_hits_into,
+};
 use quinion::internals::folio::{WriteOutcome, unpin};
 use quinion::internals::units::{PAGE_SIZE, PageIndex};
 use quinion_testing::content::{Dice, LINE, fill_content, generations, page_content, verify};
@@ -32,7 +34,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What a reader who holds nothing finds.
 fn hit(stage: &Stage, view: &View, position: u64, to: &mut [u8]) -> Hits {
-    read_hits_into(view, stage.mapping.index().cell(), stage.mapping.id(), position, to, |_, _| ())
+    let (cell, id) = (stage.mapping.index().cell(), stage.mapping.id());
+    read_hits_into(FileView { view, cell, id }, position, to, |_, _| ())
 }
 
 /// As above, of whole pages from `page` on, which must be the file's.

@@ -32,7 +32,7 @@ use quinion::internals::arena::control::Operation;
 use quinion::internals::sys::fork::ForkGuard;
 use quinion::internals::viewer::handshake::{ANY_CACHE, JoinRequest, NO_PLAN, NameOffer};
 use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{RequestError, Viewer};
+use quinion::internals::viewer::{self, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::stores::About;
@@ -131,7 +131,7 @@ impl Connection {
         }
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
         let exactly = PathBuf::from(format!("/proc/self/fd/{}", inode.as_raw_fd()));
-        let viewer = Viewer::connect_within(&exactly, &hello, time.saturating_sub(begun.elapsed()));
+        let viewer = viewer::connect_within(&exactly, &hello, time.saturating_sub(begun.elapsed()));
         // Also after an error: else no thread would ever connect there again.
         let mut connections = locked(Instant::now() + CONNECT_MAX).map_err(failed)?;
         connections.under_way.retain(|other| *other != key);
@@ -225,7 +225,7 @@ impl Connection {
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
         let mut retry = RetryDeadline::new(DEADLINE);
         loop {
-            let sent = match Viewer::send_name(&self.socket, &offer, name.as_bytes()) {
+            let sent = match viewer::send_name(&self.socket, &offer, name.as_bytes()) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
                 Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(name)),

@@ -26,7 +26,7 @@ use object_store::Attributes;
 use quinion::internals::arena::control::{Advice, Counter, Operation, SENT, TO_BE_SENT};
 use quinion::internals::arena::{LAYOUT_VERSION, Validation};
 use quinion::internals::viewer::handshake::DescriptorOffer;
-use quinion::internals::viewer::{ReadEnd, RequestError, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, RequestError, Viewer};
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
@@ -278,7 +278,7 @@ impl ClientFile {
         let [pin, bytes] = answer.map_err(|error| Error::of_request(self.name(), error))?;
         let pinned = PinnedBytes::new(&self.inner, [viewed.handle, pin, 0]);
         let is_whole = bytes == len;
-        match pinned.locate(viewer, &viewed.file(), (range.start, len as usize)).filter(|_| is_whole) {
+        match pinned.locate(viewer, &viewed.file(), range.start..range.start + len).filter(|_| is_whole) {
             Some(pinned) => Ok(pinned),
             // The index changed beside each look.
             None => self.copied(range.start, len),
@@ -476,7 +476,7 @@ fn attach(
     let answer = match viewer.request_long(Operation::Attach, question) {
         Err(RequestError::Errno(TO_BE_SENT)) => {
             let offer = DescriptorOffer { version: LAYOUT_VERSION, token: viewer.token() };
-            let ticket = Viewer::send(connection.socket(), &offer, file.as_fd()).ok()?;
+            let ticket = viewer::send_descriptor(connection.socket(), &offer, file.as_fd()).ok()?;
             viewer.request_long(Operation::Attach, [u64::from(ticket) | SENT, device, inode])
         }
         answer => answer,

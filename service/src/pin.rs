@@ -15,6 +15,7 @@
 #![allow(unsafe_code, reason = "pages that the server has pinned become slices")]
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -99,18 +100,18 @@ impl PinnedBytes {
         mut self,
         viewer: &Viewer,
         viewed: &ViewedFile<'_>,
-        range: (u64, usize),
+        range: Range<u64>,
     ) -> Option<Self> {
         let pin = Arc::get_mut(&mut self.0).expect("it was made just now");
         let Lent::Pinned { pieces, .. } = &mut pin.lent else { return None };
         // Other parts of the index may be changed beside it: then a look finds nothing, and the next one does.
         for _ in 0..LOOKS_MAX {
             pieces.clear();
-            let found = viewer.locate(viewed, range, |first, len| match pieces.last_mut() {
+            let found = viewer.locate(viewed, range.clone(), |first, len| match pieces.last_mut() {
                 Some(last) if std::ptr::eq(last.first.wrapping_add(last.len), first) => last.len += len,
                 _ => pieces.push(Piece { first, len }),
             });
-            if found == range.1 {
+            if found as u64 == range.end - range.start {
                 return Some(self);
             }
             std::thread::yield_now();

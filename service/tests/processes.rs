@@ -20,7 +20,7 @@ use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{
     ANY_CACHE, DescriptorOffer, JoinRequest, NAME_MAX, NO_PLAN, NameOffer,
 };
-use quinion::internals::viewer::{RequestError, SentName, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, RequestError, SentName, ViewedFile, Viewer};
 use quinion_object::Options;
 use quinion_service::{Client, ClientFile, ErrorKind, RangeRead, Server};
 use quinion_testing::content::Dice;
@@ -845,9 +845,9 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
     let options = Options::new().whole_max(0).attempts_max(1).failure_pause(Duration::from_millis(1));
     let stage = Stage::with(30_000_000, 16 << 20, options.stall_max(STALL));
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-    let viewer = Viewer::connect(&stage.socket(), &hello).unwrap();
+    let viewer = viewer::connect(&stage.socket(), &hello).unwrap();
     let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
-    let sent = Viewer::send_name(&stage.socket(), &offer, URL.as_bytes()).unwrap();
+    let sent = viewer::send_name(&stage.socket(), &offer, URL.as_bytes()).unwrap();
     let ask = |operation, arguments| viewer.request_within(operation, arguments, 60_000);
     let [handle, place] = ask(Operation::OpenNamed, [sent.ticket().into(), 0, 0]).unwrap();
     // Large folios come of a range that will be needed; the first GET of it ends in the first of them.
@@ -870,7 +870,7 @@ fn a_range_pinned_of_a_folio_whose_fill_fails_is_not_looked_up_in_the_next_one()
     let (cell, id) = (CellNumber(place as u32), MappingId((place >> 32) as u32));
     let file = ViewedFile { handle, cell, id, marker_reported: &told, touched: &touched };
     let mut pieces = Vec::new();
-    let found = viewer.locate(&file, (AT, LEN), |first, len| pieces.push((first, len)));
+    let found = viewer.locate(&file, AT..AT + LEN as u64, |first, len| pieces.push((first, len)));
     assert_eq!(found, LEN, "what was pinned is not found");
     stage.reads();
     let mut at = AT;
@@ -889,7 +889,7 @@ fn a_process_is_one_client_and_cannot_join_twice_while_it_has_pins() {
     read_all(&second.open(URL).unwrap(), 1, 1);
     assert_eq!(stage.server().stats().clients, 1);
     let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-    let refused = Viewer::connect(&stage.socket(), &hello).unwrap_err();
+    let refused = viewer::connect(&stage.socket(), &hello).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
     s3::check(1, 0, &pin.to_vec());
 }
@@ -953,7 +953,7 @@ impl Liar {
         let honest = stage.child("hold");
         honest.says("holds");
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token: ANY_CACHE, run: 0 };
-        let viewer = Viewer::connect(&stage.socket(), &hello).unwrap();
+        let viewer = viewer::connect(&stage.socket(), &hello).unwrap();
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
         Self { stage, _honest: honest, viewer, offer }
     }
@@ -963,7 +963,7 @@ impl Liar {
     }
 
     fn send_name(&self, name: &[u8]) -> std::io::Result<SentName> {
-        Viewer::send_name(&self.stage.socket(), &self.offer, name)
+        viewer::send_name(&self.stage.socket(), &self.offer, name)
     }
 
     fn pins(&self) -> usize {
@@ -980,7 +980,7 @@ fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
     // 1 names of another cache or version, and none
     let offer = liar.offer;
     for offer in [NameOffer { version: 1, ..offer }, NameOffer { token: offer.token ^ 1, ..offer }] {
-        assert!(Viewer::send_name(&socket, &offer, b"s3://bucket/object").is_err());
+        assert!(viewer::send_name(&socket, &offer, b"s3://bucket/object").is_err());
     }
     for name in [&b""[..], &[b'x'; NAME_MAX + 1]] {
         assert!(liar.send_name(name).is_err());
@@ -1000,7 +1000,7 @@ fn hostile_names_and_bytes_at_the_socket_harm_no_other_client() {
     }
     let descriptor = DescriptorOffer { version: LAYOUT_VERSION, token: offer.token };
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let ticket = Viewer::send(&socket, &descriptor, &file).unwrap();
+    let ticket = viewer::send_descriptor(&socket, &descriptor, &file).unwrap();
     assert_eq!(liar.ask(Operation::OpenNamed, [ticket.into(), 0, 0]), BAD);
     // 3 raw bytes, and silence
     for len in [0, 1, 31, 33, 4127, 4128, 4129, 60_000] {

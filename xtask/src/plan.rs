@@ -67,7 +67,7 @@ pub fn test() -> Vec<Step> {
                 "RUSTDOCFLAGS",
                 "-D warnings",
                 cargo(
-                    "doc --no-deps -p quinion -p quinion-object -p quinion-service -p quinion-vm --lib \
+                    "doc --no-deps -p quinion -p quinion-view -p quinion-object -p quinion-service -p quinion-vm --lib \
                      --features quinion/tokio",
                 ),
             )),
@@ -78,11 +78,11 @@ pub fn test() -> Vec<Step> {
             Action::Run(cargo("clippy -p quinion --features tokio --lib --test async_file -- -D warnings")),
         ),
         Step::new("tokio-tests", Action::Run(cargo("test -p quinion --features tokio --test async_file"))),
-        Step::new("no-std", Action::Run(cargo("check -p quinion --no-default-features"))),
+        Step::new("no-std", Action::Run(cargo("check -p quinion-view"))),
         Step::new("tests", Action::Run(cargo("test --workspace --no-fail-fast"))),
         Step::new(
             "portable",
-            Action::Run(portable("test -p quinion --lib folio --target-dir target/portable")),
+            Action::Run(portable("test -p quinion -p quinion-view --lib folio --target-dir target/portable")),
         ),
         Step::new(
             "model",

@@ -22,7 +22,7 @@ use quinion::internals::arena::{CellNumber, LAYOUT_VERSION};
 use quinion::internals::serve::{Owner, Service, ServiceOptions, listen};
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::handshake::{JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ReadEnd, ViewedFile, Viewer};
+use quinion::internals::viewer::{self, ReadEnd, ViewedFile, Viewer};
 
 /// Serves other processes of ours by one thread, and returns the word by which [`Viewed::attach`] finds it. The socket
 /// lies in `folder`.
@@ -53,7 +53,7 @@ impl Viewed {
             return Err(io::Error::other(format!("`{place}` is no place of a cache")));
         };
         let hello = JoinRequest { version: LAYOUT_VERSION, plan: NO_PLAN, token, run: 0 };
-        let viewer = Viewer::connect(socket.as_ref(), &hello)?;
+        let viewer = viewer::connect(socket.as_ref(), &hello)?;
         let file = File::open(path)?;
         let known = file.metadata()?;
         let question = [file.as_raw_fd() as u64, known.dev(), known.ino()];

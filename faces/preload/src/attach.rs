@@ -17,10 +17,10 @@
 
 use core::ffi::c_int;
 
-use quinion::internals::arena::control::{CREDIT_SPENT, Counter, Operation, Reason, SENT, TO_BE_SENT};
-use quinion::internals::arena::file_systems::FileSystem;
-use quinion::internals::viewer::sys::Errno;
-use quinion::internals::viewer::{RequestError, Viewer};
+use quinion_view::arena::control::{CREDIT_SPENT, Counter, Operation, Reason, SENT, TO_BE_SENT};
+use quinion_view::arena::file_systems::FileSystem;
+use quinion_view::viewer::sys::Errno;
+use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::table::{self, Attachment, FdWord, State};

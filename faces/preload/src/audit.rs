@@ -37,8 +37,8 @@
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use quinion::internals::arena::control::{Operation, SyscallAudit};
-use quinion::internals::viewer::Viewer;
+use quinion_view::arena::control::{Operation, SyscallAudit};
+use quinion_view::viewer::Viewer;
 
 use crate::attach::is_passing;
 use crate::kernel::{self, Stat};

@@ -11,9 +11,9 @@
 
 use core::ffi::c_int;
 
-use quinion::internals::arena::Validation;
-use quinion::internals::arena::control::{Advice, Counter, Operation, Reason};
-use quinion::internals::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
+use quinion_view::arena::Validation;
+use quinion_view::arena::control::{Advice, Counter, Operation, Reason};
+use quinion_view::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 use crate::attach::{is_passing, why};
 use crate::{faults, kernel, process, table, written};

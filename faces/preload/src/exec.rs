@@ -16,7 +16,7 @@
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 
-use quinion::internals::viewer::sys::call;
+use quinion_view::viewer::sys::call;
 
 use crate::kernel::number;
 use crate::real::{self, Real};

@@ -46,8 +46,8 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use quinion::internals::arena::control::Reason;
-use quinion::internals::folio::copy::{copy_out, note_fault, resume_after_fault};
+use quinion_view::arena::control::Reason;
+use quinion_view::folio::copy::{copy_out, note_fault, resume_after_fault};
 
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
@@ -74,7 +74,7 @@ const OURS: u32 = SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER | SA_RESETH
 // ---- the count, and reading what may not be there -------------------------------------------------------
 
 /// How many faults of copies there were.
-pub use quinion::internals::folio::copy::faults as seen;
+pub use quinion_view::folio::copy::faults as seen;
 
 /// Copies `to.len()` bytes from an address of the program's; whether they could be read. Only while
 /// [`process::is_on`].

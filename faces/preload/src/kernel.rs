@@ -2,10 +2,10 @@
 //!
 //! None of them touches `errno`: a call that is served must leave it as it was.
 
-use quinion::internals::units::EXTENT_SIZE;
-use quinion::internals::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
-pub use quinion::internals::viewer::sys::SignalsHeld;
-use quinion::internals::viewer::sys::{Errno, call, clock_millis, result};
+use quinion_view::units::EXTENT_SIZE;
+use quinion_view::viewer::handshake::{DESCRIPTORS_MAX, JoinReply, WELCOME_BYTES};
+pub use quinion_view::viewer::sys::SignalsHeld;
+use quinion_view::viewer::sys::{Errno, call, clock_millis, result};
 
 use crate::thread_list::{BlockedBy, ThreadList, blocked_by};
 

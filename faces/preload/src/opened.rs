@@ -11,7 +11,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::offset_of;
 
-use quinion::internals::arena::control::Reason;
+use quinion_view::arena::control::Reason;
 
 use crate::real::{self, Real};
 use crate::served::{call_real, names};

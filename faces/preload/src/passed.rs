@@ -17,8 +17,8 @@
 use core::arch::naked_asm;
 use core::ffi::c_int;
 
-use quinion::internals::arena::control::{Operation, Reason};
-use quinion::internals::viewer::sys::call;
+use quinion_view::arena::control::{Operation, Reason};
+use quinion_view::viewer::sys::call;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};

@@ -31,8 +31,8 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use quinion::internals::arena::control::Patching;
-use quinion::internals::viewer::{Mapped, Viewer};
+use quinion_view::arena::control::Patching;
+use quinion_view::viewer::{Mapped, Viewer};
 
 use crate::kernel::{self, SignalsHeld};
 use crate::loaded::{self, Code};

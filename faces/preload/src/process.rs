@@ -64,10 +64,10 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use quinion::internals::arena::control::{AttachPolicy, Reason};
-use quinion::internals::arena::{Header, OWNER_ENDED};
-use quinion::internals::viewer::sys::clock_millis;
-use quinion::internals::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
+use quinion_view::arena::control::{AttachPolicy, Reason};
+use quinion_view::arena::{Header, OWNER_ENDED};
+use quinion_view::viewer::sys::clock_millis;
+use quinion_view::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};

@@ -13,7 +13,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use quinion::internals::viewer::sys::call;
+use quinion_view::viewer::sys::call;
 
 use crate::kernel::number;
 use crate::loaded;

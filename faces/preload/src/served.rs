@@ -20,9 +20,9 @@ use core::ffi::{c_int, c_long, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
-use quinion::internals::arena::control::{Advice, Counter, Reason};
-use quinion::internals::viewer::Viewer;
-use quinion::internals::viewer::sys::Errno;
+use quinion_view::arena::control::{Advice, Counter, Reason};
+use quinion_view::viewer::Viewer;
+use quinion_view::viewer::sys::Errno;
 
 use crate::bytes::{Part, READ_BYTES_MAX, ServeMode, Target, Unserved, transfer_all};
 use crate::real::{self, Real, test_cancel};

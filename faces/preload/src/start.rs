@@ -23,10 +23,10 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
 
-use quinion::internals::arena::LAYOUT_VERSION;
-use quinion::internals::arena::control::Reason;
-use quinion::internals::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
-use quinion::internals::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
+use quinion_view::arena::LAYOUT_VERSION;
+use quinion_view::arena::control::Reason;
+use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
+use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
 use crate::{faults, kernel, ld_preload, opened, patch, process, real};

@@ -1,9 +1,9 @@
 //! Table: what we know of each descriptor.
 //!
-//! A word for each number (`quinion::fdstate` has its states, the rules by which an offset passes from the kernel to us
-//! and back, and why they hold), and beside it what a served descriptor is attached to. This file gives that protocol
-//! the system calls it needs and tells the owner, the counters and `written.rs` what came of it; it decides nothing
-//! about offsets itself.
+//! A word for each number (`quinion_view::fdstate` has its states, the rules by which an offset passes from the kernel
+//! to us and back, and why they hold), and beside it what a served descriptor is attached to. This file gives that
+//! protocol the system calls it needs and tells the owner, the counters and `written.rs` what came of it; it decides
+//! nothing about offsets itself.
 //!
 //! SHARED is a permission to look, no knowledge: a thread that attaches looks at the
 //! descriptor that there is then. So it may be said of a number too often, and
@@ -25,13 +25,13 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use quinion::internals::arena::CellNumber;
-use quinion::internals::arena::control::{Advice, Operation, Reason};
-use quinion::internals::fdstate::{Fd, FdCell, Process};
-pub use quinion::internals::fdstate::{FdWord, OFFSETS_MAX, State};
-use quinion::internals::units::MappingId;
-use quinion::internals::viewer::ViewedFile;
-use quinion::internals::viewer::sys::Errno;
+use quinion_view::arena::CellNumber;
+use quinion_view::arena::control::{Advice, Operation, Reason};
+use quinion_view::fdstate::{Fd, FdCell, Process};
+pub use quinion_view::fdstate::{FdWord, OFFSETS_MAX, State};
+use quinion_view::units::MappingId;
+use quinion_view::viewer::ViewedFile;
+use quinion_view::viewer::sys::Errno;
 
 use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};

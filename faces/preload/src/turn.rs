@@ -17,8 +17,8 @@
 
 use core::ffi::c_int;
 
-use quinion::internals::arena::control::{AttachPolicy, Counter, Reason};
-use quinion::internals::viewer::Viewer;
+use quinion_view::arena::control::{AttachPolicy, Counter, Reason};
+use quinion_view::viewer::Viewer;
 
 use crate::attach::attach;
 use crate::bytes::Target;

@@ -22,8 +22,8 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use quinion::internals::arena::control::{Operation, place_of};
-use quinion::internals::viewer::{RequestError, Viewer};
+use quinion_view::arena::control::{Operation, place_of};
+use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::{process, table};

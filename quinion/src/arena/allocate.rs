@@ -18,10 +18,10 @@ use super::buddy::FrameRun;
 use super::cells::CellFreed;
 use super::owner::Arena;
 use super::stock::{AllocAmount, AllocPolicy, ExtentPurpose, FrameAlignment, FrameStock, is_nobodys};
-use super::view::CellNumber;
-use super::{Flags, NodeHead};
 use crate::sync::LockWait;
 use crate::units::{EXTENT_PAGES, Frame, Order, PageIndex};
+use quinion_view::arena::CellNumber;
+use quinion_view::arena::{Flags, NodeHead};
 
 /// The first page of `gaps`, as (first page, pages), that has no frame if `got` pages have one; and how many
 /// follow it in its gap, itself included.
@@ -318,7 +318,7 @@ impl Arena {
         // A reader that sees the new number finds memory there, which the kernel gave above, and
         // descriptors that have been odd since before. Where a punched extent is grown
         // again the number stays as it is, and a reader is led there by its descriptors alone.
-        self.view.publish_frames(stock.frames_reached());
+        self.publish(&stock);
         match wanted {
             ExtentPurpose::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
             ExtentPurpose::Cells => stock.cells.add_extent(extent),

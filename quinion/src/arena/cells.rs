@@ -32,8 +32,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::view::{CELLS_PER_PAGE, CellNumber};
 use crate::units::{EXTENT_PAGES, Frame};
+use quinion_view::arena::{CELLS_PER_PAGE, CellNumber};
 
 /// Cells in an extent.
 pub const CELLS_PER_EXTENT: u32 = CELLS_PER_PAGE * EXTENT_PAGES;

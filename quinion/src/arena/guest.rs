@@ -65,7 +65,6 @@ use std::sync::{Arc, PoisonError};
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::descriptor::before_bytes;
 use super::guests::{Guest, WORD, clear, is_set, set};
 use super::options::{ArenaError, no_memory};
 use super::owner::Arena;
@@ -75,6 +74,7 @@ use super::stock::FrameStock;
 use crate::sync::LockWait;
 use crate::sync::lock::Mutex;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE, PageIndex};
+use quinion_view::arena::before_bytes;
 
 /// The processes that may write the memory of a guest, besides the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -398,7 +398,7 @@ impl Arena {
         let mut stock = self.stock.lock();
         stock.add_guest(first, extents);
         // As in `grow`: a thread that sees the new number finds memory, or a hole, and odd descriptors.
-        self.view.publish_frames(stock.frames_reached());
+        self.publish(&stock);
         drop((stock, growth));
         let pages = u64::from(extents) * u64::from(EXTENT_PAGES);
         self.guest_pages.fetch_add(pages, Ordering::Relaxed); // a number for reports and bounds

@@ -12,15 +12,15 @@
 //!
 //! One memfd holds all that a viewer needs, and nothing in it is a pointer:
 //! frames and nodes are numbers, so the arena may be mapped anywhere, by any
-//! process, read-only. [`Layout`] says where each part lies; [`View`] is the
-//! one place that turns a number into a reference, and checks it first.
-//! [`Descriptor`] is what is known of one frame, and its byte in [`referenced`] whether it was read;
-//! [`written`] is how pages are changed while others read them, and [`dirty`] which of them are not in the file yet.
+//! process, read-only. What viewers share is [`quinion_view::arena`]: [`Layout`] says where each part lies; [`View`]
+//! is the one place that turns a number into a reference, and checks it first. [`Descriptor`] is what is known of one
+//! frame, and its byte in [`referenced`] whether it was read; [`written`] is how pages are changed while others
+//! read them, and [`dirty`] which of them are not in the file yet.
 //!
 //! The second file, [`control`], is small, and viewers write it.
 //!
 //! ```text
-//!   for viewers and owner, no_std       view -> layout, descriptor      control      doorbells      file_systems
+//!   quinion_view::arena                 view -> layout, descriptor      control      doorbells      file_systems
 //!   for the owner                       owner -> options   bounds, errors, numbers
 //!                                             -> segment   memory from the machine, sealed to the largest bound
 //!                                             -> stock     what is grown, and which of it is free
@@ -41,76 +41,53 @@
 //!  3. The arena never reclaims. It says "none", and the path that asked calls reclaim.
 //!  4. The arena never exceeds its bound, except while a bound that was lowered has not been reached yet.
 
-#[cfg_attr(quinion_model, allow(dead_code, reason = "each model uses its part"))]
-pub mod doorbells;
-mod descriptor;
-pub mod dirty;
-pub mod pages_read;
-pub mod written;
-pub use descriptor::{
-    Descriptor, DescriptorWord, FillEnd, Flags, HOLDS_MAX, HoldRefused, LockRefused, NO_PLACE, NotReady,
-    PutOutcome, ReadableState, RetireOutcome, Ticket, WriteRefused, before_bytes,
-};
+// What viewers see, too.
+pub use quinion_view::arena::*;
 
-// The model checker's atomics are larger than real ones, so under it there is no shared layout.
-#[cfg(not(quinion_model))]
-pub mod control;
-#[cfg(not(quinion_model))]
-pub mod file_systems;
-#[cfg(not(quinion_model))]
-mod layout;
-#[cfg(not(quinion_model))]
-pub mod referenced;
-#[cfg(not(quinion_model))]
-mod view;
 // The owner's side.
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod allocate;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod buddy;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod cells;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod guest;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod guests;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod limits;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod options;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod owner;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod page_locks;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod segment;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod returned_frames;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod share;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod shrink;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod stock;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod tables;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use buddy::FrameRun;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use guest::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 #[cfg(not(quinion_model))]
-pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED};
-#[cfg(all(feature = "std", not(quinion_model)))]
 pub use limits::{GroupVersion, memory_groups, process_limit};
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use options::{ArenaError, ArenaOptions, ArenaStats, Reservation, Swap, default_memory};
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use owner::Arena;
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use page_locks::{PageLock, PageLocks};
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use share::{ArenaShare, OwnedView};
-#[cfg(all(feature = "std", not(quinion_model)))]
-pub use stock::{AllocAmount, FrameAlignment};
 #[cfg(not(quinion_model))]
-pub use view::{CELLS_PER_PAGE, CellNumber, GrownView, NodeHead, Record, Validation, View};
+pub use options::{ArenaError, ArenaOptions, ArenaStats, Reservation, Swap, default_memory};
+#[cfg(not(quinion_model))]
+pub use owner::Arena;
+#[cfg(not(quinion_model))]
+pub use page_locks::{PageLock, PageLocks};
+#[cfg(not(quinion_model))]
+pub use share::{ArenaShare, OwnedView};
+#[cfg(not(quinion_model))]
+pub use stock::{AllocAmount, FrameAlignment};

@@ -7,9 +7,9 @@
 
 use super::Layout;
 use super::cells::CELL_EXTENTS_MAX;
-use super::control::CONTROL_BYTES;
 use super::limits::process_limit;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE};
+use quinion_view::arena::control::CONTROL_BYTES;
 
 /// The least bound, in bytes.
 pub(super) const MEMORY_MIN: u64 = 16 << 20;

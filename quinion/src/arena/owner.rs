@@ -47,10 +47,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::buddy::Buddy;
 use super::cells::Cells;
-use super::control::{
-    COMMON_BYTES, CONTROL_BYTES, ControlView, GROUP_VIEWERS, GROUPS_MAX, VIEWER_BYTES, page_offset,
-};
-use super::dirty::BitTable;
 use super::guests::Guests;
 use super::options::{
     ArenaError, ArenaOptions, ArenaStats, MEMORY_MIN, Reservation, Swap, extents_within, layout_for,
@@ -60,9 +56,13 @@ use super::page_locks::PageLocks;
 use super::segment::{PageSize, Segment, Sharing, create_sized, seal};
 use super::stock::{FrameStock, GrowthParams, is_nobodys};
 use super::tables::Tables;
-use super::view::View;
 use crate::sync::{Rank, RankedMutex};
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, PAGE_SIZE};
+use quinion_view::arena::View;
+use quinion_view::arena::control::{
+    COMMON_BYTES, CONTROL_BYTES, ControlView, GROUP_VIEWERS, GROUPS_MAX, VIEWER_BYTES, page_offset,
+};
+use quinion_view::arena::dirty::BitTable;
 
 /// The memory of one cache: frames, cells and what viewers share. Built once, used by all threads.
 ///
@@ -189,10 +189,17 @@ impl Arena {
     }
 
     fn make_odd(&self, frames: Range<u32>) {
-        let grown = self.view.grown_to(frames.end);
+        // SAFETY: the caller has given memory to the entries of these frames.
+        let grown = unsafe { self.view.grown_to(frames.end) };
         for frame in frames.map(Frame) {
             grown.descriptor(frame).expect("it is below `frames_max`").set_free(None);
         }
+    }
+
+    /// Lets readers know all frames that were grown.
+    pub(super) fn publish(&self, stock: &FrameStock) {
+        // SAFETY: this is the owner, and what stands in the stock has memory, with its entries.
+        unsafe { self.view.publish_frames(stock.frames_reached()) };
     }
 
     /// The arena by numbers, as viewers have it too.

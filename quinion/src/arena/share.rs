@@ -8,11 +8,11 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::control::ControlView;
 use super::options::{ArenaError, ArenaStats};
 use super::owner::Arena;
-use super::view::View;
 use crate::units::Frame;
+use quinion_view::arena::View;
+use quinion_view::arena::control::ControlView;
 
 impl Arena {
     /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.

@@ -47,14 +47,14 @@
 //! Locks: Growth around all that changes what is grown, Arena for the lists.
 #![deny(unsafe_code)]
 
-use super::descriptor::before_bytes;
 use super::options::{ArenaError, extents_within};
 use super::owner::Arena;
-use super::referenced::is_wanted;
 use super::returned_frames::ReturnedFrames;
 use super::stock::FrameStock;
-use super::view::View;
 use crate::units::{EXTENT_PAGES, EXTENT_SIZE, Frame, Order};
+use quinion_view::arena::View;
+use quinion_view::arena::before_bytes;
+use quinion_view::arena::referenced::is_wanted;
 use std::sync::atomic::Ordering;
 
 /// What emptying an extent would cost; the least is chosen first.

@@ -22,8 +22,8 @@ use super::guests::Guests;
 use super::returned_frames::ReturnedFrames;
 use super::segment::PageSize;
 use super::tables::Tables;
-use super::view::{CellNumber, View};
 use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
+use quinion_view::arena::{CellNumber, View};
 
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;

@@ -13,8 +13,8 @@ use std::task::{Context, Poll};
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Repr, Result};
 use crate::filemap::{
-    DropBehindState, HitStop, Hits, PendingRead, PinRequest, Prefetch, ReadProgress, Reader, StreamPositions,
-    UncachedRead, WaitPolicy, read_hits_into,
+    DropBehindState, FileView, HitStop, Hits, PendingRead, PinRequest, Prefetch, ReadProgress, Reader,
+    StreamPositions, UncachedRead, WaitPolicy, read_hits_into,
 };
 use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
@@ -199,12 +199,18 @@ impl File {
         }
         let len = buffer.len();
         let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.looks_in(), self.id, position, buffer, touch);
+        let hits = read_hits_into(self.view_in(self.looks_in()), position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);
         }
         self.read_slowly(buffer, position, options, hits)
+    }
+
+    /// The file as the hit sees it, if its record is in `cell`.
+    #[inline(always)]
+    fn view_in(&self, cell: CellNumber) -> FileView<'_> {
+        FileView { view: &self.view, cell, id: self.id }
     }
 
     #[cold]
@@ -229,8 +235,8 @@ impl File {
         self.assure()?;
         let len = buffer.len();
         let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits =
-            read_hits_into(&self.view, self.handle.mapping.index().cell(), self.id, position, buffer, touch);
+        let file = self.view_in(self.handle.mapping.index().cell());
+        let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full && hits.marker.is_none() {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Error, Repr, Result};
-use crate::filemap::{HitStop, OnPinned, StreamPositions, read_hits_into};
+use crate::filemap::{FileView, HitStop, OnPinned, StreamPositions, read_hits_into};
 use crate::folio::Pinned;
 use crate::mapping::{Mapping, MemoryPages, SeekTarget as Sought, TreeCounts};
 use crate::shmem::{BufferList, NewMemory, OneBuffer, Target};
@@ -243,7 +243,8 @@ impl MemFile {
         }
         let len = buffer.len();
         let touch = |grown: GrownView<'_>, frame| self.touched.note(grown, frame, position, len);
-        let hits = read_hits_into(&self.view, self.cell, self.id, position, buffer, touch);
+        let file = FileView { view: &self.view, cell: self.cell, id: self.id };
+        let hits = read_hits_into(file, position, buffer, touch);
         if hits.stopped == HitStop::Full {
             self.counters.add_hit(hits.bytes as u64);
             return Ok(hits.bytes);

@@ -51,10 +51,10 @@ use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_wit
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
 use super::frame_supply::FillUrgency;
-use super::hit::{HitStop, read_hits_into};
 use super::shared::Filemap;
 use super::uncached::{DropBehindState, Reader, UncachedRead};
 use super::wait_policy::WaitPolicy;
+use quinion_view::hit::{HitStop, read_hits_into};
 
 /// How often a page is sought before the read gives up: each time it was there and gone again, or its
 /// fill ended without it and without an error.
@@ -161,9 +161,9 @@ impl Filemap {
         to: &mut [u8],
         run: &mut ReadProgress,
     ) -> HitStop {
-        let (view, at, rest) = (self.arena.view(), position + run.done as u64, &mut to[run.done..]);
+        let (at, rest) = (position + run.done as u64, &mut to[run.done..]);
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), at, rest, touch);
+        let hits = read_hits_into(self.view_of(mapping), at, rest, touch);
         run.done += hits.bytes;
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::arena::Arena;
 use crate::backend::WaitQueue;
+use crate::mapping::Mapping;
 use crate::reclaim::Reclaim;
 use crate::spill::Spill;
 use crate::stats::{Count, Counters};
@@ -17,6 +18,8 @@ use crate::sync::{Rank, RankedMutex};
 use crate::tuning::Tuning;
 use crate::units::Orders;
 use crate::writeback::{Writeback, WritebackOptions};
+
+use quinion_view::hit::FileView;
 
 use super::frame_supply::FrameSupply;
 
@@ -38,6 +41,12 @@ pub struct Filemap {
 }
 
 impl Filemap {
+    /// A file as the hit sees it.
+    #[inline(always)]
+    pub(super) fn view_of(&self, mapping: &Mapping) -> FileView<'_> {
+        FileView { view: self.arena.view(), cell: mapping.index().cell(), id: mapping.id() }
+    }
+
     /// The paths of a cache over `arena`, which makes folios of `folio_orders`.
     ///
     /// # Panics

@@ -34,11 +34,11 @@ use crate::xarray::Kind;
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch};
 use super::frame_supply::FillUrgency;
-use super::hit::{HitStop, read_hits_into};
 use super::read::ReadProgress;
 use super::shared::Filemap;
 use super::uncached::Reader;
 use super::wait_policy::WaitPolicy;
+use quinion_view::hit::{HitStop, read_hits_into};
 
 /// What is asked for is read at once up to this size, whatever the largest readahead window is; in pages.
 const JOINED_PAGES_MAX: u64 = 256;
@@ -92,9 +92,8 @@ impl Filemap {
         position: u64,
         to: &mut [u8],
     ) -> Progress {
-        let view = self.arena.view();
         let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(view, mapping.index().cell(), mapping.id(), position, to, touch);
+        let hits = read_hits_into(self.view_of(mapping), position, to, touch);
         if let Some(page) = hits.marker {
             self.advance(mapping, reader, page, wait_policy);
         }

@@ -12,8 +12,8 @@
 use crate::arena::Arena;
 use crate::units::{Frame, Order, PAGE_SIZE, PageIndex};
 
-use super::copy;
 use super::held::HeldFolio;
+use quinion_view::folio::copy;
 
 /// 2^order frames of an arena that no folio owns yet. Dropping it gives them back.
 #[derive(Debug)]

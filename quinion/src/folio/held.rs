@@ -23,7 +23,7 @@ use crate::arena::written as arena_written;
 use crate::arena::{Arena, HoldRefused, PutOutcome, ReadableState, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
-use super::{copy, written};
+use quinion_view::folio::{copy, written};
 
 /// A folio that this value keeps from being reused. It may leave the index all the same.
 #[derive(Debug)]

@@ -34,8 +34,8 @@ use std::ops::Range;
 use crate::arena::{Arena, FillEnd, Flags, LockRefused, PutOutcome, WriteRefused};
 use crate::units::{Frame, Order, PageIndex};
 
-use super::copy;
 use super::held::HeldFolio;
+use quinion_view::folio::copy;
 
 /// What a locked folio was when it was locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

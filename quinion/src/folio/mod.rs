@@ -38,29 +38,27 @@
 //! The model in `tests/model_hit.rs` runs this code under a model checker and
 //! shows that no fence and no check of it can be left out.
 
-pub mod copy;
-#[cfg(not(quinion_model))]
-pub mod written;
+pub use quinion_view::folio::*;
 
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod fresh;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use fresh::FreshFolio;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod held;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use held::{HeldFolio, unpin};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod locked;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use locked::{FinishOutcome, LockedFolio, LockedState};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod pinned;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub(crate) use pinned::UnpinObserver;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use pinned::{Chunks, Pinned, PinnedFolio, PinnedFolios};
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 mod writer;
-#[cfg(all(feature = "std", not(quinion_model)))]
+#[cfg(not(quinion_model))]
 pub use writer::{FolioWriter, PageWriter, WriteOutcome};

@@ -33,9 +33,9 @@ use crate::arena::{PageLock, WriteRefused};
 use crate::sync::atomic::AtomicU32;
 use crate::units::PAGE_SIZE;
 
-use super::copy;
 use super::held::HeldFolio;
-use super::written::{PagePart, parts};
+use quinion_view::folio::copy;
+use quinion_view::folio::written::{PagePart, parts};
 
 /// The right to change a held folio's bytes in place.
 #[derive(Clone, Copy, Debug)]

@@ -43,8 +43,8 @@ use crate::folio::HeldFolio;
 use crate::units::{Frame, PageIndex};
 use crate::xarray::{Kind, RacySlots, Walker};
 
-use super::lookup::NODE_BITS;
 use super::owner::Mapping;
+use quinion_view::lookup::NODE_BITS;
 
 /// The most folios that a batch holds.
 pub const BATCH_FOLIOS_MAX: usize = 31;

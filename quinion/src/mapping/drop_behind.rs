@@ -41,8 +41,8 @@ use crate::sync::LockWait;
 use crate::units::{Frame, Order, PageIndex};
 use crate::xarray::{Kind, Slab, XArray};
 
-use super::lookup::NODE_BITS;
 use super::owner::{Mapping, MappingGuard};
+use quinion_view::lookup::NODE_BITS;
 
 /// The most folios that are looked at under one hold of the lock.
 pub const BEHIND_FOLIOS_MAX: usize = 512;

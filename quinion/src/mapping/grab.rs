@@ -68,8 +68,8 @@ use crate::xarray::{Kind, RangeStop};
 use super::batch::ReadBatch;
 use super::dirty::MarkOutcome;
 use super::insert::{FolioShape, Insertion, RunOutcome, add_prefix, cut, folios_of};
-use super::lookup::finder;
 use super::owner::{Mapping, MappingGuard};
+use quinion_view::lookup::finder;
 
 /// Pages of one round: a folio of the largest order.
 pub const GRAB_PAGES_MAX: u64 = Order::MAX.pages() as u64;

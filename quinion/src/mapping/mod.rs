@@ -47,102 +47,57 @@
 //!
 //! Kernel cousin: `struct address_space`. We differ: the lock is a value, outcomes are enums.
 
-#[cfg(feature = "std")]
 mod backing;
-#[cfg(feature = "std")]
 mod batch;
-#[cfg(feature = "std")]
 mod check;
-#[cfg(feature = "std")]
 mod dirty;
-#[cfg(feature = "std")]
 mod dirty_counts;
-#[cfg(feature = "std")]
 mod drop_behind;
-#[cfg(feature = "std")]
 mod entries;
-#[cfg(feature = "std")]
 mod evict;
-#[cfg(feature = "std")]
 mod grab;
-#[cfg(feature = "std")]
 mod index;
-#[cfg(feature = "std")]
 mod insert;
-#[cfg(feature = "std")]
 mod invalidate;
-mod lookup;
-#[cfg(feature = "std")]
 mod memory;
-#[cfg(feature = "std")]
 mod nodes;
-#[cfg(feature = "std")]
 mod own_changes;
-#[cfg(feature = "std")]
 mod owner;
-#[cfg(feature = "std")]
 pub mod page_ranges;
-#[cfg(feature = "std")]
 mod remove;
-#[cfg(feature = "std")]
 mod residency;
-#[cfg(feature = "std")]
 mod shadow_nodes;
-#[cfg(feature = "std")]
 mod spill;
-#[cfg(feature = "std")]
 mod split;
-#[cfg(feature = "std")]
 mod version;
-#[cfg(feature = "std")]
 pub mod writeback_state;
 
-#[cfg(feature = "std")]
 pub use backing::{Backing, MemoryBacking, SpillTarget};
-#[cfg(feature = "std")]
 pub use batch::{BATCH_FOLIOS_MAX, BatchEnd, BatchRules, LastFolioRule, ReadBatch, StopRule};
-#[cfg(feature = "std")]
 pub use dirty::{
     MarkOutcome, RUN_PAGES_MAX, TAGGED_MAX, TakeEnd, TakeFilter, WritebackEnd, WritebackOutcome, WritebackRun,
 };
-#[cfg(feature = "std")]
 pub use dirty_counts::DirtyPages;
-#[cfg(feature = "std")]
 pub use drop_behind::{BEHIND_FOLIOS_MAX, DropBehindOutcome, DropReason};
-#[cfg(feature = "std")]
 pub use evict::Replacement;
-#[cfg(feature = "std")]
 pub use grab::{
     Committed, Dirtying, FrameSource, GRAB_PAGES_MAX, GapFrames, Grab, GrabEnd, GrabObserver, GrabStep,
     Grabbed, MemoryWait, OnLocked,
 };
-#[cfg(feature = "std")]
 pub use index::FolioIndex;
-#[cfg(feature = "std")]
 pub use insert::{
     AddedFolio, AddedRuns, AskedFor, FolioLifetime, FolioShape, InsertPurpose, NewFolio, RunOutcome,
     ShadowObserver,
 };
-#[cfg(feature = "std")]
 pub(crate) use insert::{cut, folios_of};
-pub use lookup::{FolioFinder, NODE_BITS, find, finder, seek};
-#[cfg(feature = "std")]
 pub use memory::{MemoryEntry, MemoryPages, NewMemoryMapping, SeekTarget};
-#[cfg(feature = "std")]
 pub use nodes::{SPARE_MAX, TreeCounts};
-#[cfg(feature = "std")]
 pub use owner::{Mapping, MappingGuard, NewMapping};
-#[cfg(feature = "std")]
+pub use quinion_view::lookup::{FolioFinder, NODE_BITS, find, finder, seek};
 pub use remove::{InFlight, REMOVED_FOLIOS_MAX, RemoveFilter, Removed};
-#[cfg(feature = "std")]
 pub use residency::{PageState, StateRange, StateRanges};
-#[cfg(feature = "std")]
 pub use shadow_nodes::{AgeLimit, OWNERS, ShadowNodes};
-#[cfg(feature = "std")]
 pub use spill::{PartOutcome, RestoreOutcome, SpillOut, SpillOutEnd};
-#[cfg(feature = "std")]
 pub use split::{DetachOutcome, SplitOutcome};
-#[cfg(feature = "std")]
 pub use version::VersionProbe;
-#[cfg(feature = "std")]
 pub use writeback_state::WritebackState;

@@ -13,98 +13,95 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send,
-    sendmsg, socket_with, sockopt,
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
+    sockopt,
 };
 
-use super::handshake::{
+use crate::sys::peer;
+use crate::units::EXTENT_SIZE;
+use quinion_view::viewer::handshake::{
     DESCRIPTORS_MAX, DescriptorOffer, JoinReply, JoinRequest, NAME_TEXT_MAX, NameOffer, NameReply,
     WELCOME_BYTES,
 };
-use super::{Mapped, Viewer};
-use crate::sys::peer;
-use crate::units::EXTENT_SIZE;
+use quinion_view::viewer::{Mapped, Viewer};
 
 /// How long the owner may take to let a process connect and to answer, both together.
 const WELCOME_MAX: Duration = Duration::from_secs(10);
 
-impl Viewer {
-    /// Joins the cache whose owner listens at `socket`, as `hello` says. What it maps stays mapped until the process
-    /// ends. Waits ten seconds at most.
-    ///
-    /// # Errors
-    /// No process of our user listens there, or it refuses; the message says why.
-    pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Self> {
-        Self::connect_within(socket, hello, WELCOME_MAX)
-    }
-
-    /// The same, waiting as long as is said, at most ten seconds.
-    ///
-    /// # Errors
-    /// Those of [`Viewer::connect`].
-    pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io::Result<Self> {
-        let until = Instant::now() + time.min(WELCOME_MAX);
-        let end = reach(socket, until)?;
-        send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut with = RecvAncillaryBuffer::new(&mut space);
-        receive_reply(&end, &mut with, until)?;
-        let files: Vec<OwnedFd> = with
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(files) => Some(files),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        let [arena, control, page, ..] = &files[..] else {
-            return Err(io::Error::other("the owner of the cache sent no files"));
-        };
-        Self::of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
-    }
-
-    /// Sends a descriptor to the owner that listens at `socket`, for an attach that was answered by
-    /// [`TO_BE_SENT`](crate::arena::control::TO_BE_SENT); the ticket. Waits ten seconds at most.
-    ///
-    /// # Errors
-    /// Those of [`Viewer::connect`]; this process views no cache there, or has sent too much that it did not ask for.
-    pub fn send(socket: &Path, offer: &DescriptorOffer, descriptor: impl AsFd) -> io::Result<u32> {
-        let until = Instant::now() + WELCOME_MAX;
-        let end = reach(socket, until)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut with = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [descriptor.as_fd()];
-        with.push(SendAncillaryMessage::ScmRights(&descriptors));
-        sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
-        Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
-    }
-
-    /// Sends a name to the owner that listens at `socket`, for an open by that name; waits ten seconds at most.
-    ///
-    /// # Errors
-    /// Those of [`Viewer::send`].
-    pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<SentName> {
-        let until = Instant::now() + WELCOME_MAX;
-        let end = reach(socket, until)?;
-        send(&end, &[&offer.bytes()[..], name].concat(), SendFlags::NOSIGNAL)?;
-        let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer;
-        Ok(SentName { ticket, end })
-    }
-
-    /// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
-    ///
-    /// # Errors
-    /// They cannot be mapped, or are not of one cache, or of another version.
-    pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Result<Self> {
-        let maps = (map(arena, ProtFlags::READ)?, map(control, ProtFlags::READ)?);
-        let page = map(page, ProtFlags::READ | ProtFlags::WRITE)?;
-        // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
-        unsafe { Self::attach(maps.0, maps.1, page, token) }
-            .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
-    }
+/// Joins the cache whose owner listens at `socket`, as `hello` says. What it maps stays mapped until the process
+/// ends. Waits ten seconds at most.
+///
+/// # Errors
+/// No process of our user listens there, or it refuses; the message says why.
+pub fn connect(socket: &Path, hello: &JoinRequest) -> io::Result<Viewer> {
+    connect_within(socket, hello, WELCOME_MAX)
 }
 
+/// The same, waiting as long as is said, at most ten seconds.
+///
+/// # Errors
+/// Those of [`connect`].
+pub fn connect_within(socket: &Path, hello: &JoinRequest, time: Duration) -> io::Result<Viewer> {
+    let until = Instant::now() + time.min(WELCOME_MAX);
+    let end = reach(socket, until)?;
+    net::send(&end, &hello.bytes(), SendFlags::NOSIGNAL)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut with = RecvAncillaryBuffer::new(&mut space);
+    receive_reply(&end, &mut with, until)?;
+    let files: Vec<OwnedFd> = with
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let [arena, control, page, ..] = &files[..] else {
+        return Err(io::Error::other("the owner of the cache sent no files"));
+    };
+    of_files([arena.as_fd(), control.as_fd(), page.as_fd()], hello.token)
+}
+
+/// Sends a descriptor to the owner that listens at `socket`, for an attach that was answered by
+/// [`TO_BE_SENT`](crate::arena::control::TO_BE_SENT); the ticket. Waits ten seconds at most.
+///
+/// # Errors
+/// Those of [`connect`]; this process views no cache there, or has sent too much that it did not ask for.
+pub fn send_descriptor(socket: &Path, offer: &DescriptorOffer, descriptor: impl AsFd) -> io::Result<u32> {
+    let until = Instant::now() + WELCOME_MAX;
+    let end = reach(socket, until)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor.as_fd()];
+    with.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(&end, &[IoSlice::new(&offer.bytes())], &mut with, SendFlags::NOSIGNAL)?;
+    Ok(receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer)
+}
+
+/// Sends a name to the owner that listens at `socket`, for an open by that name; waits ten seconds at most.
+///
+/// # Errors
+/// Those of [`send_descriptor`].
+pub fn send_name(socket: &Path, offer: &NameOffer, name: &[u8]) -> io::Result<SentName> {
+    let until = Instant::now() + WELCOME_MAX;
+    let end = reach(socket, until)?;
+    net::send(&end, &[&offer.bytes()[..], name].concat(), SendFlags::NOSIGNAL)?;
+    let ticket = receive_reply(&end, &mut RecvAncillaryBuffer::default(), until)?.viewer;
+    Ok(SentName { ticket, end })
+}
+
+/// Maps the arena, what all viewers see, and the viewer's page, until the process ends.
+///
+/// # Errors
+/// They cannot be mapped, or are not of one cache, or of another version.
+pub fn of_files([arena, control, page]: [impl AsFd; 3], token: u64) -> io::Result<Viewer> {
+    let maps = (map(arena, ProtFlags::READ)?, map(control, ProtFlags::READ)?);
+    let page = map(page, ProtFlags::READ | ProtFlags::WRITE)?;
+    // SAFETY: all three were mapped as a whole just now, and nothing unmaps them.
+    unsafe { Viewer::attach(maps.0, maps.1, page, token) }
+        .map_err(|why| io::Error::other(format!("this is no cache to view: {why:?}")))
+}
 /// A name that the owner has: for one question.
 #[derive(Debug)]
 pub struct SentName {
@@ -126,7 +123,7 @@ impl SentName {
     pub fn reply(self) -> io::Result<(u32, String)> {
         wait_readable(&self.end, Instant::now() + WELCOME_MAX)?;
         let mut bytes = vec![0; WELCOME_BYTES + NAME_TEXT_MAX + 1];
-        let received = rustix::net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
+        let received = net::recv(&self.end, &mut bytes[..], RecvFlags::empty())?.0;
         let (reply, text) = NameReply::of(&bytes[..received])
             .ok_or_else(|| io::Error::other("the owner of the cache says nothing of the name"))?;
         Ok((reply.error, String::from_utf8_lossy(text).into_owned()))
@@ -158,7 +155,7 @@ fn reach(socket: &Path, until: Instant) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(socket)?;
     loop {
         sockopt::set_socket_timeout(&end, sockopt::Timeout::Send, Some(left_until(until)?))?;
-        match connect(&end, &address) {
+        match net::connect(&end, &address) {
             Ok(()) => break,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {} // no room yet, or a signal
             Err(error) => return Err(error.into()),

@@ -22,9 +22,9 @@
 use std::fmt::Write;
 use std::string::String;
 
-use super::entry::{Entry, Kind, Root};
 use super::mark::Mark;
 use super::tree::{Slab, XArray, is_shadow};
+use quinion_view::xarray::{Entry, Kind, Root};
 
 /// What a node must agree with, as found below it.
 struct Sum {

@@ -4,9 +4,9 @@
 //! finds what was there, or what its next user puts there, and is told by the
 //! descriptor. When only slot 0 of the topmost node is left, the tree gets lower.
 
-use super::entry::{Entry, Kind, Root, Value};
 use super::iter::Cursor;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
+use quinion_view::xarray::{Entry, Kind, Root, Value};
 
 /// What became of a compare-exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,10 +20,10 @@
 
 use core::ops::ControlFlow;
 
-use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 use super::mark::Mark;
 use super::tree::{INDICES_MAX, Slab, SlotHome, SlotRef, XArray, is_shadow};
 use crate::sync::{Mutant, mutant};
+use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root, Value};
 
 /// What became of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

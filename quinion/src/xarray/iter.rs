@@ -8,10 +8,10 @@
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-use super::entry::{Entry, Kind};
 use super::mark::Mark;
 use super::node::Node;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
+use quinion_view::xarray::{Entry, Kind};
 
 impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// The first entry that meets `from..=to`: its first index (which may lie before `from`), the entry,

@@ -11,9 +11,9 @@
 //! A mark belongs to the entry, not to its place: a thread that stores another entry
 //! there begins without marks. Only a split hands them on, to every piece.
 
-use super::entry::Entry;
 use super::mark::Mark;
 use super::tree::{Slab, SlotHome, SlotRef, XArray};
+use quinion_view::xarray::Entry;
 
 impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// Marks the entry that covers `index`, and returns it. Nothing happens where there is none.

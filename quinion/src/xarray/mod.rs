@@ -70,44 +70,23 @@
 //! cursor can be stale; the shape of an outcome is an enum; and readers recognize stale nodes by what they find
 //! instead of by a grace period.
 
-mod entry;
-mod walk;
-
-#[cfg(feature = "std")]
 mod check;
-#[cfg(feature = "std")]
 mod erase;
-#[cfg(feature = "std")]
 mod insert;
-#[cfg(feature = "std")]
 mod iter;
-#[cfg(feature = "std")]
 mod mark;
-#[cfg(feature = "std")]
 mod marking;
-#[cfg(feature = "std")]
 mod node;
-#[cfg(feature = "std")]
 mod reserve;
-#[cfg(feature = "std")]
 mod split;
-#[cfg(feature = "std")]
 mod tree;
 
-pub use entry::{ENTRY_ORDER_MAX, Entry, Kind, NUMBERS_MAX, PAYLOADS_MAX, Root, Value};
-pub use walk::{Finder, RacySlots, Steps, WalkResult, Walker, load_root, walk};
+pub use quinion_view::xarray::*;
 
-#[cfg(feature = "std")]
 pub use erase::{ExchangeOutcome, ForgetOutcome, Revision};
-#[cfg(feature = "std")]
 pub use insert::{AddedRange, Inserted, RangeStop, Split, Stored, StoredRange};
-#[cfg(feature = "std")]
 pub use iter::{Marked, Range};
-#[cfg(feature = "std")]
 pub use mark::Mark;
-#[cfg(feature = "std")]
 pub use node::{Head, KEEPER_WORD};
-#[cfg(feature = "std")]
 pub use reserve::{Reserve, ReserveFill};
-#[cfg(feature = "std")]
 pub use tree::{INDICES_MAX, ShadowOnly, Slab, XArray};

@@ -18,8 +18,8 @@
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, mutant, ordering};
 
-use super::entry::Entry;
 use super::mark::Mark;
+use quinion_view::xarray::Entry;
 
 /// What the tree's writers keep of a node: eight words, of which the keeper of nodes may use the last
 /// three ([`KEEPER_WORD`] and on) as it likes.

@@ -10,9 +10,9 @@ use core::cell::Cell;
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-use super::entry::{Entry, Kind};
 use super::node::Head;
 use super::tree::{ShadowOnly, Slab};
+use quinion_view::xarray::{Entry, Kind};
 
 /// Some nodes, and behind them the slab they came from. One operation's or one thread's: not shared.
 #[derive(Debug)]

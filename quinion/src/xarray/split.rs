@@ -28,10 +28,10 @@
 //!
 //! Cost: one way down, and a store for each slot of the whole on its level and of each new node: one node a level.
 
-use super::entry::{Entry, Kind};
 use super::insert::{LEVELS_MAX, Split};
 use super::tree::{Slab, SlotHome, SlotRef, XArray};
 use crate::sync::{Mutant, mutant};
+use quinion_view::xarray::{Entry, Kind};
 
 /// A folio that is split: where its first slot is, what it covers.
 #[derive(Clone, Copy, Debug)]

@@ -9,9 +9,9 @@ use core::cell::Cell;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
-use super::entry::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 use super::mark::Mark;
 use super::node::{Head, Node};
+use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
 pub const INDICES_MAX: u64 = 1 << 52;
@@ -60,7 +60,7 @@ pub enum ShadowOnly {
 /// A tree, as seen by the holder of its lock: made on the fly from the nodes' keeper and the root's word.
 ///
 /// Locks: the caller holds the one lock that guards this root for as long as this value exists. Readers
-/// without the lock use [`walk()`](super::walk()).
+/// without the lock use [`walk()`](quinion_view::xarray::walk()).
 /// May wait: never, nor does anything here allocate except through [`Slab::alloc`].
 #[derive(Debug)]
 pub struct XArray<'a, S: Slab, const BITS: u32 = 6> {

@@ -6,12 +6,12 @@
 //! Invariant: no frame and no cell is ever two holders'.
 
 use super::*;
+use crate::arena::CellNumber;
 use crate::arena::allocate::{GrowOutcome, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
 use crate::arena::stock::{AllocAmount, ExtentPurpose, FrameAlignment, GROWTHS_REFUSED};
-use crate::arena::view::CellNumber;
 use crate::arena::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
 use crate::sync::LockWait;
 use crate::units::{Order, Orders, PageIndex};

@@ -14,22 +14,17 @@
 
 use core::ops::Range;
 
-use super::hit::{is_still, look_partial, page_of};
-use crate::arena::{CellNumber, GrownView, Record, View};
-use crate::mapping::find;
-use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
+use super::{FileView, FoundFile, page_of};
+use crate::lookup::find;
+use crate::units::{Frame, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
 
-/// Says of `len` bytes at `position` of a file, from the first on, where they lie: pieces of a folio at most, in order.
-/// Ends at the first page that is not there, or whose folio is not filled or not pinned. How many bytes were found.
-pub fn locate(
-    view: &View,
-    (cell, id): (CellNumber, MappingId),
-    (position, len): (u64, usize),
-    mut each: impl FnMut(*const u8, usize),
-) -> usize {
-    let grown = view.grown();
-    let Some(record) = grown.record(cell) else { return 0 };
+/// Says of the bytes `range` of a file, from the first on, where they lie: pieces of a folio at most, in order. Ends at
+/// the first page that is not there, or whose folio is not filled or not pinned. How many bytes were found.
+pub fn locate(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(*const u8, usize)) -> usize {
+    let Some(file) = file.found() else { return 0 };
+    let FoundFile { grown, record, id } = file;
+    let (position, len) = (range.start, range.end.saturating_sub(range.start) as usize);
     let mut found = 0;
     while found < len {
         let at = position + found as u64;
@@ -47,7 +42,7 @@ pub fn locate(
         if page_of(grown, frame, ticket, last).is_none() {
             break;
         }
-        if !descriptor.is_pinned() || !is_still(descriptor, ticket, record, id, at + bytes as u64) {
+        if !descriptor.is_pinned() || !file.is_still(descriptor, ticket, at + bytes as u64) {
             break;
         }
         each(page.wrapping_add(inside), bytes);
@@ -58,18 +53,12 @@ pub fn locate(
 
 /// Says which bytes of `range` a read would find in the cache now: parts of a folio at most, in rising order. The next
 /// moment's answer may be another one: nothing is kept, noted or waited for.
-pub fn resident(
-    view: &View,
-    (cell, id): (CellNumber, MappingId),
-    range: Range<u64>,
-    mut each: impl FnMut(Range<u64>),
-) {
-    let grown = view.grown();
-    let Some(record) = grown.record(cell) else { return };
+pub fn resident(file: FileView<'_>, range: Range<u64>, mut each: impl FnMut(Range<u64>)) {
+    let Some(file) = file.found() else { return };
     let mut at = range.start;
     while at < range.end {
         let index = PageIndex::of_byte(at);
-        let ready = ready_pages(grown, record, id, index);
+        let ready = ready_pages(file, index);
         let step = u64::from(ready.max(1)) * PAGE_SIZE as u64;
         let end = index.first_byte().saturating_add(step).min(range.end);
         if ready > 0 {
@@ -80,11 +69,11 @@ pub fn resident(
 }
 
 /// How many pages of one folio, from `index` on, can be read.
-fn ready_pages(grown: GrownView<'_>, record: &Record, id: MappingId, index: PageIndex) -> u32 {
-    let Kind::Folio(number) = find(&grown, record, index).kind() else { return 0 };
-    let Some(descriptor) = grown.descriptor(Frame(number)) else { return 0 };
-    match look_partial(grown, descriptor, Frame(number), id, index) {
-        Ok((ticket, pages)) if is_still(descriptor, ticket, record, id, index.first_byte()) => pages,
+fn ready_pages(file: FoundFile<'_>, index: PageIndex) -> u32 {
+    let Kind::Folio(number) = find(&file.grown, file.record, index).kind() else { return 0 };
+    let Some(descriptor) = file.grown.descriptor(Frame(number)) else { return 0 };
+    match file.look_partial(descriptor, Frame(number), index) {
+        Ok((ticket, pages)) if file.is_still(descriptor, ticket, index.first_byte()) => pages,
         _ => 0,
     }
 }

@@ -37,11 +37,11 @@ use core::sync::atomic::AtomicU32;
 
 use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
 use crate::folio::copy::copy_out;
-use crate::mapping::{NODE_BITS, seek};
+use crate::lookup::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
 use crate::xarray::{Kind, Steps};
 
-use super::hit::{end_within_page, is_still, look_partial, page_of, written_page};
+use super::{FoundFile, WantedBytes, end_within_page, page_of, written_page};
 
 /// The most reads that go side by side; more of them would push each other's lines out of the first cache.
 pub const GROUP_MAX: usize = 16;
@@ -56,9 +56,7 @@ const LINE: usize = 64;
 pub struct BatchedRead<'b> {
     cell: CellNumber,
     id: MappingId,
-    position: u64,
-    to: *mut u8,
-    len: usize,
+    bytes: WantedBytes,
     buffer: PhantomData<&'b mut [u8]>,
 }
 
@@ -67,15 +65,17 @@ impl<'b> BatchedRead<'b> {
     /// arena but those that a pin lends, and these cannot be written.)
     #[inline]
     pub fn new(cell: CellNumber, id: MappingId, position: u64, to: &'b mut [u8]) -> Self {
-        Self { cell, id, position, to: to.as_mut_ptr(), len: to.len(), buffer: PhantomData }
+        let bytes = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
+        Self { cell, id, bytes, buffer: PhantomData }
     }
     /// As [`BatchedRead::new`], to an address.
     ///
     /// # Safety
-    /// `to` is valid for `len` bytes of writes during `'b`, is not accessed by others, and does not overlap the arena.
+    /// `bytes.to` is valid for `bytes.len` bytes of writes during `'b`, is not accessed by others, and does not overlap
+    /// the arena.
     #[inline]
-    pub unsafe fn from_raw(cell: CellNumber, id: MappingId, position: u64, to: *mut u8, len: usize) -> Self {
-        Self { cell, id, position, to, len, buffer: PhantomData }
+    pub unsafe fn from_raw(cell: CellNumber, id: MappingId, bytes: WantedBytes) -> Self {
+        Self { cell, id, bytes, buffer: PhantomData }
     }
     /// A read that is never served; fills the end of an array.
     #[inline]
@@ -84,15 +84,13 @@ impl<'b> BatchedRead<'b> {
         Self {
             cell: CellNumber::nowhere(0),
             id: MappingId::NONE,
-            position: 0,
-            to,
-            len: 0,
+            bytes: WantedBytes { position: 0, to, len: 0 },
             buffer: PhantomData,
         }
     }
     #[inline]
     fn index(&self) -> PageIndex {
-        PageIndex::of_byte(self.position)
+        PageIndex::of_byte(self.bytes.position)
     }
 }
 
@@ -151,7 +149,7 @@ pub fn read_group(
     for (nth, (ready, wanted)) in ready.iter().zip(wanted.iter_mut()).enumerate() {
         // 5
         if let Some(ready) = ready
-            && ready.copy(wanted)
+            && ready.copy(grown, wanted)
         {
             touch(grown, ready.frame);
             served.add(nth);
@@ -174,12 +172,12 @@ fn serve_written(
     mut touch: impl FnMut(GrownView<'_>, Frame),
 ) {
     for (nth, (found, wanted)) in founds.iter().zip(wanted).enumerate() {
-        let &mut BatchedRead { id, position, to, len, .. } = wanted;
+        let &mut BatchedRead { id, bytes, .. } = wanted;
         let Some(&LocatedRead { record, frame, .. }) = found.as_ref().filter(|_| !served.has(nth)) else {
             continue;
         };
         // SAFETY: the destination is the caller's, by the promise that made `wanted`.
-        if let Some(frame) = unsafe { written_page(grown, record, id, frame, position, to, len) } {
+        if let Some(frame) = unsafe { written_page(FoundFile { grown, record, id }, frame, bytes) } {
             touch(grown, frame);
             served.add(nth);
         }
@@ -213,7 +211,8 @@ impl<'a> TreeDescent<'a> {
     #[inline]
     fn begin(grown: &'a GrownView<'a>, wanted: &BatchedRead<'_>) -> Option<Self> {
         let record = grown.record(wanted.cell)?;
-        let end = end_within_page(record, wanted.position, wanted.len).filter(|_| wanted.len > 0)?;
+        let WantedBytes { position, len, .. } = wanted.bytes;
+        let end = end_within_page(record, position, len).filter(|_| len > 0)?;
         let seek = Self { record, end, walk: seek(grown, record, wanted.index()) };
         seek.fetch_slot();
         Some(seek)
@@ -264,7 +263,8 @@ impl<'a> LocatedRead<'a> {
             Ok(ticket) => ticket,
             // One page has arrived, or none: one is what is wanted.
             Err(NotReady::Filling) => {
-                look_partial(grown, self.descriptor, self.frame, wanted.id, index).ok()?.0
+                let file = FoundFile { grown, record: self.record, id: wanted.id };
+                file.look_partial(self.descriptor, self.frame, index).ok()?.0
             }
             Err(NotReady::Mismatch) => return None,
             Err(NotReady::Written) => {
@@ -276,9 +276,9 @@ impl<'a> LocatedRead<'a> {
             return None;
         }
         let page = page_of(grown, self.frame, ticket, index)?;
-        let in_page = wanted.position as usize % PAGE_SIZE;
+        let in_page = wanted.bytes.position as usize % PAGE_SIZE;
         let from = page.wrapping_add(in_page).cast_const();
-        for at in (0..wanted.len).step_by(LINE).take(LINES_AT_LOOK) {
+        for at in (0..wanted.bytes.len).step_by(LINE).take(LINES_AT_LOOK) {
             fetch(from.wrapping_add(at));
         }
         let &Self { record, end, frame, descriptor } = self;
@@ -301,11 +301,12 @@ struct ReadyRead<'a> {
 impl ReadyRead<'_> {
     /// Copies and looks again; whether what was copied is the file's.
     #[inline]
-    fn copy(&self, wanted: &mut BatchedRead<'_>) -> bool {
+    fn copy(&self, grown: GrownView<'_>, wanted: &mut BatchedRead<'_>) -> bool {
         // SAFETY: the source lies within a grown frame, as `look` and `end_within_page` saw; the destination is
         // the caller's, by the promise that made `wanted`.
-        unsafe { copy_out(self.from, wanted.to, wanted.len) };
-        is_still(self.descriptor, self.ticket, self.record, wanted.id, self.end)
+        unsafe { copy_out(self.from, wanted.bytes.to, wanted.bytes.len) };
+        let file = FoundFile { grown, record: self.record, id: wanted.id };
+        file.is_still(self.descriptor, self.ticket, self.end)
     }
 }
 

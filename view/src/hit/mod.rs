@@ -28,9 +28,15 @@ use core::sync::atomic::{Ordering, fence};
 use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
 use crate::folio::copy::{self, copy_out};
 use crate::folio::written::{copy_page, copy_pages};
-use crate::mapping::{FolioFinder, find, finder};
+use crate::lookup::{FolioFinder, find, finder};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 use crate::xarray::Kind;
+
+mod batch;
+mod locate;
+
+pub use batch::{BatchedRead, GROUP_MAX, ServedSet, read_group};
+pub use locate::{locate, resident};
 
 /// How often a reader tries again when a folio changed under its copy.
 const TRIES: u32 = 3;
@@ -70,33 +76,68 @@ pub enum HitStop {
     Stale,
 }
 
-/// Copies what the cache holds of `len` bytes at `position` of a file to `to`, up to the first page it
-/// does not hold. `touch` is told the first frame of each folio read.
+/// A file as a reader sees it: the view that it is in, the cell of its record, and the mapping that the record has to
+/// be of.
+#[derive(Clone, Copy, Debug)]
+pub struct FileView<'a> {
+    /// What is mapped of the arena.
+    pub view: &'a View,
+    /// Where the record of the file is, if it has one.
+    pub cell: CellNumber,
+    /// Whose record that is, unless the handle is stale.
+    pub id: MappingId,
+}
+
+impl<'a> FileView<'a> {
+    /// The file's record, in what is grown of the arena now; `None` if no such cell exists.
+    #[inline(always)]
+    fn found(&self) -> Option<FoundFile<'a>> {
+        let grown = self.view.grown();
+        Some(FoundFile { grown, record: grown.record(self.cell)?, id: self.id })
+    }
+}
+
+/// Bytes of a file that are wanted, and the address that they go to.
+#[derive(Clone, Copy, Debug)]
+pub struct WantedBytes {
+    /// The first byte, from the start of the file.
+    pub position: u64,
+    /// The address of the first of `len` bytes.
+    pub to: *mut u8,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Copies what the cache holds of the wanted bytes of a file, up to the first page it does not hold. `touch` is told
+/// the first frame of each folio read.
 ///
 /// # Safety
-/// `to` is valid for `len` bytes of writes, is not accessed by others, and does not overlap the arena.
+/// `wanted.to` is valid for `wanted.len` bytes of writes, is not accessed by others, and does not overlap the arena.
 #[inline(always)]
 pub unsafe fn read_hits(
-    view: &View,
-    cell: CellNumber,
-    id: MappingId,
-    position: u64,
-    to: *mut u8,
-    len: usize,
+    file: FileView<'_>,
+    wanted: WantedBytes,
     mut touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
-    let grown = view.grown();
-    let Some(record) = grown.record(cell) else { return Hits::none(HitStop::Stale) };
+    let Some(file) = file.found() else { return Hits::none(HitStop::Stale) };
     // SAFETY: the caller's promise.
-    match unsafe { read_within_page(grown, record, id, position, to, len) } {
+    match unsafe { read_within_page(file, wanted) } {
         SinglePageHit::Read(frame) => {
-            touch(grown, frame);
-            Hits { bytes: len, stopped: HitStop::Full, marker: None }
+            touch(file.grown, frame);
+            Hits { bytes: wanted.len, stopped: HitStop::Full, marker: None }
         }
         SinglePageHit::Absent => Hits::none(HitStop::Absent),
         // SAFETY: the caller's promise.
-        SinglePageHit::Unclear => unsafe { read_folios(grown, record, id, position, to, len, touch) },
+        SinglePageHit::Unclear => unsafe { read_folios(file, wanted, touch) },
     }
+}
+
+/// A file whose record was found: in what is grown of the arena, and as it must be.
+#[derive(Clone, Copy)]
+struct FoundFile<'a> {
+    grown: GrownView<'a>,
+    record: &'a Record,
+    id: MappingId,
 }
 
 /// What the short way through the commonest hit found.
@@ -115,19 +156,14 @@ enum SinglePageHit {
 /// # Safety
 /// That of [`read_hits`].
 #[inline(always)]
-unsafe fn read_within_page(
-    grown: GrownView<'_>,
-    record: &Record,
-    id: MappingId,
-    position: u64,
-    to: *mut u8,
-    len: usize,
-) -> SinglePageHit {
+unsafe fn read_within_page(file: FoundFile<'_>, wanted: WantedBytes) -> SinglePageHit {
+    let FoundFile { grown, record, id } = file;
+    let WantedBytes { position, to, len } = wanted;
     let in_page = position as usize % PAGE_SIZE;
     let Some(end) = end_within_page(record, position, len) else { return SinglePageHit::Unclear };
     let index = PageIndex::of_byte(position);
     let Kind::Folio(number) = find(&grown, record, index).kind() else {
-        return if is(record, id) { SinglePageHit::Absent } else { SinglePageHit::Unclear };
+        return if file.is_same() { SinglePageHit::Absent } else { SinglePageHit::Unclear };
     };
     let frame = Frame(number);
     let Some(descriptor) = grown.descriptor(frame) else { return SinglePageHit::Unclear };
@@ -145,11 +181,7 @@ unsafe fn read_within_page(
         // SAFETY: as above, and the range is within the page.
         unsafe { copy_out(from.add(in_page), to, len) };
     }
-    if is_still(descriptor, ticket, record, id, end) {
-        SinglePageHit::Read(frame)
-    } else {
-        SinglePageHit::Unclear
-    }
+    if file.is_still(descriptor, ticket, end) { SinglePageHit::Read(frame) } else { SinglePageHit::Unclear }
 }
 
 /// As [`read_within_page`] from the look on, if the folio that `frame` heads is written.
@@ -157,15 +189,9 @@ unsafe fn read_within_page(
 /// # Safety
 /// That of [`read_hits`].
 #[inline(never)]
-pub(super) unsafe fn written_page(
-    grown: GrownView<'_>,
-    record: &Record,
-    id: MappingId,
-    frame: Frame,
-    position: u64,
-    to: *mut u8,
-    len: usize,
-) -> Option<Frame> {
+unsafe fn written_page(file: FoundFile<'_>, frame: Frame, wanted: WantedBytes) -> Option<Frame> {
+    let FoundFile { grown, record, id } = file;
+    let WantedBytes { position, to, len } = wanted;
     let end = end_within_page(record, position, len)?;
     let index = PageIndex::of_byte(position);
     let descriptor = grown.descriptor(frame)?;
@@ -174,12 +200,12 @@ pub(super) unsafe fn written_page(
     let from = grown.bytes(page)?.wrapping_add(position as usize % PAGE_SIZE);
     // SAFETY: the range is within a grown page, and the sequence is that page's; the destination is the caller's.
     let is_whole = unsafe { copy_page(grown.write_sequence(page)?, from, to, len) };
-    (is_whole && is_still(descriptor, ticket, record, id, end)).then_some(frame)
+    (is_whole && file.is_still(descriptor, ticket, end)).then_some(frame)
 }
 
 /// Where a range ends, if it lies within one page and within the file.
 #[inline(always)]
-pub(super) fn end_within_page(record: &Record, position: u64, len: usize) -> Option<u64> {
+fn end_within_page(record: &Record, position: u64, len: usize) -> Option<u64> {
     let end = position.checked_add(len as u64)?;
     let within_page = position as usize % PAGE_SIZE + len <= PAGE_SIZE;
     // Acquire, partner: as at 1 of the long way, the Release by which a file's growth stores its size.
@@ -188,56 +214,47 @@ pub(super) fn end_within_page(record: &Record, position: u64, len: usize) -> Opt
 
 /// The address of the page at `index` of a folio that covers it, by its ticket; `None` if no such frame exists.
 #[inline(always)]
-pub(super) fn page_of(
-    grown: GrownView<'_>,
-    frame: Frame,
-    ticket: Ticket,
-    index: PageIndex,
-) -> Option<*mut u8> {
+fn page_of(grown: GrownView<'_>, frame: Frame, ticket: Ticket, index: PageIndex) -> Option<*mut u8> {
     grown.bytes(frame.plus((index.0 - ticket.first.0) as u32))
 }
 
-/// The first look at a folio that is being filled: its ticket, and how many pages from `index` on have arrived in a
-/// row, at least one.
-pub(super) fn look_partial(
-    grown: GrownView<'_>,
-    descriptor: &Descriptor,
-    frame: Frame,
-    id: MappingId,
-    index: PageIndex,
-) -> Result<(Ticket, u32), NotReady> {
-    descriptor.begin_read_partial(id, index, |place, pages| grown.run_read(frame.plus(place), pages))
-}
+impl FoundFile<'_> {
+    /// The first look at the folio that `frame` heads, which is being filled: its ticket, and how many pages from
+    /// `index` on have arrived in a row, at least one.
+    fn look_partial(
+        self,
+        descriptor: &Descriptor,
+        frame: Frame,
+        index: PageIndex,
+    ) -> Result<(Ticket, u32), NotReady> {
+        let grown = self.grown;
+        descriptor.begin_read_partial(self.id, index, |place, pages| grown.run_read(frame.plus(place), pages))
+    }
 
-/// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
-#[inline(always)]
-pub(super) fn is_still(
-    descriptor: &Descriptor,
-    ticket: Ticket,
-    record: &Record,
-    id: MappingId,
-    end: u64,
-) -> bool {
-    // The acquire fence in `end_read` stands before the second load of the record, too.
-    reaches(record, end) && descriptor.end_read(ticket) && is(record, id)
-}
+    /// The looks after a copy: does this mapping's file still reach to `end`, and was it this folio all the while?
+    #[inline(always)]
+    fn is_still(self, descriptor: &Descriptor, ticket: Ticket, end: u64) -> bool {
+        // The acquire fence in `end_read` stands before the second load of the record, too.
+        self.reaches(end) && descriptor.end_read(ticket) && self.is_same()
+    }
 
-/// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
-#[inline(always)]
-fn reaches(record: &Record, end: u64) -> bool {
-    // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file stores
-    // the size before it lets go of a page, or changes one in place.
-    fence(Ordering::Acquire);
-    // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from before:
-    // the second look, which comes next, sees that.
-    record.size.load(Ordering::Acquire) >= end
-}
+    /// Whether the file still reaches to `end`, after a copy and before the second look at what was copied.
+    #[inline(always)]
+    fn reaches(self, end: u64) -> bool {
+        // Partner: the Release fence of `before_bytes`, and the SeqCst fence of `written::enter`. A cut of the file
+        // stores the size before it lets go of a page, or changes one in place.
+        fence(Ordering::Acquire);
+        // Acquire, partner: the Release by which a file's growth stores its size, having retired what it had from
+        // before: the second look, which comes next, sees that.
+        self.record.size.load(Ordering::Acquire) >= end
+    }
 
-/// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the
-/// Release fence between a mapping's end and the reuse of its cell.
-#[inline]
-fn is(record: &Record, id: MappingId) -> bool {
-    record.id.load(Ordering::Relaxed) == id.0
+    /// The second look at the record: is it still this mapping's? Comes after an acquire fence, partner: the
+    /// Release fence between a mapping's end and the reuse of its cell.
+    #[inline]
+    fn is_same(self) -> bool {
+        self.record.id.load(Ordering::Relaxed) == self.id.0
+    }
 }
 
 /// The hit of any length.
@@ -246,14 +263,12 @@ fn is(record: &Record, id: MappingId) -> bool {
 /// That of [`read_hits`].
 #[inline(never)]
 unsafe fn read_folios(
-    grown: GrownView<'_>,
-    record: &Record,
-    id: MappingId,
-    position: u64,
-    to: *mut u8,
-    len: usize,
+    file: FoundFile<'_>,
+    wanted: WantedBytes,
     mut touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
+    let FoundFile { ref grown, record, id } = file;
+    let WantedBytes { position, to, len } = wanted;
     // Acquire, partner: the Release by which a mapping publishes its record.
     if record.id.load(Ordering::Acquire) != id.0 {
         return Hits::none(HitStop::Stale);
@@ -262,17 +277,23 @@ unsafe fn read_folios(
     // beyond its end, is retired before that: a thread that sees the new size does not take that page for it.
     let size = record.size.load(Ordering::Acquire);
     let want = u64::min(len as u64, size.saturating_sub(position)) as usize;
-    let mut reader = Reader { id, record, finder: finder(&grown, record), position, want };
+    let mut reader = Reader { file, finder: finder(grown, record), position, want };
     let mut marker = None;
     let mut done = 0;
     let faults = copy::faults();
     let mut stopped = None;
     while done < reader.want {
-        // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
-        match unsafe { reader.read_folio(position + done as u64, to.add(done), reader.want - done) } {
+        let rest = WantedBytes {
+            position: position + done as u64,
+            // SAFETY: `done < want <= len`, so the rest of the range is the caller's.
+            to: unsafe { to.add(done) },
+            len: reader.want - done,
+        };
+        // SAFETY: as above.
+        match unsafe { reader.read_folio(rest) } {
             Ok(read) => {
                 done += read.bytes;
-                touch(grown, read.frame); // 6
+                touch(*grown, read.frame); // 6
                 marker = marker.or(read.marker);
             }
             Err(reason) => {
@@ -290,7 +311,7 @@ unsafe fn read_folios(
     // than it has.
     fence(Ordering::Acquire);
     let size_now = record.size.load(Ordering::Relaxed);
-    if !is(record, id) {
+    if !file.is_same() {
         return Hits::none(HitStop::Stale);
     }
     let left = size_now.saturating_sub(position);
@@ -309,15 +330,14 @@ unsafe fn read_folios(
 /// be written.)
 #[inline(always)]
 pub fn read_hits_into(
-    view: &View,
-    cell: CellNumber,
-    id: MappingId,
+    file: FileView<'_>,
     position: u64,
     to: &mut [u8],
     touch: impl FnMut(GrownView<'_>, Frame),
 ) -> Hits {
+    let wanted = WantedBytes { position, to: to.as_mut_ptr(), len: to.len() };
     // SAFETY: a unique slice is valid for writes of its length, and is not accessed by others.
-    unsafe { read_hits(view, cell, id, position, to.as_mut_ptr(), to.len(), touch) }
+    unsafe { read_hits(file, wanted, touch) }
 }
 
 struct FolioRead {
@@ -326,10 +346,16 @@ struct FolioRead {
     marker: Option<PageIndex>,
 }
 
+/// A folio that was found at a page of the file: by a hint, until the looks have said that it is the file's.
+#[derive(Clone, Copy)]
+struct FoundFolio<'a> {
+    frame: Frame,
+    descriptor: &'a Descriptor,
+}
+
 /// A reader's way through one tree: the leaf it is in is kept between neighbouring folios.
 struct Reader<'a> {
-    id: MappingId,
-    record: &'a Record,
+    file: FoundFile<'a>,
     finder: FolioFinder<'a>,
     /// Where the run began.
     position: u64,
@@ -339,27 +365,28 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Copies what one folio holds of `len` bytes at `position`.
+    /// Copies what one folio holds of the wanted bytes.
     ///
     /// # Safety
     /// That of [`read_hits`].
     #[inline]
-    unsafe fn read_folio(&mut self, position: u64, to: *mut u8, len: usize) -> Result<FolioRead, HitStop> {
+    unsafe fn read_folio(&mut self, wanted: WantedBytes) -> Result<FolioRead, HitStop> {
+        let WantedBytes { position, to, mut len } = wanted;
         let index = PageIndex::of_byte(position);
-        let mut len = len;
         for _ in 0..TRIES {
             // 2
             let Kind::Folio(number) = self.finder.find(index.0).entry.kind() else {
                 return Err(HitStop::Absent);
             };
             let frame = Frame(number);
-            let Some(descriptor) = self.finder.slab().descriptor(frame) else { return Err(HitStop::Absent) };
+            let Some(descriptor) = self.file.grown.descriptor(frame) else { return Err(HitStop::Absent) };
+            let folio = FoundFolio { frame, descriptor };
             // 3
-            let ticket = match descriptor.begin_read(self.id, index) {
+            let ticket = match descriptor.begin_read(self.file.id, index) {
                 Ok(ticket) => ticket,
                 Err(reason) => {
                     // SAFETY: the caller's promise.
-                    match unsafe { self.read_unsteady(reason, descriptor, frame, position, to, len) } {
+                    match unsafe { self.read_unsteady(reason, folio, WantedBytes { len, ..wanted }) } {
                         Ok(read) => return Ok(read),
                         Err(NotReady::Filling) => return Err(HitStop::Filling),
                         Err(NotReady::Written) => return Err(HitStop::Writing),
@@ -374,13 +401,14 @@ impl Reader<'_> {
             // has arrived, and in a branch of its own the copy need not wait for that.
             let read = if ticket.order() == Order::ZERO {
                 let inside = position as usize % PAGE_SIZE;
+                let bytes = len.min(PAGE_SIZE - inside);
                 // SAFETY: the caller's promise.
-                unsafe { self.copy(descriptor, ticket, frame, inside, len.min(PAGE_SIZE - inside), to) }
+                unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) }
             } else {
                 let inside = (position - ticket.first.first_byte()) as usize;
                 let bytes = len.min(ticket.order().bytes() - inside);
                 // SAFETY: the caller's promise.
-                unsafe { self.copy(descriptor, ticket, frame, inside, bytes, to) }
+                unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) }
             };
             if let Some(read) = read {
                 return Ok(read);
@@ -394,7 +422,7 @@ impl Reader<'_> {
     #[cold]
     fn look_again(&mut self, position: u64, len: usize) -> Result<usize, HitStop> {
         self.finder.reset();
-        let size = self.record.size.load(Ordering::Acquire); // partner: as at 1
+        let size = self.file.record.size.load(Ordering::Acquire); // partner: as at 1
         self.want = self.want.min(size.saturating_sub(self.position) as usize);
         match len.min(size.saturating_sub(position).min(len as u64) as usize) {
             0 => Err(HitStop::EndOfFile(size)),
@@ -411,48 +439,42 @@ impl Reader<'_> {
     unsafe fn read_unsteady(
         &self,
         reason: NotReady,
-        descriptor: &Descriptor,
-        frame: Frame,
-        position: u64,
-        to: *mut u8,
-        len: usize,
+        folio: FoundFolio<'_>,
+        wanted: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
         match reason {
             NotReady::Mismatch => Err(reason),
             // SAFETY: the caller's promise.
-            NotReady::Filling => unsafe { self.read_partial(descriptor, frame, position, to, len) },
+            NotReady::Filling => unsafe { self.read_partial(folio, wanted) },
             // SAFETY: as above.
-            NotReady::Written => unsafe { self.read_written(descriptor, frame, position, to, len) },
+            NotReady::Written => unsafe { self.read_written(folio, wanted) },
         }
     }
 
-    /// Copies pages of a folio that is written, from `position` on, up to the first that has a writer in it.
-    /// `Written` if that is the first of all, `Mismatch` if it was not the folio's all the while.
+    /// Copies pages of a folio that is written, from the first wanted byte on, up to the first page that has a writer
+    /// in it. `Written` if that is the first of all, `Mismatch` if it was not the folio's all the while.
     ///
     /// # Safety
     /// That of [`read_hits`].
     unsafe fn read_written(
         &self,
-        descriptor: &Descriptor,
-        frame: Frame,
-        position: u64,
-        to: *mut u8,
-        len: usize,
+        FoundFolio { frame, descriptor }: FoundFolio<'_>,
+        WantedBytes { position, to, len }: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
-        let ticket = descriptor.begin_read_written(self.id, PageIndex::of_byte(position))?;
+        let ticket = descriptor.begin_read_written(self.file.id, PageIndex::of_byte(position))?;
         let inside = (position - ticket.first.first_byte()) as usize;
         let len = len.min(ticket.order().bytes() - inside);
         // SAFETY: the caller's promise.
-        let copied = unsafe { copy_pages(*self.finder.slab(), frame, inside, to, len) };
+        let copied = unsafe { copy_pages(self.file.grown, frame, inside, to, len) };
         let was_ours =
-            |&bytes: &usize| reaches(self.record, position + bytes as u64) && descriptor.end_read(ticket);
+            |&bytes: &usize| self.file.reaches(position + bytes as u64) && descriptor.end_read(ticket);
         let bytes = copied.filter(was_ours).ok_or(NotReady::Mismatch)?;
         let marker = ticket.has_marker().then_some(ticket.first);
         if bytes > 0 { Ok(FolioRead { bytes, frame, marker }) } else { Err(NotReady::Written) }
     }
 
-    /// Copies what has arrived in a row, from `position` on, of a folio that is being filled: 3 to 5 once more, and
-    /// rarely. `Mismatch` if it was not the folio's all the while.
+    /// Copies what has arrived in a row, from the first wanted byte on, of a folio that is being filled: 3 to 5 once
+    /// more, and rarely. `Mismatch` if it was not the folio's all the while.
     ///
     /// # Safety
     /// That of [`read_hits`].
@@ -460,14 +482,11 @@ impl Reader<'_> {
     #[inline(never)]
     unsafe fn read_partial(
         &self,
-        descriptor: &Descriptor,
-        frame: Frame,
-        position: u64,
-        to: *mut u8,
-        len: usize,
+        folio: FoundFolio<'_>,
+        WantedBytes { position, to, len }: WantedBytes,
     ) -> Result<FolioRead, NotReady> {
         let index = PageIndex::of_byte(position);
-        let (ticket, pages) = match look_partial(*self.finder.slab(), descriptor, frame, self.id, index) {
+        let (ticket, pages) = match self.file.look_partial(folio.descriptor, folio.frame, index) {
             // It has been filled meanwhile, and written.
             Err(NotReady::Written) => return Err(NotReady::Mismatch),
             looked => looked?,
@@ -475,34 +494,39 @@ impl Reader<'_> {
         let inside = (position - ticket.first.first_byte()) as usize;
         let bytes = len.min(pages as usize * PAGE_SIZE - inside % PAGE_SIZE);
         // SAFETY: the caller's promise.
-        unsafe { self.copy(descriptor, ticket, frame, inside, bytes, to) }.ok_or(NotReady::Mismatch)
+        let read = unsafe { self.copy(folio, ticket, FolioPart { inside, bytes }, to) };
+        read.ok_or(NotReady::Mismatch)
     }
 
-    /// Copies `bytes` bytes from `inside` the folio, and looks again; `None` if it was not the folio's all
-    /// the while.
+    /// Copies a part of the folio, and looks again; `None` if it was not the folio's all the while.
     ///
     /// # Safety
-    /// `to` is valid for `bytes` bytes of writes, is not accessed by others, and does not overlap the arena.
+    /// `to` is valid for `part.bytes` bytes of writes, is not accessed by others, and does not overlap the arena.
     #[inline(always)]
     unsafe fn copy(
         &self,
-        descriptor: &Descriptor,
+        FoundFolio { frame, descriptor }: FoundFolio<'_>,
         ticket: Ticket,
-        frame: Frame,
-        inside: usize,
-        bytes: usize,
+        FolioPart { inside, bytes }: FolioPart,
         to: *mut u8,
     ) -> Option<FolioRead> {
+        let grown = self.file.grown;
         // The last page copied exists; a folio of ours has no page that does not.
         let last = frame.plus(((inside + bytes - 1) / PAGE_SIZE) as u32);
-        self.finder.slab().bytes(last)?;
-        let from = self.finder.slab().bytes(frame)?;
+        grown.bytes(last)?;
+        let from = grown.bytes(frame)?;
         // SAFETY: the source lies in grown frames, the first and the last of which were just asked for;
         // the destination is the caller's.
         unsafe { copy_out(from.add(inside), to, bytes) };
         let marker = ticket.has_marker().then_some(ticket.first);
         let end = ticket.first.first_byte() + (inside + bytes) as u64;
-        let was_ours = reaches(self.record, end) && descriptor.end_read(ticket);
+        let was_ours = self.file.reaches(end) && descriptor.end_read(ticket);
         was_ours.then_some(FolioRead { bytes, frame, marker })
     }
+}
+
+/// Bytes of a folio, from its first one on.
+struct FolioPart {
+    inside: usize,
+    bytes: usize,
 }

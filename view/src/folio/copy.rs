@@ -28,7 +28,7 @@ pub fn resume_after_fault(_: usize) -> Option<usize> {
 }
 
 /// Faults of copies that [`note_fault`] was told of. Where a copy goes on after a fault it is a viewer's.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 /// How many copies of this process have ended early because one of their ends was not there.
@@ -39,7 +39,7 @@ static FAULTS: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::ne
 /// meanwhile costs no more than that.
 #[inline]
 pub fn faults() -> u64 {
-    #[cfg(not(feature = "std"))]
+    #[cfg(feature = "copy-faults")]
     {
         use core::sync::atomic::{Ordering, compiler_fence};
         // The handler runs in this thread, between two instructions of the copy; no other thread's count matters.
@@ -48,12 +48,12 @@ pub fn faults() -> u64 {
         compiler_fence(Ordering::SeqCst); // as above
         faults
     }
-    #[cfg(feature = "std")]
+    #[cfg(not(feature = "copy-faults"))]
     0
 }
 
 /// Counts a fault. For the signal handler, before the copy continues.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 pub fn note_fault() {
     FAULTS.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
 }
@@ -164,7 +164,7 @@ pub mod portable {
     }
 }
 
-#[cfg(all(test, feature = "std", not(quinion_model)))]
+#[cfg(all(test, not(quinion_model)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -108,7 +108,7 @@ pub fn parts(inside: usize, len: usize) -> impl Iterator<Item = PagePart> {
     })
 }
 
-#[cfg(all(test, feature = "std"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

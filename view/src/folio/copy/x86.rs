@@ -17,7 +17,7 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Notes that a fault between labels 20 and 21 goes on at 21: three distances, each from where it stands.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 macro_rules! may_fault {
     () => {
         concat!(
@@ -29,7 +29,7 @@ macro_rules! may_fault {
     };
 }
 /// Where the caller guarantees both ends there is nothing to note.
-#[cfg(feature = "std")]
+#[cfg(not(feature = "copy-faults"))]
 macro_rules! may_fault {
     () => {
         ""
@@ -37,7 +37,7 @@ macro_rules! may_fault {
 }
 
 /// What one block noted.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 #[repr(C)]
 struct MayFault {
     /// From this field to the first instruction that may fault.
@@ -46,7 +46,7 @@ struct MayFault {
     end: i32,
 }
 
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 impl MayFault {
     /// The address that stands in `field` as a distance from it.
     fn address(field: &i32) -> usize {
@@ -55,11 +55,11 @@ impl MayFault {
 }
 
 // The linker's names for the section's ends are hidden from other objects.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 core::arch::global_asm!(".hidden __start_quinion_faults", ".hidden __stop_quinion_faults");
 
 /// Where a copy that faulted at the instruction `at` is to go on; `None` if no copy's instruction is there.
-#[cfg(not(feature = "std"))]
+#[cfg(feature = "copy-faults")]
 pub fn resume_after_fault(at: usize) -> Option<usize> {
     unsafe extern "C" {
         // The linker's, for a section whose name could be a variable's.
@@ -74,7 +74,7 @@ pub fn resume_after_fault(at: usize) -> Option<usize> {
     hit.map(|it| MayFault::address(&it.end))
 }
 /// As above, where nothing is noted.
-#[cfg(feature = "std")]
+#[cfg(not(feature = "copy-faults"))]
 pub fn resume_after_fault(_: usize) -> Option<usize> {
     None
 }

@@ -207,16 +207,19 @@ impl View {
     }
 
     /// There are so many frames from now on. For the owner.
-    #[cfg(feature = "std")]
-    pub(super) fn publish_frames(&self, frames: u32) {
+    ///
+    /// # Safety
+    /// The caller is the owner, mapped the arena for writes, and has given memory to the frames and to their entries.
+    pub unsafe fn publish_frames(&self, frames: u32) {
         // Release, partner: the Acquire in `frames_grown`.
         self.header().frames_grown.store(frames, Ordering::Release);
     }
 
-    /// The view as if there were so many frames: for the owner, who is about to publish them, and has given their
-    /// entries memory.
-    #[cfg(feature = "std")]
-    pub(super) fn grown_to(&self, frames: u32) -> GrownView<'_> {
+    /// The view as if there were so many frames: for the owner, which is about to publish them.
+    ///
+    /// # Safety
+    /// The entries of so many frames have memory, and the frames themselves before their bytes are touched.
+    pub unsafe fn grown_to(&self, frames: u32) -> GrownView<'_> {
         GrownView { view: self, frames: frames.min(self.layout.frames_max) }
     }
 

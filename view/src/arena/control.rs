@@ -697,7 +697,7 @@ impl Reason {
 const _: () = assert!(Counter::FirstReason as usize + Reason::ALL.len() <= Counter::FirstPatching as usize);
 const _: () = assert!(Counter::FirstPatching as usize + Patching::ALL.len() <= 48);
 
-#[cfg(all(test, feature = "std", not(quinion_model)))]
+#[cfg(all(test, not(quinion_model)))]
 mod tests {
     use super::*;
 

@@ -170,6 +170,9 @@ struct Attachment {
 /// How often, and after what time, a file that is to be let go is looked at again.
 const LET_GO_LOOKS: u32 = 20;
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
+/// From one look to the next whether a handle that was taken back is used still, which is so for [`LET_GO_PAUSE`] at
+/// most.
+const DETACH_PAUSE: Duration = Duration::from_micros(100);
 
 /// Of so many files it is remembered what was done about others.
 const MODES_MAX: usize = 1000;
@@ -732,6 +735,13 @@ impl Owner for CacheOwner {
         if gone.file.validation() == Validation::Kernel {
             let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
             self.note_mode(&gone.path, gone.inode, Validation::Kernel, why.into());
+        }
+        // The file counts as attached until this returns: a program that removes it, or wants a lease on it, asks us to
+        // close it. So another question that is at the file, which is about to end, is waited for; and the end of the
+        // last handle waits for readahead.
+        let begun = Instant::now();
+        while Arc::strong_count(&gone.file) > 1 && begun.elapsed() < LET_GO_PAUSE {
+            sleep(DETACH_PAUSE);
         }
         drop(gone); // outside the lock: it may be the file's last handle
     }

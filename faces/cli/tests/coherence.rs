@@ -198,6 +198,17 @@ fn own_write_lock() {
     }
 }
 
+/// Readahead that no reader waits for keeps a file open in the owner until a thread fetches its completion. The program
+/// asks for a write lease meanwhile, which only a process gets that is alone with the file.
+#[test]
+fn own_write_lock_after_readahead() {
+    for options in [AT_ONCE, TIMES, &[]] {
+        let folder = open_folder();
+        same(options, "own_write_lock_after_readahead", |name| folder.path().join(name));
+        expect_that_some_file_is_served(&options[options.len().min(2)..], None);
+    }
+}
+
 /// A lower file of an overlay is edited while the upper one is open. The kernel serves it, unless all file systems are
 /// asked for.
 #[test]

@@ -357,7 +357,11 @@ for turn in range(6):
     except OSError as error: print('write', error.errno)
     for _ in range(12):
         file = os.open(path, os.O_RDONLY)
-        for at in range(0, 36 << 20, 1 << 20): os.pread(file, 1 << 20, at)
+        # Whole, or so far that readahead has begun, and is under way when the file is closed.
+        if turn % 2 == 0:
+            for at in range(0, 36 << 20, 1 << 20): os.pread(file, 1 << 20, at)
+        else:
+            for _ in range(5): os.read(file, 4096)
         os.close(file)
     if turn % 3 == 0: os.unlink(path)
     elif turn % 3 == 1:

@@ -115,6 +115,8 @@ pub use write::{BatchWrite, WriteFuture, WriteOptions};
 const LOOKED_AT: usize = 4;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
+/// How long the end of the last handle waits for readahead that is under way in the file, if descriptors are not kept.
+const CLOSING_MAX: Duration = Duration::from_millis(50);
 /// How long [`Cache::release_idle`] waits for what is in flight.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// The largest readahead window that can be asked for, in bytes.
@@ -782,7 +784,7 @@ impl Cache {
         let is_known = table.files.keys().any(is_it);
         drop(table);
         self.shared.end_all(gone);
-        !is_known && self.shared.closing().is_none()
+        !is_known && !self.shared.is_closing()
     }
 
     /// Forgets the files that were not opened again for a second, of those that are kept open only because their
@@ -934,6 +936,9 @@ impl CacheInner {
             self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
+        if is_idle && parks {
+            self.await_closing(CLOSING_MAX);
+        }
         if is_idle {
             self.look_for_removed(LOOKED_AT);
         }
@@ -965,14 +970,25 @@ impl CacheInner {
         }
         drop(table);
         self.end_all(gone);
+        self.await_closing(RELEASE_MAX);
+    }
+
+    /// Waits until what was let go of is closed, for `time` at most.
+    fn await_closing(&self, time: Duration) {
         let begun = Instant::now();
-        while let Some(place) = self.closing()
-            && begun.elapsed() < RELEASE_MAX
-        {
-            // Requests in flight keep a descriptor, and complete only when a thread reaps them.
-            place.reap(ReapMode::Ready, &mut || false);
+        while self.is_closing() && begun.elapsed() < time {
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// Whether a file that was let go of is open still, for what is in flight by it. Fetches what has completed:
+    /// requests in flight keep a descriptor, and readahead that no reader waits for completes only when a thread reaps
+    /// it.
+    fn is_closing(&self) -> bool {
+        if let Some(parked) = self.closing() {
+            parked.reap(ReapMode::Ready, &mut || false);
+        }
+        self.closing().is_some()
     }
 
     /// One of the files that were let go of and are open for what is in flight, if there is one.

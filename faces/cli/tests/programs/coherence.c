@@ -177,6 +177,33 @@ static int own_write_lock(const char *path) {
     return 0;
 }
 
+// ---- the same for files of which readahead has fetched more than the program read --------------------------
+
+enum { FILES = 10 };
+
+static int own_write_lock_after_readahead(const char *path) {
+    static char bytes[4 << 20], name[FILES][4096];
+    memset(bytes, 7, sizeof bytes);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name[i], sizeof name[i], "%s.%d", path, i);
+        int fd = open(name[i], O_CREAT | O_WRONLY, 0666);
+        if (fd < 0 || write(fd, bytes, sizeof bytes) != sizeof bytes || fsync(fd)) fail(name[i]);
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    usleep(300000); // so that the files' times can be trusted
+    int refused = 0;
+    for (int i = 0; i < FILES; i++) {
+        int fd = open(name[i], O_RDONLY);
+        for (int read_ = 0; read_ < 5; read_++) if (read(fd, bytes, 4096) != 4096) fail(name[i]);
+        refused += fcntl(fd, F_SETLEASE, F_WRLCK) != 0;
+        close(fd);
+        unlink(name[i]);
+    }
+    printf("%d of %d refused\n", refused, FILES);
+    return 0;
+}
+
 // ---- other calls on a file -------------------------------------------------------------------------
 
 static int preallocated(const char *path) {
@@ -211,6 +238,7 @@ int main(int count, char **words) {
     if (!strcmp(name, "reread")) return reader(path, 0);
     if (!strcmp(name, "own_map")) return own_map(path);
     if (!strcmp(name, "own_write_lock")) return own_write_lock(path);
+    if (!strcmp(name, "own_write_lock_after_readahead")) return own_write_lock_after_readahead(path);
     if (!strcmp(name, "preallocated")) return preallocated(path);
     if (!strcmp(name, "access_times")) return access_times(path, 0, 1);
     if (!strcmp(name, "access_times_unmoved")) return access_times(path, O_NOATIME, 1);

@@ -109,7 +109,7 @@ pub use owner::Arena;
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use page_locks::{PageLock, PageLocks};
 #[cfg(all(feature = "std", not(quinion_model)))]
-pub use share::{ArenaShare, OwnedView};
+pub use share::{ArenaShare, OwnedRecord, OwnedView};
 #[cfg(all(feature = "std", not(quinion_model)))]
 pub use stock::{AllocAmount, FrameAlignment};
 #[cfg(not(quinion_model))]

@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::arena::referenced::{self, ReferenceState};
-use crate::arena::{Arena, CELLS_PER_PAGE, DescriptorWord, Flags};
+use crate::arena::{Arena, CELLS_PER_PAGE, Descriptor, DescriptorWord, Flags, GrownView};
 use crate::backend::Backend;
 use crate::lists::{ListReservation, Lists, ListsGuard};
 use crate::mapping::{AgeLimit, Mapping, Replacement, ShadowNodes};
@@ -296,22 +296,25 @@ impl Reclaim {
     ) {
         let pool = reservation.pool();
         let (mut policies, mut lists) = (self.policies.lock(), self.lists.lock());
-        let policy = policies.policy(pool);
+        let (policy, mut held) = (policies.policy(pool), weights(&lists, pool));
+        let grown = self.arena.view().grown();
         for (frame, came) in folios {
-            let word = self.arena.view().own(frame).word();
+            let word = grown.descriptor(frame).expect("a folio of ours has its frame").word();
             let refault = word.has(Flags::WORKINGSET).then_some(Refault::Recent);
             let arrival = ArrivingFolio { pages: word.order().pages(), came, refault };
-            let class = policy.admit(arrival, &weights(&lists, pool));
-            lists.list(frame, ring(pool, class as usize), &mut reservation);
+            let class = policy.admit(arrival, &held) as usize;
+            held.pages[class] += lists.list(frame, ring(pool, class), &mut reservation);
         }
-        self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
+        self.state(pool).reach.store(policy.reach(&held), Ordering::Relaxed);
     }
 
     /// Lists folios that were inserted and are not scanned, those of memory files that stay. As
     /// [`Reclaim::list`], with no lock but that of the rings.
     pub fn list_kept(&self, frames: impl IntoIterator<Item = Frame>, mut reservation: ListReservation<'_>) {
         let (pool, mut lists) = (reservation.pool(), self.lists.lock());
-        frames.into_iter().for_each(|frame| lists.list(frame, ring(pool, KEPT), &mut reservation));
+        for frame in frames {
+            lists.list(frame, ring(pool, KEPT), &mut reservation);
+        }
     }
 
     /// Pages that are not scanned, of all pools.
@@ -385,20 +388,24 @@ impl Reclaim {
 
     /// Forgets the oldest nodes of the first mapping that can be had; at most `max`.
     fn forget_some(&self, max: u64, locks: LockWait) -> u64 {
-        for id in self.shadow_nodes.owners() {
-            let Some(mapping) = self.mappings.read().get(&id).cloned() else { continue };
-            let Some(mut guard) = mapping.lock_as(locks) else { continue };
-            // The oldest, and those that follow of the same mapping; or one, if the oldest could not be had.
-            let forgotten = match guard.forget_nodes(max, AgeLimit::Oldest) {
-                0 => guard.forget_nodes(1, AgeLimit::Near),
-                some => some,
-            };
-            drop(guard);
-            if forgotten > 0 {
-                return forgotten;
-            }
+        // As a rule that of the oldest; others that have old ones are asked if it cannot be had.
+        let oldest = self.shadow_nodes.owner().map_or(0, |id| self.forget_some_of(id, max, locks));
+        if oldest > 0 {
+            return oldest;
         }
-        0
+        let mut owners = self.shadow_nodes.owners().into_iter();
+        owners.find_map(|id| Some(self.forget_some_of(id, max, locks)).filter(|&some| some > 0)).unwrap_or(0)
+    }
+
+    /// Forgets the oldest nodes of a mapping, at most `max`; none if its lock cannot be had.
+    fn forget_some_of(&self, id: MappingId, max: u64, locks: LockWait) -> u64 {
+        let Some(mapping) = self.mappings.read().get(&id).cloned() else { return 0 };
+        let Some(mut guard) = mapping.lock_as(locks) else { return 0 };
+        // The oldest, and those that follow of the same mapping; or one, if the oldest could not be had.
+        match guard.forget_nodes(max, AgeLimit::Oldest) {
+            0 => guard.forget_nodes(1, AgeLimit::Near),
+            some => some,
+        }
     }
 
     /// Frees at least `pages` pages if so many can be freed; returns how many were. Waits for mappings'
@@ -592,7 +599,8 @@ impl Reclaim {
                 return None;
             }
             let pool = PoolNumber((ring / RINGS) as u8);
-            may(pool, u64::from(word.order().pages())).then(|| (pool, self.victim(frame, true, None)))
+            let folio = || Scanned::of(self.arena.view().grown(), frame);
+            may(pool, u64::from(word.order().pages())).then(|| (pool, folio().victim(true, None)))
         };
         frames.filter_map(victim).collect()
     }
@@ -620,13 +628,13 @@ impl Reclaim {
             return Some((victims, reservation));
         };
         let (policy, met) = (policies.policy(pool), &mut search.met[turn.pool]);
+        let (mut listed, grown) = (weights(&lists, pool), self.arena.view().grown());
         let may_go = if turn.of_excess { turn.pages } else { u64::MAX };
         let (wanted, mut found) = (u64::from(pages).min(turn.pages), 0);
         for _ in 0..SCAN_BATCH_MAX {
             if found >= wanted || victims.len() == BATCH || met.at_minimum && turn.of_excess {
                 break;
             }
-            let listed = weights(&lists, pool);
             let next = met.next(policy, if is_uncached { listed.only(Class::Uncached) } else { listed });
             let Some((class, held)) = next.filter(|_| left > 0) else {
                 met.over = true;
@@ -636,29 +644,32 @@ impl Reclaim {
             let popped = lists.pop(from, &mut reservation);
             let Some((frame, order)) = popped else { unreachable!("a ring that was named holds something") };
             left -= 1;
-            let verdict = self.oldest_verdict(policy, frame, order, class, &held);
+            let (folio, pages) = (Scanned::of(grown, frame), u64::from(order.pages()));
+            listed.pages[class as usize] -= pages;
+            let verdict = self.oldest_verdict(policy, &folio, order, class, &held);
             match verdict {
                 OldestVerdict::Stuck => {
-                    met.stuck.pages[class as usize] += u64::from(order.pages());
-                    lists.list(frame, from, &mut reservation);
+                    met.stuck.pages[class as usize] += pages;
+                    listed.pages[class as usize] += lists.list(frame, from, &mut reservation);
                     continue;
                 }
-                OldestVerdict::Goes { .. } if found + u64::from(order.pages()) > may_go => {
+                OldestVerdict::Goes { .. } if found + pages > may_go => {
                     met.at_minimum = true;
-                    lists.list(frame, from, &mut reservation);
+                    listed.pages[class as usize] += lists.list(frame, from, &mut reservation);
                 }
                 OldestVerdict::Goes { remember } => {
-                    found += u64::from(order.pages());
-                    victims.push(self.victim(frame, remember, Some(from)));
+                    found += pages;
+                    victims.push(folio.victim(remember, Some(from)));
                 }
                 OldestVerdict::Stays(class) => {
-                    lists.list(frame, ring(pool, class as usize), &mut reservation)
+                    let to = ring(pool, class as usize);
+                    listed.pages[class as usize] += lists.list(frame, to, &mut reservation);
                 }
             }
             met.moved = true;
         }
         search.left = Some(left);
-        self.state(pool).reach.store(policy.reach(&weights(&lists, pool)), Ordering::Relaxed);
+        self.state(pool).reach.store(policy.reach(&listed), Ordering::Relaxed);
         Some((victims, reservation))
     }
 
@@ -666,20 +677,20 @@ impl Reclaim {
     fn oldest_verdict(
         &self,
         policy: &mut dyn Policy,
-        frame: Frame,
+        folio: &Scanned<'_>,
         order: Order,
         class: Class,
         held: &Weights,
     ) -> OldestVerdict {
-        match self.look(frame) {
+        match self.look(folio) {
             OldestState::Stuck => OldestVerdict::Stuck,
             OldestState::Spared => OldestVerdict::Stays(class),
-            OldestState::Due(_) if class == Class::Uncached && self.adopt(frame) => {
+            OldestState::Due(_) if class == Class::Uncached && self.adopt(folio) => {
                 OldestVerdict::Stays(Class::Probation)
             }
             OldestState::Due(reads) => match policy.decide(class, reads, order.pages(), held) {
                 PolicyVerdict::Keep { class, reads } => {
-                    self.byte(frame).store(reads, Ordering::Relaxed);
+                    folio.byte.store(reads, Ordering::Relaxed);
                     OldestVerdict::Stays(class)
                 }
                 PolicyVerdict::Evict { remember } => OldestVerdict::Goes { remember },
@@ -693,12 +704,11 @@ impl Reclaim {
 
     /// Keeps a folio that an uncached read made if another reader has read it; whether it does. The caller
     /// has had the lock of the rings since it was listed.
-    fn adopt(&self, frame: Frame) -> bool {
-        let descriptor = self.arena.view().own(frame);
-        let word = descriptor.word();
+    fn adopt(&self, folio: &Scanned<'_>) -> bool {
+        let word = folio.descriptor.word();
         let flagged = word.has(Flags::DROPBEHIND);
-        let is_read = || referenced::was_read(self.byte(frame).load(Ordering::Relaxed));
-        let adopted = flagged && is_read() && descriptor.adopt_clean();
+        let is_read = || referenced::was_read(folio.byte.load(Ordering::Relaxed));
+        let adopted = flagged && is_read() && folio.descriptor.adopt_clean();
         if adopted {
             self.counters.add(Count::Adopted, u64::from(word.order().pages()));
         }
@@ -706,54 +716,40 @@ impl Reclaim {
     }
 
     /// What is to be seen of a folio that was listed a moment ago. The caller has had the lock of the rings since.
-    fn look(&self, frame: Frame) -> OldestState {
-        if !self.can_go(frame) && !self.can_spill(frame) {
+    fn look(&self, folio: &Scanned<'_>) -> OldestState {
+        if !can_go(folio.descriptor) && !self.can_spill(folio.frame) {
             return OldestState::Stuck;
         }
-        let byte = self.byte(frame);
-        match referenced::found(byte.load(Ordering::Relaxed)) {
+        match referenced::found(folio.byte.load(Ordering::Relaxed)) {
             // A touch between the load and the store is lost: its folio is scanned as if it had not been.
             ReferenceState::Spared(left) => {
-                byte.store(left, Ordering::Relaxed);
+                folio.byte.store(left, Ordering::Relaxed);
                 OldestState::Spared
             }
             ReferenceState::Reads(reads) => OldestState::Due(reads),
         }
     }
 
-    /// Whether the folio that `frame` heads is live, filled, neither locked nor held, and in its
-    /// file.
+    /// Whether the folio that `frame` heads can go.
     fn can_go(&self, frame: Frame) -> bool {
-        let word = self.arena.view().own(frame).settled_word();
-        let there =
-            word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED | Flags::UNWRITTEN);
-        there && word.holds() == 0
-    }
-
-    /// A victim, as its descriptor says. The caller has had the lock of the rings since the folio was in one.
-    fn victim(&self, frame: Frame, remember: bool, from: Option<usize>) -> Victim {
-        let descriptor = self.arena.view().own(frame);
-        let (mapping, index) = (descriptor.mapping(), descriptor.index());
-        Victim { mapping, index, frame, sequence: descriptor.word().sequence(), remember, from }
+        can_go(self.arena.view().own(frame))
     }
 
     /// Takes `victims`, all of the pool of `reservation`, out of their mappings and frees what went, or sends them to
     /// the spill file. What stays, or is still there, is listed again.
-    fn evict(
-        &self,
-        mut victims: Vec<Victim>,
-        reservation: ListReservation<'_>,
-        locks: LockWait,
-    ) -> EvictedPages {
+    fn evict(&self, victims: Vec<Victim>, reservation: ListReservation<'_>, locks: LockWait) -> EvictedPages {
         let pool = reservation.pool();
         self.prune_shadow_nodes(victims.len() as u64, locks);
-        victims.sort_unstable_by_key(|victim| (victim.mapping.0, victim.index));
+        let victims = by_page(&victims);
         let mut gone: Vec<(Frame, Order)> = Vec::with_capacity(victims.len());
         let mut stayed: Vec<Victim> = Vec::new();
         let mut going = SpillBatch::default();
         for group in victims.chunk_by(|a, b| a.mapping == b.mapping) {
             let first = gone.len();
             self.evict_of_mapping(pool, group, (&mut gone, &mut going), locks);
+            if gone.len() - first == group.len() {
+                continue; // as a rule
+            }
             let mut left = gone[first..].iter().peekable();
             let went = |victim: &&Victim| left.next_if(|(frame, _)| *frame == victim.frame).is_none();
             stayed.extend(group.iter().filter(went));
@@ -781,7 +777,10 @@ impl Reclaim {
         }
         let folios: Vec<_> = group.iter().map(|victim| (victim.index, victim.frame)).collect();
         if let Some(mut guard) = mapping.lock_as(locks) {
-            guard.evict_all(&folios, |nth, word| self.leave(pool, group[nth].remember, word), gone);
+            let mut leaving =
+                Leaving { state: self.state(pool), nodes_max: self.shadow_nodes_max(), shadow_pages: 0 };
+            guard.evict_all(&folios, |nth, word| self.leave(&mut leaving, group[nth].remember, word), gone);
+            self.counters.add(Count::Shadows, leaving.shadow_pages);
         }
     }
 
@@ -808,19 +807,28 @@ impl Reclaim {
     }
 
     /// What the folio of this last word leaves behind. The caller holds its tree's lock.
-    fn leave(&self, pool: PoolNumber, remember: bool, word: DescriptorWord) -> Replacement {
+    fn leave(&self, leaving: &mut Leaving<'_>, remember: bool, word: DescriptorWord) -> Replacement {
         let standing =
             if word.has(Flags::WORKINGSET) { EvictedState::WorkingSet } else { EvictedState::Plain };
         // The pool ages by what goes, remembered or not.
-        let memory = self.state(pool).workingset.remember(word.order(), standing);
+        let memory = leaving.state.workingset.remember(word.order(), standing);
         // Counted in any case, so that statistics show a working set that does not fit.
         let remember = remember || standing == EvictedState::WorkingSet;
-        if !remember || self.shadow_nodes.count() >= self.shadow_nodes_max() {
+        if !remember || self.shadow_nodes.count() >= leaving.nodes_max {
             return Replacement::Nothing;
         }
-        self.counters.add(Count::Shadows, u64::from(word.order().pages()));
+        leaving.shadow_pages += u64::from(word.order().pages());
         Replacement::Shadow(memory.payload())
     }
+}
+
+/// Folios of one pool that leave one mapping.
+struct Leaving<'r> {
+    state: &'r pools::State,
+    /// The most nodes that may only remember.
+    nodes_max: u64,
+    /// Pages of those that left a shadow so far.
+    shadow_pages: u64,
 }
 
 /// What a batch of victims came to, in pages.
@@ -830,6 +838,48 @@ struct EvictedPages {
     freed: u32,
     /// They are on their way to the spill file.
     sent: u32,
+}
+
+/// The oldest folio of a ring, which a scan has come to. The caller has had the lock of the rings since it was in one.
+struct Scanned<'v> {
+    frame: Frame,
+    descriptor: &'v Descriptor,
+    /// How often it was read; see `arena/referenced.rs`.
+    byte: &'v AtomicU8,
+}
+
+impl<'v> Scanned<'v> {
+    fn of(grown: GrownView<'v>, frame: Frame) -> Self {
+        let descriptor = grown.descriptor(frame).expect("a listed frame is grown");
+        Self { frame, descriptor, byte: grown.referenced(frame).expect("a listed frame is grown") }
+    }
+
+    /// A victim, as its descriptor says.
+    fn victim(&self, remember: bool, from: Option<usize>) -> Victim {
+        let (mapping, index) = (self.descriptor.mapping(), self.descriptor.index());
+        let sequence = self.descriptor.word().sequence();
+        Victim { mapping, index, frame: self.frame, sequence, remember, from }
+    }
+}
+
+/// Victims in the order of their mappings and indices. What is sorted is a number for each, as it is moved often: the
+/// mapping, the index, and the place among the victims.
+fn by_page(victims: &[Victim]) -> Vec<Victim> {
+    const PLACE_BITS: u32 = BATCH.ilog2() + 1;
+    debug_assert!(victims.len() <= BATCH, "a batch has {BATCH} victims at most");
+    let key = |(place, victim): (usize, &Victim)| {
+        u128::from(victim.mapping.0) << 96 | u128::from(victim.index.0) << PLACE_BITS | place as u128
+    };
+    let mut keys: Vec<u128> = victims.iter().enumerate().map(key).collect();
+    keys.sort_unstable();
+    keys.into_iter().map(|key| victims[key as usize & ((1 << PLACE_BITS) - 1)]).collect()
+}
+
+/// Whether a folio is live, filled, neither locked nor held, and in its file.
+fn can_go(descriptor: &Descriptor) -> bool {
+    let word = descriptor.settled_word();
+    let there = word.is_live() && word.has(Flags::UPTODATE) && !word.has(Flags::LOCKED | Flags::UNWRITTEN);
+    there && word.holds() == 0
 }
 
 /// What a look at the oldest folio of a ring shows.
@@ -873,4 +923,33 @@ fn weights(lists: &ListsGuard<'_>, pool: PoolNumber) -> Weights {
 /// What of `held` is left without `stuck`.
 fn without(held: Weights, stuck: Weights) -> Weights {
     Weights { pages: std::array::from_fn(|class| held.pages[class].saturating_sub(stuck.pages[class])) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn victim(mapping: u32, index: u64, frame: u32) -> Victim {
+        let (mapping, index) = (MappingId(mapping), PageIndex(index));
+        Victim { mapping, index, frame: Frame(frame), sequence: 0, remember: true, from: None }
+    }
+
+    proptest! {
+        /// The twin: the victims themselves, sorted. Some are of the last mapping and the last page that there can be.
+        #[test]
+        fn victims_are_in_the_order_of_their_pages(
+            pages in prop::collection::vec(
+                (prop_oneof![0..3u32, Just(u32::MAX)], prop_oneof![0..40u64, ((1u64 << 52) - 9)..(1 << 52)]),
+                0..=BATCH,
+            ),
+        ) {
+            let victims: Vec<_> =
+                (0..).zip(&pages).map(|(frame, &(mapping, index))| victim(mapping, index, frame)).collect();
+            let mut twin = victims.clone();
+            twin.sort_by_key(|victim| (victim.mapping.0, victim.index)); // stable, as places are
+            let frames = |victims: &[Victim]| victims.iter().map(|victim| victim.frame).collect::<Vec<_>>();
+            prop_assert_eq!(frames(&by_page(&victims)), frames(&twin));
+        }
+    }
 }

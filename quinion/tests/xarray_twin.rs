@@ -28,7 +28,7 @@ fn op(span: u64, orders: u8) -> impl Strategy<Value = Op> {
         2 => (index(span), 0..span, any::<bool>())
             .prop_map(|(at, pages, spill)| Op::StoreRange { at, pages, spill }),
         3 => (index(span), any::<bool>()).prop_map(|(at, spill)| Op::Replace { at, spill }),
-        3 => (index(span), prop_oneof![2 => Just(1), 1 => 1..80u64], proptest::collection::vec(0..3u8, 1..40))
+        3 => (index(span), prop_oneof![2 => Just(1), 1 => 1..80u64], proptest::collection::vec(0..3u8, 1..150))
             .prop_map(|(at, step, fates)| Op::Revise { at, step, fates }),
         2 => (index(span), any::<bool>(), 0..3u8).prop_map(|(at, hit, to)| Op::Exchange { at, hit, to }),
         4 => (index(span), 0..3u8).prop_map(|(at, mark)| Op::Mark { at, mark }),

@@ -166,7 +166,10 @@ impl Arena {
         for &(frame, order) in runs {
             self.assert_ours(&stock, frame, order.pages());
             if stock.emptying.is_empty() && stock.guests.is_empty() {
-                stock.buddy.free(&self.view, frame, order);
+                match order {
+                    Order::ZERO => stock.buddy.free_page(&self.view, frame),
+                    _ => stock.buddy.free(&self.view, frame, order),
+                }
             } else {
                 ended |= stock.give_back(&self.view, frame, order.pages());
             }
@@ -273,10 +276,10 @@ impl Arena {
     fn take_cells(&self, len: usize, cells: &mut Vec<CellNumber>, locks: LockWait) -> Option<u64> {
         let mut stock = self.stock.lock_as(locks)?;
         while cells.len() < len {
-            match stock.cells.alloc(&self.view) {
-                Some(cell) => cells.push(cell),
-                None if stock.cells.extents() >= stock.reserve() && stock.cut_free(&self.view) => {}
-                None => break,
+            match stock.cells.alloc_some(&self.view, len, cells) {
+                0 if stock.cells.extents() >= stock.reserve() && stock.cut_free(&self.view) => {}
+                0 => break,
+                _ => {}
             }
         }
         Some(stock.growths)

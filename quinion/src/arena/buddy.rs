@@ -13,10 +13,23 @@
 //! this room asks of the keeper of the descriptors; tests keep them in a
 //! vector, with runs of at most 8 frames.
 //!
+//! **Recent frames.** A cache of single pages that is full frees one page for each that it takes. To merge each with
+//! its buddies and to split it off again would be work for nothing. So single frames that come back by
+//! [`Buddy::free_page`] wait on a small stack, unmerged, and the next request for one frame takes the newest of them.
+//! Any request for more than a frame, if there are so many free ones, and whatever looks for the free frames of a
+//! range, merges them first. Linux has the same in its per-CPU page lists.
+//!
+//! ```text
+//!   free_page: 7, 40, 3     recent  [7 40 3|      no head, in no list, merged with nothing
+//!   alloc(0): 3             recent  [7 40|
+//!   alloc(2)                recent  [|            7 and 40 are freed as ever, then a run of order 2 is sought
+//! ```
+//!
 //! Invariants (asserted by [`Buddy::check`]):
 //!  1. A free run of order n starts at a frame divisible by 2^n.
 //!  2. No two free runs overlap, and two buddies of one order below the top are never both free.
 //!  3. A frame is marked as head exactly while it is in the list of its order.
+//!  4. A recent frame is no head and lies in no free run, and counts as free.
 //!
 //! Not an invariant: the order of a list. It is kept loosely by address, so
 //! that low frames are used first and high extents stay whole, and otherwise
@@ -32,6 +45,8 @@ use crate::units::{Frame, Order};
 
 /// The end of a list.
 const NIL: u32 = u32::MAX;
+/// Frames that wait unmerged, at most: what one reclaim frees.
+const RECENT_MAX: usize = 256;
 /// Lists: one an order, 0 to 9.
 const ORDERS: usize = Order::MAX.0 as usize + 1;
 
@@ -63,7 +78,11 @@ pub struct FrameRun {
 #[derive(Debug)]
 pub struct Buddy<const TOP: u8> {
     heads: [u32; ORDERS],
-    free_pages: u64,
+    /// Frames of the runs that are listed.
+    listed_pages: u64,
+    /// Single frames that came back last, the newest last; the first `recent_pages` of these.
+    recent: [u32; RECENT_MAX],
+    recent_pages: usize,
 }
 
 impl<const TOP: u8> Default for Buddy<TOP> {
@@ -80,12 +99,17 @@ impl<const TOP: u8> Buddy<TOP> {
 
     /// Nothing is free.
     pub const fn new() -> Self {
-        Self { heads: [NIL; ORDERS], free_pages: 0 }
+        Self { heads: [NIL; ORDERS], listed_pages: 0, recent: [NIL; RECENT_MAX], recent_pages: 0 }
     }
 
     /// How many frames are free.
     pub fn free_pages(&self) -> u64 {
-        self.free_pages
+        self.listed_pages + self.recent_pages as u64
+    }
+
+    /// Frames that are free and in no run, the oldest first.
+    pub fn recent(&self) -> &[u32] {
+        &self.recent[..self.recent_pages]
     }
 
     /// Adds a run of the top order, new or given back; it merges with nothing.
@@ -94,7 +118,23 @@ impl<const TOP: u8> Buddy<TOP> {
     }
 
     /// Takes a run of `order`, out of the smallest that is free and large enough.
+    #[inline]
     pub fn alloc(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
+        if self.recent_pages > 0 {
+            if order == Order::ZERO {
+                self.recent_pages -= 1;
+                return Some(Frame(self.recent[self.recent_pages]));
+            }
+            if self.free_pages() < u64::from(order.pages()) {
+                return None; // nothing to be merged could make it
+            }
+            self.merge_recent(links);
+        }
+        self.alloc_merged(links, order)
+    }
+
+    /// As [`Buddy::alloc`], of the runs that are listed.
+    fn alloc_merged(&mut self, links: &impl FreeLinks, order: Order) -> Option<Frame> {
         let found = (order.0..=TOP).map(Order).find(|&o| self.heads[o.0 as usize] != NIL)?;
         let frame = self.pop(links, found)?;
         // The surplus goes back, upper half first.
@@ -112,6 +152,30 @@ impl<const TOP: u8> Buddy<TOP> {
         }
         self.remove(links, Frame(head), order);
         Some(Frame(head))
+    }
+
+    /// Gives a single frame back, to be taken again as it is; see the head of this file. Where it is freed twice, that
+    /// is found out when it is merged.
+    ///
+    /// # Panics
+    /// If the frame heads a free run.
+    #[inline]
+    pub fn free_page(&mut self, links: &impl FreeLinks, frame: Frame) {
+        if self.recent_pages == RECENT_MAX {
+            return self.free(links, frame, Order::ZERO);
+        }
+        assert!(links.free_order(frame).is_none(), "{frame:?} is freed twice");
+        debug_assert!(!self.recent().contains(&frame.0), "{frame:?} is freed twice");
+        debug_assert!(!self.is_inside_free(links, frame), "{frame:?} is inside a free run and freed again");
+        self.recent[self.recent_pages] = frame.0;
+        self.recent_pages += 1;
+    }
+
+    /// Merges what waits unmerged with its buddies.
+    pub fn merge_recent(&mut self, links: &impl FreeLinks) {
+        for at in 0..std::mem::take(&mut self.recent_pages) {
+            self.free(links, Frame(self.recent[at]), Order::ZERO);
+        }
     }
 
     /// Gives a run of `order` back and merges it with its buddies as far as they are free.
@@ -149,6 +213,7 @@ impl<const TOP: u8> Buddy<TOP> {
     /// Takes all free runs out of the top-order run at `first`, which is free as a whole or in parts, and tells
     /// `taken` of each. Cost: a step for each frame that is not free.
     pub fn take_extent(&mut self, links: &impl FreeLinks, first: Frame, mut taken: impl FnMut(FrameRun)) {
+        self.merge_recent(links);
         let (mut frame, end) = (first, first.plus(Self::TOP_ORDER.pages()));
         while frame < end {
             let pages = match links.free_order(frame) {
@@ -175,7 +240,7 @@ impl<const TOP: u8> Buddy<TOP> {
         links.set_link(frame, NEXT, after);
         links.set_link(frame, PREVIOUS, before);
         self.link(links, order, before, frame.0, after);
-        self.free_pages += u64::from(order.pages());
+        self.listed_pages += u64::from(order.pages());
     }
 
     /// Takes a run out of the list of its order.
@@ -190,7 +255,7 @@ impl<const TOP: u8> Buddy<TOP> {
             links.set_link(Frame(after), PREVIOUS, before);
         }
         links.set_free(frame, None);
-        self.free_pages -= u64::from(order.pages());
+        self.listed_pages -= u64::from(order.pages());
     }
 
     /// Makes the neighbours of `frame` in the list of `order` point to it.
@@ -221,6 +286,7 @@ impl<const TOP: u8> Buddy<TOP> {
         if listed != marked {
             return Err(format!("{listed} free runs are listed, {marked} frames are marked as heads"));
         }
+        self.check_recent(links, &frames)?;
         let mut end = frames.start;
         for head in frames.clone().map(Frame) {
             let Some(order) = links.free_order(head) else { continue };
@@ -234,6 +300,25 @@ impl<const TOP: u8> Buddy<TOP> {
             }
         }
         if end > frames.end { Err("a free run reaches beyond the arena".into()) } else { Ok(()) }
+    }
+
+    /// Looks at what waits unmerged.
+    fn check_recent(&self, links: &impl FreeLinks, frames: &Range<u32>) -> Result<(), String> {
+        for (at, &recent) in self.recent().iter().enumerate() {
+            let frame = Frame(recent);
+            if !frames.contains(&recent)
+                || links.free_order(frame).is_some()
+                || self.is_inside_free(links, frame)
+            {
+                return Err(format!(
+                    "{frame:?} waits to be merged, and is no frame outside of all free runs"
+                ));
+            }
+            if self.recent()[..at].contains(&recent) {
+                return Err(format!("{frame:?} waits to be merged twice"));
+            }
+        }
+        Ok(())
     }
 
     /// Follows every list and counts its runs.
@@ -250,16 +335,16 @@ impl<const TOP: u8> Buddy<TOP> {
                     return Err(format!("{frame:?} is listed at {order:?} and marked otherwise"));
                 }
                 (listed, pages) = (listed + 1, pages + u64::from(order.pages()));
-                if pages > self.free_pages {
-                    return Err(format!("the lists hold more than the {} free frames", self.free_pages));
+                if pages > self.listed_pages {
+                    return Err(format!("the lists hold more than the {} free frames", self.listed_pages));
                 }
                 (previous, at) = (at, links.links(frame)[NEXT]);
             }
         }
-        if pages == self.free_pages {
+        if pages == self.listed_pages {
             Ok(listed)
         } else {
-            Err(format!("{pages} frames are listed, {} counted", self.free_pages))
+            Err(format!("{pages} frames are listed, {} counted", self.listed_pages))
         }
     }
 }
@@ -325,6 +410,8 @@ mod tests {
         AllocRun(u32),
         /// Frees one of the runs that are out, whole.
         Free(usize),
+        /// Frees one of them frame by frame, unmerged.
+        FreePages(usize),
         /// Frees one of them in two unaligned parts, the second first.
         FreeParts(usize, u32),
         AddExtent,
@@ -335,6 +422,7 @@ mod tests {
             4 => (0..=TOP).prop_map(Op::Alloc),
             3 => (1..2 * EXTENT).prop_map(Op::AllocRun),
             4 => any::<usize>().prop_map(Op::Free),
+            4 => any::<usize>().prop_map(Op::FreePages),
             2 => (any::<usize>(), 0..EXTENT).prop_map(|(which, at)| Op::FreeParts(which, at)),
             1 => Just(Op::AddExtent),
         ];
@@ -386,6 +474,11 @@ mod tests {
                 Op::Free(which) if !self.out.is_empty() => {
                     let run = self.out.swap_remove(which % self.out.len());
                     self.buddy.free(&self.table, run.frame, Order::fitting(run.pages));
+                    self.twin.set(run.frame, run.pages, true);
+                }
+                Op::FreePages(which) if !self.out.is_empty() => {
+                    let run = self.out.swap_remove(which % self.out.len());
+                    (0..run.pages).for_each(|page| self.buddy.free_page(&self.table, run.frame.plus(page)));
                     self.twin.set(run.frame, run.pages, true);
                 }
                 Op::FreeParts(which, at) if !self.out.is_empty() => {
@@ -465,6 +558,31 @@ mod tests {
     }
 
     #[test]
+    fn the_frame_that_came_back_last_is_taken_first_and_larger_runs_merge_it() {
+        let (mut buddy, table) = whole(1);
+        let frames: Vec<_> = (0..EXTENT).map(|_| buddy.alloc(&table, Order(0)).unwrap()).collect();
+        for &frame in &frames {
+            buddy.free_page(&table, frame);
+        }
+        assert_eq!(buddy.free_pages(), u64::from(EXTENT));
+        assert!(frames.iter().all(|&frame| table.free_order(frame).is_none()), "none is merged");
+        let last = *frames.last().unwrap();
+        assert_eq!(buddy.alloc(&table, Order(0)), Some(last));
+        buddy.free_page(&table, last);
+        assert_eq!(buddy.alloc(&table, Order(TOP)), Some(Frame(0)), "all of them are one run");
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn a_recent_frame_freed_twice_is_caught() {
+        let (mut buddy, table) = whole(1);
+        let frame = buddy.alloc(&table, Order(0)).unwrap();
+        buddy.free_page(&table, frame);
+        buddy.free_page(&table, frame);
+        buddy.merge_recent(&table);
+    }
+
+    #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "inside a free run")]
     fn an_inner_frame_freed_twice_is_caught() {
@@ -486,7 +604,13 @@ mod tests {
         table.set_link(Frame(EXTENT), PREVIOUS, 5);
         assert!(buddy.check(&table, range.clone()).is_err(), "a list that does not lead back");
         table.set_link(Frame(EXTENT), PREVIOUS, NIL);
-        buddy.free_pages += 1;
-        assert!(buddy.check(&table, range).is_err(), "a miscount");
+        buddy.listed_pages += 1;
+        assert!(buddy.check(&table, range.clone()).is_err(), "a miscount");
+        buddy.listed_pages -= 1;
+        buddy.check(&table, range.clone()).unwrap();
+        buddy.free_page(&table, frame);
+        buddy.check(&table, range.clone()).unwrap();
+        buddy.recent[0] = EXTENT;
+        assert!(buddy.check(&table, range).is_err(), "a recent frame that lies in a free run");
     }
 }

@@ -119,15 +119,28 @@ impl Cells {
     }
 
     /// Takes a cell of the lowest extent that has one. Its content is arbitrary.
+    #[cfg(test)]
     pub fn alloc(&mut self, links: &impl CellLinks) -> Option<CellNumber> {
-        let extent = *self.with_free.first()?;
-        let cells = self.extents_of_cells.get_mut(&extent).expect("an extent with room is cut");
-        let cell = cells.take(extent, links);
-        if !cells.has_free() {
+        let mut one = Vec::new();
+        self.alloc_some(links, 1, &mut one);
+        one.pop()
+    }
+
+    /// Takes cells of the lowest extent that has some, until `cells` has `len` of them or this extent has no more; how
+    /// many were taken. Their content is arbitrary.
+    pub fn alloc_some(&mut self, links: &impl CellLinks, len: usize, cells: &mut Vec<CellNumber>) -> usize {
+        let Some(&extent) = self.with_free.first() else { return 0 };
+        let of_extent = self.extents_of_cells.get_mut(&extent).expect("an extent with room is cut");
+        let before = cells.len();
+        while cells.len() < len && of_extent.has_free() {
+            cells.push(of_extent.take(extent, links));
+        }
+        if !of_extent.has_free() {
             self.with_free.remove(&extent);
         }
-        self.used += 1;
-        Some(cell)
+        let taken = cells.len() - before;
+        self.used += taken as u64;
+        taken
     }
 
     /// Gives a cell back.
@@ -139,11 +152,14 @@ impl Cells {
         let cells = self.extents_of_cells.get_mut(&extent).expect("a cell lies in an extent of cells");
         assert!(cells.used > 0 && ordinal(cell) < cells.fresh, "{cell:?} was not handed out");
         links.set_link(cell, cells.free);
+        let had_none = !cells.has_free();
         cells.free = cell.0;
         cells.used -= 1;
         let empty = cells.used == 0;
         self.used -= 1;
-        self.with_free.insert(extent);
+        if had_none {
+            self.with_free.insert(extent);
+        }
         if empty { CellFreed::ExtentEmpty(extent) } else { CellFreed::Kept }
     }
 

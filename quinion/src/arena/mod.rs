@@ -88,6 +88,6 @@ pub use owner::Arena;
 #[cfg(not(quinion_model))]
 pub use page_locks::{PageLock, PageLocks};
 #[cfg(not(quinion_model))]
-pub use share::{ArenaShare, OwnedView};
+pub use share::{ArenaShare, OwnedRecord, OwnedView};
 #[cfg(not(quinion_model))]
 pub use stock::{AllocAmount, FrameAlignment};

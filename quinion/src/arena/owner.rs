@@ -413,6 +413,7 @@ impl Arena {
     /// Every frame that must not be a folio's: the tables', the cells', and all of every free run.
     fn check_frames(&self, stock: &FrameStock) -> Result<(), String> {
         let meta = self.view.layout().frames_meta;
+        let recent: BTreeSet<u32> = stock.buddy.recent().iter().copied().collect();
         let mut free_until = 0;
         for frame in (0..stock.frames_reached()).map(Frame) {
             let word = self.view.own(frame).word();
@@ -426,14 +427,19 @@ impl Arena {
                 }
                 free_until = frame.0 + order.pages();
             }
-            if (taken || frame.0 < free_until) && !is_nobodys(word) {
+            let is_recent = recent.contains(&frame.0);
+            if is_recent && (taken || stock.emptying.contains_key(&frame.extent())) {
+                return Err(format!("{frame:?} is no data, or going, and yet free"));
+            }
+            let is_unused = taken || is_recent || frame.0 < free_until;
+            if is_unused && !is_nobodys(word) {
                 return Err(format!("{frame:?} is no folio's, and its descriptor says {word:?}"));
             }
-            if (taken || frame.0 < free_until) && self.view.is_page_read(frame) {
+            if is_unused && self.view.is_page_read(frame) {
                 return Err(format!("{frame:?} is no folio's, and its page is said to have been read"));
             }
             let marked = |bits| self.view.count_bits(bits, frame, 1) > 0;
-            if (taken || frame.0 < free_until) && (marked(BitTable::Dirty) || marked(BitTable::Writeback)) {
+            if is_unused && (marked(BitTable::Dirty) || marked(BitTable::Writeback)) {
                 return Err(format!("{frame:?} is no folio's, and its page is said to be dirty or written"));
             }
         }

@@ -1,24 +1,34 @@
 //! Share: what of an arena others hold.
 //!
 //! An [`ArenaShare`] is for the owner's side of viewers: files and numbers, and nothing by which a frame could be freed
-//! or a folio changed. An [`OwnedView`] keeps the arena alive together with the view that a hit walks through.
+//! or a folio changed. An [`OwnedView`] keeps the arena alive together with the view that a hit walks through, and an
+//! [`OwnedRecord`] together with the record of a mapping.
 //!
-//! Invariant: neither changes the arena.
+//! Invariant: none of them changes the arena.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::options::{ArenaError, ArenaStats};
 use super::owner::Arena;
 use crate::units::Frame;
-use quinion_view::arena::View;
 use quinion_view::arena::control::ControlView;
+use quinion_view::arena::{CellNumber, Record, View};
 
 impl Arena {
     /// A view that keeps the arena: what a handle looks through, so that a hit makes no detour.
     pub fn owned_view(self: &Arc<Self>) -> OwnedView {
         // SAFETY: the arena, and with it its mapping, lives as long as the value that has both.
         OwnedView { view: unsafe { self.view.duplicate() }, arena: Arc::clone(self) }
+    }
+    /// The record in a cell of the caller's, found once for all questions to come, with a share of the arena.
+    ///
+    /// # Panics
+    /// If the number is no cell's.
+    pub fn owned_record(self: &Arc<Self>, cell: CellNumber) -> OwnedRecord {
+        let record = NonNull::from(self.view.record(cell).expect("a cell of the caller's exists"));
+        OwnedRecord { record, arena: Arc::clone(self) }
     }
     /// What of it is shared with viewers.
     pub fn share(&self) -> ArenaShare<'_> {
@@ -106,5 +116,35 @@ impl std::ops::Deref for OwnedView {
     #[inline]
     fn deref(&self) -> &View {
         &self.view
+    }
+}
+
+/// A [`Record`] together with a share of its arena.
+#[derive(Debug)]
+pub struct OwnedRecord {
+    record: NonNull<Record>,
+    arena: Arc<Arena>,
+}
+
+// SAFETY: a record is atomics only, and its memory stays mapped as long as the arena, which is shared between threads.
+unsafe impl Send for OwnedRecord {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedRecord {}
+
+impl OwnedRecord {
+    /// The arena it keeps.
+    #[inline]
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl std::ops::Deref for OwnedRecord {
+    type Target = Record;
+    #[inline]
+    fn deref(&self) -> &Record {
+        // SAFETY: the record lies in the arena's mapping, which lives as long as this value has its share of the arena;
+        // it is atomics only.
+        unsafe { self.record.as_ref() }
     }
 }

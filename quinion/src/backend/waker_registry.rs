@@ -252,7 +252,8 @@ impl Waiter {
         let mut waiter = Some(self);
         if DEFERRING.get() > 0 {
             // A thread that is ending may be without the list, and still read: in a destructor of its program.
-            let _ = DEFERRED.try_with(|waiters| waiters.borrow_mut().extend(waiter.take()));
+            let put = DEFERRED.try_with(|waiters| waiters.borrow_mut().extend(waiter.take()));
+            HAS_DEFERRED.set(HAS_DEFERRED.get() | put.is_ok());
         }
         waiter.into_iter().for_each(Waiter::wake);
     }
@@ -275,6 +276,8 @@ std::thread_local! {
 std::thread_local! {
     /// How many [`DeferredWakes`] the thread has.
     static DEFERRING: Cell<u32> = const { Cell::new(0) };
+    /// Whether there may be waiters in the list below: it has a destructor, so that to look at it costs more.
+    static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };
     /// The waiters that became ready meanwhile.
     static DEFERRED: RefCell<Vec<Waiter>> = const { RefCell::new(Vec::new()) };
 }
@@ -295,7 +298,7 @@ impl DeferredWakes {
 impl Drop for DeferredWakes {
     fn drop(&mut self) {
         DEFERRING.set(DEFERRING.get() - 1);
-        if DEFERRING.get() == 0 {
+        if DEFERRING.get() == 0 && HAS_DEFERRED.replace(false) {
             let waiters = DEFERRED.try_with(RefCell::take).unwrap_or_default();
             if !waiters.is_empty() {
                 waiters.into_iter().for_each(Waiter::notify);

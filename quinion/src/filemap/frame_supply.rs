@@ -127,10 +127,6 @@ pub(crate) struct FrameSupply {
     pub(super) in_background: bool,
     /// The folios that fills make.
     pub(crate) folio_orders: Orders,
-    /// Fills submitted and not completed.
-    in_flight: AtomicU64,
-    /// Fills completed, so that a thread that waits for memory sees progress.
-    completed: AtomicU64,
     /// Pages of the windows that uncached reads are putting into the cache just now.
     uncached_coming: AtomicU64,
 }
@@ -227,27 +223,22 @@ impl FrameSupply {
             background: BackgroundThread::new(),
             in_background: false,
             folio_orders,
-            in_flight: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
             uncached_coming: AtomicU64::new(0),
         }
     }
 
     /// Fills submitted and not yet completed.
     pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Relaxed)
+        self.reclaim.all_fills().0
     }
 
     /// So many fills of the pool have been submitted.
     pub(super) fn fills_begin(&self, pool: PoolNumber, fills: u64) {
-        self.in_flight.fetch_add(fills, Ordering::Relaxed);
         self.reclaim.fills_begin(pool, fills);
     }
 
     /// A fill of the pool has completed.
     pub(super) fn fill_ends(&self, pool: PoolNumber) {
-        self.completed.fetch_add(1, Ordering::Relaxed);
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
         self.reclaim.fill_ends(pool);
     }
 
@@ -531,8 +522,9 @@ impl FrameSupply {
 
     /// Fills and flushes that are in flight, and how many have ended: what of it holds pages that cannot go.
     fn under_way(&self) -> (u64, u64) {
-        let ((flushes, flushed), (spills, spilled)) = (self.writeback.flushes(), self.spills());
-        (self.in_flight() + flushes + spills, self.completed.load(Ordering::Relaxed) + flushed + spilled)
+        let ((fills, filled), (flushes, flushed)) = (self.reclaim.all_fills(), self.writeback.flushes());
+        let (spills, spilled) = self.spills();
+        (fills + flushes + spills, filled + flushed + spilled)
     }
 
     /// Pages on their way to the spill file, and folios whose way has ended.

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
-//! nothing is there goes straight to readahead, which looks once more with its lock held.
+//! nothing is there goes straight to readahead, which looks once more with its lock held if it had to wait for that.
 //!
 //! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
 //! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may
@@ -46,7 +46,7 @@ use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
 use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{Rank, RankedGuard, RankedMutex};
+use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_within_page, pages_of_bytes};
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
@@ -288,7 +288,7 @@ impl Filemap {
         first: FirstPage<'m>,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: ReadExtent::Window };
+        let miss = Miss { index, position, len, reach: ReadExtent::Window, look: LastLook::Unknown };
         self.hold_reaching(mapping, reader, wait_policy, miss, first)
     }
 
@@ -314,7 +314,7 @@ impl Filemap {
         position: u64,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: ReadExtent::Page };
+        let miss = Miss { index, position, len: 1, reach: ReadExtent::Page, look: LastLook::Unknown };
         self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)
     }
 
@@ -332,9 +332,13 @@ impl Filemap {
             if position >= mapping.size() {
                 return Ok(None);
             }
+            miss.look = LastLook::Unknown;
             let held = match std::mem::take(&mut first) {
                 FirstPage::Held(held) => Ok(held),
-                FirstPage::Absent => Err(HoldRefused::Mismatch), // the planner of the miss looks once more
+                FirstPage::Absent => {
+                    miss.look = LastLook::Absent; // the planner of the miss looks once more if it has to wait
+                    Err(HoldRefused::Mismatch)
+                }
                 FirstPage::Unknown => mapping.try_hold(miss.index),
             };
             match held {
@@ -345,7 +349,7 @@ impl Filemap {
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
                 Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    match self.fill_miss(MissedRead { mapping, reader, wait_policy, miss })? {
+                    match self.fill_miss(&MissedRead { mapping, reader, wait_policy, miss })? {
                         MissOutcome::Ready(held) => return Ok(Some(held)),
                         MissOutcome::Again(further) => miss.reach = further,
                     }
@@ -378,9 +382,8 @@ impl Filemap {
 
     /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
     /// after a failed window, the page alone; after the page alone has failed, the error.
-    fn fill_miss<'m>(self: &Arc<Self>, missed: MissedRead<'m, '_>) -> Result<MissOutcome<'m>, Error> {
-        let MissedRead { mapping, reader, wait_policy, miss } = missed;
-        let Miss { index, position, reach, .. } = miss;
+    fn fill_miss<'m>(self: &Arc<Self>, missed: &MissedRead<'m, '_>) -> Result<MissOutcome<'m>, Error> {
+        let &MissedRead { mapping, reader, wait_policy, miss: Miss { index, position, reach, .. } } = missed;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if wait_policy == WaitPolicy::CacheOnly {
             return Err(would_block());
@@ -429,10 +432,10 @@ impl Filemap {
     /// fill was given to as well.
     fn begin_miss(
         self: &Arc<Self>,
-        missed: MissedRead<'_, '_>,
+        missed: &MissedRead<'_, '_>,
         first: MissWindow<'_>,
     ) -> (FillOutcome, Arc<dyn Backend>) {
-        let MissedRead { mapping, reader, wait_policy, .. } = missed;
+        let &MissedRead { mapping, reader, wait_policy, .. } = missed;
         let MissWindow { window, wanted, readahead, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
         let begin = |request: &FillRequest, readahead: Option<RankedGuard<'_, Readahead>>| {
@@ -454,10 +457,10 @@ impl Filemap {
     /// how far the next attempt should reach, or why there is none.
     fn await_miss<'m>(
         &self,
-        missed: MissedRead<'m, '_>,
+        missed: &MissedRead<'m, '_>,
         begun: &BegunFill<'_>,
     ) -> Result<MissOutcome<'m>, Error> {
-        let MissedRead { mapping, reader, wait_policy, miss } = missed;
+        let &MissedRead { mapping, reader, wait_policy, miss } = missed;
         let Miss { index, position, reach, .. } = miss;
         let &BegunFill { batch, backend, next } = begun;
         if let Ok(held) = mapping.index().try_hold_at(batch.likely_frame(index), index) {
@@ -493,11 +496,11 @@ impl Filemap {
     /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
-        missed: MissedRead<'_, '_>,
+        missed: &MissedRead<'_, '_>,
         held: &HeldFolio<'_>,
         batch: &WindowFills,
     ) -> ReadableState {
-        let MissedRead { mapping, wait_policy, miss, .. } = missed;
+        let &MissedRead { mapping, wait_policy, miss, .. } = missed;
         let stalled = (wait_policy == WaitPolicy::Wait && batch.refaulted()).then(Instant::now);
         let readable = self.wait_readable(mapping, held, miss, wait_policy);
         if let Some(since) = stalled {
@@ -565,7 +568,7 @@ impl Filemap {
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: ReadExtent::Window };
+        let miss = Miss { index, position, len, reach: ReadExtent::Window, look: LastLook::Unknown };
         let held = self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)?;
         if let Some(held) = held {
             reader.touch(self.arena.view().grown(), held.frame());
@@ -700,6 +703,16 @@ struct Miss {
     position: u64,
     len: usize,
     reach: ReadExtent,
+    look: LastLook,
+}
+
+/// What the reader's own look at the page said, just before it asks readahead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LastLook {
+    /// There is no folio.
+    Absent,
+    /// It has not looked, or what it has seen is gone.
+    Unknown,
 }
 
 /// A miss of a reader, and how it waits.
@@ -759,22 +772,25 @@ enum MissOutcome<'m> {
 /// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
 /// to ask. Returns the readahead that said so, locked, if one was asked.
 fn plan_miss<'r>(
-    missed: MissedRead<'_, 'r>,
+    missed: &MissedRead<'_, 'r>,
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
-    let MissedRead { mapping, reader, wait_policy, miss } = missed;
-    let Miss { index, position, len, reach, .. } = miss;
+    let &MissedRead { mapping, reader, wait_policy, miss } = missed;
+    let Miss { index, position, len, reach, look } = miss;
     if reach == ReadExtent::Page {
         windows.push(Window::exact(index, 1));
         windows.want(index..index.plus(1));
         return Ok(None);
     }
-    let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
+    let at_once = reader.readahead().lock_as(LockWait::Try);
+    let is_absent = at_once.is_some() && look == LastLook::Absent;
+    let Some(mut guard) = at_once.or_else(|| reader.readahead().lock_as(wait_policy.locks())) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Others may have planned, and filled, while we waited for them: what they brought is not a
-    // window that was lost, and is not to be treated as one.
-    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
+    // Others may have planned, and filled, while we waited for them: what they brought is not a window that was lost,
+    // and is not to be treated as one. (A reader that did not wait believes what it saw a moment ago: the insertion
+    // tells it if that is wrong.)
+    if !is_absent && mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

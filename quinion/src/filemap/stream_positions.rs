@@ -73,11 +73,16 @@ impl StreamPositions {
     /// several folios this is asked for each.
     pub(crate) fn remember(&self, position: u64, end: u64) -> bool {
         let place = &self.0[thread_number() % PLACES];
-        if let Some(last) = place.ends.iter().find(|last| last.load(Ordering::Relaxed) == position) {
-            last.store(end, Ordering::Relaxed);
-            return position > 0;
+        let mut ended_here = false;
+        for last in &place.ends {
+            let found = last.load(Ordering::Relaxed);
+            if found == position {
+                last.store(end, Ordering::Relaxed);
+                return position > 0;
+            }
+            ended_here |= found == end;
         }
-        if place.ends.iter().any(|last| last.load(Ordering::Relaxed) == end) {
+        if ended_here {
             return false;
         }
         let next = place.next.load(Ordering::Relaxed) as usize % ENDS;

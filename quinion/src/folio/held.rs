@@ -20,7 +20,7 @@
 //! readable. A fill may fail, and a change of the file detaches it.
 
 use crate::arena::written as arena_written;
-use crate::arena::{Arena, HoldRefused, PutOutcome, ReadableState, Ticket};
+use crate::arena::{Arena, Descriptor, HoldRefused, PutOutcome, ReadableState, Ticket};
 use crate::units::{Frame, MappingId, Order, PAGE_SIZE, PageIndex};
 
 use quinion_view::folio::{copy, written};
@@ -29,6 +29,8 @@ use quinion_view::folio::{copy, written};
 #[derive(Debug)]
 pub struct HeldFolio<'a> {
     arena: &'a Arena,
+    /// Of `frame`.
+    descriptor: &'a Descriptor,
     frame: Frame,
     ticket: Ticket,
 }
@@ -44,12 +46,13 @@ impl<'a> HeldFolio<'a> {
     ) -> Result<Self, HoldRefused> {
         let descriptor = arena.view().descriptor(frame).ok_or(HoldRefused::Mismatch)?;
         let ticket = descriptor.try_hold_unfilled(mapping, index)?;
-        Ok(Self { arena, frame, ticket })
+        Ok(Self { arena, descriptor, frame, ticket })
     }
 
     /// The hold that came with the caller's own fill of the folio that `frame` heads, also if that has left the index.
     pub(super) fn of_fill(arena: &'a Arena, frame: Frame) -> Self {
-        Self { arena, frame, ticket: arena.view().own(frame).ticket_of_fill() }
+        let descriptor = arena.view().own(frame);
+        Self { arena, descriptor, frame, ticket: descriptor.ticket_of_fill() }
     }
 
     /// Its parts; the hold is the caller's to give back.
@@ -79,7 +82,7 @@ impl<'a> HeldFolio<'a> {
     }
     /// Whether a user has pinned it; a hint, as pins come and go.
     pub fn is_pinned(&self) -> bool {
-        self.arena.view().own(self.frame).is_pinned()
+        self.descriptor.is_pinned()
     }
     /// Whether it carried the readahead marker when it was held.
     pub fn has_marker(&self) -> bool {
@@ -98,17 +101,17 @@ impl<'a> HeldFolio<'a> {
     pub fn is_readable_at(&self, index: PageIndex) -> ReadableState {
         let view = self.arena.view();
         let frame = self.frame.plus(self.page_of(index));
-        view.own(self.frame).is_page_readable(self.ticket, || view.is_page_read(frame))
+        self.descriptor.is_page_readable(self.ticket, || view.is_page_read(frame))
     }
     /// Whether it has been in the index from when it was held until now.
     #[inline]
     pub fn is_attached(&self) -> bool {
-        self.arena.view().own(self.frame).is_attached(self.ticket)
+        self.descriptor.is_attached(self.ticket)
     }
     /// What may be done with all of it now.
     #[inline]
     pub fn is_readable(&self) -> ReadableState {
-        self.arena.view().own(self.frame).is_readable(self.ticket)
+        self.descriptor.is_readable(self.ticket)
     }
 
     /// Copies the folio's bytes from file position `position` on into `to`, as many as there are; returns
@@ -122,7 +125,7 @@ impl<'a> HeldFolio<'a> {
     pub fn copy_out(&self, position: u64, to: &mut [u8]) -> usize {
         let bytes = to.len().min(self.ready_bytes(position));
         let inside = self.inside(position);
-        let descriptor = self.arena.view().own(self.frame);
+        let descriptor = self.descriptor;
         if !descriptor.word().is_written() {
             // SAFETY: the folio's frames are kept by this hold, `inside + bytes` is within them and filled, and
             // `to` is a unique slice of at least `bytes`.
@@ -178,7 +181,7 @@ impl<'a> HeldFolio<'a> {
     pub fn ready_bytes(&self, position: u64) -> usize {
         let (view, inside) = (self.arena.view(), self.inside(position));
         // Not `is_readable`: a folio that has left the index since the caller found it so is still its holder's.
-        if view.own(self.frame).is_filled() {
+        if self.descriptor.is_filled() {
             return self.order().bytes() - inside;
         }
         let page = (inside / PAGE_SIZE) as u32;
@@ -215,7 +218,7 @@ impl<'a> HeldFolio<'a> {
     /// When it returns, no thread is writing the folio's bytes, and none will until then. May wait as
     /// [`HeldFolio::copy_out`] may.
     pub fn into_pin(self) -> (Frame, Option<Order>) {
-        let descriptor = self.arena.view().own(self.frame);
+        let descriptor = self.descriptor;
         let first = descriptor.pin();
         if descriptor.may_have_writers() {
             (0..self.order().pages()).for_each(|page| self.pass_writer(page));
@@ -229,7 +232,7 @@ impl<'a> HeldFolio<'a> {
 impl Drop for HeldFolio<'_> {
     #[inline]
     fn drop(&mut self) {
-        put(self.arena, self.frame);
+        put(self.arena, self.frame, self.descriptor);
     }
 }
 
@@ -238,13 +241,13 @@ pub fn unpin(arena: &Arena, frame: Frame) -> Option<Order> {
     let descriptor = arena.view().own(frame);
     let order = descriptor.word().order();
     let last = descriptor.unpin();
-    put(arena, frame);
+    put(arena, frame, descriptor);
     last.then_some(order)
 }
 
 #[inline]
-fn put(arena: &Arena, frame: Frame) {
-    if let PutOutcome::Last(order) = arena.view().own(frame).put() {
+fn put(arena: &Arena, frame: Frame, descriptor: &Descriptor) {
+    if let PutOutcome::Last(order) = descriptor.put() {
         arena.free(frame, order);
     }
 }

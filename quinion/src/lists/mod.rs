@@ -43,7 +43,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use crate::arena::{Arena, CellNumber, NO_PLACE, View};
+use crate::arena::{Arena, CellNumber, DescriptorWord, GrownView, NO_PLACE};
 use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
 use crate::sys::fork::ForkGuard;
 use crate::units::{Frame, Order, POOLS_MAX, PoolNumber};
@@ -59,6 +59,8 @@ use rings::{Position, RingStorage, Rings};
 const SLOTS: usize = 64;
 /// Chunks taken beyond those that are missing, for the next ones.
 const CHUNKS_AHEAD: u64 = 8;
+/// How many folios before its own a descriptor is fetched that is scanned soon.
+const FETCHED_AHEAD: u32 = 8;
 /// Chunks given back under one hold of the arena's lock.
 const GIVE_BACK_BATCH: usize = 64;
 
@@ -102,12 +104,15 @@ impl<'a> ListReservation<'a> {
 
 impl Drop for ListReservation<'_> {
     fn drop(&mut self) {
-        self.lists.unreserved.fetch_add(i64::from(self.entries), Ordering::Relaxed);
+        if self.entries > 0 {
+            self.lists.unreserved.fetch_add(i64::from(self.entries), Ordering::Relaxed);
+        }
     }
 }
 
-/// The view, as the rings want it.
-struct ListPositions<'a>(&'a View);
+/// The view, as the rings want it: of the frames that there were when their lock was taken. What is listed came by an
+/// earlier hold of the lock, or is the caller's.
+struct ListPositions<'a>(GrownView<'a>);
 
 impl RingStorage for ListPositions<'_> {
     #[inline]
@@ -116,14 +121,15 @@ impl RingStorage for ListPositions<'_> {
     }
     #[inline]
     fn position(&self, frame: Frame) -> Option<Position> {
-        let [chunk, slot] = self.0.own(frame).links();
+        let [chunk, slot] = self.0.descriptor(frame).expect("a folio of ours has its frame").links();
         (chunk != NO_PLACE).then_some((chunk, slot))
     }
     #[inline]
     fn set_position(&self, frame: Frame, position: Option<Position>) {
         let (chunk, slot) = position.unwrap_or((NO_PLACE, 0));
-        self.0.own(frame).set_link(0, chunk);
-        self.0.own(frame).set_link(1, slot);
+        let descriptor = self.0.descriptor(frame).expect("a folio of ours has its frame");
+        descriptor.set_link(0, chunk);
+        descriptor.set_link(1, slot);
     }
 }
 
@@ -204,7 +210,7 @@ impl Lists {
             return false;
         }
         let mut rings = self.rings.lock();
-        cells.iter().for_each(|cell| rings.put_spare(&ListPositions(self.arena.view()), cell.0));
+        cells.iter().for_each(|cell| rings.put_spare(&ListPositions(self.arena.view().grown()), cell.0));
         let more = cells.len() as i64 * Rings::<SLOTS>::ENTRIES as i64;
         self.unreserved.fetch_add(more, Ordering::Relaxed); // under the lock, as the chunks are
         true
@@ -222,7 +228,7 @@ impl Lists {
                 if self.unreserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
                     break;
                 }
-                let chunk = rings.take_spare(&ListPositions(self.arena.view()));
+                let chunk = rings.take_spare(&ListPositions(self.arena.view().grown()));
                 cells.push(CellNumber(chunk.expect("what is not needed is spare")));
             }
             drop(rings);
@@ -243,13 +249,14 @@ impl Lists {
         self.rings.lock_as(locks).map(|rings| self.guard(rings))
     }
     fn guard<'a>(&'a self, rings: RankedGuard<'a, Rings<SLOTS>>) -> ListsGuard<'a> {
-        ListsGuard { free: rings.free_entries(), tally: ChargeDelta::default(), lists: self, rings }
+        let grown = self.arena.view().grown(); // with the lock: see `ListPositions`
+        ListsGuard { free: rings.free_entries(), tally: ChargeDelta::default(), lists: self, grown, rings }
     }
 
     /// Whether every invariant of the rings holds; what does not, in words. Cost: all entries.
     pub fn check(&self) -> Result<(), String> {
         let (rings, view) = (self.rings.lock(), self.arena.view());
-        rings.check(&ListPositions(view), |frame, order| {
+        rings.check(&ListPositions(view.grown()), |frame, order| {
             let word = view.own(frame).word();
             (word.order() != order).then(|| format!("it heads {word:?}, and {order:?} is listed"))
         })?;
@@ -278,7 +285,7 @@ impl Drop for Lists {
         }
         let rings = self.rings.get_mut();
         debug_assert_eq!(rings.listed(), 0, "lists are dropped when no folio is left");
-        let spares = || rings.take_spare(&ListPositions(self.arena.view())).map(CellNumber);
+        let spares = || rings.take_spare(&ListPositions(self.arena.view().grown())).map(CellNumber);
         let spares: Vec<_> = std::iter::from_fn(spares).collect();
         self.arena.free_cells(spares);
     }
@@ -288,6 +295,7 @@ impl Drop for Lists {
 #[derive(Debug)]
 pub struct ListsGuard<'a> {
     lists: &'a Lists,
+    grown: GrownView<'a>,
     rings: RankedGuard<'a, Rings<SLOTS>>,
     /// Entries for which there was room when `Lists::unreserved` was last right.
     free: i64,
@@ -295,7 +303,7 @@ pub struct ListsGuard<'a> {
     tally: ChargeDelta,
 }
 
-impl ListsGuard<'_> {
+impl<'a> ListsGuard<'a> {
     /// Pages listed in `ring`.
     pub fn pages(&self, ring: usize) -> u64 {
         self.rings.pages(ring)
@@ -321,8 +329,12 @@ impl ListsGuard<'_> {
         (self.rings.free_entries() - self.lists.unreserved.load(Ordering::Relaxed)).max(0) as u64
     }
 
-    fn places(&self) -> ListPositions<'_> {
-        ListPositions(self.lists.arena.view())
+    fn places(&self) -> ListPositions<'a> {
+        ListPositions(self.grown)
+    }
+
+    fn word(&self, frame: Frame) -> DescriptorWord {
+        self.grown.descriptor(frame).expect("a folio of ours has its frame").settled_word()
     }
 
     /// How many pools have rings.
@@ -336,12 +348,15 @@ impl ListsGuard<'_> {
 
     /// Lists the folio that `frame` heads as the youngest of `ring`, if it is one and is not listed. Uses an entry of
     /// the reservation then, and of its charge the folio's pages. What that does not cover is charged now, whatever
-    /// the limit: a caller that has a limit to keep brings a charge.
-    pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) {
-        let word = self.lists.arena.view().own(frame).settled_word();
-        if word.is_live() && !self.holds(frame) {
-            self.list_as(frame, word.order(), ring, reservation);
+    /// the limit: a caller that has a limit to keep brings a charge. Returns the folio's pages if it is listed now by
+    /// this call, else 0.
+    pub fn list(&mut self, frame: Frame, ring: usize, reservation: &mut ListReservation<'_>) -> u64 {
+        let word = self.word(frame);
+        if !word.is_live() || self.holds(frame) {
+            return 0;
         }
+        self.list_as(frame, word.order(), ring, reservation);
+        u64::from(word.order().pages())
     }
 
     /// As [`ListsGuard::list`], if it is still the folio that it was when its sequence was `sequence`, written in place
@@ -353,18 +368,16 @@ impl ListsGuard<'_> {
         ring: usize,
         reservation: &mut ListReservation<'_>,
     ) {
-        let word = self.lists.arena.view().own(frame).settled_word();
+        let word = self.word(frame);
         if word.is_live() && word.is_still(sequence) && !self.holds(frame) {
             self.list_as(frame, word.order(), ring, reservation);
         }
     }
 
     fn list_as(&mut self, frame: Frame, order: Order, ring: usize, reservation: &mut ListReservation<'_>) {
-        let pool = self.pool_of(ring);
-        debug_assert!(
-            reservation.charge.pages == 0 || reservation.charge.pool == pool,
-            "a charge is one pool's"
-        );
+        let charged = reservation.charge.pages > 0;
+        let pool = if charged { reservation.charge.pool } else { self.pool_of(ring) };
+        debug_assert_eq!(pool, self.pool_of(ring), "a charge is one pool's");
         reservation.entries -= 1;
         self.push(frame, order, ring);
         self.free -= 1;
@@ -375,12 +388,17 @@ impl ListsGuard<'_> {
 
     /// Takes the oldest of `ring` out. The room that it had stays reserved, and its charge goes along.
     pub fn pop(&mut self, ring: usize, reservation: &mut ListReservation<'_>) -> Option<(Frame, Order)> {
-        let places = ListPositions(self.lists.arena.view());
+        let places = self.places();
         let (frame, order) = self.rings.pop(&places, ring)?;
+        // A scan waits for one descriptor after the other, and each is far away: that of a folio to come is fetched
+        // meanwhile.
+        if let Some(frame) = self.rings.ahead(&places, ring, FETCHED_AHEAD) {
+            self.grown.prefetch(frame);
+        }
         reservation.entries += 1;
         self.free += 1;
-        let pool = self.pool_of(ring);
-        debug_assert_eq!(reservation.charge.pool, pool, "what is popped of a pool is charged to it");
+        let pool = reservation.charge.pool;
+        debug_assert_eq!(self.pool_of(ring), pool, "what is popped of a pool is charged to it");
         reservation.charge.pages += order.pages();
         self.tally(pool, 0, i64::from(order.pages()));
         Some((frame, order))
@@ -389,7 +407,7 @@ impl ListsGuard<'_> {
     /// Moves the oldest of `ring` to the young end of `to`, which may be another pool's, whatever its limit. Whether
     /// there was one.
     pub fn move_oldest(&mut self, ring: usize, to: usize) -> bool {
-        let places = ListPositions(self.lists.arena.view());
+        let places = self.places();
         let Some((frame, order)) = self.rings.pop(&places, ring) else { return false };
         self.push(frame, order, to);
         let pages = i64::from(order.pages());
@@ -399,14 +417,14 @@ impl ListsGuard<'_> {
     }
 
     fn push(&mut self, frame: Frame, order: Order, ring: usize) {
-        let places = ListPositions(self.lists.arena.view());
+        let places = self.places();
         self.rings.push(&places, ring, frame, order);
     }
 
     /// Takes the folio that `frame` heads out of its ring, if it is in one, and its pages off the pool's charge. It is
     /// retired under this lock, or was before; its frames are not free yet.
     pub fn remove(&mut self, frame: Frame) {
-        let places = ListPositions(self.lists.arena.view());
+        let places = self.places();
         if let Some((ring, order)) = self.rings.remove(&places, frame) {
             self.tally(self.pool_of(ring), -i64::from(order.pages()), 0);
         }
@@ -435,6 +453,8 @@ impl Drop for ListsGuard<'_> {
     fn drop(&mut self) {
         self.settle();
         let freed = self.rings.free_entries() - self.free;
-        self.lists.unreserved.fetch_add(freed, Ordering::Relaxed);
+        if freed != 0 {
+            self.lists.unreserved.fetch_add(freed, Ordering::Relaxed);
+        }
     }
 }

@@ -173,6 +173,19 @@ impl<const SLOTS: usize> Rings<SLOTS> {
         None
     }
 
+    /// The frame that is popped of `ring` after `ahead` others, if it stands in the same chunk as the oldest: a hint of
+    /// what is looked at soon.
+    #[inline]
+    pub fn ahead(&self, keeper: &impl RingStorage, ring: usize, ahead: u32) -> Option<Frame> {
+        let (at, entries) = (&self.rings[ring], Self::ENTRIES as u32);
+        let (slot, end) = (at.first + ahead, if at.head == at.tail { at.end } else { entries });
+        if at.head == NIL || slot >= end {
+            return None;
+        }
+        let found = entry(keeper, at.head, slot).load(Ordering::Relaxed);
+        (found != DEAD).then(|| frame_of(found).0)
+    }
+
     /// Takes `frame` out of the ring in which it is, if it is in one; which that was, and its order. May have the
     /// ring go round.
     pub fn remove(&mut self, keeper: &impl RingStorage, frame: Frame) -> Option<(usize, Order)> {

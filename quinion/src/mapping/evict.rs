@@ -114,8 +114,8 @@ impl MappingGuard<'_> {
     }
 
     /// Takes out those of `folios`, which stand in the rising order of their indices, that [`MappingGuard::evict`]
-    /// would, and adds them to `evicted`, in the same order. `leave` is told the place of each among them besides. A
-    /// look at each leaf, one way down, and the lists' lock once.
+    /// would, and adds them to `evicted`, in the same order. `leave` is told the place of each among them besides. One
+    /// way down for each leaf, and the lists' lock once.
     pub fn evict_all(
         &mut self,
         folios: &[(PageIndex, Frame)],
@@ -128,16 +128,12 @@ impl MappingGuard<'_> {
         }
         let nodes = mapping.nodes();
         let (mut tree, remembers) = (self.xarray(&nodes), self.tree.remembers);
-        let indices = || folios.iter().map(|(index, _)| index.0);
-        if folios.len() > 1 {
-            tree.approach(indices());
-        }
-        tree.revise(indices(), |nth, found| {
+        tree.revise(folios.iter().map(|(index, _)| index.0), |nth, found| {
             let (_, frame) = folios[nth];
             if found != Entry::folio(frame.0) {
                 return Revision::Keep;
             }
-            let descriptor = mapping.view().own(frame);
+            let descriptor = nodes.grown.descriptor(frame).expect("a folio of ours has its frame");
             let Some(order) = descriptor.try_retire() else { return Revision::Keep };
             evicted.push((frame, order));
             // What only uncached reads wanted leaves nothing, however it leaves.

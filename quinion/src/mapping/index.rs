@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, Record, View};
+use crate::arena::{Arena, CellNumber, Descriptor, HoldRefused, NotReady, OwnedRecord, Record, View};
 use crate::folio::HeldFolio;
 use crate::mapping::{ShadowNodes, find, finder};
 use crate::sync::{Rank, RankedMutex};
@@ -33,7 +33,8 @@ pub struct FolioIndex {
     id: MappingId,
     /// Where the record is.
     cell: CellNumber,
-    arena: Arc<Arena>,
+    /// The record in that cell, with the arena.
+    record: OwnedRecord,
     pub(super) tree: RankedMutex<Tree>,
     /// Spare nodes of the tree; changed under its lock.
     pub(super) stock: SpareNodes,
@@ -58,7 +59,7 @@ impl FolioIndex {
         let index = Self {
             id,
             cell,
-            arena: Arc::clone(arena),
+            record: arena.owned_record(cell),
             tree: RankedMutex::new(Rank::Tree, Tree { pages: 0, remembers: true }),
             stock: SpareNodes::default(),
             shadow_nodes: Arc::new(ShadowNodes::new(Arc::clone(arena))),
@@ -87,20 +88,22 @@ impl FolioIndex {
     /// The arena its folios are in.
     #[inline]
     pub fn arena(&self) -> &Arena {
-        &self.arena
+        self.record.arena()
     }
     #[inline]
     pub(super) fn record(&self) -> &Record {
-        self.arena.view().record(self.cell).expect("a mapping has its record")
+        &self.record
     }
     #[inline]
     pub(super) fn view(&self) -> &View {
-        self.arena.view()
+        self.arena().view()
     }
-    /// The nodes of its tree, for the holder of the lock.
+    /// The nodes of its tree, for the holder of the lock, who takes this after the lock: more frames may be grown
+    /// later, and what lies in these comes into the tree by a later hold.
     #[inline]
     pub(super) fn nodes(&self) -> Nodes<'_> {
-        Nodes { arena: &self.arena, stock: &self.stock, mapping: self.id, shadow_nodes: &self.shadow_nodes }
+        let grown = self.view().grown();
+        Nodes { grown, stock: &self.stock, mapping: self.id, shadow_nodes: &self.shadow_nodes }
     }
     /// The list of nodes that hold shadows only, of this tree and of others.
     pub fn shadow_nodes(&self) -> &ShadowNodes {
@@ -158,11 +161,11 @@ impl FolioIndex {
     #[inline]
     pub fn try_hold(&self, index: PageIndex) -> Result<HeldFolio<'_>, HoldRefused> {
         let frame = self.find_frame(index).ok_or(HoldRefused::Mismatch)?;
-        HeldFolio::take(&self.arena, frame, self.id, index)
+        HeldFolio::take(self.arena(), frame, self.id, index)
     }
     /// As [`FolioIndex::try_hold`], of a folio that `likely` heads: if it does, it need not be sought.
     pub fn try_hold_at(&self, likely: Frame, index: PageIndex) -> Result<HeldFolio<'_>, HoldRefused> {
-        HeldFolio::take(&self.arena, likely, self.id, index).or_else(|_| self.try_hold(index))
+        HeldFolio::take(self.arena(), likely, self.id, index).or_else(|_| self.try_hold(index))
     }
 
     #[inline]

@@ -317,7 +317,7 @@ impl Mapping {
             return None;
         };
         for node in nodes {
-            self.index().stock.put(self.view(), node);
+            self.index().stock.put(self.view().grown(), node);
         }
         guard.keep = match self.index().tuning.node_reserve {
             NodeReserve::Enough => SPARE_MAX,
@@ -340,6 +340,7 @@ impl Mapping {
         };
         let mut nodes = Vec::new();
         if wanted > 0 {
+            nodes.reserve_exact(wanted as usize); // before the arena's lock
             self.arena().alloc_cells(wanted as usize, &mut nodes, locks);
         }
         nodes
@@ -532,7 +533,7 @@ impl<'a> Placing<'a> {
         if byte == referenced::AHEAD && self.fate == FolioLifetime::Stays {
             self.ahead.set(self.ahead.get() + u64::from(order.pages()));
         }
-        let referenced = self.nodes.arena.view().referenced(frame).expect("a frame of ours");
+        let referenced = self.nodes.grown.referenced(frame).expect("a frame of ours");
         referenced.store(byte, Ordering::Relaxed);
     }
 }
@@ -575,7 +576,7 @@ impl Slab for Placing<'_> {
         let marker = if marked { Flags::MARKER } else { 0 };
         let behind = if self.fate == FolioLifetime::DropsBehind { Flags::DROPBEHIND } else { 0 };
         self.set_referenced(Frame(folio), index, order);
-        let descriptor = self.nodes.arena.view().own(Frame(folio));
+        let descriptor = self.nodes.grown.descriptor(Frame(folio)).expect("a frame of ours");
         descriptor.prepare_with(self.mapping, index, order, marker | behind);
     }
 }

@@ -35,7 +35,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::arena::{Arena, CellNumber, View};
+use crate::arena::{Arena, CellNumber, GrownView};
 use crate::units::{Frame, MappingId};
 use crate::xarray::{Head, KEEPER_WORD, ShadowOnly, Slab};
 
@@ -96,18 +96,18 @@ impl SpareNodes {
     }
 
     /// Adds a node. By the holder of the lock, as the two below.
-    pub fn put(&self, view: &View, cell: CellNumber) {
-        link(view, cell).store(u64::from(self.first.load(Ordering::Relaxed)), Ordering::Relaxed);
+    pub fn put(&self, grown: GrownView<'_>, cell: CellNumber) {
+        link(grown, cell).store(u64::from(self.first.load(Ordering::Relaxed)), Ordering::Relaxed);
         self.first.store(cell.0, Ordering::Relaxed);
         self.count.store(self.count() + 1, Ordering::Relaxed);
     }
     /// Takes a node. What is in it is arbitrary, its head's words too.
-    fn take(&self, view: &View) -> Option<CellNumber> {
+    fn take(&self, grown: GrownView<'_>) -> Option<CellNumber> {
         let first = CellNumber(self.first.load(Ordering::Relaxed));
         if first.0 == NIL {
             return None;
         }
-        self.first.store(next(view, first).0, Ordering::Relaxed);
+        self.first.store(next(grown, first).0, Ordering::Relaxed);
         self.count.store(self.count() - 1, Ordering::Relaxed);
         Some(first)
     }
@@ -119,11 +119,11 @@ impl SpareNodes {
             return surplus;
         }
         surplus = Surplus { arena, first: self.first.load(Ordering::Relaxed), count: more };
-        let mut last = CellNumber(surplus.first);
+        let (mut last, grown) = (CellNumber(surplus.first), arena.view().grown());
         for _ in 1..more {
-            last = next(arena.view(), last);
+            last = next(grown, last);
         }
-        self.first.store(next(arena.view(), last).0, Ordering::Relaxed);
+        self.first.store(next(grown, last).0, Ordering::Relaxed);
         self.count.store(keep, Ordering::Relaxed);
         surplus
     }
@@ -135,11 +135,11 @@ fn step(number: &AtomicU64) {
 }
 
 /// The word of a node's head that holds the number of the next spare one.
-fn link(view: &View, cell: CellNumber) -> &AtomicU64 {
-    &view.head(cell).expect("a node of ours is a cell").words[KEEPER_WORD]
+fn link(grown: GrownView<'_>, cell: CellNumber) -> &AtomicU64 {
+    &grown.head(cell).expect("a node of ours is a cell").words[KEEPER_WORD]
 }
-fn next(view: &View, cell: CellNumber) -> CellNumber {
-    CellNumber(link(view, cell).load(Ordering::Relaxed) as u32)
+fn next(grown: GrownView<'_>, cell: CellNumber) -> CellNumber {
+    CellNumber(link(grown, cell).load(Ordering::Relaxed) as u32)
 }
 
 /// Nodes on their way back to the arena. They go when it is dropped: after the tree lock is let go.
@@ -160,13 +160,13 @@ impl<'a> Surplus<'a> {
     /// Puts them into a stock after all. By the holder of its lock.
     pub fn put_into(mut self, stock: &SpareNodes) {
         while let Some(cell) = self.pop() {
-            stock.put(self.arena.view(), cell);
+            stock.put(self.arena.view().grown(), cell);
         }
     }
     fn pop(&mut self) -> Option<CellNumber> {
         self.count = self.count.checked_sub(1)?;
         let cell = CellNumber(self.first);
-        self.first = next(self.arena.view(), cell).0;
+        self.first = next(self.arena.view().grown(), cell).0;
         Some(cell)
     }
 }
@@ -184,7 +184,9 @@ impl Drop for Surplus<'_> {
 /// The nodes of a mapping's tree, for the holder of its lock: out of the stock, and back into it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
-    pub arena: &'a Arena,
+    /// The frames that there were when the lock was taken: whatever stands in the tree or in stock lies in these, and
+    /// the frame that a caller brings. So numbers are checked against a bound that is loaded once.
+    pub grown: GrownView<'a>,
     pub stock: &'a SpareNodes,
     /// Whose nodes they are, and where those of them are listed that only remember.
     pub mapping: MappingId,
@@ -194,21 +196,21 @@ pub(super) struct Nodes<'a> {
 impl Slab for Nodes<'_> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
-        self.arena.view().slots(CellNumber(node)).expect("a node of ours is a cell")
+        self.grown.slots(CellNumber(node)).expect("a node of ours is a cell")
     }
     #[inline]
     fn head(&self, node: u32) -> &Head {
-        &self.arena.view().head(CellNumber(node)).expect("a node of ours is a cell").words
+        &self.grown.head(CellNumber(node)).expect("a node of ours is a cell").words
     }
     fn alloc(&self) -> Option<u32> {
-        self.stock.take(self.arena.view()).map(|cell| cell.0)
+        self.stock.take(self.grown).map(|cell| cell.0)
     }
     fn free(&self, node: u32) {
-        self.stock.put(self.arena.view(), CellNumber(node));
+        self.stock.put(self.grown, CellNumber(node));
     }
     #[inline]
     fn order(&self, folio: u32) -> u8 {
-        self.arena.view().own(Frame(folio)).word().order().0
+        self.grown.descriptor(Frame(folio)).expect("a folio of ours has its frame").word().order().0
     }
     fn shadow_only(&self, node: u32, change: ShadowOnly) {
         self.shadow_nodes.note(self.mapping, node, change);

@@ -345,7 +345,10 @@ pub struct MappingGuard<'a> {
 impl Drop for MappingGuard<'_> {
     fn drop(&mut self) {
         let keep = if self.tree.pages == 0 { 0 } else { self.keep };
-        self.surplus = self.mapping.index.stock.cut(self.mapping.arena(), keep);
+        let stock = &self.mapping.index.stock;
+        if stock.count() > keep {
+            self.surplus = stock.cut(self.mapping.arena(), keep);
+        }
     }
 }
 

@@ -31,10 +31,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arena::{Arena, CellNumber};
+use crate::arena::{Arena, CellNumber, GrownView};
 use crate::sync::{Rank, RankedMutex};
 use crate::units::MappingId;
-use crate::xarray::{KEEPER_WORD, ShadowOnly};
+use crate::xarray::{Head, KEEPER_WORD, ShadowOnly};
 
 /// No node: a number that no cell has.
 const NONE: u32 = 0;
@@ -101,6 +101,12 @@ impl ShadowNodes {
         self.count.store(list.count, Ordering::Relaxed);
     }
 
+    /// The mapping that the oldest node is of, if there is one.
+    pub fn owner(&self) -> Option<MappingId> {
+        let list = self.list.lock();
+        self.oldest_first(&list).next().map(|(_, mapping)| mapping)
+    }
+
     /// The mappings that the oldest nodes are of, each once, oldest first; [`MappingId::NONE`] fills up.
     pub fn owners(&self) -> [MappingId; OWNERS] {
         let mut owners = [MappingId::NONE; OWNERS];
@@ -140,7 +146,7 @@ impl ShadowNodes {
         let list = self.list.lock();
         let (mut older, mut count) = (NONE, 0);
         for (node, mapping) in self.oldest_first(&list) {
-            if self.links(node).older != older {
+            if Links::of(words(self.arena.view().grown(), node)).older != older {
                 return Err(format!("shadow-only node {node} does not know node {older} as the older one"));
             }
             if mapping == MappingId::NONE {
@@ -162,50 +168,66 @@ impl ShadowNodes {
 
     fn link(&self, list: &mut List, mapping: MappingId, node: u32) {
         debug_assert_ne!(node, NONE, "no cell has this number");
-        self.word(node, MAPPING).store(u64::from(mapping.0), Ordering::Relaxed);
-        self.set_links(node, Links { older: list.newest, newer: NONE });
+        let grown = self.arena.view().grown();
+        let words = words(grown, node);
+        words[MAPPING].store(u64::from(mapping.0), Ordering::Relaxed);
+        Links { older: list.newest, newer: NONE }.put(words);
         match list.newest {
             NONE => list.oldest = node,
-            newest => self.set_links(newest, Links { newer: node, ..self.links(newest) }),
+            newest => Links::change(grown, newest, |links| links.newer = node),
         }
         list.newest = node;
         list.count += 1;
     }
 
     fn unlink(&self, list: &mut List, node: u32) {
-        let Links { older, newer } = self.links(node);
+        let grown = self.arena.view().grown();
+        let Links { older, newer } = Links::of(words(grown, node));
         debug_assert!(list.count > 0, "node {node} is unlinked once too often");
         match older {
             NONE => list.oldest = newer,
-            _ => self.set_links(older, Links { newer, ..self.links(older) }),
+            _ => Links::change(grown, older, |links| links.newer = newer),
         }
         match newer {
             NONE => list.newest = older,
-            _ => self.set_links(newer, Links { older, ..self.links(newer) }),
+            _ => Links::change(grown, newer, |links| links.older = older),
         }
         list.count -= 1;
     }
 
     /// The listed nodes with their mappings. `list` is the list, locked.
     fn oldest_first(&self, list: &List) -> impl Iterator<Item = (u32, MappingId)> {
-        let mut next = list.oldest;
+        let (mut next, grown) = (list.oldest, self.arena.view().grown());
         std::iter::from_fn(move || {
             let node = (next != NONE).then_some(next)?;
-            next = self.links(node).newer;
-            Some((node, MappingId(self.word(node, MAPPING).load(Ordering::Relaxed) as u32)))
+            let words = words(grown, node);
+            next = Links::of(words).newer;
+            Some((node, MappingId(words[MAPPING].load(Ordering::Relaxed) as u32)))
         })
     }
+}
 
-    fn links(&self, node: u32) -> Links {
-        let word = self.word(node, LINKS).load(Ordering::Relaxed);
-        Links { older: word as u32, newer: (word >> 32) as u32 }
+/// The words of a node's head. What is listed was grown before it was, so one look at what is grown will do for a hold
+/// of the list's lock.
+#[inline]
+fn words(grown: GrownView<'_>, node: u32) -> &Head {
+    &grown.head(CellNumber(node)).expect("a listed node is a cell").words
+}
+
+impl Links {
+    fn of(words: &Head) -> Self {
+        let word = words[LINKS].load(Ordering::Relaxed);
+        Self { older: word as u32, newer: (word >> 32) as u32 }
     }
-    fn set_links(&self, node: u32, links: Links) {
-        let word = u64::from(links.newer) << 32 | u64::from(links.older);
-        self.word(node, LINKS).store(word, Ordering::Relaxed);
+    fn put(self, words: &Head) {
+        let word = u64::from(self.newer) << 32 | u64::from(self.older);
+        words[LINKS].store(word, Ordering::Relaxed);
     }
-    fn word(&self, node: u32, word: usize) -> &AtomicU64 {
-        &self.arena.view().head(CellNumber(node)).expect("a listed node is a cell").words[word]
+    fn change(grown: GrownView<'_>, node: u32, change: impl FnOnce(&mut Self)) {
+        let words = words(grown, node);
+        let mut links = Self::of(words);
+        change(&mut links);
+        links.put(words);
     }
 }
 
@@ -250,7 +272,8 @@ mod tests {
                 prop_assert_eq!(list.count(), twin.len() as u64);
                 let mut owners: Vec<u32> = Vec::new();
                 twin.iter().for_each(|&(_, o)| if !owners.contains(&o) { owners.push(o) });
-                prop_assert_eq!(first(list.owners()), owners);
+                prop_assert_eq!(first(list.owners()), owners.clone());
+                prop_assert_eq!(list.owner().map(|owner| owner.0), owners.first().copied());
                 for owner in 1..4 {
                     let of_owner = |&&(_, o): &&(u32, u32)| o == owner;
                     let near = twin.iter().find(of_owner).map(|&(node, _)| node);

@@ -217,7 +217,9 @@ impl MappingGuard<'_> {
         assert_eq!(split, Split::Done, "its nodes were there");
         // 5
         if let (Some(listed), Some(ring), Some(reservation)) = (&mut listed, ring, reservation) {
-            pieces.iter().for_each(|&(_, frame, _)| listed.list(frame, ring, reservation));
+            for &(_, frame, _) in pieces.iter() {
+                listed.list(frame, ring, reservation);
+            }
         }
         drop(listed);
         pieces.iter().for_each(|&(index, frame, order)| self.settle_split(index, frame, order));
@@ -284,7 +286,9 @@ impl MappingGuard<'_> {
         }
         if let (Some(lists), Some(reservation)) = (mapping.lists(), reservation) {
             let mut listed = lists.lock();
-            frames.iter().for_each(|&frame| listed.list(frame, ring, reservation));
+            for &frame in &frames {
+                listed.list(frame, ring, reservation);
+            }
         }
         DetachOutcome::Done { pages: frames.len() as u32 * unit.pages() }
     }

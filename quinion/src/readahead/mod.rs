@@ -348,19 +348,21 @@ impl Readahead {
     fn note(&mut self, windows: &mut Windows, wanted: Range<PageIndex>) {
         windows.set_order_min(self.config.order_min);
         windows.want(wanted.clone());
-        if !windows.is_empty() {
-            self.done.window_pages = windows.pages();
-        }
-        let ahead = |window: &Window| {
+        let (mut pages, mut asked) = (0, 0);
+        for window in windows.iter() {
             let (from, to) = (window.start.max(wanted.start), window.end().min(wanted.end));
-            u64::from(window.pages) - to.0.saturating_sub(from.0)
-        };
-        match windows.iter().map(ahead).sum() {
-            0 if windows.is_empty() => {}
+            pages += u64::from(window.pages);
+            asked += to.0.saturating_sub(from.0);
+        }
+        if pages > 0 {
+            self.done.window_pages = pages;
+        }
+        match pages - asked {
+            0 if pages == 0 => {}
             0 => self.done.exact += 1,
-            pages => {
+            ahead => {
                 self.done.windows += 1;
-                self.done.prefetched_pages += pages;
+                self.done.prefetched_pages += ahead;
                 self.calm += 1;
             }
         }

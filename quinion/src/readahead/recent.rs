@@ -55,6 +55,20 @@ pub(super) enum AccessPattern {
     None,
 }
 
+/// How a request lies to the newest of the remembered ones.
+#[derive(Clone, Copy, Debug)]
+enum Beside {
+    /// As far from one as that was from the one before it.
+    InStep {
+        /// The place of that one among the newest, 0 for the very last.
+        age: usize,
+        distance: i64,
+        repeats: u8,
+    },
+    /// In no step: so many pages from the nearest; 0 if there is none.
+    Nearest(i64),
+}
+
 /// The requests that no stream expected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecentRequests {
@@ -82,15 +96,16 @@ impl RecentRequests {
             });
             return AccessPattern::None;
         }
-        if let Some((age, &Request { distance, repeats, .. })) = self.in_step(asked.index) {
-            let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
-            if repeats + 1 >= repeats_min {
-                return AccessPattern::Strided(distance);
+        match self.beside_newest(asked.index) {
+            Beside::InStep { age, distance, repeats } => {
+                let repeats_min = if age == 0 { REPEATS_MIN } else { REPEATS_APART_MIN };
+                if repeats + 1 >= repeats_min {
+                    return AccessPattern::Strided(distance);
+                }
+                self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
             }
-            self.remember(Request { distance, repeats: repeats + 1, ..Request::alone(asked) });
-            return AccessPattern::None;
+            Beside::Nearest(distance) => self.remember(Request { distance, ..Request::alone(asked) }),
         }
-        self.remember(Request { distance: self.nearest(asked.index), ..Request::alone(asked) });
         AccessPattern::None
     }
 
@@ -110,25 +125,25 @@ impl RecentRequests {
         })
     }
 
-    /// The newest request from which it is as far to `index` as it was to that request, and its place among
-    /// the newest, 0 for the very last.
-    fn in_step(&self, index: PageIndex) -> Option<(usize, &Request)> {
-        let expects = |request: &&Request| {
-            request.distance != 0 && request.first.0.checked_add_signed(request.distance) == Some(index.0)
-        };
-        self.newest().enumerate().find(|(_, request)| expects(request))
-    }
-
-    /// The newest requests, the newest first.
-    fn newest(&self) -> impl Iterator<Item = &Request> {
-        let places = (1..=DISTANCE_LOOKS).map(|age| (self.oldest + RECENT_MAX - age) % RECENT_MAX);
-        places.map(|at| &self.requests[at]).filter(|request| !request.is_none())
-    }
-
-    /// The distance from the nearest of the newest requests; 0 if there is none.
-    fn nearest(&self, index: PageIndex) -> i64 {
-        let distances = self.newest().map(|request| index.0 as i64 - request.first.0 as i64);
-        distances.min_by_key(|distance| distance.unsigned_abs()).unwrap_or(0)
+    /// How `index` lies to the newest requests: in step with the newest that expects it, or so far from the nearest.
+    fn beside_newest(&self, index: PageIndex) -> Beside {
+        let (mut age, mut nearest) = (0, None);
+        for back in 1..=DISTANCE_LOOKS {
+            let request = &self.requests[(self.oldest + RECENT_MAX - back) % RECENT_MAX];
+            if request.is_none() {
+                continue;
+            }
+            let &Request { distance, repeats, .. } = request;
+            let far = index.0.wrapping_sub(request.first.0) as i64; // indices are below 2^52
+            if distance != 0 && far == distance {
+                return Beside::InStep { age, distance, repeats };
+            }
+            if nearest.is_none_or(|nearest: i64| far.unsigned_abs() < nearest.unsigned_abs()) {
+                nearest = Some(far);
+            }
+            age += 1;
+        }
+        Beside::Nearest(nearest.unwrap_or(0))
     }
 
     fn remember(&mut self, request: Request) {

@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use arrayvec::ArrayVec;
+
 use crate::units::{Order, PageIndex};
 
 /// Pages to fetch.
@@ -59,24 +61,26 @@ impl Window {
     }
 }
 
+/// See [`Windows::MAX`].
+const WINDOWS_MAX: usize = 9;
+
 /// The windows of one decision, at most [`Windows::MAX`] of them. After a miss the first begins with the
 /// missed page; the reader does not wait for the others.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Windows {
-    list: [Window; Self::MAX],
-    count: usize,
+    list: ArrayVec<Window, WINDOWS_MAX>,
     /// What was asked for: from the first of these to before the other.
     wanted: (PageIndex, PageIndex),
 }
 
 impl Windows {
     /// The most windows that one decision gives: one that was asked for and eight ahead.
-    pub const MAX: usize = 9;
+    pub const MAX: usize = WINDOWS_MAX;
 
     /// No window.
     pub const fn none() -> Self {
         let nothing = (PageIndex(0), PageIndex(0));
-        Self { list: [Window::exact(PageIndex(0), 0); Self::MAX], count: 0, wanted: nothing }
+        Self { list: ArrayVec::new_const(), wanted: nothing }
     }
 
     /// One window.
@@ -91,22 +95,18 @@ impl Windows {
     /// # Panics
     /// If there are [`Windows::MAX`] of them, or the window has no pages.
     pub fn push(&mut self, window: Window) {
-        assert!(
-            window.pages > 0 && self.count < Self::MAX,
-            "a window is not empty, and few are given at once"
-        );
-        self.list[self.count] = window;
-        self.count += 1;
+        assert!(window.pages > 0 && !self.list.is_full(), "a window is not empty, and few are given at once");
+        self.list.push(window);
     }
 
     /// Gives all of them this smallest folio.
     pub(super) fn set_order_min(&mut self, order_min: Order) {
-        self.list[..self.count].iter_mut().for_each(|window| window.order_min = order_min);
+        self.list.iter_mut().for_each(|window| window.order_min = order_min);
     }
 
     /// Says of all of them that they are a stream's, or that they are none's.
     pub(super) fn set_stream(&mut self, stream: Option<StreamProgress>) {
-        self.list[..self.count].iter_mut().for_each(|window| window.stream = stream);
+        self.list.iter_mut().for_each(|window| window.stream = stream);
     }
 
     /// They are for a request of `wanted`.
@@ -121,7 +121,7 @@ impl Windows {
 
     /// Takes the marker off the window at place `at`, if there is one.
     pub(super) fn clear_marker(&mut self, at: usize) {
-        if let Some(window) = self.list[..self.count].get_mut(at) {
+        if let Some(window) = self.list.get_mut(at) {
             window.marker = None;
         }
     }
@@ -135,7 +135,7 @@ impl Windows {
 impl std::ops::Deref for Windows {
     type Target = [Window];
     fn deref(&self) -> &[Window] {
-        &self.list[..self.count]
+        &self.list
     }
 }
 

@@ -44,11 +44,12 @@ pub(super) struct State {
     pub inserted: AtomicU64,
     pub evicted: AtomicU64,
     pub refaulted: AtomicU64,
-    /// Fills submitted for it and not completed.
-    in_flight: AtomicU64,
-    /// Fills completed.
-    completed: AtomicU64,
+    /// Its fills: those that have ended in the high half, which wraps, and those under way in the low one.
+    fills: AtomicU64,
 }
+
+/// A fill that has ended, in the word of a pool's fills.
+const FILL_ENDED: u64 = 1 << 32;
 
 impl State {
     /// All pools of a cache of at most `pages_max` pages.
@@ -61,8 +62,7 @@ impl State {
             inserted: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             refaulted: AtomicU64::new(0),
-            in_flight: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
+            fills: AtomicU64::new(0),
         };
         (0..POOLS_MAX).map(state).collect()
     }
@@ -164,17 +164,21 @@ impl Reclaim {
 
     /// `fills` fills for a pool are submitted.
     pub fn fills_begin(&self, pool: PoolNumber, fills: u64) {
-        self.state(pool).in_flight.fetch_add(fills, Ordering::Relaxed);
+        self.state(pool).fills.fetch_add(fills, Ordering::Relaxed);
     }
     /// One of them has ended.
     pub fn fill_ends(&self, pool: PoolNumber) {
-        self.state(pool).completed.fetch_add(1, Ordering::Relaxed);
-        self.state(pool).in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.state(pool).fills.fetch_add(FILL_ENDED - 1, Ordering::Relaxed); // one ended more, one under way less
     }
-    /// Fills of a pool that are in flight, and how many have ended so far.
+    /// Fills of a pool that are in flight, and a number that changes with each that ends.
     pub fn fills(&self, pool: PoolNumber) -> (u64, u64) {
-        let state = self.state(pool);
-        (state.in_flight.load(Ordering::Relaxed), state.completed.load(Ordering::Relaxed))
+        let fills = self.state(pool).fills.load(Ordering::Relaxed);
+        (fills % FILL_ENDED, fills / FILL_ENDED)
+    }
+    /// The same of all pools together.
+    pub fn all_fills(&self) -> (u64, u64) {
+        let pools = (0..POOLS_MAX as u8).map(|pool| self.fills(PoolNumber(pool)));
+        pools.fold((0, 0), |(in_flight, ended), (more, further)| (in_flight + more, ended + further))
     }
 
     /// Numbers of a pool.

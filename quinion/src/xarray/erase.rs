@@ -8,6 +8,9 @@ use super::iter::Cursor;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind, Root, Value};
 
+/// Entries that are located together before the first of them is revised.
+const LOCATED_MAX: usize = 64;
+
 /// What became of a compare-exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExchangeOutcome {
@@ -77,59 +80,85 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         }
     }
 
-    /// Looks at what covers each of `indices`, and changes nothing. These ways down wait for no one's outcome, so the
-    /// processor fetches for many of them at once what a [`revise`](Self::revise) would wait for one by one.
-    #[inline(never)]
-    pub fn approach(&self, indices: impl IntoIterator<Item = u64>) {
-        let (mut seen, mut last) = (0, None);
-        for index in indices {
-            // Neighbours share a leaf, as a rule.
-            if last.replace(index >> BITS) == Some(index >> BITS) {
-                continue;
-            }
-            if let Some(SlotRef { home: SlotHome::Node(node), slot, .. }) = self.leaf(index) {
-                let node = self.node(node);
-                seen ^= node.count() ^ node.get(slot).bits();
-            }
-        }
-        std::hint::black_box(seen);
-    }
-
     /// Asks `decide` what is to become of the entry that covers each of `indices`, in rising order, and does it.
-    /// It is told the place of the index among them, and the entry, or that nothing is there. One way down, and from
-    /// there from leaf to leaf: indices that are neighbours cost a slot each.
+    /// It is told the place of the index among them, and the entry, or that nothing is there. One way down for each
+    /// leaf; neighbours cost a slot each.
+    ///
+    /// Where nothing is, nothing is done, whatever it answers.
     ///
     /// # Panics
-    /// If a value is to replace nothing, or something of another order.
+    /// If a value is to replace something of another order.
     pub fn revise(
         &mut self,
         indices: impl IntoIterator<Item = u64>,
         mut decide: impl FnMut(usize, Entry) -> Revision,
     ) {
-        let (mut last, mut cursor) = (None, Cursor::new(self));
-        for (nth, index) in indices.into_iter().enumerate() {
-            let Some(entry) = cursor.find(self, index, index) else {
-                decide(nth, Entry::EMPTY);
-                continue;
-            };
-            let at = cursor.at;
-            match decide(nth, entry) {
-                Revision::Keep => {}
-                Revision::Replace(value) => self.swap_run(at, entry, Entry::value(value)),
-                Revision::Erase => {
-                    // The node left behind goes before anything here does, as in `erase_range`.
-                    match last.replace(at.home) {
-                        Some(home) if home != at.home => self.prune(home),
-                        _ => {}
+        let (mut indices, mut nth, mut last) = (indices.into_iter(), 0, None);
+        loop {
+            let mut places = [None; LOCATED_MAX];
+            let located = self.locate(&mut indices, &mut places);
+            for place in &places[..located] {
+                // Of a folio of several slots, what is erased at the first of these is gone at the next.
+                let entry = place.map_or(Entry::EMPTY, |at| self.get(at));
+                let revision = decide(nth, entry);
+                nth += 1;
+                let Some(at) = place.filter(|_| !entry.is_empty()) else { continue };
+                match revision {
+                    Revision::Keep => {}
+                    Revision::Replace(value) => self.swap_run(at, entry, Entry::value(value)),
+                    Revision::Erase => {
+                        // The node left behind goes before anything here does, as in `erase_range`.
+                        match last.replace(at.home) {
+                            Some(home) if home != at.home => self.prune(home),
+                            _ => {}
+                        }
+                        self.clear_run(at, entry);
                     }
-                    self.clear_run(at, entry);
                 }
+            }
+            if located < LOCATED_MAX {
+                break;
             }
         }
         if let Some(home) = last {
             self.prune(home);
             self.shrink();
         }
+    }
+
+    /// Puts into `places` where the lowest slots are that cover the next of `indices`, in rising order, until these end
+    /// or `places` is full; how many. Where nothing stands there is no place. A place stays right while entries are
+    /// revised in their order: its node has at least the entry that stands there, and goes after all places in it have
+    /// been passed.
+    ///
+    /// These ways down wait for no one's outcome, and the last step of each looks at the slot and at its node. So the
+    /// processor fetches for many of them at once what the revision of one after the other would wait for one by one.
+    #[inline(never)]
+    fn locate(
+        &self,
+        indices: &mut impl Iterator<Item = u64>,
+        places: &mut [Option<SlotRef>; LOCATED_MAX],
+    ) -> usize {
+        let (mut seen, mut last, mut located) = (0, None, 0);
+        for (place, index) in places.iter_mut().zip(indices) {
+            located += 1;
+            let found = match last {
+                // Neighbours share a leaf, as a rule.
+                Some((at @ SlotRef { home: SlotHome::Node(_), shift, .. }, before))
+                    if (index ^ before) >> (shift + BITS) == 0 =>
+                {
+                    Some(self.descend_to(SlotRef { slot: Self::slot_of(index, shift), ..at }, index))
+                }
+                _ => self.leaf_entry(index),
+            };
+            last = found.map(|(at, _)| (at, index));
+            *place = found.and_then(|(at, entry)| (!entry.is_empty()).then_some(at));
+            if let Some((SlotRef { home: SlotHome::Node(node), .. }, _)) = found {
+                seen ^= self.state(node).count();
+            }
+        }
+        std::hint::black_box(seen);
+        located
     }
 
     /// Puts a value in place of the folio or value that covers `index`, of the same order: what eviction
@@ -247,7 +276,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// Unlinks and gives back the node and those above it, as far as they are empty.
     pub(super) fn prune(&self, mut home: SlotHome) {
         while let SlotHome::Node(number) = home {
-            let node = self.node(number);
+            let node = self.state(number);
             if node.count() > 0 {
                 break;
             }

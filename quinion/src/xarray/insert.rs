@@ -416,16 +416,27 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     #[inline]
     fn seat(&self, mut at: SlotRef, index: u64, order: u8, entry: Entry) -> Result<Placed, PlaceRefused> {
         let shift = Self::shift_for(order);
-        while at.shift > shift {
-            let found = self.get(at);
+        if at.shift <= shift {
+            return Ok(Placed::There(at));
+        }
+        let mut found = self.get(at);
+        loop {
             match found.kind() {
-                Kind::Node(node) => at = Self::down(at, node, index),
+                Kind::Node(node) => {
+                    at = Self::down(at, node, index);
+                    if at.shift <= shift {
+                        return Ok(Placed::There(at));
+                    }
+                    found = self.slots(node).get(at.slot);
+                }
                 Kind::Empty => return self.plant(at, index, order, entry).map(Placed::Planted),
-                Kind::Value(value) if !value.is_spill() => self.split_step(at, value)?,
+                Kind::Value(value) if !value.is_spill() => {
+                    self.split_step(at, value)?;
+                    found = self.get(at);
+                }
                 Kind::Folio(_) | Kind::Value(_) => return Err(PlaceRefused::Present(found)),
             }
         }
-        Ok(Placed::There(at))
     }
 
     /// Hangs a chain of new nodes into the empty slot `at`, with `entry` in the lowest, by one store.
@@ -452,7 +463,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
         let run = Self::run_of(order);
         self.announce(index, order, entry);
         self.put_run(low, run, entry);
-        self.account_and_settle(low.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
+        self.account_and_settle(low.home, run as i32, shadows_in(entry, run));
         self.put(at, Entry::node(numbers[0]));
         self.account_and_settle(at.home, 1, 0);
         Ok(low)
@@ -549,11 +560,22 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     ) -> Result<SlotRef, PlaceRefused> {
         let shift = at.shift;
         let run = Self::run_of(order);
-        if self.is_vacant(at, run) {
-            self.announce(index, order, entry);
-            self.put_run(at, run, entry);
-            self.account_and_settle(at.home, run as i32, if is_shadow(entry) { run as i32 } else { 0 });
-            return Ok(at);
+        match at.home {
+            SlotHome::Node(number) => {
+                let slots = self.slots(number);
+                if slots.is_vacant(at.slot, run) {
+                    self.announce(index, order, entry);
+                    slots.put_run(at.slot, run, entry);
+                    self.account_and_settle(at.home, run as i32, shadows_in(entry, run));
+                    return Ok(at);
+                }
+            }
+            SlotHome::Root if self.is_empty() => {
+                self.announce(index, order, entry);
+                self.put(at, entry);
+                return Ok(at);
+            }
+            SlotHome::Root => {}
         }
         // 3
         self.check_run(at, index, order, over)?;
@@ -655,6 +677,12 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
 
 /// Told of an entry: its first index, itself, its order. May end the visit.
 pub(super) type EntryVisitor<'v> = dyn FnMut(u64, Entry, u8) -> ControlFlow<Entry> + 'v;
+
+/// How many of `run` slots that hold `entry` hold a shadow.
+#[inline]
+fn shadows_in(entry: Entry, run: u32) -> i32 {
+    if is_shadow(entry) { run as i32 } else { 0 }
+}
 
 fn shadow_of(entry: Entry) -> Option<Value> {
     match entry.kind() {

@@ -9,7 +9,7 @@
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::mark::Mark;
-use super::node::Node;
+use super::node::Slots;
 use super::tree::{Slab, SlotHome, SlotRef, XArray, is_shadow};
 use quinion_view::xarray::{Entry, Kind};
 
@@ -164,7 +164,7 @@ impl<'a> Cursor<'a> {
                 }
                 SlotHome::Node(_) => {
                     self.at.slot = XArray::<S, BITS>::slot_of(from, self.at.shift);
-                    Node::entry(self.slots, self.at.slot)
+                    Slots(self.slots).get(self.at.slot)
                 }
                 SlotHome::Root if from >> self.at.shift != 0 => return None,
                 SlotHome::Root => tree.root().entry,
@@ -223,7 +223,7 @@ impl<'a> Cursor<'a> {
         while let Kind::Node(node) = entry.kind() {
             self.at = XArray::<S, BITS>::down(self.at, node, index);
             self.slots = tree.slab.slots(node);
-            entry = Node::entry(self.slots, self.at.slot);
+            entry = Slots(self.slots).get(self.at.slot);
         }
         entry
     }

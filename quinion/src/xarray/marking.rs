@@ -63,7 +63,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     /// Marks one slot and all above it.
     pub(super) fn mark_up(&self, mut at: SlotRef, mark: Mark) {
         while let SlotHome::Node(number) = at.home {
-            let node = self.node(number);
+            let node = self.state(number);
             let marks = node.marks(mark);
             if marks >> at.slot & 1 != 0 {
                 return; // and so is all above
@@ -87,7 +87,7 @@ impl<S: Slab, const BITS: u32> XArray<'_, S, BITS> {
     pub(super) fn unmark_up(&self, mut at: SlotRef, run: u32, mark: Mark) {
         let mut mask = (u64::MAX >> (64 - run)) << at.slot;
         while let SlotHome::Node(number) = at.home {
-            let node = self.node(number);
+            let node = self.state(number);
             let marks = node.marks(mark);
             if marks & mask == 0 {
                 return;

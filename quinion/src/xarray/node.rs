@@ -15,6 +15,8 @@
 //! others map; under the writers' lock plain loads and stores do, so all of
 //! them are Relaxed.
 
+use core::ops::Deref;
+
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, mutant, ordering};
 
@@ -35,22 +37,39 @@ const MARKS: usize = 2;
 const HAS_PARENT: u64 = 1 << 48;
 const LISTED: u64 = 1 << 49;
 
-/// A node with its two halves at hand.
+/// The head of a node.
+#[derive(Clone, Copy)]
+pub(super) struct State<'a>(pub &'a Head);
+
+/// The slots of a node.
+#[derive(Clone, Copy)]
+pub(super) struct Slots<'a>(pub &'a [AtomicU32]);
+
+/// A node with its two halves at hand. What needs one of them takes that one alone: to find a half is to check a
+/// number.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'a> {
-    head: &'a Head,
-    slots: &'a [AtomicU32],
+    state: State<'a>,
+    slots: Slots<'a>,
+}
+
+impl<'a> Deref for Node<'a> {
+    type Target = State<'a>;
+    #[inline]
+    fn deref(&self) -> &State<'a> {
+        &self.state
+    }
 }
 
 impl<'a> Node<'a> {
     #[inline]
     pub fn new(head: &'a Head, slots: &'a [AtomicU32]) -> Self {
-        Self { head, slots }
+        Self { state: State(head), slots: Slots(slots) }
     }
 
     /// Makes the node empty, whatever was in it, of `shift` and below `parent` (a node and a slot of it).
     pub fn init(&self, shift: u32, parent: Option<(u32, u32)>) {
-        for slot in self.slots.iter().filter(|_| !mutant(Mutant::NodeInit)) {
+        for slot in self.slots.0.iter().filter(|_| !mutant(Mutant::NodeInit)) {
             slot.store(Entry::EMPTY.bits(), Ordering::Relaxed);
         }
         self.set(COUNTS, 0);
@@ -61,46 +80,66 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// What stands in `slot`, for a writer: no other thread stores.
+    /// See [`Slots::get`].
     #[inline]
     pub fn get(&self, slot: u32) -> Entry {
-        Self::entry(self.slots, slot)
+        self.slots.get(slot)
     }
-    /// The same, for a caller that has the slots alone.
+    /// See [`Slots::put`].
     #[inline]
-    pub fn entry(slots: &[AtomicU32], slot: u32) -> Entry {
-        Entry::from_bits(slots[slot as usize].load(Ordering::Relaxed))
+    pub fn put(&self, slot: u32, entry: Entry) {
+        self.slots.put(slot, entry);
+    }
+    /// See [`Slots::put_run`].
+    #[inline]
+    pub fn put_run(&self, slot: u32, run: u32, entry: Entry) {
+        self.slots.put_run(slot, run, entry);
+    }
+    /// See [`Slots::is_vacant`].
+    #[inline]
+    pub fn is_vacant(&self, slot: u32, run: u32) -> bool {
+        self.slots.is_vacant(slot, run)
+    }
+}
+
+impl Slots<'_> {
+    /// What stands in `slot`, for a writer: no other thread stores.
+    #[inline]
+    pub fn get(self, slot: u32) -> Entry {
+        Entry::from_bits(self.0[slot as usize].load(Ordering::Relaxed))
     }
     /// Stores `entry` where readers may be looking.
     #[inline]
-    pub fn put(&self, slot: u32, entry: Entry) {
+    pub fn put(self, slot: u32, entry: Entry) {
         // Release, partner: the Acquire in `RacySlots::read_slot`: a thread that finds a node here finds its
         // slots as they were prepared, and one that finds a folio finds its descriptor as it was set up.
         let order = ordering(Mutant::SlotRelease, Ordering::Release, Ordering::Relaxed);
-        self.slots[slot as usize].store(entry.bits(), order);
+        self.0[slot as usize].store(entry.bits(), order);
     }
 
     /// Stores `entry` in `run` slots from `slot` on; see [`put`](Self::put).
     #[inline]
-    pub fn put_run(&self, slot: u32, run: u32, entry: Entry) {
+    pub fn put_run(self, slot: u32, run: u32, entry: Entry) {
         if run == 1 {
             return self.put(slot, entry); // a page: by far the most frequent
         }
-        for slot in &self.slots[slot as usize..][..run as usize] {
+        for slot in &self.0[slot as usize..][..run as usize] {
             // Release, partner: as in `put`.
             slot.store(entry.bits(), Ordering::Release);
         }
     }
     /// Whether nothing stands in `run` slots from `slot` on.
     #[inline]
-    pub fn is_vacant(&self, slot: u32, run: u32) -> bool {
+    pub fn is_vacant(self, slot: u32, run: u32) -> bool {
         if run == 1 {
             return self.get(slot).is_empty();
         }
-        let mut slots = self.slots[slot as usize..][..run as usize].iter();
+        let mut slots = self.0[slot as usize..][..run as usize].iter();
         slots.all(|slot| Entry::from_bits(slot.load(Ordering::Relaxed)).is_empty())
     }
+}
 
+impl State<'_> {
     /// Slots that are not empty.
     #[inline]
     pub fn count(&self) -> u32 {
@@ -117,7 +156,7 @@ impl<'a> Node<'a> {
     pub fn account(&self, slots: i32, shadows: i32) {
         let (count, now) = self.counts();
         let (count, shadows) = (count.wrapping_add_signed(slots), now.wrapping_add_signed(shadows));
-        debug_assert!(count as usize <= self.slots.len() && shadows <= count);
+        debug_assert!(count <= u64::BITS && shadows <= count);
         self.set(COUNTS, u64::from(shadows) << 32 | u64::from(count));
     }
     /// Whether there is something in it and all of it is shadows.
@@ -165,10 +204,10 @@ impl<'a> Node<'a> {
 
     #[inline]
     fn word(&self, word: usize) -> u64 {
-        self.head[word].load(Ordering::Relaxed)
+        self.0[word].load(Ordering::Relaxed)
     }
     #[inline]
     fn set(&self, word: usize, value: u64) {
-        self.head[word].store(value, Ordering::Relaxed);
+        self.0[word].store(value, Ordering::Relaxed);
     }
 }

@@ -10,7 +10,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutant, ordering};
 
 use super::mark::Mark;
-use super::node::{Head, Node};
+use super::node::{Head, Node, Slots, State};
 use quinion_view::xarray::{ENTRY_ORDER_MAX, Entry, Kind, Root};
 
 /// The first index that does not fit: 2^52 pages of 4 KiB are all that 64 bits of bytes can name.
@@ -107,7 +107,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     /// What covers `index`: a folio, a value or nothing; never a node.
     #[inline]
     pub fn load(&self, index: u64) -> Entry {
-        self.leaf(index).map_or(Entry::EMPTY, |at| self.get(at))
+        self.leaf_entry(index).map_or(Entry::EMPTY, |(_, entry)| entry)
     }
 
     /// The order of what covers `index`.
@@ -159,6 +159,16 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn node(&self, node: u32) -> Node<'a> {
         Node::new(self.slab.head(node), self.slab.slots(node))
     }
+    /// The head of a node, without its slots.
+    #[inline]
+    pub(super) fn state(&self, node: u32) -> State<'a> {
+        State(self.slab.head(node))
+    }
+    /// The slots of a node, without its head.
+    #[inline]
+    pub(super) fn slots(&self, node: u32) -> Slots<'a> {
+        Slots(self.slab.slots(node))
+    }
     #[inline]
     pub(super) fn slot_of(index: u64, shift: u32) -> u32 {
         (index >> shift) as u32 & (Self::SLOTS - 1)
@@ -178,7 +188,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     #[inline]
     pub(super) fn above(&self, node: u32, shift: u32) -> SlotRef {
         let shift = shift + BITS;
-        match self.node(node).parent() {
+        match self.state(node).parent() {
             Some((parent, slot)) => SlotRef { home: SlotHome::Node(parent), shift, slot },
             None => SlotRef { home: SlotHome::Root, shift, slot: 0 },
         }
@@ -187,7 +197,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     pub(super) fn get(&self, at: SlotRef) -> Entry {
         match at.home {
             SlotHome::Root => self.root().entry,
-            SlotHome::Node(node) => Node::entry(self.slab.slots(node), at.slot),
+            SlotHome::Node(node) => self.slots(node).get(at.slot),
         }
     }
     /// Stores at one position; counts and marks are the caller's.
@@ -198,35 +208,41 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             SlotHome::Root => {
                 self.set_root(Root { entry, levels: (at.shift / BITS) as u8 }, self.root_marks())
             }
-            SlotHome::Node(node) => self.node(node).put(at.slot, entry),
+            SlotHome::Node(node) => self.slots(node).put(at.slot, entry),
         }
     }
     /// Stores at `run` positions side by side, from `at` on; see [`put`](Self::put).
     #[inline]
     pub(super) fn put_run(&self, at: SlotRef, run: u32, entry: Entry) {
         let SlotHome::Node(node) = at.home else { return self.put(at, entry) };
-        self.node(node).put_run(at.slot, run, entry);
-    }
-    /// Whether nothing stands at `run` positions side by side, from `at` on.
-    #[inline]
-    pub(super) fn is_vacant(&self, at: SlotRef, run: u32) -> bool {
-        let SlotHome::Node(node) = at.home else { return self.is_empty() };
-        self.node(node).is_vacant(at.slot, run)
+        self.slots(node).put_run(at.slot, run, entry);
     }
     /// From `at` down to the lowest slot that covers `index`.
     #[inline]
-    pub(super) fn descend(&self, mut at: SlotRef, index: u64) -> SlotRef {
-        while let Kind::Node(node) = self.get(at).kind() {
+    pub(super) fn descend(&self, at: SlotRef, index: u64) -> SlotRef {
+        self.descend_to(at, index).0
+    }
+    /// As [`descend`](XArray::descend), and what stands there.
+    #[inline]
+    pub(super) fn descend_to(&self, mut at: SlotRef, index: u64) -> (SlotRef, Entry) {
+        let mut entry = self.get(at);
+        while let Kind::Node(node) = entry.kind() {
             at = Self::down(at, node, index);
+            entry = self.slots(node).get(at.slot);
         }
-        at
+        (at, entry)
     }
     /// The lowest slot that covers `index`; `None` if the tree does not reach so far.
     #[inline]
     pub(super) fn leaf(&self, index: u64) -> Option<SlotRef> {
+        self.leaf_entry(index).map(|(at, _)| at)
+    }
+    /// As [`leaf`](XArray::leaf), and what stands there.
+    #[inline]
+    pub(super) fn leaf_entry(&self, index: u64) -> Option<(SlotRef, Entry)> {
         let top = self.top();
         self.slab.descended();
-        (index >> top.shift == 0).then(|| self.descend(top, index))
+        (index >> top.shift == 0).then(|| self.descend_to(top, index))
     }
 
     // Entries.
@@ -282,27 +298,27 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     #[inline]
     pub(super) fn account(&self, home: SlotHome, slots: i32, shadows: i32) {
         if let SlotHome::Node(node) = home {
-            self.node(node).account(slots, shadows);
+            self.state(node).account(slots, shadows);
         }
     }
     /// Tells the keeper if `home` came to hold shadows only, or ceased to.
     #[inline]
     pub(super) fn settle(&self, home: SlotHome) {
         if let SlotHome::Node(number) = home {
-            self.settle_node(number, self.node(number));
+            self.settle_node(number, self.state(number));
         }
     }
     /// As [`account`](XArray::account), and then [`settle`](XArray::settle).
     #[inline]
     pub(super) fn account_and_settle(&self, home: SlotHome, slots: i32, shadows: i32) {
         if let SlotHome::Node(number) = home {
-            let node = self.node(number);
+            let node = self.state(number);
             node.account(slots, shadows);
             self.settle_node(number, node);
         }
     }
     #[inline]
-    fn settle_node(&self, number: u32, node: Node<'_>) {
+    fn settle_node(&self, number: u32, node: State<'_>) {
         if node.is_shadow_only() != node.is_listed() {
             let change = if node.is_listed() { ShadowOnly::Ceased } else { ShadowOnly::Became };
             node.flip_listed();
@@ -311,8 +327,9 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
     }
     /// Gives back a node that nothing points to any more.
     pub(super) fn release(&self, number: u32) {
-        if self.node(number).is_listed() {
-            self.node(number).flip_listed();
+        let node = self.state(number);
+        if node.is_listed() {
+            node.flip_listed();
             self.slab.shadow_only(number, ShadowOnly::Ceased);
         }
         self.slab.free(number);
@@ -323,7 +340,7 @@ impl<'a, S: Slab, const BITS: u32> XArray<'a, S, BITS> {
             SlotHome::Root => self.root_marks(),
             SlotHome::Node(node) => Mark::ALL
                 .into_iter()
-                .map(|mark| ((self.node(node).marks(mark) >> at.slot & 1) as u8) << mark as u8)
+                .map(|mark| ((self.state(node).marks(mark) >> at.slot & 1) as u8) << mark as u8)
                 .sum(),
         }
     }

@@ -376,6 +376,20 @@ impl<'a> GrownView<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<Descriptor>() })
     }
 
+    /// Has the processor fetch the descriptor of `frame`, which is to be looked at soon. Nothing waits for it, and
+    /// nothing happens where there is no such frame.
+    #[inline]
+    pub fn prefetch(self, frame: Frame) {
+        #[cfg(all(target_arch = "x86_64", not(any(quinion_model, miri))))]
+        if let Some(descriptor) = self.descriptor(frame) {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing that the program can see, and the address is that of a reference.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(descriptor).cast()) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, miri)))))]
+        let _ = frame;
+    }
+
     /// The referenced byte of `frame`; `None` if there is no such frame.
     #[inline]
     pub fn referenced(self, frame: Frame) -> Option<&'a AtomicU8> {

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use quinion_vm::{Event, OnFailure, RestoreOptions, RestoreStats, Server, Trace, identify};
+use quinion_vm::{
+    Event, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats, Server, Trace, TraceError, identify,
+};
 
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
@@ -36,6 +38,12 @@ const MORE: &str = r#"How to use it:
       Many VMs may be started from one server: they share what the cache has of the file.
   quinion restore ... --record boot.trace     run a VM for a while, then end this command
   quinion restore ... --replay boot.trace     the next VMs find these pages before they ask for them
+  quinion restore ... --fill all              VMs get all of their memory, from its beginning, while they run
+
+What is recorded is each page that a VM touched, in the order of the first touch. VMs are slower
+meanwhile: each page is a fault. With --replay as well, the new record begins with the pages of the
+old one. A record of an earlier snapshot of the same VM may be replayed: each page is compared with
+what it was, and ignored if it differs. A record that is damaged is used as far as it is whole.
 
 Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd,
 for which it needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl
@@ -75,12 +83,16 @@ pub struct Arguments {
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// Write to this file, at the end, in which order the snapshot was wanted, for `--replay`.
+    /// Write to this file, at the end, which pages VMs touched, in their order, for `--replay`.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     record: Option<PathBuf>,
-    /// Give VMs what such a file says before they ask for it. It must be of the same snapshot, or of a copy of it.
+    /// Give VMs the pages that such a file names before they ask for them. It is made for the same snapshot, or a
+    /// copy of it; of another one, pages that differ are ignored.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     replay: Option<PathBuf>,
+    /// What VMs get before they ask.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    fill: FillChoice,
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
     /// (with port 0, one that is free).
     #[arg(long, value_name = "FILE|ADDRESS")]
@@ -111,6 +123,18 @@ enum Failure {
     Kill,
     /// It is left to you: it hangs where memory is missing, or finds zeros there.
     Leave,
+}
+
+/// As [`Fill`], for the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum FillChoice {
+    /// Nothing but what lies around and behind their faults.
+    None,
+    /// The pages of --replay.
+    #[default]
+    Recorded,
+    /// These first, and then all the rest: each VM takes all of its memory.
+    All,
 }
 
 /// Runs the command.
@@ -179,8 +203,13 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let mut options = RestoreOptions::new();
     if let Some(path) = &arguments.replay {
         let image = identify(&cache, &arguments.snapshot).map_err(|error| error.to_string())?;
-        options.replay = Some(Trace::read(path, image).map_err(|error| named(path, &error))?);
+        options.replay = trace_of(path, image, bar)?;
     }
+    options.fill = match arguments.fill {
+        FillChoice::None => Fill::Nothing,
+        FillChoice::Recorded => Fill::Recorded,
+        FillChoice::All => Fill::All,
+    };
     if let Some(workers) = arguments.workers {
         options.workers = workers.into();
     }
@@ -194,6 +223,33 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let bar = bar.clone();
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &told(event))));
     Server::start(&cache, &arguments.snapshot, &arguments.socket, options).map_err(|error| error.to_string())
+}
+
+/// The record at `path`, as far as it is of use for `image`; what is not is said.
+fn trace_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<Trace>, String> {
+    let trace = match Trace::read(path, image) {
+        Ok(trace) => trace,
+        Err(error @ TraceError::Read(_)) => return Err(named(path, &error)),
+        Err(error) => {
+            say(bar, &named(path, &format_args!("{error}. It is ignored")));
+            return Ok(None);
+        }
+    };
+    let (lost, left) = (trace.lost_pages(), trace.pages());
+    if lost > 0 {
+        let what =
+            format_args!("parts of the record are damaged: {lost} pages are lost, and {left} are replayed");
+        say(bar, &named(path, &what));
+    }
+    if trace.image() != image {
+        let (theirs, ours) = (trace.image().bytes, image.bytes);
+        let what = format_args!(
+            "the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
+             pages that differ are ignored"
+        );
+        say(bar, &named(path, &what));
+    }
+    Ok(Some(trace))
 }
 
 /// Until a signal asks this process to end.
@@ -248,6 +304,10 @@ fn told(event: &Event) -> String {
         Event::Dropped { vm, process, killed: was } => {
             format!("vm {vm} (process {process}) was still there at the end: {}", killed(*was))
         }
+        Event::ReplayStale { differing, compared } => format!(
+            "the record is stale: of {compared} pages compared {differing} differ; the rest of it is ignored; \
+             record it anew"
+        ),
         Event::CannotAccept(error) => format!("cannot accept connections for a moment: {error}"),
         other => format!("{other:?}"),
     }
@@ -272,6 +332,7 @@ fn report(stats: &RestoreStats, trace: Option<&Trace>) -> Report {
     report.add("zero_bytes", "zeros", Value::Bytes(numbers.zero_bytes));
     report.add("mapped_bytes", "mapped", Value::Bytes(numbers.mapped_bytes));
     report.add("removed_bytes", "given back by VMs", Value::Bytes(numbers.removed_bytes));
+    report.add("stale_bytes", "recorded, and changed since", Value::Bytes(numbers.stale_bytes));
     report.add("poisoned_bytes", "unreadable", Value::Bytes(numbers.poisoned_bytes));
     report.add("retries", "answers given again", Value::Number(numbers.retries));
     report.add("device_bytes", "read from devices", Value::Bytes(stats.device_bytes));

@@ -157,6 +157,13 @@ pub struct RestoreOptions {
     pub on_failure: OnFailure,
     /// How long a peer may take to send its message; 1 millisecond to 1 day. If not set, 10 seconds.
     pub greeting: Duration,
+    /// The permissions of the socket, as of a file; a process needs write permission to connect. If not set, 0o600.
+    pub socket_mode: u32,
+    /// The user and the group that the socket is given to. If not set, it belongs to the user of this process. A
+    /// process that is not root may give it to none but groups of its own.
+    pub socket_owner: Option<u32>,
+    /// See [`RestoreOptions::socket_owner`].
+    pub socket_group: Option<u32>,
     /// Whether the order in which the image's pages are wanted is noted, for [`Server::trace`]. It takes a bit for each
     /// page and 8 bytes for each that was wanted. Each page is answered alone meanwhile, so VMs are slower.
     pub record: bool,
@@ -188,6 +195,9 @@ impl Default for RestoreOptions {
             run_bytes: 64 << 10,
             on_failure: OnFailure::default(),
             greeting: Duration::from_secs(10),
+            socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
             record: false,
             replay: None,
             fill: Fill::default(),
@@ -228,6 +238,9 @@ impl RestoreOptions {
             }
             () if !GREETINGS.contains(&greeting) => {
                 Err(format!("{greeting:?} for a peer's message: choose 1 millisecond to 1 day"))
+            }
+            () if self.socket_mode > 0o777 => {
+                Err(format!("a socket with permissions {:o}: choose 0 to 777, octal", self.socket_mode))
             }
             () if self.record && self.fill == Fill::All => Err(
                 "a page that is filled before it is touched is not recorded; record, or fill all, but not both"
@@ -314,6 +327,17 @@ pub enum Event {
         process: u32,
         /// The size of its memory.
         bytes: u64,
+    },
+    /// The snapshot has more memory than the VM: perhaps it is another VM's.
+    SnapshotLarger {
+        /// The VM's number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// The end of what the VM has of the snapshot, in bytes.
+        used_bytes: u64,
+        /// The snapshot's size.
+        image_bytes: u64,
     },
     /// A peer was refused before it was a VM.
     Refused {

@@ -361,6 +361,12 @@ impl Pages {
         self.regions.iter().map(|region| region.states.len as u64 * self.unit).sum()
     }
 
+    /// Where the last region ends in the image.
+    pub fn image_end(&self) -> u64 {
+        let end = |region: &Region| region.offset + region.states.len as u64 * self.unit;
+        self.regions.iter().map(end).max().unwrap_or(0)
+    }
+
     /// Asserts the invariants; see the head of this file.
     pub fn check(&self) {
         assert!(self.unit.is_power_of_two() && self.regions.len() <= PIECES_MAX);

@@ -325,7 +325,8 @@ fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
 
 impl Server {
     /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`.
-    /// The socket is for this user only (mode 0600); an existing one without a listener is replaced.
+    /// The socket is for this user only (mode 0600), unless [`RestoreOptions::socket_mode`] and
+    /// [`RestoreOptions::socket_owner`] say otherwise; an existing one without a listener is replaced.
     ///
     /// # Errors
     /// An option is out of its range, the snapshot cannot be opened, another process listens there, or the
@@ -370,7 +371,7 @@ impl Server {
             Some(earlier) => Recorder::merging(identity, earlier),
             None => Recorder::new(identity),
         });
-        let (listener, inode) = listen(socket)?;
+        let (listener, inode) = listen(socket, &options)?;
         let workers = options.workers;
         let spare = descriptors_max().saturating_sub(descriptors_wanted(options.vms_max));
         let stuck_max = (spare / DESCRIPTORS_STUCK).clamp(*STUCK.start(), *STUCK.end());
@@ -511,8 +512,8 @@ fn listens(path: &Path) -> rustix::io::Result<bool> {
     }
 }
 
-/// A socket at `path` that listens, and the number of its file.
-fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
+/// A socket at `path` that listens, for the users that `options` say, and the number of its file.
+fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, u64)> {
     let failed = |error: &dyn fmt::Display| failed(path, "", error);
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(failed(&format_args!(
@@ -533,15 +534,39 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
         }
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listening = || {
+    let bound = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Before it listens, no process can connect.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok::<_, io::Error>((socket, fs::symlink_metadata(path)?.ino()))
+        Ok::<_, io::Error>(socket)
     };
-    listening().map_err(|e| failed(&e))
+    let socket = bound().map_err(|e| failed(&e))?;
+    let listening = open_to(path, options)
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)))
+        .and_then(|()| fs::symlink_metadata(path).map_err(|e| failed(&e)));
+    match listening {
+        Ok(metadata) => Ok((socket, metadata.ino())),
+        Err(wrong) => {
+            // It is ours, and of no use.
+            let _ = fs::remove_file(path);
+            Err(wrong)
+        }
+    }
+}
+
+/// Gives the socket's file its owner and its permissions, before it listens: no process can connect before that.
+fn open_to(path: &Path, options: &RestoreOptions) -> Result<()> {
+    let (user, group) = (options.socket_owner, options.socket_group);
+    if user.or(group).is_some() {
+        let shown = |id: Option<u32>| id.map_or_else(String::new, |id| id.to_string());
+        std::os::unix::fs::lchown(path, user, group).map_err(|error| {
+            let what = format!("it cannot be given to {}:{}: ", shown(user), shown(group));
+            let hint = "; run as root, or name a group of your own";
+            failed(path, &what, format_args!("{error}{hint}"))
+        })?;
+    }
+    // After the change of owner, which may clear bits.
+    fs::set_permissions(path, fs::Permissions::from_mode(options.socket_mode))
+        .map_err(|e| failed(path, "", e))
 }
 
 impl Shared {
@@ -890,6 +915,11 @@ impl Shared {
         }
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
+        let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
+        // Less than a page more is the rest of a file whose last page is not whole.
+        if image_bytes >= used_bytes + PAGE_SIZE as u64 {
+            self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
+        }
         if vm.guard_image()? {
             // A thread that does not listen did not have to wait.
             let _ = say(connection.socket.as_fd(), &ready(), None);

@@ -265,6 +265,11 @@ impl Vm {
         self.spaces[0].pages.bytes()
     }
 
+    /// The end of what it has of the snapshot.
+    pub(super) fn image_end(&self) -> u64 {
+        self.spaces[0].pages.image_end()
+    }
+
     /// Sees to it that no page of the image is seen before it came: has both kinds of fault told, whatever was asked
     /// for. Whether there was something to see to: a VM that is copied to has no image to see.
     pub(super) fn guard_image(&self) -> Result<bool, PeerError> {

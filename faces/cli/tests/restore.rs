@@ -10,7 +10,7 @@ use quinion_testing::vmm;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -594,6 +594,58 @@ fn hundreds_of_machines_are_served_at_once() {
     let each = (served.descriptors() - before) as u64 / MACHINES;
     assert!(each <= 3, "{each} descriptors for each of them");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+#[test]
+fn a_socket_has_the_owner_and_permissions_that_it_is_given() {
+    let stage = Stage::new(Image::new(49, 10));
+    for (words, mode) in [(&["--socket-mode", "660"][..], 0o660), (&[], 0o600), (&["--socket-mode", "0"], 0)]
+    {
+        let served = stage.serve(words);
+        let socket = fs::metadata(stage.socket()).unwrap();
+        assert_eq!(socket.permissions().mode() & 0o777, mode);
+        assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    }
+    for words in ["8", "1777", "rw"] {
+        assert_fails(&stage.fails(&["--socket-mode", words]), 2, "octal");
+    }
+    for words in ["root", "1:", ":1", "1:2:3"] {
+        assert_fails(&stage.fails(&["--socket-owner", words]), 2, "numbers");
+    }
+    // Its own user and group, as which any process may name it; and another user, which root alone may.
+    let own = fs::metadata(stage.snapshot()).unwrap();
+    let served = stage.serve(&["--socket-owner", &format!("{}:{}", own.uid(), own.gid())]);
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    if own.uid() != 0 {
+        assert_fails(&stage.fails(&["--socket-owner", "0:0"]), 1, "run as root");
+        assert!(!stage.socket().exists(), "nothing is left of the try");
+        return;
+    }
+    let served = stage.serve(&["--socket-owner", "65534:65533", "--socket-mode", "620"]);
+    let socket = fs::metadata(stage.socket()).unwrap();
+    assert_eq!((socket.uid(), socket.gid(), socket.permissions().mode() & 0o777), (65534, 65533, 0o620));
+    drop(served);
+}
+
+/// The server answers a machine that has less memory than the snapshot, and says so.
+#[test]
+fn a_snapshot_that_is_larger_than_its_machine_is_mentioned() {
+    if !vmm::has("a_snapshot_that_is_larger_than_its_machine_is_mentioned", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(50, 600));
+    let served = stage.serve(&[]);
+    let mut smaller = stage.plan();
+    smaller.regions = vec![(0, 500 * vmm::PAGE as u64)];
+    Monitor::start(&smaller).does("touch 0 500 1");
+    let said = served.says("vm 1 (process");
+    assert!(said.contains("serving"), "{said}");
+    let said = served.says_one_of(&["snapshot of this VM", "has ended"]);
+    assert!(said.contains("snapshot of this VM"), "{said}");
+    Monitor::start(&stage.plan()).does("touch 0 600 1");
+    let said = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
+    let ended = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
+    assert!(said.contains("serving") && ended.contains("has ended"), "{said} {ended}");
 }
 
 #[test]

@@ -47,18 +47,26 @@ what it was, and ignored if it differs. A record that is damaged is used as far 
 
 Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd,
 for which it needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl
-vm.unprivileged_userfaultfd=1; and it has to run as the user who can write to the socket.
-Each VM takes three open files here (ulimit -n).
+vm.unprivileged_userfaultfd=1; and it has to run as a user that may write to the socket, which is
+yours alone unless --socket-owner and --socket-mode say otherwise: with Firecracker's jailer, give
+the numbers of its --uid and --gid, and a path inside its chroot. To kill a VM of another user that
+cannot be served, this command has to be root, or have CAP_KILL. Each VM takes three open files
+here (ulimit -n).
 
 The snapshot must stay as it is while it is served. If its size or its time of change
 becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
 (UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
 Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
---on-failure: memory that they have not touched exists only here. If this command is killed
-itself (SIGKILL) it cannot end them: the supervisor of the VMs should watch for the end of the
-connection. The socket is removed, and the report printed on standard output. What happens
-meanwhile is on standard error, a line for each VM.
+--on-failure: memory that they have not touched exists only here. The socket is removed, and the
+report printed on standard output. What happens meanwhile is on standard error, a line for each VM.
+
+If this command is killed itself (SIGKILL, or for want of memory) it cannot end its VMs. Each hangs
+at the first page that it has not got, for Firecracker keeps the userfaultfd open and does not
+watch the connection. So the VMs have to be ended by what supervises them, when the process of
+this command ends: with systemd, BindsTo= and After= the unit of this command in the units of the
+VMs; elsewhere, kill them when waitpid or a pidfd reports its end. A new server can serve new VMs
+at once, and none of the old ones.
 
 Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
 and page_size, and comes with a descriptor. Map that privately, touch none of it, and send
@@ -75,10 +83,16 @@ pub struct Arguments {
     /// The file with the VMs' memory.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
-    /// Where VMMs connect: a socket, which only you can use. It is created; a leftover one without a listener is
-    /// replaced.
+    /// Where VMMs connect: a socket, which only you can use if not told otherwise. It is created; a leftover one
+    /// without a listener is replaced.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Permissions of the socket, octal: a process needs write permission to connect.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    socket_mode: u32,
+    /// Give the socket to this user, or to this user and group, by their numbers.
+    #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
+    socket_owner: Option<(u32, Option<u32>)>,
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
@@ -113,6 +127,25 @@ pub struct Arguments {
     /// Print the report as one line of JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// Permissions, as `chmod` takes them.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give permissions in octal, such as 660".to_owned())
+}
+
+/// A user's number, and perhaps a group's.
+fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
+    let (user, group) = match text.split_once(':') {
+        Some((user, group)) => (user.parse().ok(), Some(group.parse().ok())),
+        None => (text.parse().ok(), None),
+    };
+    match (user, group) {
+        (Some(user), None) => Ok((user, None)),
+        (Some(user), Some(Some(group))) => Ok((user, Some(group))),
+        _ => Err("give numbers, such as 1000 or 1000:1000".to_owned()),
+    }
 }
 
 /// As [`OnFailure`], for the command line.
@@ -215,6 +248,10 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     }
     options.vms_max = arguments.vms_max as usize;
     options.minor = arguments.minor;
+    options.socket_mode = arguments.socket_mode;
+    if let Some((user, group)) = arguments.socket_owner {
+        (options.socket_owner, options.socket_group) = (Some(user), group);
+    }
     options.record = arguments.record.is_some();
     options.on_failure = match arguments.on_failure {
         Failure::Kill => OnFailure::Kill,
@@ -293,6 +330,12 @@ fn told(event: &Event) -> String {
         Event::Begun { vm, process, bytes } => {
             format!("vm {vm} (process {process}): serving {}", size::shown(*bytes))
         }
+        Event::SnapshotLarger { vm, process, used_bytes, image_bytes } => format!(
+            "vm {vm} (process {process}) uses the first {} of the snapshot, which has {}: \
+             is it the snapshot of this VM?",
+            size::shown(*used_bytes),
+            size::shown(*image_bytes)
+        ),
         Event::Refused { process, why } => format!("process {process} was refused: {why}"),
         Event::GivenUp { vm, process, why, killed: was } => {
             format!("vm {vm} (process {process}) was given up: {why}; {}", killed(*was))

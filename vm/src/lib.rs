@@ -9,7 +9,8 @@
 //!                                               what does the fault need?         (pages: pure)
 //!                                               bytes of the snapshot  <--------  pin: shared by all VMs
 //!                                               still the same snapshot?          (snapshot)
-//!    goes on                               <--  copy straight from the cache's memory, 64 KiB at a time
+//!    goes on                               <--  copy straight from the cache's memory, that page alone
+//!                                               then what lies around it, and what is supplied unasked
 //! ```
 //!
 //! The protocol is the one of Firecracker's memory backend `Uffd`: one message with the regions and the descriptor, on
@@ -41,7 +42,9 @@
 //! |---|---|
 //! | [`pages`] | the state of each page of a VM, and what a fault needs; pure |
 //! | [`message`] | what VMMs say, and whether it can be so; pure |
-//! | [`trace`] | the order in which parts of an image were wanted: made, kept, read |
+//! | [`trace`] | the order in which pages of an image were wanted: made, kept, read |
+//! | `replay` | a trace as a plan of reads, and what of it is stale; pure |
+//! | `streams` | whether a VM walks through its memory; pure |
 //! | [`latency`], [`stats`] | how long, how much |
 //! | `snapshot` | the file, and whether it is still the same |
 //! | `peer` | the process at the other end: its message, its end |
@@ -94,9 +97,11 @@ pub mod latency;
 pub mod message;
 pub mod pages;
 mod peer;
+mod replay;
 mod server;
 mod snapshot;
 pub mod stats;
+mod streams;
 pub mod trace;
 #[allow(unsafe_code, reason = "system calls")]
 #[doc(hidden)]
@@ -105,7 +110,7 @@ mod vm;
 
 pub use server::Server;
 pub use stats::{RestoreCounters, RestoreStats};
-pub use trace::{ImageIdentity, Trace, TraceError};
+pub use trace::{ImageIdentity, Trace, TraceError, TracedPage};
 
 use message::BadMessage;
 use pages::TooManyPieces;
@@ -122,6 +127,18 @@ pub enum OnFailure {
     Leave,
 }
 
+/// What of the snapshot is supplied to each VM before it asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fill {
+    /// Nothing but what lies around and behind its faults.
+    Nothing,
+    /// The pages of [`RestoreOptions::replay`], if there is one.
+    #[default]
+    Recorded,
+    /// These first, and then all the rest, from its beginning. Each VM takes all of its memory then.
+    All,
+}
+
 /// How VMs are served.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -132,16 +149,30 @@ pub struct RestoreOptions {
     /// processes are dying; 1 to 65536. If not set, 64. A VM that connects when there are so many waits until one ends,
     /// as long as they are not all VMs, and is refused if they are; of the refused, up to four more may be dying.
     pub vms_max: usize,
-    /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB.
+    /// What one fault is answered with at most, in bytes: a power of two from 4 KiB to 2 MiB. If not set, 64 KiB. The
+    /// page that is waited for comes first. A VM that walks through its memory gets up to 2 MiB more each time; and
+    /// while a trace is recorded each page is answered alone.
     pub run_bytes: u64,
     /// What is done with a VM that cannot be served.
     pub on_failure: OnFailure,
     /// How long a peer may take to send its message; 1 millisecond to 1 day. If not set, 10 seconds.
     pub greeting: Duration,
-    /// Whether the order in which the image is wanted is noted, for [`Server::trace`]. It takes a bit for each page.
+    /// The permissions of the socket, as of a file; a process needs write permission to connect. If not set, 0o600.
+    pub socket_mode: u32,
+    /// The user and the group that the socket is given to. If not set, it belongs to the user of this process. A
+    /// process that is not root may give it to none but groups of its own.
+    pub socket_owner: Option<u32>,
+    /// See [`RestoreOptions::socket_owner`].
+    pub socket_group: Option<u32>,
+    /// Whether the order in which the image's pages are wanted is noted, for [`Server::trace`]. It takes a bit for each
+    /// page and 8 bytes for each that was wanted. Each page is answered alone meanwhile, so VMs are slower.
     pub record: bool,
-    /// What VMs get before they ask, when nothing that was asked for waits.
+    /// A trace of this snapshot, or of an earlier one of the same VM: VMs get these pages before they ask, when nothing
+    /// that was asked for waits. Pages that hold something else now are left out. With [`RestoreOptions::record`] the
+    /// new trace goes on from this one, if it is of the same image.
     pub replay: Option<Trace>,
+    /// What VMs get before they ask.
+    pub fill: Fill,
     /// Whether VMMs may map the image, by our own dialect (see [`message`]). It takes the snapshot's size of the
     /// cache's memory at once; a VMM that sends regions of memory of its own is served as ever beside it.
     pub minor: bool,
@@ -164,8 +195,12 @@ impl Default for RestoreOptions {
             run_bytes: 64 << 10,
             on_failure: OnFailure::default(),
             greeting: Duration::from_secs(10),
+            socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
             record: false,
             replay: None,
+            fill: Fill::default(),
             minor: false,
             observer: None,
         }
@@ -204,6 +239,13 @@ impl RestoreOptions {
             () if !GREETINGS.contains(&greeting) => {
                 Err(format!("{greeting:?} for a peer's message: choose 1 millisecond to 1 day"))
             }
+            () if self.socket_mode > 0o777 => {
+                Err(format!("a socket with permissions {:o}: choose 0 to 777, octal", self.socket_mode))
+            }
+            () if self.record && self.fill == Fill::All => Err(
+                "a page that is filled before it is touched is not recorded; record, or fill all, but not both"
+                    .to_owned(),
+            ),
             () => Ok(()),
         }
     }
@@ -265,7 +307,7 @@ pub enum PeerError {
     Panicked,
 }
 
-/// Which image the snapshot at `path` is, read through `cache`: what a trace must be of.
+/// Which image the snapshot at `path` is, read through `cache`: what a trace should be of.
 ///
 /// # Errors
 /// It cannot be opened, or is empty.
@@ -285,6 +327,17 @@ pub enum Event {
         process: u32,
         /// The size of its memory.
         bytes: u64,
+    },
+    /// The snapshot has more memory than the VM: perhaps it is another VM's.
+    SnapshotLarger {
+        /// The VM's number.
+        vm: u64,
+        /// Its process, 0 if that is not known.
+        process: u32,
+        /// The end of what the VM has of the snapshot, in bytes.
+        used_bytes: u64,
+        /// The snapshot's size.
+        image_bytes: u64,
     },
     /// A peer was refused before it was a VM.
     Refused {
@@ -321,6 +374,13 @@ pub enum Event {
         process: u32,
         /// Whether its process was killed.
         killed: bool,
+    },
+    /// Most pages of the trace that were compared hold something else in this snapshot: no more of it is replayed.
+    ReplayStale {
+        /// Pages that differ.
+        differing: u64,
+        /// Of how many that were compared.
+        compared: u64,
     },
     /// No more peers can be accepted for a moment: the system refuses; or all places are taken, and as many as may
     /// be dying that were refused have not died yet, which is told once, and not again before it was otherwise.

@@ -231,31 +231,41 @@ impl Pages {
 
     /// What of `bytes` bytes of the image at `offset` is absent somewhere, from its beginning, one stretch at a time.
     pub fn absent_in(&self, offset: u64, bytes: u64) -> Vec<ImagePart> {
-        let (unit, mut found) = (self.unit, Vec::new());
+        let mut found = Vec::new();
         for region in &self.regions {
-            let len = region.states.len as u64 * unit;
-            let begin = offset.max(region.offset);
-            let end = (offset + bytes).min(region.offset + len);
-            if begin >= end {
-                continue;
-            }
-            let within = (begin - region.offset) / unit..(end - region.offset).div_ceil(unit);
-            let within = within.start as usize..within.end as usize;
-            let mut at = within.start;
-            while at < within.end {
-                let state = region.states.get(at);
-                let run = region.states.run(at, at..within.end, state);
-                if state == State::Absent {
-                    found.push(ImagePart {
-                        address: region.base + at as u64 * unit,
-                        offset: region.offset + at as u64 * unit,
-                        bytes: run.len() as u64 * unit,
-                    });
-                }
-                at = run.end;
-            }
+            let begin = offset.max(region.offset).saturating_sub(region.offset);
+            self.absent_of(region, begin..(offset + bytes).saturating_sub(region.offset), &mut found);
         }
         found
+    }
+
+    /// What of these addresses is absent, one stretch at a time.
+    pub fn absent_at(&self, addresses: &Range<u64>) -> Vec<ImagePart> {
+        let mut found = Vec::new();
+        for region in &self.regions {
+            let begin = addresses.start.saturating_sub(region.base);
+            self.absent_of(region, begin..addresses.end.saturating_sub(region.base), &mut found);
+        }
+        found
+    }
+
+    /// What is absent of `bytes`, counted from where the region begins; it may end behind the region.
+    fn absent_of(&self, region: &Region, bytes: Range<u64>, found: &mut Vec<ImagePart>) {
+        let unit = self.unit;
+        let end = (bytes.end.div_ceil(unit) as usize).min(region.states.len);
+        let mut at = (bytes.start / unit) as usize;
+        while at < end {
+            let state = region.states.get(at);
+            let run = region.states.run(at, at..end, state);
+            if state == State::Absent {
+                found.push(ImagePart {
+                    address: region.base + at as u64 * unit,
+                    offset: region.offset + at as u64 * unit,
+                    bytes: run.len() as u64 * unit,
+                });
+            }
+            at = run.end;
+        }
     }
 
     /// Notes that pages were supplied; addresses outside every region are ignored.
@@ -351,6 +361,12 @@ impl Pages {
         self.regions.iter().map(|region| region.states.len as u64 * self.unit).sum()
     }
 
+    /// Where the last region ends in the image.
+    pub fn image_end(&self) -> u64 {
+        let end = |region: &Region| region.offset + region.states.len as u64 * self.unit;
+        self.regions.iter().map(end).max().unwrap_or(0)
+    }
+
     /// Asserts the invariants; see the head of this file.
     pub fn check(&self) {
         assert!(self.unit.is_power_of_two() && self.regions.len() <= PIECES_MAX);
@@ -385,6 +401,7 @@ mod tests {
         Unmapped(u64, u64),
         Moved(u64, u64, u64),
         Absent(u64, u64),
+        AbsentAt(u64, u64),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -394,7 +411,8 @@ mod tests {
             3 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Removed(at, len)),
             1 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Unmapped(at, len)),
             1 => (at.clone(), at.clone(), len).prop_map(|(from, to, len)| Op::Moved(from, to, len)),
-            2 => (at, 1..40_u64).prop_map(|(at, len)| Op::Absent(at, len)),
+            2 => (at.clone(), 1..40_u64).prop_map(|(at, len)| Op::Absent(at, len)),
+            2 => (at, 1..40_u64).prop_map(|(at, len)| Op::AbsentAt(at, len)),
         ]
     }
 
@@ -484,17 +502,28 @@ mod tests {
                 twin.extend(taken);
             }
             Op::Absent(offset, len) => {
-                let found = pages.absent_in(offset * UNIT, len * UNIT);
-                let mut units: Vec<(u64, u64)> = found
-                    .iter()
-                    .flat_map(|s| (0..s.bytes / UNIT).map(|i| (s.address / UNIT + i, s.offset / UNIT + i)))
-                    .collect();
-                units.sort_unstable();
+                let found = units_of(&pages.absent_in(offset * UNIT, len * UNIT));
                 let is_wanted = |place: u64| (offset..offset + len).contains(&place);
                 let wanted = twin.iter().filter(|(_, unit)| unit.1 == State::Absent && is_wanted(unit.0));
-                assert_eq!(units, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
+                assert_eq!(found, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
+            }
+            Op::AbsentAt(at, len) => {
+                let found = units_of(&pages.absent_at(&bytes(at, len)));
+                let wanted = twin.range(at..at + len).filter(|(_, unit)| unit.1 == State::Absent);
+                assert_eq!(found, wanted.map(|(&unit, &(place, _))| (unit, place)).collect::<Vec<_>>());
             }
         }
+    }
+
+    /// The units of these parts, each with its place in the image.
+    fn units_of(parts: &[ImagePart]) -> Vec<(u64, u64)> {
+        let of_part = |part: &ImagePart| {
+            let (address, place) = (part.address / UNIT, part.offset / UNIT);
+            (0..part.bytes / UNIT).map(move |i| (address + i, place + i)).collect::<Vec<_>>()
+        };
+        let mut units: Vec<(u64, u64)> = parts.iter().flat_map(of_part).collect();
+        units.sort_unstable();
+        units
     }
 
     proptest! {

@@ -10,7 +10,7 @@
 //!   a thread for each greeting     accept; receive; regions and uffd: Vm, the workers' then
 //!                                  other descriptors are closed; the end, however late
 //!
-//!   queues  ahead    VMs that have a trace to be supplied: a turn when nothing else is to be done
+//!   queues  ahead    VMs that have something to be supplied unasked: a turn when nothing else is to be done
 //!           soon     VMs to look at again in a moment; and the listener, when the system was short, or no place free
 //! ```
 //!
@@ -94,11 +94,12 @@ use quinion::{Cache, File, Image};
 
 use super::message::{BadMessage, DESCRIPTORS_MAX, ParseStep, Region, check, offer, ready};
 use super::peer::{Handshake, Peer, drain, has_one_ended, refusal, say, wait_for};
+use super::replay::Replay;
 use super::snapshot::Snapshot;
 use super::stats::{RestoreCounters, RestoreStats};
-use super::trace::{ImageIdentity, Recorder, Trace, TraceError};
+use super::trace::{ImageIdentity, Recorder, Trace};
 use super::vm::{NextWait, SPACES_MAX, Source, Space, Vm, VmShared};
-use super::{Event, OnFailure, PeerError, RestoreOptions};
+use super::{Event, Fill, OnFailure, PeerError, RestoreOptions};
 
 /// Descriptors of one connection: its socket, its process, its userfaultfd. (What else came with its message is closed
 /// when that is whole, or counts among those of the threads that wait.)
@@ -161,6 +162,7 @@ struct Shared {
     /// What VMMs may map, if they may.
     image: Option<Image>,
     recorder: Option<Mutex<Recorder>>,
+    replay: Option<Replay>,
     epoll: OwnedFd,
     listener: ClosedApart,
     wake_event: OwnedFd,
@@ -323,11 +325,12 @@ fn failed(socket: &Path, what: &str, error: impl fmt::Display) -> Error {
 
 impl Server {
     /// Serves the snapshot at `snapshot`, read through `cache`, to VMMs that connect to a socket at `socket`.
-    /// The socket is for this user only (mode 0600); an existing one without a listener is replaced.
+    /// The socket is for this user only (mode 0600), unless [`RestoreOptions::socket_mode`] and
+    /// [`RestoreOptions::socket_owner`] say otherwise; an existing one without a listener is replaced.
     ///
     /// # Errors
-    /// An option is out of its range, the snapshot cannot be opened, a trace is of another one, another
-    /// process listens there, or the system refuses a socket or a thread.
+    /// An option is out of its range, the snapshot cannot be opened, another process listens there, or the
+    /// system refuses a socket or a thread.
     pub fn start(cache: &Cache, snapshot: &Path, socket: &Path, options: RestoreOptions) -> Result<Self> {
         check_options(&options)?;
         let device_bytes_before = cache.stats().device_bytes;
@@ -360,19 +363,21 @@ impl Server {
         device_bytes_before: u64,
         (snapshot, image): (Snapshot, Option<Image>),
         socket: &Path,
-        options: RestoreOptions,
+        mut options: RestoreOptions,
     ) -> Result<Self> {
         let identity = snapshot.identity();
-        if let Some(trace) = options.replay.as_ref().filter(|trace| trace.image() != identity) {
-            let (theirs, ours) = (trace.image().bytes, identity.bytes);
-            return Err(Error::invalid_input(TraceError::OtherImage { theirs, ours }.to_string()));
-        }
-        let (listener, inode) = listen(socket)?;
+        let trace = options.replay.take();
+        let recorder = options.record.then(|| match &trace {
+            Some(earlier) => Recorder::merging(identity, earlier),
+            None => Recorder::new(identity),
+        });
+        let (listener, inode) = listen(socket, &options)?;
         let workers = options.workers;
         let spare = descriptors_max().saturating_sub(descriptors_wanted(options.vms_max));
         let stuck_max = (spare / DESCRIPTORS_STUCK).clamp(*STUCK.start(), *STUCK.end());
         let shared = Shared {
-            recorder: options.record.then(|| Mutex::new(Recorder::new(identity))),
+            recorder: recorder.map(Mutex::new),
+            replay: trace.as_ref().map(Replay::new),
             threads_max: options.vms_max + REFUSED_MAX + stuck_max,
             options,
             cache: cache.clone(),
@@ -507,8 +512,8 @@ fn listens(path: &Path) -> rustix::io::Result<bool> {
     }
 }
 
-/// A socket at `path` that listens, and the number of its file.
-fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
+/// A socket at `path` that listens, for the users that `options` say, and the number of its file.
+fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, u64)> {
     let failed = |error: &dyn fmt::Display| failed(path, "", error);
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(failed(&format_args!(
@@ -529,15 +534,39 @@ fn listen(path: &Path) -> Result<(OwnedFd, u64)> {
         }
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listening = || {
+    let bound = || {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Before it listens, no process can connect.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok::<_, io::Error>((socket, fs::symlink_metadata(path)?.ino()))
+        Ok::<_, io::Error>(socket)
     };
-    listening().map_err(|e| failed(&e))
+    let socket = bound().map_err(|e| failed(&e))?;
+    let listening = open_to(path, options)
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)))
+        .and_then(|()| fs::symlink_metadata(path).map_err(|e| failed(&e)));
+    match listening {
+        Ok(metadata) => Ok((socket, metadata.ino())),
+        Err(wrong) => {
+            // It is ours, and of no use.
+            let _ = fs::remove_file(path);
+            Err(wrong)
+        }
+    }
+}
+
+/// Gives the socket's file its owner and its permissions, before it listens: no process can connect before that.
+fn open_to(path: &Path, options: &RestoreOptions) -> Result<()> {
+    let (user, group) = (options.socket_owner, options.socket_group);
+    if user.or(group).is_some() {
+        let shown = |id: Option<u32>| id.map_or_else(String::new, |id| id.to_string());
+        std::os::unix::fs::lchown(path, user, group).map_err(|error| {
+            let what = format!("it cannot be given to {}:{}: ", shown(user), shown(group));
+            let hint = "; run as root, or name a group of your own";
+            failed(path, &what, format_args!("{error}{hint}"))
+        })?;
+    }
+    // After the change of owner, which may clear bits.
+    fs::set_permissions(path, fs::Permissions::from_mode(options.socket_mode))
+        .map_err(|e| failed(path, "", e))
 }
 
 impl Shared {
@@ -886,6 +915,11 @@ impl Shared {
         }
         let (number, process, bytes) = (connection.number, connection.peer.process(), vm.bytes());
         self.tell(&Event::Begun { vm: number, process, bytes });
+        let (used_bytes, image_bytes) = (vm.image_end(), self.snapshot.identity().bytes);
+        // Less than a page more is the rest of a file whose last page is not whole.
+        if image_bytes >= used_bytes + PAGE_SIZE as u64 {
+            self.tell(&Event::SnapshotLarger { vm: number, process, used_bytes, image_bytes });
+        }
         if vm.guard_image()? {
             // A thread that does not listen did not have to wait.
             let _ = say(connection.socket.as_fd(), &ready(), None);
@@ -896,7 +930,7 @@ impl Shared {
             epoll::add(&self.epoll, &connection.socket, token(number, Kind::Socket), EventFlags::ONESHOT)
                 .map_err(|error| PeerError::Socket(error.into()))?;
         }
-        if self.options.replay.is_some() {
+        if self.replay.is_some() || self.options.fill == Fill::All {
             self.want_ahead(number);
             self.ring();
         }
@@ -926,9 +960,12 @@ impl Shared {
     fn serve(&self, connection: &Connection, vm: &mut Vm) -> std::result::Result<NextWait, PeerError> {
         let common = VmShared {
             snapshot: &self.snapshot,
-            run_bytes: self.options.run_bytes,
+            // While pages are recorded, one that was not touched must not look as if it had been.
+            run_bytes: if self.recorder.is_some() { PAGE_SIZE as u64 } else { self.options.run_bytes },
             recorder: self.recorder.as_ref(),
-            replay: self.options.replay.as_ref(),
+            replay: self.replay.as_ref(),
+            fill: self.options.fill,
+            tell: &|event: &Event| self.tell(event),
         };
         let next = vm.serve(&common)?;
         self.unwatch(&vm.take_ended());

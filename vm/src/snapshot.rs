@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   open      the file; a moment, if it was written just now, so that the next change shows;
-//!             the cache opens the very same one by its descriptor; size and time noted; fingerprint
+//!             the cache opens the very same one by its descriptor; size and time noted; fingerprint;
+//!             read through the kernel's page cache if that holds half of it or more
 //!   answer    pin the bytes  ->  look at size and time  ->  supply them
 //! ```
 //!
@@ -67,6 +68,7 @@ impl Snapshot {
                 format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
             return Err(Error::invalid_input(text));
         }
+        file.use_kernel_cache_if_warm()?;
         Self::of(file, Some((raw, known)))
     }
 

@@ -22,7 +22,7 @@ pub struct RestoreCounters {
     pub faults: u64,
     /// Of these, faults of pages that were there already.
     pub faults_present: u64,
-    /// Bytes of the image that faults were answered with, zeros included.
+    /// Bytes of the image that faults were answered with, and those around them; zeros included.
     pub demand_bytes: u64,
     /// Bytes of the image that were supplied before anybody asked, zeros included.
     pub ahead_bytes: u64,
@@ -32,6 +32,8 @@ pub struct RestoreCounters {
     pub mapped_bytes: u64,
     /// Bytes that VMs have given back.
     pub removed_bytes: u64,
+    /// Bytes of a trace that were not supplied, because the snapshot has something else there now.
+    pub stale_bytes: u64,
     /// Bytes that could not be read, and that are bus errors in their VM now.
     pub poisoned_bytes: u64,
     /// Answers that the kernel refused because a VM's memory was changing, and that were given again.
@@ -51,6 +53,7 @@ impl RestoreCounters {
             (&mut self.zero_bytes, other.zero_bytes),
             (&mut self.mapped_bytes, other.mapped_bytes),
             (&mut self.removed_bytes, other.removed_bytes),
+            (&mut self.stale_bytes, other.stale_bytes),
             (&mut self.poisoned_bytes, other.poisoned_bytes),
             (&mut self.retries, other.retries),
         ];
@@ -111,6 +114,7 @@ impl RestoreStats {
             ("zero_bytes_total", "counter", "Bytes for which zeros were given", n.zero_bytes),
             ("mapped_bytes_total", "counter", "Bytes mapped and not copied", n.mapped_bytes),
             ("removed_bytes_total", "counter", "Bytes that VMs have given back", n.removed_bytes),
+            ("stale_bytes_total", "counter", "Bytes of a trace that the snapshot has not", n.stale_bytes),
             ("poisoned_bytes_total", "counter", "Bytes that could not be read", n.poisoned_bytes),
             ("retries_total", "counter", "Answers given again", n.retries),
         ];

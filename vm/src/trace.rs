@@ -1,27 +1,36 @@
-//! Trace: which parts of an image VMs wanted first, in their order, to have them ready next time.
+//! Trace: which pages of an image VMs touched first, in their order, to have them ready next time.
 //!
 //! ```text
-//!   bytes 0        8          12         16              24             32         40
-//!        [ qnfaults | version 1 | 4096    | image's bytes | fingerprint  | runs n   | runs ..  | checksum ]
-//!                     u32         u32       u64             u64            u64        8 n bytes   u64
+//!   bytes 0        8           12       16              24             32        40         48
+//!        [ qnfaults | version 2 | 4096   | image's bytes | fingerprint | pages n | checksum | blocks .. ]
+//!                     u32         u32      u64             u64           u64       u64 of bytes 0 to 39
 //!
-//!   a run: first page u32, pages u32        all numbers little-endian        checksum: FNV-1a of all before it
+//!   a block, 4096 bytes, the last as long as it needs to be:
+//!        [ number | entries | bytes | checksum | entries ..          | zeros ]      checksum: of bytes 16 to 31 of the
+//!          u32      u16       u16     u64        `bytes` bytes                      file, then the block without it
+//!
+//!   an entry: the page's distance from the page behind the last one, zigzag, 7 bits a byte; and a digest, u16
 //! ```
 //!
-//! A run is what one fault was answered with, and follows the one before it in time; runs that follow each other in
-//! the image too are one. No page is in two of them, so a trace has as many runs as the image has pages at most, and
-//! what is read is bounded by that.
+//! All numbers are little-endian; the checksums are FNV-1a with 64 bits (Fowler, Noll and Vo): enough against
+//! accidents. A page is named once, where it was wanted first. A page that follows the one before it takes three
+//! bytes.
 //!
-//! **Whose trace.** The **fingerprint** is a hash of the image's size and of 32 of its pages, evenly spread; so a copy
-//! of the image has the same, on another machine too. A trace of another image is refused. It could do no harm but
-//! waste: what is read by it is the image's.
+//! **Stale pages.** The **digest** is 16 bits of a hash of what the page held when it was recorded. A replay compares
+//! it with what the image has there now, and supplies no page that differs: so a record of an earlier snapshot of the
+//! same VM is of use for the pages that both have in common. The **fingerprint** tells whether it is such a one: a
+//! hash of the image's size and of 32 of its pages, evenly spread; a copy of the image has the same, on another
+//! machine too. A wrong entry can do no harm but waste: what is supplied is always the image's.
 //!
-//! Written to a file beside the target and moved over it, durable before that: a reader of it finds a whole one or
-//! none.
+//! **Damaged blocks.** Each block stands at its place and has a checksum of its own, into which the image's identity
+//! goes too. One that is damaged, cut off or from another file is left out, and the others are used;
+//! [`Trace::lost_pages`] says how many pages are missing for that. A damaged head is the end of all of it, because
+//! nothing says then what the rest is of.
 //!
-//! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages.
+//! The file is written beside the target and moved over it, durable before that: a reader finds a whole one or none.
 //!
-//! The hash is FNV-1a with 64 bits (Fowler, Noll and Vo): enough against accidents.
+//! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages, and a digest of 16
+//! bits takes one of 65,536 changed pages for an unchanged one.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -30,10 +39,15 @@ use std::path::Path;
 use quinion::internals::units::PAGE_SIZE;
 
 const MAGIC: &[u8; 8] = b"qnfaults";
-const VERSION: u32 = 1;
-const HEAD_BYTES: usize = 40;
-const RUN_BYTES: usize = 8;
-const SUM_BYTES: usize = 8;
+const VERSION: u32 = 2;
+const HEAD_BYTES: usize = 48;
+/// Where the checksum stands in the head, and where the identity does.
+const HEAD_SUM: usize = 40;
+const IDENTITY: std::ops::Range<usize> = 16..32;
+const BLOCK_BYTES: usize = 4096;
+const BLOCK_HEAD: usize = 16;
+/// The longest entry: five bytes of a distance (33 bits), two of a digest.
+const ENTRY_BYTES_MAX: usize = 7;
 
 /// Which image a trace is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,20 +58,28 @@ pub struct ImageIdentity {
     pub fingerprint: u64,
 }
 
-/// Pages of an image that follow each other.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ImageRun {
-    /// The first, by its number.
-    pub first: u32,
-    /// How many; one at least.
-    pub pages: u32,
+impl ImageIdentity {
+    /// Its whole pages, of which each has a number of 32 bits.
+    fn pages(self) -> u64 {
+        (self.bytes / PAGE_SIZE as u64).min(1 << 32)
+    }
 }
 
-/// The order in which parts of an image were wanted.
+/// A page that was wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TracedPage {
+    /// Its number in the image.
+    pub page: u32,
+    /// [`digest`] of what it held.
+    pub digest: u16,
+}
+
+/// The order in which pages of an image were wanted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     image: ImageIdentity,
-    runs: Vec<ImageRun>,
+    entries: Vec<TracedPage>,
+    lost_pages: u64,
 }
 
 /// Why a trace cannot be used.
@@ -73,13 +95,8 @@ pub enum TraceError {
     NotATrace,
     #[error("the trace is of version {0}, and {VERSION} is known here; record it anew")]
     Version(u32),
-    #[error("the trace is damaged: {0}; record it anew")]
-    Damaged(&'static str),
-    #[error(
-        "the trace is of another image ({theirs} bytes, this one has {ours}, or other contents); \
-         record one of this image"
-    )]
-    OtherImage { theirs: u64, ours: u64 },
+    #[error("the head of the trace is damaged; record it anew")]
+    Damaged,
 }
 
 impl Trace {
@@ -88,86 +105,87 @@ impl Trace {
         self.image
     }
 
-    /// The runs in their order; no page is in two of them.
-    pub fn runs(&self) -> &[ImageRun] {
-        &self.runs
+    /// The pages in their order, each once.
+    pub fn entries(&self) -> &[TracedPage] {
+        &self.entries
     }
 
-    /// Pages in all runs.
+    /// How many pages it names.
     pub fn pages(&self) -> u64 {
-        self.runs.iter().map(|run| u64::from(run.pages)).sum()
+        self.entries.len() as u64
     }
 
-    /// Whether nothing was wanted.
+    /// How many more it named when it was written: they stood in parts that are damaged.
+    pub fn lost_pages(&self) -> u64 {
+        self.lost_pages
+    }
+
+    /// Whether no page was wanted.
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.entries.is_empty()
     }
 
     /// The file's bytes.
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + self.runs.len() * RUN_BYTES + SUM_BYTES);
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + self.entries.len() * 4 + BLOCK_BYTES);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(PAGE_SIZE as u32).to_le_bytes());
-        for number in [self.image.bytes, self.image.fingerprint, self.runs.len() as u64] {
+        for number in [self.image.bytes, self.image.fingerprint, self.pages()] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
-        for run in &self.runs {
-            bytes.extend_from_slice(&run.first.to_le_bytes());
-            bytes.extend_from_slice(&run.pages.to_le_bytes());
-        }
-        let sum = Fingerprint::of(&bytes);
+        let sum = Fingerprint::of(&[&bytes]);
         bytes.extend_from_slice(&sum.to_le_bytes());
+        let (mut rest, mut number) = (&self.entries[..], 0_u32);
+        while !rest.is_empty() {
+            // Only the last block is shorter than the others.
+            bytes.resize(HEAD_BYTES + number as usize * BLOCK_BYTES, 0);
+            let block = encode_block(&mut rest, number, &bytes[IDENTITY]);
+            bytes.extend_from_slice(&block);
+            number += 1;
+        }
         bytes
     }
 
-    /// What a file's bytes say, if they are of `image`.
-    fn decode(bytes: &[u8], image: ImageIdentity) -> Result<Self, TraceError> {
-        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        if bytes.len() < HEAD_BYTES + SUM_BYTES || &bytes[..8] != MAGIC {
+    /// What a file's bytes say of the pages that an image of `pages_max` pages has.
+    fn decode(bytes: &[u8], pages_max: u64) -> Result<Self, TraceError> {
+        if bytes.len() < 12 || &bytes[..8] != MAGIC {
             return Err(TraceError::NotATrace);
         }
-        if half(8) != VERSION {
-            return Err(TraceError::Version(half(8)));
+        if half(bytes, 8) != VERSION {
+            return Err(TraceError::Version(half(bytes, 8)));
         }
-        let (body, end) = (&bytes[HEAD_BYTES..bytes.len() - SUM_BYTES], bytes.len() - SUM_BYTES);
-        if half(12) != PAGE_SIZE as u32 || word(32).checked_mul(RUN_BYTES as u64) != Some(body.len() as u64) {
-            return Err(TraceError::Damaged("its length is not what it says"));
+        if bytes.len() < HEAD_BYTES
+            || word(bytes, HEAD_SUM) != Fingerprint::of(&[&bytes[..HEAD_SUM]])
+            || half(bytes, 12) != PAGE_SIZE as u32
+        {
+            return Err(TraceError::Damaged);
         }
-        if word(end) != Fingerprint::of(&bytes[..end]) {
-            return Err(TraceError::Damaged("its checksum is wrong"));
+        let image = ImageIdentity { bytes: word(bytes, 16), fingerprint: word(bytes, 24) };
+        let mut seen = PageSet::new(image.pages().min(pages_max));
+        let (mut entries, mut found_pages) = (Vec::new(), 0);
+        for (number, block) in bytes[HEAD_BYTES..].chunks(BLOCK_BYTES).enumerate() {
+            let found = decode_block(block, number as u32, &bytes[IDENTITY]).unwrap_or_default();
+            found_pages += found.len() as u64;
+            entries.extend(found.into_iter().filter(|entry| seen.take(u64::from(entry.page))));
         }
-        let theirs = ImageIdentity { bytes: word(16), fingerprint: word(24) };
-        if theirs != image {
-            return Err(TraceError::OtherImage { theirs: theirs.bytes, ours: image.bytes });
-        }
-        let run = |at: usize| ImageRun { first: half(at), pages: half(at + 4) };
-        let runs: Vec<ImageRun> =
-            (0..body.len() / RUN_BYTES).map(|i| run(HEAD_BYTES + i * RUN_BYTES)).collect();
-        let mut seen = PageSet::new(image);
-        for run in &runs {
-            let end = u64::from(run.first) + u64::from(run.pages);
-            let pages = u64::from(run.first)..end;
-            if run.pages == 0 || end > seen.pages || pages.into_iter().any(|page| !seen.take(page)) {
-                return Err(TraceError::Damaged("a run is empty, outside the image, or there twice"));
-            }
-        }
-        Ok(Self { image, runs })
+        let lost_pages = word(bytes, 32).saturating_sub(found_pages);
+        Ok(Self { image, entries, lost_pages })
     }
 
-    /// Reads the trace at `path`, which must be of `image`.
+    /// Reads the trace at `path`, as much of it as a trace of `image` can have. It may be of another image: compare
+    /// [`Trace::image`]. Parts that are damaged are left out, see [`Trace::lost_pages`].
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or is of another image.
+    /// It cannot be read, is no trace, or of another version; or its head is damaged.
     pub fn read(path: &Path, image: ImageIdentity) -> Result<Self, TraceError> {
-        let bytes_max =
-            HEAD_BYTES as u64 + image.bytes.div_ceil(PAGE_SIZE as u64) * RUN_BYTES as u64 + SUM_BYTES as u64;
+        let in_block = (BLOCK_BYTES - BLOCK_HEAD - ENTRY_BYTES_MAX) / ENTRY_BYTES_MAX;
+        let blocks = image.pages().div_ceil(in_block as u64);
         let file = File::open(path).map_err(TraceError::Read)?;
         let mut bytes = Vec::new();
-        // One more than may be, so that a longer one is seen to be too long.
-        file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(TraceError::Read)?;
-        Self::decode(&bytes, image)
+        let bytes_max = HEAD_BYTES as u64 + blocks * BLOCK_BYTES as u64;
+        file.take(bytes_max).read_to_end(&mut bytes).map_err(TraceError::Read)?;
+        Self::decode(&bytes, image.pages())
     }
 
     /// Writes the trace to `path`, over what is there; readers find the old one or this one.
@@ -191,6 +209,77 @@ impl Trace {
     }
 }
 
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn quarter(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+
+/// The block with that number: the first of `entries`, as many as it has room for, which are taken from there.
+fn encode_block(entries: &mut &[TracedPage], number: u32, identity: &[u8]) -> Vec<u8> {
+    let (mut block, mut behind, mut count) = (vec![0; BLOCK_HEAD], 0_u64, 0_u16);
+    while let Some((entry, rest)) = entries.split_first() {
+        if block.len() + ENTRY_BYTES_MAX > BLOCK_BYTES {
+            break;
+        }
+        let distance = u64::from(entry.page).wrapping_sub(behind).cast_signed();
+        let mut zigzag = ((distance << 1) ^ (distance >> 63)).cast_unsigned();
+        while zigzag > 0x7F {
+            block.push(zigzag as u8 | 0x80);
+            zigzag >>= 7;
+        }
+        block.push(zigzag as u8);
+        block.extend_from_slice(&entry.digest.to_le_bytes());
+        (behind, count, *entries) = (u64::from(entry.page) + 1, count + 1, rest);
+    }
+    let bytes = (block.len() - BLOCK_HEAD) as u16;
+    block[..4].copy_from_slice(&number.to_le_bytes());
+    block[4..6].copy_from_slice(&count.to_le_bytes());
+    block[6..8].copy_from_slice(&bytes.to_le_bytes());
+    let sum = Fingerprint::of(&[identity, &block[..8], &block[BLOCK_HEAD..]]);
+    block[8..BLOCK_HEAD].copy_from_slice(&sum.to_le_bytes());
+    block
+}
+
+/// The entries of the block with that number; `None` if it is damaged.
+fn decode_block(block: &[u8], number: u32, identity: &[u8]) -> Option<Vec<TracedPage>> {
+    if block.len() < BLOCK_HEAD || half(block, 0) != number {
+        return None;
+    }
+    let mut rest = block.get(BLOCK_HEAD..BLOCK_HEAD + usize::from(quarter(block, 6)))?;
+    if word(block, 8) != Fingerprint::of(&[identity, &block[..8], rest]) {
+        return None;
+    }
+    let (mut entries, mut behind) = (Vec::new(), 0_i64);
+    for _ in 0..quarter(block, 4) {
+        let (mut zigzag, mut shift) = (0_u64, 0);
+        loop {
+            let (&byte, more) = rest.split_first()?;
+            (rest, zigzag) = (more, zigzag | u64::from(byte & 0x7F) << shift);
+            shift += 7;
+            if byte < 0x80 {
+                break;
+            }
+            if shift > 28 {
+                return None;
+            }
+        }
+        let distance = (zigzag >> 1).cast_signed() ^ -(zigzag & 1).cast_signed();
+        let page = u32::try_from(behind.checked_add(distance)?).ok()?;
+        let digest = quarter(rest.get(..2)?, 0);
+        rest = &rest[2..];
+        entries.push(TracedPage { page, digest });
+        behind = i64::from(page) + 1;
+    }
+    Some(entries)
+}
+
 /// A bit for each page of an image.
 #[derive(Debug)]
 struct PageSet {
@@ -199,13 +288,15 @@ struct PageSet {
 }
 
 impl PageSet {
-    fn new(image: ImageIdentity) -> Self {
-        let pages = (image.bytes / PAGE_SIZE as u64).min(1 << 32);
+    fn new(pages: u64) -> Self {
         Self { words: vec![0; pages.div_ceil(64) as usize], pages }
     }
 
-    /// Whether it was not wanted before.
+    /// Whether the image has it, and it was not taken before.
     fn take(&mut self, page: u64) -> bool {
+        if page >= self.pages {
+            return false;
+        }
         let (word, bit) = (&mut self.words[(page / 64) as usize], 1 << (page % 64));
         let is_new = *word & bit == 0;
         *word |= bit;
@@ -221,23 +312,36 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// One in which nothing was wanted yet.
+    /// One of `image` in which nothing was wanted yet.
     pub fn new(image: ImageIdentity) -> Self {
-        Self { wanted: PageSet::new(image), trace: Trace { image, runs: Vec::new() } }
+        Self {
+            wanted: PageSet::new(image.pages()),
+            trace: Trace { image, entries: Vec::new(), lost_pages: 0 },
+        }
     }
 
-    /// Notes that `bytes` bytes at `offset` were wanted; what was wanted before is not noted again. Whole pages, in
-    /// the image.
-    pub fn note(&mut self, offset: u64, bytes: u64) {
-        let (first, pages) = (offset / PAGE_SIZE as u64, bytes / PAGE_SIZE as u64);
-        for page in first..(first + pages).min(self.wanted.pages) {
-            if !self.wanted.take(page) {
-                continue;
+    /// One that goes on from what `earlier` names of the same image. Of another image nothing is taken over.
+    pub fn merging(image: ImageIdentity, earlier: &Trace) -> Self {
+        let mut recorder = Self::new(image);
+        if earlier.image == image {
+            earlier.entries.iter().for_each(|entry| recorder.add(*entry));
+        }
+        recorder
+    }
+
+    /// Notes that the pages at `offset`, whose bytes those are, were wanted. Pages that were wanted before are not
+    /// noted again, nor what is no whole page of the image.
+    pub fn note(&mut self, offset: u64, bytes: &[u8]) {
+        for (page, bytes) in (offset / PAGE_SIZE as u64..).zip(bytes.chunks_exact(PAGE_SIZE)) {
+            if let Ok(page) = u32::try_from(page) {
+                self.add(TracedPage { page, digest: digest(bytes) });
             }
-            match self.trace.runs.last_mut() {
-                Some(run) if u64::from(run.first) + u64::from(run.pages) == page => run.pages += 1,
-                _ => self.trace.runs.push(ImageRun { first: page as u32, pages: 1 }),
-            }
+        }
+    }
+
+    fn add(&mut self, entry: TracedPage) {
+        if self.wanted.take(u64::from(entry.page)) {
+            self.trace.entries.push(entry);
         }
     }
 
@@ -247,6 +351,25 @@ impl Recorder {
     }
 }
 
+/// What a trace says of a page's content. Four lanes take the page's words in turn, each by a step of multiplication
+/// and rotation, so that a processor works on all four at once.
+pub fn digest(page: &[u8]) -> u16 {
+    let mut lanes = [1_u64, 2, 3, 4].map(|lane| lane.wrapping_mul(FNV_BASIS));
+    for words in page.chunks_exact(32) {
+        for (number, lane) in lanes.iter_mut().enumerate() {
+            *lane = (*lane ^ word(words, 8 * number)).wrapping_mul(DIGEST_FACTOR).rotate_left(29);
+        }
+    }
+    let all = lanes
+        .into_iter()
+        .fold(FNV_BASIS, |all, lane| (all ^ lane).wrapping_mul(DIGEST_FACTOR).rotate_left(29));
+    (all.wrapping_mul(DIGEST_FACTOR) >> 48) as u16
+}
+
+const FNV_BASIS: u64 = 0xCBF2_9CE4_8422_2325;
+/// Two to the 64th over the golden ratio, odd.
+const DIGEST_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// A hash that bytes are added to; see the head of this file.
 #[derive(Clone, Copy, Debug)]
 pub struct Fingerprint(u64);
@@ -254,7 +377,7 @@ pub struct Fingerprint(u64);
 impl Fingerprint {
     /// Of nothing.
     pub fn new() -> Self {
-        Self(0xCBF2_9CE4_8422_2325)
+        Self(FNV_BASIS)
     }
 
     /// Adds bytes.
@@ -269,9 +392,9 @@ impl Fingerprint {
         self.0
     }
 
-    fn of(bytes: &[u8]) -> u64 {
+    fn of(parts: &[&[u8]]) -> u64 {
         let mut sum = Self::new();
-        sum.add(bytes);
+        parts.iter().for_each(|part| sum.add(part));
         sum.value()
     }
 }
@@ -288,98 +411,197 @@ mod tests {
 
     use super::*;
 
-    const IMAGE: ImageIdentity = ImageIdentity { bytes: 1 << 20, fingerprint: 7 };
+    const IMAGE: ImageIdentity = ImageIdentity { bytes: 64 << 20, fingerprint: 7 };
 
-    fn recorded(wanted: &[(u64, u64)]) -> Trace {
+    /// A page that holds its number.
+    fn page(number: u64) -> Vec<u8> {
+        number.to_le_bytes().repeat(PAGE_SIZE / 8)
+    }
+
+    fn recorded(wanted: impl IntoIterator<Item = u64>) -> Trace {
         let mut recorder = Recorder::new(IMAGE);
-        wanted.iter().for_each(|&(page, pages)| recorder.note(page * 4096, pages * 4096));
+        wanted.into_iter().for_each(|number| recorder.note(number * 4096, &page(number)));
         recorder.trace()
+    }
+
+    fn decoded(bytes: &[u8]) -> Result<Trace, TraceError> {
+        Trace::decode(bytes, 16384)
+    }
+
+    fn numbers(trace: &Trace) -> Vec<u64> {
+        trace.entries().iter().map(|entry| u64::from(entry.page)).collect()
+    }
+
+    /// Pages that lie scattered, more than one block has room for.
+    fn scattered() -> Trace {
+        recorded((0..3000).map(|i| i * 7919 % 16384))
     }
 
     #[test]
     fn the_hash_is_the_one_that_is_published() {
-        assert_eq!(Fingerprint::of(b""), 0xCBF2_9CE4_8422_2325);
-        assert_eq!(Fingerprint::of(b"foobar"), 0x8594_4171_F739_67E8);
+        assert_eq!(Fingerprint::of(&[b""]), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(Fingerprint::of(&[b"foo", b"bar"]), 0x8594_4171_F739_67E8);
+    }
+
+    #[test]
+    fn the_digest_is_the_one_that_was_worked_out_by_hand() {
+        assert_eq!(digest(&[0; PAGE_SIZE]), 0x55);
+        let counting: Vec<u8> = (0..512_u64).flat_map(u64::to_le_bytes).collect();
+        assert_eq!(digest(&counting), 0xF49);
     }
 
     #[test]
     fn the_bytes_are_as_they_are_documented() {
-        let trace = recorded(&[(16, 4), (20, 1), (3, 1), (15, 3)]);
-        let runs = [(16, 5), (3, 1), (15, 1)].map(|(first, pages)| ImageRun { first, pages });
-        assert_eq!(trace.runs(), runs);
+        let trace = recorded([16, 17, 3, 300]);
         let bytes = trace.encode();
-        let head = [&b"qnfaults"[..], &[1, 0, 0, 0, 0, 16, 0, 0], &[0, 0, 16, 0, 0, 0, 0, 0]].concat();
-        let rest = [[7, 0, 0, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0, 0, 0], [16, 0, 0, 0, 5, 0, 0, 0]].concat();
-        assert_eq!(bytes[..48], [head, rest].concat());
-        assert_eq!(bytes.len(), 40 + 3 * 8 + 8);
+        let head = [&b"qnfaults"[..], &[2, 0, 0, 0, 0, 16, 0, 0], &[0, 0, 0, 4, 0, 0, 0, 0]].concat();
+        assert_eq!(bytes[..32], [head, vec![7, 0, 0, 0, 0, 0, 0, 0]].concat());
+        assert_eq!(bytes[32..40], [4, 0, 0, 0, 0, 0, 0, 0]);
+        // Distances 16, 0, -15 and 296, zigzag: 32, 0, 29 and 592.
+        assert_eq!(bytes[48..56], [0, 0, 0, 0, 4, 0, 13, 0]);
+        let at = |number: usize| bytes[64 + number];
+        assert_eq!([at(0), at(3), at(6), at(9), at(10)], [32, 0, 29, 0xD0, 0x04]);
+        assert_eq!(bytes.len(), 48 + 16 + 13);
+        let all = recorded(0..16384);
+        assert!(all.encode().len() as u64 <= 48 + 13 * 4096, "three bytes a page that follows another");
     }
 
     #[test]
     fn a_file_is_written_whole_and_read_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("trace");
-        let trace = recorded(&[(9, 3), (1, 1)]);
-        trace.write(&path).expect("room for it");
-        trace.write(&path).expect("over the old one");
-        assert_eq!(Trace::read(&path, IMAGE).expect("a trace"), trace);
+        for trace in [recorded([9, 1]), scattered(), recorded([])] {
+            trace.write(&path).expect("room for it");
+            trace.write(&path).expect("over the old one");
+            assert_eq!(Trace::read(&path, IMAGE).expect("a trace"), trace);
+        }
         let names = fs::read_dir(folder.path()).expect("a folder").count();
         assert_eq!(names, 1, "nothing is left beside it");
         let wrong = Trace::read(&folder.path().join("none"), IMAGE).expect_err("there is none");
         assert!(matches!(wrong, TraceError::Read(_)));
-        assert!(matches!(trace.write(&folder.path().join("no/such/folder")), Err(TraceError::Write(_))));
+        let nowhere = recorded([1]).write(&folder.path().join("no/such/folder"));
+        assert!(matches!(nowhere, Err(TraceError::Write(_))));
     }
 
     #[test]
-    fn a_file_that_is_no_trace_of_this_image_is_refused() {
-        let (trace, other) = (recorded(&[(9, 3)]), ImageIdentity { fingerprint: 8, ..IMAGE });
-        let bytes = trace.encode();
-        let refused = |bytes: &[u8]| Trace::decode(bytes, IMAGE).expect_err("not to be used");
-        assert!(matches!(Trace::decode(&bytes, other), Err(TraceError::OtherImage { .. })));
-        assert!(matches!(refused(b"qnfaults"), TraceError::NotATrace));
+    fn a_file_with_a_damaged_head_or_none_is_refused() {
+        let bytes = scattered().encode();
+        let refused = |bytes: &[u8]| decoded(bytes).expect_err("not to be used");
+        assert!(matches!(refused(b"qnfault"), TraceError::NotATrace));
         assert!(matches!(refused(&[0; 100]), TraceError::NotATrace));
-        for at in 16..bytes.len() {
+        assert!(matches!(refused(&bytes[..47]), TraceError::Damaged));
+        for at in 12..48 {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
-            assert!(matches!(refused(&bytes), TraceError::Damaged(_)), "byte {at}");
+            assert!(matches!(refused(&bytes), TraceError::Damaged), "byte {at}");
         }
-        let mut newer = bytes.clone();
-        newer[8] = 2;
-        assert!(matches!(refused(&newer), TraceError::Version(2)));
-        let twice = Trace {
-            image: IMAGE,
-            runs: vec![ImageRun { first: 9, pages: 3 }, ImageRun { first: 11, pages: 1 }],
-        };
-        let outside = Trace { image: IMAGE, runs: vec![ImageRun { first: u32::MAX, pages: u32::MAX }] };
-        let empty = Trace { image: IMAGE, runs: vec![ImageRun { first: 9, pages: 0 }] };
-        for wrong in [twice, outside, empty] {
-            assert!(matches!(refused(&wrong.encode()), TraceError::Damaged(_)));
+        for version in [1, 3] {
+            let mut other = bytes.clone();
+            other[8] = version;
+            assert!(matches!(refused(&other), TraceError::Version(found) if found == u32::from(version)));
+        }
+    }
+
+    #[test]
+    fn a_damaged_block_is_left_out_and_the_others_are_used() {
+        let (trace, bytes) = (scattered(), scattered().encode());
+        let blocks = (bytes.len() - HEAD_BYTES).div_ceil(BLOCK_BYTES);
+        assert!(blocks >= 3, "{blocks}");
+        let whole: Vec<usize> = (0..blocks)
+            .map(|number| usize::from(quarter(&bytes, HEAD_BYTES + number * BLOCK_BYTES + 4)))
+            .collect();
+        for damaged in 0..blocks {
+            let begin = HEAD_BYTES + damaged * BLOCK_BYTES;
+            let used = BLOCK_HEAD + usize::from(quarter(&bytes, begin + 6));
+            for at in [0, 4, 6, 8, BLOCK_HEAD, used / 2, used - 1] {
+                let mut bytes = bytes.clone();
+                bytes[begin + at] ^= 0x10;
+                let read = decoded(&bytes).expect("its head is whole");
+                let before: usize = whole[..damaged].iter().sum();
+                let expected =
+                    [&trace.entries()[..before], &trace.entries()[before + whole[damaged]..]].concat();
+                assert_eq!(read.entries(), expected, "block {damaged}, byte {at}");
+                assert_eq!(read.lost_pages(), whole[damaged] as u64);
+            }
+        }
+        // It is cut off, and a block of another image stands in it.
+        let cut = decoded(&bytes[..HEAD_BYTES + BLOCK_BYTES + 100]).expect("its head is whole");
+        assert_eq!(cut.entries(), &trace.entries()[..whole[0]]);
+        let other = ImageIdentity { fingerprint: 8, ..IMAGE };
+        let mut mixed = Trace { image: other, ..trace.clone() }.encode();
+        mixed[HEAD_BYTES..HEAD_BYTES + BLOCK_BYTES]
+            .copy_from_slice(&bytes[HEAD_BYTES..HEAD_BYTES + BLOCK_BYTES]);
+        let mixed = decoded(&mixed).expect("its head is whole");
+        assert_eq!(mixed.entries(), &trace.entries()[whole[0]..]);
+    }
+
+    #[test]
+    fn pages_twice_or_outside_the_image_are_left_out() {
+        let entry = |page| TracedPage { page, digest: 1 };
+        let entries = [5, 5, 16384, u32::MAX, 6].map(entry).to_vec();
+        let read = decoded(&Trace { image: IMAGE, entries, lost_pages: 0 }.encode()).expect("whole");
+        assert_eq!((numbers(&read), read.lost_pages()), (vec![5, 6], 0));
+    }
+
+    #[test]
+    fn a_recorder_goes_on_from_an_earlier_trace_of_the_same_image_alone() {
+        let earlier = recorded([4, 9]);
+        let mut merged = Recorder::merging(IMAGE, &earlier);
+        [9, 2].into_iter().for_each(|number| merged.note(number * 4096, &page(number)));
+        assert_eq!(numbers(&merged.trace()), [4, 9, 2]);
+        let other = ImageIdentity { fingerprint: 8, ..IMAGE };
+        assert!(Recorder::merging(other, &earlier).trace().is_empty());
+    }
+
+    #[test]
+    fn a_digest_differs_where_any_byte_does() {
+        let before = page(77);
+        for at in (0..PAGE_SIZE).step_by(61) {
+            let mut changed = before.clone();
+            changed[at] ^= 0x80;
+            assert_ne!(digest(&changed), digest(&before), "byte {at}");
         }
     }
 
     proptest! {
         #[test]
         fn each_page_is_noted_once_in_the_order_of_the_first_time(
-            wanted in prop::collection::vec((0..300_u64, 1..40_u64), 0..30),
+            wanted in prop::collection::vec((0..20_000_u64, 1..40_u64), 0..60),
         ) {
-            let trace = recorded(&wanted);
+            let mut recorder = Recorder::new(IMAGE);
             let mut naive: Vec<u64> = Vec::new();
-            for page in wanted.iter().flat_map(|&(page, pages)| page..page + pages) {
-                if page < 256 && !naive.contains(&page) {
-                    naive.push(page);
+            for &(first, pages) in &wanted {
+                let bytes: Vec<u8> = (first..first + pages).flat_map(page).collect();
+                recorder.note(first * 4096, &bytes);
+                for number in first..first + pages {
+                    if number < 16384 && !naive.contains(&number) {
+                        naive.push(number);
+                    }
                 }
             }
-            let of_run = |run: &ImageRun| u64::from(run.first)..u64::from(run.first + run.pages);
-            prop_assert_eq!(trace.runs().iter().flat_map(of_run).collect::<Vec<_>>(), naive);
-            prop_assert_eq!(Trace::decode(&trace.encode(), IMAGE).expect("ours"), trace);
+            let trace = recorder.trace();
+            prop_assert_eq!(numbers(&trace), naive);
+            prop_assert_eq!(decoded(&trace.encode()).expect("ours"), trace);
         }
 
         #[test]
-        fn no_bytes_lead_to_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..120), keeps_magic in any::<bool>()) {
-            let mut bytes = bytes;
-            if keeps_magic && bytes.len() >= 16 {
-                bytes[..16].copy_from_slice(&recorded(&[]).encode()[..16]);
-            }
-            let _ = Trace::decode(&bytes, IMAGE);
+        fn no_bytes_lead_to_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), keeps in 0..3_u8) {
+            let (mut bytes, whole) = (bytes, recorded([3, 1, 2]).encode());
+            let kept = [0, 16, HEAD_BYTES][usize::from(keeps)].min(bytes.len());
+            bytes[..kept].copy_from_slice(&whole[..kept]);
+            let _ = decoded(&bytes);
+        }
+
+        #[test]
+        fn no_entries_lead_to_a_panic(body in prop::collection::vec(any::<u8>(), 0..64), count in 0..40_u16) {
+            // With a right checksum, as a hostile file would have it.
+            let mut block = vec![0; BLOCK_HEAD];
+            block[4..6].copy_from_slice(&count.to_le_bytes());
+            block[6..8].copy_from_slice(&(body.len() as u16).to_le_bytes());
+            block.extend_from_slice(&body);
+            let sum = Fingerprint::of(&[&[1; 16], &block[..8], &body]);
+            block[8..BLOCK_HEAD].copy_from_slice(&sum.to_le_bytes());
+            let _ = decode_block(&block, 0, &[1; 16]);
         }
     }
 }

@@ -10,7 +10,7 @@ mod stage;
 use std::os::unix::process::ExitStatusExt;
 
 use quinion::Cache;
-use quinion_vm::{OnFailure, RestoreOptions, Server, Trace};
+use quinion_vm::{Fill, OnFailure, RestoreOptions, Server, Trace};
 use stage::{Stage, options};
 
 use quinion_testing::vmm::{Backing, Image, Monitor, Need, PAGE, kernel};
@@ -263,22 +263,50 @@ fn a_snapshot_that_is_cut_or_changed_while_it_is_served_is_given_up() {
     }
 }
 
+/// Records these pages, one after the other.
+fn recorded(stage: &Stage, pages: impl IntoIterator<Item = u64>) -> Trace {
+    let server = stage.serve(options(|o| o.record = true));
+    let mut monitor = Monitor::start(&stage.plan());
+    for page in pages {
+        monitor.does(&format!("touch {page} 1 1"));
+    }
+    let trace = server.trace().expect("it was to record");
+    server.stop();
+    trace
+}
+
+#[test]
+fn exactly_the_pages_that_were_touched_are_recorded_in_their_order() {
+    if !vmm::has("exactly_the_pages_that_were_touched_are_recorded_in_their_order", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(10, 3000));
+    // Neighbours, pages of zeros, pages twice, and a walk, which is read ahead of otherwise.
+    let walk = 1000..1200;
+    let order: Vec<u64> = [2900, 6, 100, 99, 2900, 7].into_iter().chain(walk).collect();
+    let trace = recorded(&stage, order.iter().copied());
+    let mut once: Vec<u64> = Vec::new();
+    for &page in &order {
+        if !once.contains(&page) {
+            once.push(page);
+        }
+    }
+    let found: Vec<u64> = trace.entries().iter().map(|entry| u64::from(entry.page)).collect();
+    assert_eq!(found, once);
+    let is_digest = |entry: &quinion_vm::TracedPage| {
+        entry.digest == quinion_vm::trace::digest(&stage.image.page(u64::from(entry.page)))
+    };
+    assert!(trace.entries().iter().all(is_digest));
+}
+
 #[test]
 fn recorded_pages_are_there_before_they_are_asked_for() {
     if !vmm::has("recorded_pages_are_there_before_they_are_asked_for", &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(10, 3000));
-    let server = stage.serve(options(|o| {
-        o.record = true;
-        o.run_bytes = 16 << 10;
-    }));
-    let mut monitor = Monitor::start(&stage.plan());
-    for at in [2900, 100, 1500] {
-        monitor.does(&format!("touch {at} 40 1"));
-    }
-    let trace = server.trace().expect("it was to record");
-    server.stop();
+    let pages: Vec<u64> = [2900, 100, 1500].into_iter().flat_map(|at| at..at + 40).collect();
+    let trace = recorded(&stage, pages.iter().copied());
     let path = stage.disk.path().join("trace");
     trace.write(&path).unwrap();
 
@@ -286,20 +314,123 @@ fn recorded_pages_are_there_before_they_are_asked_for() {
     let cold = Cache::builder().memory(64 << 20).build().unwrap();
     assert_eq!(trace.pages(), 120);
     let trace = Trace::read(&path, trace.image()).unwrap();
-    let options = options(|o| {
-        o.run_bytes = 16 << 10;
-        o.replay = Some(trace);
-    });
-    let server = Server::start(&cold, &stage.snapshot(), &stage.socket(), options).unwrap();
+    let server =
+        Server::start(&cold, &stage.snapshot(), &stage.socket(), options(|o| o.replay = Some(trace)))
+            .unwrap();
     let mut monitor = Monitor::start(&stage.plan());
     until("what was recorded is given ahead", || server.stats().numbers.ahead_bytes >= 120 * PAGE as u64);
-    let faults = server.stats().numbers.faults;
+    let before = server.stats().numbers;
+    assert_eq!(before.ahead_bytes, 120 * PAGE as u64, "and nothing else");
     for at in [2900, 100, 1500] {
         monitor.does(&format!("touch {at} 40 1"));
     }
-    assert_eq!(server.stats().numbers.faults, faults, "nothing of it is missed");
+    assert_eq!(server.stats().numbers.faults, before.faults, "nothing of it is missed");
     monitor.does("touch 0 3000 3");
     server.stop();
+}
+
+/// The replay ends after some hundred pages that differ, and none of those is supplied.
+#[test]
+fn pages_of_a_trace_that_differ_now_are_left_to_their_faults() {
+    if !vmm::has("pages_of_a_trace_that_differ_now_are_left_to_their_faults", &[REMOVALS]) {
+        return;
+    }
+    let mut stage = Stage::new(Image { zero_every: 0, ..Image::new(18, 2500) });
+    let trace = recorded(&stage, (0..2500).step_by(2));
+    // Some pages change, and then all.
+    let before = std::fs::read(stage.snapshot()).unwrap();
+    let other = Image { generation: 2, ..stage.image };
+    let mut changed = before.clone();
+    let pages = [10_u64, 12, 1000, 2498];
+    for page in pages {
+        changed[page as usize * PAGE..][..PAGE].copy_from_slice(&other.page(page));
+    }
+    std::fs::write(stage.snapshot(), &changed).unwrap();
+    let server = stage.serve(options(|o| o.replay = Some(trace.clone())));
+    let _monitor = Monitor::start(&stage.plan());
+    until("it is replayed", || {
+        let numbers = server.stats().numbers;
+        numbers.ahead_bytes + numbers.stale_bytes >= 1250 * PAGE as u64
+    });
+    let numbers = server.stop().numbers;
+    assert_eq!(numbers.stale_bytes, pages.len() as u64 * PAGE as u64);
+    assert_eq!(numbers.ahead_bytes, (1250 - pages.len() as u64) * PAGE as u64);
+
+    stage.image = other;
+    other.write(&stage.snapshot());
+    let (teller, told) = std::sync::mpsc::channel();
+    let teller = std::sync::Mutex::new(teller);
+    let server = stage.serve(options(|o| {
+        o.replay = Some(trace);
+        o.observer = Some(std::sync::Arc::new(move |event: &quinion_vm::Event| {
+            if let quinion_vm::Event::ReplayStale { differing, compared } = event {
+                teller.lock().unwrap().send((*differing, *compared)).unwrap();
+            }
+        }));
+    }));
+    let mut monitor = Monitor::start(&stage.plan());
+    let (differing, compared) = told.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
+    assert_eq!(differing, compared);
+    monitor.does("touch 0 2500 3");
+    let numbers = server.stop().numbers;
+    assert_eq!(numbers.stale_bytes, differing * PAGE as u64, "no more of it is read");
+    assert!(told.try_recv().is_err(), "it is said once");
+}
+
+/// A machine that reads all of its memory in turn faults for each 2 MiB, not for each 64 KiB.
+#[test]
+fn a_walk_through_memory_is_supplied_ahead_of_its_faults() {
+    if !vmm::has("a_walk_through_memory_is_supplied_ahead_of_its_faults", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(19, 8192));
+    let server = stage.serve(RestoreOptions::default());
+    let mut monitor = Monitor::start(&stage.plan());
+    // Each fault is where the memory that was supplied ends, and doubles what comes behind the answer.
+    let (mut end, mut window, mut faults) = (0, 0, 0);
+    while end < 8192 {
+        monitor.does(&format!("touch {end} 1 1"));
+        faults += 1;
+        end = (end + 16 + window).min(8192);
+        window = (2 * window).clamp(16, 512);
+        until("the window is supplied", || {
+            let numbers = server.stats().numbers;
+            numbers.demand_bytes + numbers.ahead_bytes >= end * PAGE as u64
+        });
+    }
+    assert!(faults < 32, "{faults} faults of 512 runs");
+    monitor.does("touch 0 8192 2");
+    assert_eq!(server.stop().numbers.faults, faults);
+}
+
+#[test]
+fn memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile() {
+    let test = "memory_that_is_filled_unasked_is_right_whatever_the_machine_does_meanwhile";
+    if !vmm::has(test, &[Need::Userfault(ALL_EVENTS)]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(20, 3000));
+    for workers in [1, 4] {
+        let server = stage.serve(options(|o| {
+            o.fill = Fill::All;
+            o.workers = workers;
+        }));
+        let mut monitors = [(); 3].map(|()| Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3)));
+        monitors.iter_mut().for_each(|monitor| monitor.tell("race 150 3"));
+        for monitor in &mut monitors {
+            assert_eq!(monitor.answer().as_deref(), Some("done"), "{workers}");
+        }
+        let mut other = Monitor::start(&stage.plan().features(ALL_EVENTS).in_regions(3));
+        other.does("balloon 100 1500 dontneed");
+        other.does("unmap 2900 100");
+        other.does("remap 0");
+        other.does("fork touch 0 2900 2; balloon 100 350 dontneed; touch 0 2900 1");
+        other.does("touch 0 2900 2");
+        for monitor in &mut monitors {
+            monitor.does("touch 0 3000 2");
+        }
+        server.stop();
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use quinion_testing::vmm;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -247,31 +247,111 @@ fn machines_are_served_when_the_servers_output_is_not_read() {
 }
 
 #[test]
-fn a_recording_is_replayed_and_only_for_its_image() {
-    if !vmm::has("a_recording_is_replayed_and_only_for_its_image", &[REMOVALS]) {
+fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
+    let test = "a_record_names_the_pages_that_were_touched_and_is_replayed";
+    if !vmm::has(test, &[REMOVALS]) {
         return;
     }
     let stage = Stage::new(Image::new(33, 2000));
-    let (record, other) = (stage.path("record"), stage.path("other"));
+    let record = stage.path("record");
     let record = record.to_str().unwrap();
-    let served = stage.serve(&["--record", record]);
+    let served = stage.serve(&["--record", record, "--json"]);
     let mut monitor = Monitor::start(&stage.plan());
-    monitor.does("touch 1800 100 1");
-    monitor.does("touch 30 100 1");
-    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    for page in [1800, 30, 1000, 31] {
+        monitor.does(&format!("touch {page} 1 1"));
+    }
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!(code, Some(0));
+    assert_eq!(number(&report, "recorded_bytes"), 4 * 4096, "{report}");
+    assert!(fs::metadata(record).unwrap().len() < 100, "it is compact");
+
+    // A second run adds what the first did not touch.
+    let served = stage.serve(&["--record", record, "--replay", record, "--json"]);
+    Monitor::start(&stage.plan()).does("touch 500 1 1");
+    let (code, report) = served.stop(libc::SIGTERM);
+    assert_eq!((code, number(&report, "recorded_bytes")), (Some(0), 5 * 4096), "{report}");
 
     let served = stage.serve(&["--replay", record, "--json"]);
     let mut monitor = Monitor::start(&stage.plan());
     monitor.does("touch 0 2000 3");
     let (code, report) = served.stop(libc::SIGTERM);
-    assert_eq!(code, Some(0));
-    println!("{report}");
+    assert_eq!((code, number(&report, "stale_bytes")), (Some(0), 0), "{report}");
+}
 
-    Image::new(34, 1000).write(&stage.snapshot());
-    assert_fails(&stage.fails(&["--replay", record]), 1, "record");
-    fs::write(&other, "this is no record").unwrap();
-    assert_fails(&stage.fails(&["--replay", other.to_str().unwrap()]), 1, "other");
+/// The server says what is wrong with a record and serves without it, or with what is right of it.
+#[test]
+fn a_record_that_is_damaged_or_stale_is_ignored_with_words() {
+    if !vmm::has("a_record_that_is_damaged_or_stale_is_ignored_with_words", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(34, 2000));
+    let record = stage.path("record");
+    let record = record.to_str().unwrap();
+    let served = stage.serve(&["--record", record]);
+    Monitor::start(&stage.plan()).does("touch 0 2000 1");
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    let whole = fs::read(record).unwrap();
+    let replays = |words: &str, image: Image| {
+        let mut command = stage.command(&["--replay", record, "--json"]);
+        let mut child = command.spawn().unwrap();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let said: Vec<String> =
+            errors.lines().map(Result::unwrap).take_while(|line| !line.contains("serving")).collect();
+        assert!(said.iter().any(|line| line.contains(words) && line.contains("record")), "{words}: {said:?}");
+        let served = Served { child, lines: channel().1 };
+        Monitor::start(&Plan::new(stage.socket(), image)).does("touch 0 2000 2");
+        let (code, report) = served.stop(libc::SIGTERM);
+        assert_eq!(code, Some(0), "{report}");
+    };
+    // Its last part.
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    fs::write(record, &damaged).unwrap();
+    replays("pages are lost", stage.image);
+    // Its head; another version; nothing of it.
+    damaged = whole.clone();
+    damaged[20] ^= 1;
+    fs::write(record, &damaged).unwrap();
+    replays("ignored", stage.image);
+    damaged = whole.clone();
+    damaged[8] = 1;
+    fs::write(record, &damaged).unwrap();
+    replays("version 1", stage.image);
+    fs::write(record, "this is no record").unwrap();
+    replays("ignored", stage.image);
+    // A record of another image.
+    fs::write(record, &whole).unwrap();
+    let other = Image::new(35, 2000);
+    other.write(&stage.snapshot());
+    replays("another snapshot", other);
     assert_fails(&stage.fails(&["--replay", "/no/such/record"]), 1, "/no/such/record");
+    assert_fails(&stage.fails(&["--record", record, "--fill", "all"]), 1, "not both");
+}
+
+#[test]
+fn all_memory_is_filled_on_request_and_none_otherwise() {
+    if !vmm::has("all_memory_is_filled_on_request_and_none_otherwise", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(47, 3000));
+    let metrics = stage.path("metrics");
+    let metric = |name: &str| {
+        let text = fs::read_to_string(&metrics).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    let served = stage.serve(&["--fill", "all", "--json", "--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&stage.plan());
+    until("all of it is there", || metric("ahead_bytes_total") >= 3000.0 * 4096.0);
+    monitor.does("touch 0 3000 2");
+    let (_, report) = served.stop(libc::SIGTERM);
+    assert_eq!(number(&report, "faults"), 0, "nothing was asked for: {report}");
+
+    let served = stage.serve(&["--json"]);
+    let mut monitor = Monitor::start(&stage.plan());
+    monitor.does("touch 1000 1 1");
+    let (_, report) = served.stop(libc::SIGTERM);
+    assert_eq!(number(&report, "ahead_bytes"), 0, "{report}");
 }
 
 #[test]
@@ -514,6 +594,58 @@ fn hundreds_of_machines_are_served_at_once() {
     let each = (served.descriptors() - before) as u64 / MACHINES;
     assert!(each <= 3, "{each} descriptors for each of them");
     assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+}
+
+#[test]
+fn a_socket_has_the_owner_and_permissions_that_it_is_given() {
+    let stage = Stage::new(Image::new(49, 10));
+    for (words, mode) in [(&["--socket-mode", "660"][..], 0o660), (&[], 0o600), (&["--socket-mode", "0"], 0)]
+    {
+        let served = stage.serve(words);
+        let socket = fs::metadata(stage.socket()).unwrap();
+        assert_eq!(socket.permissions().mode() & 0o777, mode);
+        assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    }
+    for words in ["8", "1777", "rw"] {
+        assert_fails(&stage.fails(&["--socket-mode", words]), 2, "octal");
+    }
+    for words in ["root", "1:", ":1", "1:2:3"] {
+        assert_fails(&stage.fails(&["--socket-owner", words]), 2, "numbers");
+    }
+    // Its own user and group, as which any process may name it; and another user, which root alone may.
+    let own = fs::metadata(stage.snapshot()).unwrap();
+    let served = stage.serve(&["--socket-owner", &format!("{}:{}", own.uid(), own.gid())]);
+    assert_eq!(served.stop(libc::SIGTERM).0, Some(0));
+    if own.uid() != 0 {
+        assert_fails(&stage.fails(&["--socket-owner", "0:0"]), 1, "run as root");
+        assert!(!stage.socket().exists(), "nothing is left of the try");
+        return;
+    }
+    let served = stage.serve(&["--socket-owner", "65534:65533", "--socket-mode", "620"]);
+    let socket = fs::metadata(stage.socket()).unwrap();
+    assert_eq!((socket.uid(), socket.gid(), socket.permissions().mode() & 0o777), (65534, 65533, 0o620));
+    drop(served);
+}
+
+/// The server answers a machine that has less memory than the snapshot, and says so.
+#[test]
+fn a_snapshot_that_is_larger_than_its_machine_is_mentioned() {
+    if !vmm::has("a_snapshot_that_is_larger_than_its_machine_is_mentioned", &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(50, 600));
+    let served = stage.serve(&[]);
+    let mut smaller = stage.plan();
+    smaller.regions = vec![(0, 500 * vmm::PAGE as u64)];
+    Monitor::start(&smaller).does("touch 0 500 1");
+    let said = served.says("vm 1 (process");
+    assert!(said.contains("serving"), "{said}");
+    let said = served.says_one_of(&["snapshot of this VM", "has ended"]);
+    assert!(said.contains("snapshot of this VM"), "{said}");
+    Monitor::start(&stage.plan()).does("touch 0 600 1");
+    let said = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
+    let ended = served.says_one_of(&["snapshot of this VM", "vm 2 (process"]);
+    assert!(said.contains("serving") && ended.contains("has ended"), "{said} {ended}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ use crate::units::{FILE_BYTES_MAX, MappingId, Order, Orders, PageIndex};
 use super::Handle;
 use super::blocking::BlockingCalls;
 use super::future::{PinFuture, ReadFuture};
+use super::kernel_cache::use_kernel_cache_if_warm;
 
 /// How a read behaves; the default waits for what it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -560,6 +561,21 @@ impl File {
             return Err(Repr::Forked.into());
         }
         Ok(shared.filemap.dont_need(mapping, position, len))
+    }
+
+    /// Has the file read through the kernel's page cache from now on, if that holds half of it or more now: bytes that
+    /// the kernel has in memory are copied from there, and not read from the device again. Otherwise nothing changes,
+    /// and reads go past the kernel's cache where the file system lets them. Returns whether the kernel's cache is used.
+    /// A handle that writes, and a backend of your own, stay as they are. Looks at what the kernel holds once; waits for
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).
+    pub fn use_kernel_cache_if_warm(&self) -> Result<bool> {
+        if self.process.is_forked() {
+            return Err(Repr::Forked.into());
+        }
+        Ok(use_kernel_cache_if_warm(&*self.handle.mapping.backend(), self.len()))
     }
 
     /// The file's size in bytes, as last known: what was written through the cache counts at once, and what others did

@@ -28,6 +28,7 @@ use crate::error::{Error, Repr, Result};
 use crate::guest::{GuestSlice, ImageMemory, MachineMemory};
 use crate::units::{PAGE_SIZE, PageIndex, pages_of_bytes};
 
+use super::kernel_cache::use_kernel_cache_if_warm;
 use super::{Cache, CacheInner, File};
 
 /// Bytes of the buffer between a reader and guest memory, of which no slice is lent, because machines may be writing
@@ -96,7 +97,8 @@ pub struct ImageStats {
 impl Image {
     /// An image of the file at `path`, in the memory of `cache`. Nothing of it is read yet. Where the cache has no room
     /// for it side by side, it empties some, which takes as long as [`Cache::resize`]; where the file was written a
-    /// moment ago, it waits until a later change would show, some milliseconds on local file systems.
+    /// moment ago, it waits until a later change would show, some milliseconds on local file systems. If the kernel's
+    /// page cache holds half of the file or more, it is read from there.
     ///
     /// # Errors
     /// [`ErrorKind::Open`](crate::ErrorKind::Open) as for [`Cache::open`];
@@ -109,6 +111,8 @@ impl Image {
         let path = path.as_ref();
         let backend = cache.shared.engine.open(path);
         let backend = backend.map_err(|e| Repr::Open { path: path.to_owned(), source: Box::new(e) })?;
+        let bytes = backend.attributes().map_err(Repr::Attributes)?.size;
+        use_kernel_cache_if_warm(&backend, bytes);
         Self::from_backend(cache, Arc::new(backend), &path.display().to_string())
     }
 

@@ -81,6 +81,7 @@ mod mem_populate;
 mod open;
 mod coherence;
 mod io;
+mod kernel_cache;
 mod lock;
 mod pool;
 mod residency;

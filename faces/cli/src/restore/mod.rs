@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use quinion_vm::{Event, OnFailure, RestoreOptions, RestoreStats, Server, Trace, identify};
+use quinion_vm::{
+    Event, Fill, ImageIdentity, OnFailure, RestoreOptions, RestoreStats, Server, Trace, TraceError, identify,
+};
 
 use crate::report::{Form, Report, Value};
 use crate::size::{self, Size};
@@ -36,21 +38,35 @@ const MORE: &str = r#"How to use it:
       Many VMs may be started from one server: they share what the cache has of the file.
   quinion restore ... --record boot.trace     run a VM for a while, then end this command
   quinion restore ... --replay boot.trace     the next VMs find these pages before they ask for them
+  quinion restore ... --fill all              VMs get all of their memory, from its beginning, while they run
+
+What is recorded is each page that a VM touched, in the order of the first touch. VMs are slower
+meanwhile: each page is a fault. With --replay as well, the new record begins with the pages of the
+old one. A record of an earlier snapshot of the same VM may be replayed: each page is compared with
+what it was, and ignored if it differs. A record that is damaged is used as far as it is whole.
 
 Rights: this command needs none but to read the snapshot. The VMM makes the userfaultfd,
 for which it needs CAP_SYS_PTRACE, or to open /dev/userfaultfd, or the sysctl
-vm.unprivileged_userfaultfd=1; and it has to run as the user who can write to the socket.
-Each VM takes three open files here (ulimit -n).
+vm.unprivileged_userfaultfd=1; and it has to run as a user that may write to the socket, which is
+yours alone unless --socket-owner and --socket-mode say otherwise: with Firecracker's jailer, give
+the numbers of its --uid and --gid, and a path inside its chroot. To kill a VM of another user that
+cannot be served, this command has to be root, or have CAP_KILL. Each VM takes three open files
+here (ulimit -n).
 
 The snapshot must stay as it is while it is served. If its size or its time of change
 becomes another, or a part of it cannot be read and the kernel cannot tell the VM so
 (UFFDIO_POISON, Linux 6.6), the VMs that need more of it are given up; see --on-failure.
 
 Ending: SIGINT, SIGTERM or SIGHUP. VMs that are still there are killed then, or left, by
---on-failure: memory that they have not touched exists only here. If this command is killed
-itself (SIGKILL) it cannot end them: the supervisor of the VMs should watch for the end of the
-connection. The socket is removed, and the report printed on standard output. What happens
-meanwhile is on standard error, a line for each VM.
+--on-failure: memory that they have not touched exists only here. The socket is removed, and the
+report printed on standard output. What happens meanwhile is on standard error, a line for each VM.
+
+If this command is killed itself (SIGKILL, or for want of memory) it cannot end its VMs. Each hangs
+at the first page that it has not got, for Firecracker keeps the userfaultfd open and does not
+watch the connection. So the VMs have to be ended by what supervises them, when the process of
+this command ends: with systemd, BindsTo= and After= the unit of this command in the units of the
+VMs; elsewhere, kill them when waitpid or a pidfd reports its end. A new server can serve new VMs
+at once, and none of the old ones.
 
 Own protocol of --minor: send {"quinion_restore":1,"want":"image"}; the answer says size
 and page_size, and comes with a descriptor. Map that privately, touch none of it, and send
@@ -67,20 +83,30 @@ pub struct Arguments {
     /// The file with the VMs' memory.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     snapshot: PathBuf,
-    /// Where VMMs connect: a socket, which only you can use. It is created; a leftover one without a listener is
-    /// replaced.
+    /// Where VMMs connect: a socket, which only you can use if not told otherwise. It is created; a leftover one
+    /// without a listener is replaced.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Permissions of the socket, octal: a process needs write permission to connect.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    socket_mode: u32,
+    /// Give the socket to this user, or to this user and group, by their numbers.
+    #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
+    socket_owner: Option<(u32, Option<u32>)>,
     /// Memory the cache may use in all, such as 256M, 1.5G or 25%; at least 16M, and a quarter of the
     /// machine's if not given. The VMs' own memory is not in it.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// Write to this file, at the end, in which order the snapshot was wanted, for `--replay`.
+    /// Write to this file, at the end, which pages VMs touched, in their order, for `--replay`.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     record: Option<PathBuf>,
-    /// Give VMs what such a file says before they ask for it. It must be of the same snapshot, or of a copy of it.
+    /// Give VMs the pages that such a file names before they ask for them. It is made for the same snapshot, or a
+    /// copy of it; of another one, pages that differ are ignored.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     replay: Option<PathBuf>,
+    /// What VMs get before they ask.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    fill: FillChoice,
     /// Numbers for Prometheus: a file, written every second, or an address to ask over HTTP, such as 127.0.0.1:9100
     /// (with port 0, one that is free).
     #[arg(long, value_name = "FILE|ADDRESS")]
@@ -103,6 +129,25 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Permissions, as `chmod` takes them.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give permissions in octal, such as 660".to_owned())
+}
+
+/// A user's number, and perhaps a group's.
+fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
+    let (user, group) = match text.split_once(':') {
+        Some((user, group)) => (user.parse().ok(), Some(group.parse().ok())),
+        None => (text.parse().ok(), None),
+    };
+    match (user, group) {
+        (Some(user), None) => Ok((user, None)),
+        (Some(user), Some(Some(group))) => Ok((user, Some(group))),
+        _ => Err("give numbers, such as 1000 or 1000:1000".to_owned()),
+    }
+}
+
 /// As [`OnFailure`], for the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 enum Failure {
@@ -111,6 +156,18 @@ enum Failure {
     Kill,
     /// It is left to you: it hangs where memory is missing, or finds zeros there.
     Leave,
+}
+
+/// As [`Fill`], for the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum FillChoice {
+    /// Nothing but what lies around and behind their faults.
+    None,
+    /// The pages of --replay.
+    #[default]
+    Recorded,
+    /// These first, and then all the rest: each VM takes all of its memory.
+    All,
 }
 
 /// Runs the command.
@@ -179,13 +236,22 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let mut options = RestoreOptions::new();
     if let Some(path) = &arguments.replay {
         let image = identify(&cache, &arguments.snapshot).map_err(|error| error.to_string())?;
-        options.replay = Some(Trace::read(path, image).map_err(|error| named(path, &error))?);
+        options.replay = trace_of(path, image, bar)?;
     }
+    options.fill = match arguments.fill {
+        FillChoice::None => Fill::Nothing,
+        FillChoice::Recorded => Fill::Recorded,
+        FillChoice::All => Fill::All,
+    };
     if let Some(workers) = arguments.workers {
         options.workers = workers.into();
     }
     options.vms_max = arguments.vms_max as usize;
     options.minor = arguments.minor;
+    options.socket_mode = arguments.socket_mode;
+    if let Some((user, group)) = arguments.socket_owner {
+        (options.socket_owner, options.socket_group) = (Some(user), group);
+    }
     options.record = arguments.record.is_some();
     options.on_failure = match arguments.on_failure {
         Failure::Kill => OnFailure::Kill,
@@ -194,6 +260,33 @@ fn start(arguments: &Arguments, bar: &ProgressBar) -> Result<Server, String> {
     let bar = bar.clone();
     options.observer = Some(Arc::new(move |event: &Event| say(&bar, &told(event))));
     Server::start(&cache, &arguments.snapshot, &arguments.socket, options).map_err(|error| error.to_string())
+}
+
+/// The record at `path`, as far as it is of use for `image`; what is not is said.
+fn trace_of(path: &Path, image: ImageIdentity, bar: &ProgressBar) -> Result<Option<Trace>, String> {
+    let trace = match Trace::read(path, image) {
+        Ok(trace) => trace,
+        Err(error @ TraceError::Read(_)) => return Err(named(path, &error)),
+        Err(error) => {
+            say(bar, &named(path, &format_args!("{error}. It is ignored")));
+            return Ok(None);
+        }
+    };
+    let (lost, left) = (trace.lost_pages(), trace.pages());
+    if lost > 0 {
+        let what =
+            format_args!("parts of the record are damaged: {lost} pages are lost, and {left} are replayed");
+        say(bar, &named(path, &what));
+    }
+    if trace.image() != image {
+        let (theirs, ours) = (trace.image().bytes, image.bytes);
+        let what = format_args!(
+            "the record is of another snapshot ({theirs} bytes, this one has {ours}, or other contents): \
+             pages that differ are ignored"
+        );
+        say(bar, &named(path, &what));
+    }
+    Ok(Some(trace))
 }
 
 /// Until a signal asks this process to end.
@@ -237,6 +330,12 @@ fn told(event: &Event) -> String {
         Event::Begun { vm, process, bytes } => {
             format!("vm {vm} (process {process}): serving {}", size::shown(*bytes))
         }
+        Event::SnapshotLarger { vm, process, used_bytes, image_bytes } => format!(
+            "vm {vm} (process {process}) uses the first {} of the snapshot, which has {}: \
+             is it the snapshot of this VM?",
+            size::shown(*used_bytes),
+            size::shown(*image_bytes)
+        ),
         Event::Refused { process, why } => format!("process {process} was refused: {why}"),
         Event::GivenUp { vm, process, why, killed: was } => {
             format!("vm {vm} (process {process}) was given up: {why}; {}", killed(*was))
@@ -248,6 +347,10 @@ fn told(event: &Event) -> String {
         Event::Dropped { vm, process, killed: was } => {
             format!("vm {vm} (process {process}) was still there at the end: {}", killed(*was))
         }
+        Event::ReplayStale { differing, compared } => format!(
+            "the record is stale: of {compared} pages compared {differing} differ; the rest of it is ignored; \
+             record it anew"
+        ),
         Event::CannotAccept(error) => format!("cannot accept connections for a moment: {error}"),
         other => format!("{other:?}"),
     }
@@ -272,6 +375,7 @@ fn report(stats: &RestoreStats, trace: Option<&Trace>) -> Report {
     report.add("zero_bytes", "zeros", Value::Bytes(numbers.zero_bytes));
     report.add("mapped_bytes", "mapped", Value::Bytes(numbers.mapped_bytes));
     report.add("removed_bytes", "given back by VMs", Value::Bytes(numbers.removed_bytes));
+    report.add("stale_bytes", "recorded, and changed since", Value::Bytes(numbers.stale_bytes));
     report.add("poisoned_bytes", "unreadable", Value::Bytes(numbers.poisoned_bytes));
     report.add("retries", "answers given again", Value::Number(numbers.retries));
     report.add("device_bytes", "read from devices", Value::Bytes(stats.device_bytes));

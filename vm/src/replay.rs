@@ -1,0 +1,220 @@
+//! Replay: a trace as a plan: what is read, in which order, and what of it is supplied.
+//!
+//! ```text
+//!   trace      9 512 3 4 700 | 1 8 8192 5 ..              pages in the order of their first touch
+//!   batches    3 4 9 512 700 | 1 5 8 8192 ..              256 pages, then 512, .. , 8,192: each sorted
+//!   pieces     [3 4 9] [512 700] | [1 5 8] [8192] ..      what of a batch lies in the same 2 MiB of the image
+//!   reads      3--9    512   700                          gaps of up to 16 KiB are read with what lies around them
+//!   supplied   3 4  9  512   700                          exactly the pages of the trace, if they are what they were
+//! ```
+//!
+//! Large sorted reads are what a device is fast at; the order of touch is what a VM waits for. So the trace is sorted
+//! in batches: the first are small, since the VM begins with them, and later ones large, since the replay is ahead by
+//! then. Pieces do not cross 2 MiB of the image, so that the cache's folios are whole and its memory is not cut up.
+//!
+//! **Stale.** Each page is compared with its digest before it is supplied. A page that differs is left to its fault.
+//! When of the pages compared, [`COMPARED_MIN`] at least, more than half differ, the trace is of another snapshot,
+//! and no further page of it is read ([`Replay::note`]).
+//!
+//! Shared by all VMs; where a VM is in it is the VM's own ([`ReplayCursor`]). Pure, but for two counters.
+//!
+//! Invariant: each page of the trace is in one piece.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quinion::internals::units::PAGE_SIZE;
+
+use super::trace::{Trace, TracedPage};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Pages of the first batch, and of the largest.
+const BATCH_PAGES: Range<usize> = 256..8192;
+/// Pages of the image in which a piece lies: 2 MiB.
+const PIECE_PAGES: u32 = 512;
+/// The longest gap that is read with what lies around it, in pages.
+const GAP_PAGES_MAX: u32 = 4;
+/// Pages that are compared before a trace may be found stale.
+const COMPARED_MIN: u64 = 256;
+
+/// A trace, in the order in which it is read.
+#[derive(Debug)]
+pub(super) struct Replay {
+    entries: Vec<TracedPage>,
+    /// Which entries each piece has, and how many bytes the pieces before it read.
+    pieces: Vec<(Range<usize>, u64)>,
+    compared: AtomicU64,
+    differing: AtomicU64,
+    is_stale: AtomicBool,
+}
+
+/// Where a VM is in a replay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct ReplayCursor {
+    /// The piece that is supplied now, and what of its entries has been.
+    piece: usize,
+    done: usize,
+    /// The first piece whose reads were not started.
+    warm: usize,
+}
+
+impl Replay {
+    pub(super) fn new(trace: &Trace) -> Self {
+        let (mut entries, mut pieces) = (trace.entries().to_vec(), Vec::new());
+        let (mut begin, mut batch, mut read) = (0, BATCH_PAGES.start, 0);
+        while begin < entries.len() {
+            let end = entries.len().min(begin + batch);
+            entries[begin..end].sort_unstable_by_key(|entry| entry.page);
+            for piece in entries[begin..end].chunk_by(|a, b| a.page / PIECE_PAGES == b.page / PIECE_PAGES) {
+                pieces.push((begin..begin + piece.len(), read));
+                read += reads_of(piece).map(|read| read.end - read.start).sum::<u64>();
+                begin += piece.len();
+            }
+            batch = (2 * batch).min(BATCH_PAGES.end);
+        }
+        let (compared, differing) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { entries, pieces, compared, differing, is_stale: AtomicBool::new(false) }
+    }
+
+    /// Whether no more of it is of use.
+    fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::Relaxed) // a VM that finds out late has read some more
+    }
+
+    /// Notes that `compared` pages were compared, and `differing` of them differ. Whether that made the trace stale, of
+    /// how many pages; this is said once.
+    pub(super) fn note(&self, compared: u64, differing: u64) -> Option<(u64, u64)> {
+        // Relaxed: numbers that add up, in whatever order they come.
+        let compared = compared + self.compared.fetch_add(compared, Ordering::Relaxed);
+        let differing = differing + self.differing.fetch_add(differing, Ordering::Relaxed);
+        let is_stale = compared >= COMPARED_MIN && 2 * differing > compared;
+        (is_stale && !self.is_stale.swap(true, Ordering::Relaxed)).then_some((differing, compared))
+    }
+}
+
+/// What is read for pages that are sorted: ranges of the image in bytes.
+fn reads_of(entries: &[TracedPage]) -> impl Iterator<Item = Range<u64>> + '_ {
+    entries.chunk_by(|a, b| b.page - a.page <= GAP_PAGES_MAX + 1).map(|read| {
+        let (first, last) = (&read[0], &read[read.len() - 1]);
+        u64::from(first.page) * PAGE..(u64::from(last.page) + 1) * PAGE
+    })
+}
+
+impl ReplayCursor {
+    /// Whether there is more to be supplied.
+    pub(super) fn has_more(&self, replay: &Replay) -> bool {
+        self.piece < replay.pieces.len() && !replay.is_stale()
+    }
+
+    /// The next pages to be supplied, which follow each other in the image: `bytes_max` bytes at most.
+    pub(super) fn next<'r>(&self, replay: &'r Replay, bytes_max: u64) -> Option<&'r [TracedPage]> {
+        let (piece, _) = replay.pieces.get(self.piece).filter(|_| !replay.is_stale())?;
+        let entries = &replay.entries[piece.start + self.done..piece.end];
+        let run = entries.chunk_by(|a, b| a.page + 1 == b.page).next()?;
+        Some(&run[..run.len().min((bytes_max / PAGE).max(1) as usize)])
+    }
+
+    /// So many pages of the next were supplied, or left out.
+    pub(super) fn pass(&mut self, replay: &Replay, pages: usize) {
+        self.done += pages;
+        if self.done >= replay.pieces[self.piece].0.len() {
+            (self.piece, self.done) = (self.piece + 1, 0);
+        }
+        self.warm = self.warm.max(self.piece);
+    }
+
+    /// What is to be read now, so that `bytes_max` bytes are on their way at most, or one piece.
+    pub(super) fn warm(&mut self, replay: &Replay, bytes_max: u64) -> Vec<Range<u64>> {
+        let mut reads = Vec::new();
+        while self.has_more(replay)
+            && let Some((piece, before)) = replay.pieces.get(self.warm)
+            && (self.warm == self.piece || before - replay.pieces[self.piece].1 < bytes_max)
+        {
+            reads.extend(reads_of(&replay.entries[piece.clone()]));
+            self.warm += 1;
+        }
+        reads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::trace::{ImageIdentity, Recorder, digest};
+
+    fn traced(pages: &[u32]) -> Trace {
+        let mut recorder = Recorder::new(ImageIdentity { bytes: 1 << 30, fingerprint: 1 });
+        pages.iter().for_each(|&page| recorder.note(u64::from(page) * PAGE, &[page as u8; PAGE_SIZE]));
+        recorder.trace()
+    }
+
+    /// The pages in the order in which they are supplied, and the reads in the order in which they are started.
+    fn replayed(replay: &Replay, bytes_max: u64, warm_bytes: u64) -> (Vec<u32>, Vec<Range<u64>>) {
+        let (mut cursor, mut pages, mut reads) = (ReplayCursor::default(), Vec::new(), Vec::new());
+        while cursor.has_more(replay) {
+            reads.append(&mut cursor.warm(replay, warm_bytes));
+            let next = cursor.next(replay, bytes_max).expect("there is more");
+            assert!(!next.is_empty() && next.len() as u64 * PAGE <= bytes_max.max(PAGE));
+            assert!(next.windows(2).all(|pair| pair[0].page + 1 == pair[1].page));
+            for entry in next {
+                let at = u64::from(entry.page) * PAGE;
+                assert!(reads.iter().any(|read| read.contains(&at)), "page {} was not read", entry.page);
+                assert_eq!(entry.digest, digest(&[entry.page as u8; PAGE_SIZE]));
+                pages.push(entry.page);
+            }
+            cursor.pass(replay, next.len());
+        }
+        (pages, reads)
+    }
+
+    #[test]
+    fn a_batch_is_read_in_the_order_of_the_image_and_small_gaps_with_it() {
+        let replay = Replay::new(&traced(&[700, 9, 3, 512, 4, 1023]));
+        let (pages, reads) = replayed(&replay, 1 << 20, 1 << 20);
+        assert_eq!(pages, [3, 4, 9, 512, 700, 1023]);
+        let bytes = |first: u64, last: u64| first * PAGE..(last + 1) * PAGE;
+        assert_eq!(reads, [bytes(3, 9), bytes(512, 512), bytes(700, 700), bytes(1023, 1023)]);
+    }
+
+    #[test]
+    fn pages_of_the_beginning_come_before_those_of_the_end_wherever_they_lie() {
+        let order: Vec<u32> = (0..2000).map(|i| 5000 - i).collect();
+        let (pages, _) = replayed(&Replay::new(&traced(&order)), 1 << 20, 1 << 20);
+        let first: Vec<u32> = pages[..256].to_vec();
+        assert!(first.iter().all(|page| order[..256].contains(page)));
+        assert!(first.is_sorted());
+    }
+
+    #[test]
+    fn a_trace_of_another_snapshot_is_given_up_once_and_one_of_this_is_not() {
+        let replay = Replay::new(&traced(&(0..1000).collect::<Vec<_>>()));
+        assert_eq!(replay.note(COMPARED_MIN - 1, COMPARED_MIN - 1), None, "too few to say so");
+        assert_eq!(replay.note(COMPARED_MIN + 1, 0), None, "half of them are right");
+        assert!(ReplayCursor::default().has_more(&replay));
+        assert_eq!(replay.note(4, 4), Some((259, 516)));
+        assert_eq!(replay.note(2, 2), None, "it was said");
+        assert!(!ReplayCursor::default().has_more(&replay));
+        assert_eq!(ReplayCursor::default().next(&replay, PAGE), None);
+    }
+
+    proptest! {
+        #[test]
+        fn each_page_is_read_and_supplied_once(
+            pages in prop::collection::vec(0..20_000_u32, 0..3000),
+            bytes_max in 1..600_u64,
+            warm_bytes in 0..4_000_000_u64,
+        ) {
+            let trace = traced(&pages);
+            let replay = Replay::new(&trace);
+            let (mut found, reads) = replayed(&replay, bytes_max * PAGE, warm_bytes);
+            found.sort_unstable();
+            let mut wanted: Vec<u32> = trace.entries().iter().map(|entry| entry.page).collect();
+            wanted.sort_unstable();
+            prop_assert_eq!(found, wanted);
+            let piece = u64::from(PIECE_PAGES) * PAGE;
+            prop_assert!(reads.iter().all(|read| read.start / piece == (read.end - 1) / piece));
+        }
+    }
+}

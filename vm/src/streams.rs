@@ -1,0 +1,152 @@
+//! Streams: does a VM walk through its memory, and how far ahead of it is memory worth supplying?
+//!
+//! ```text
+//!   a fault   answered with      then the VM faults where that ended                the window doubles each time
+//!      v      its neighbourhood           v
+//!   [ #  # # # # # # # # # # # ][ # # # # # # # # # # # # # # # ][ . . . . . .     64 KiB, 128 KiB, .. , 2 MiB
+//! ```
+//!
+//! A page that is there makes no fault, so a walk shows only where it meets a page that is absent: a fault where one of
+//! the last answers ended is the next step of a **stream**. The window behind the answer is supplied then without being
+//! asked for, and the step after it is expected at the window's end. So a VM that reads all of its memory in turn makes
+//! a fault each 2 MiB, and one that touches pages anywhere costs nothing but a look at [`STREAMS`] numbers.
+//!
+//! A few streams are followed at a time, since a VM has several processors; the one that was not met for longest makes
+//! room for a new one. Pure.
+//!
+//! Not an invariant: that what is in a window was supplied when the VM gets there. It faults then, inside the window,
+//! which is no step.
+
+use std::ops::Range;
+
+/// Streams of a VM that are followed at a time.
+const STREAMS: usize = 4;
+/// The longest window, in bytes.
+pub(super) const WINDOW_BYTES_MAX: u64 = 2 << 20;
+
+/// Where one stream is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Stream {
+    /// What was answered or promised last, in bytes of the image; the next step is expected at its end.
+    last: (u64, u64),
+    /// The next window's length.
+    window: u64,
+    /// When it was met, in faults.
+    met: u64,
+}
+
+/// The streams of one VM.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Streams {
+    streams: [Stream; STREAMS],
+    faults: u64,
+}
+
+impl Streams {
+    /// A fault at byte `offset` of the image is answered with `answer`, which has it. What should be supplied behind
+    /// that, unasked: nothing, or a window that ends at `image_bytes` at most.
+    pub(super) fn fault(&mut self, offset: u64, answer: Range<u64>, image_bytes: u64) -> Option<Range<u64>> {
+        self.faults += 1;
+        let slack = answer.end - answer.start;
+        let is_inside = |stream: &&mut Stream| (stream.last.0..stream.last.1).contains(&offset);
+        if let Some(stream) = self.streams.iter_mut().find(is_inside) {
+            // It is on its way there.
+            stream.met = self.faults;
+            return None;
+        }
+        let is_next = |stream: &&mut Stream| {
+            stream.met > 0 && (stream.last.1..stream.last.1.saturating_add(slack)).contains(&offset)
+        };
+        if let Some(stream) = self.streams.iter_mut().find(is_next) {
+            let end = answer.end.saturating_add(stream.window).min(image_bytes).max(answer.end);
+            let window = stream.window.saturating_mul(2).clamp(1, WINDOW_BYTES_MAX);
+            *stream = Stream { last: (answer.start, end), window, met: self.faults };
+            return (answer.end < end).then_some(answer.end..end);
+        }
+        let oldest = self.streams.iter_mut().min_by_key(|stream| stream.met).expect("there are some");
+        *oldest = Stream { last: (answer.start, answer.end), window: slack, met: self.faults };
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RUN: u64 = 64 << 10;
+
+    /// The run that a fault is answered with.
+    fn answer(offset: u64) -> Range<u64> {
+        offset / RUN * RUN..offset / RUN * RUN + RUN
+    }
+
+    #[test]
+    fn a_walk_through_all_memory_faults_once_for_two_mebibytes() {
+        let (mut streams, image) = (Streams::default(), 64 << 20);
+        let (mut at, mut windows) = (0, Vec::new());
+        while at < image {
+            let window = streams.fault(at, answer(at), image);
+            windows.push(window.as_ref().map_or(0, |window| window.end - window.start));
+            at = window.map_or(answer(at).end, |window| window.end);
+        }
+        let doubling = [0, RUN, 2 * RUN, 4 * RUN, 8 * RUN, 16 * RUN, 32 * RUN, 32 * RUN];
+        assert_eq!(windows[..8], doubling);
+        assert!(windows.len() < 40, "{} faults", windows.len());
+    }
+
+    #[test]
+    fn four_walks_at_a_time_are_followed_and_scattered_faults_are_none() {
+        let (mut streams, image) = (Streams::default(), 1 << 30);
+        for step in 0..3 {
+            for walk in 0..4_u64 {
+                let at = (walk << 28) + step * RUN;
+                // From the third step on, the first window has been passed.
+                let at = if step == 2 { at + RUN } else { at };
+                assert_eq!(
+                    streams.fault(at, answer(at), image).is_some(),
+                    step > 0,
+                    "walk {walk}, step {step}"
+                );
+            }
+        }
+        let mut streams = Streams::default();
+        for nth in 0..1000_u64 {
+            let at = nth * 7919 % 16384 * RUN;
+            assert_eq!(streams.fault(at, answer(at), image), None, "fault {nth}");
+        }
+    }
+
+    #[test]
+    fn a_fault_inside_a_window_is_no_further_step() {
+        let (mut streams, image) = (Streams::default(), 1 << 30);
+        assert_eq!(streams.fault(0, answer(0), image), None);
+        assert_eq!(streams.fault(RUN, answer(RUN), image), Some(2 * RUN..3 * RUN));
+        for at in [2 * RUN, 3 * RUN - 1] {
+            assert_eq!(streams.fault(at, answer(at), image), None);
+        }
+        assert_eq!(streams.fault(3 * RUN, answer(3 * RUN), image), Some(4 * RUN..6 * RUN));
+    }
+
+    proptest! {
+        #[test]
+        fn a_window_lies_behind_its_answer_and_in_the_image(
+            faults in prop::collection::vec((0..400_u64, 0..3_u64), 1..200),
+            image in 1..30_000_000_u64,
+        ) {
+            let (mut streams, mut at) = (Streams::default(), 0);
+            for (to, how) in faults {
+                at = if how == 0 { to * RUN % image } else { at };
+                let answer = at..(at + RUN).min(image);
+                if let Some(window) = streams.fault(at, answer.clone(), image) {
+                    prop_assert!(window.start == answer.end && window.start < window.end && window.end <= image);
+                    prop_assert!(window.end - window.start <= WINDOW_BYTES_MAX);
+                    at = window.end % image;
+                } else {
+                    at = answer.end % image;
+                }
+            }
+        }
+    }
+}

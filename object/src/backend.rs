@@ -14,7 +14,8 @@
 //! lasted for a while, so that no plug lasts as long as there are readers.
 //!
 //! When a fetch has failed, all of its readers wake at once, and each would ask again, one after the other, each for as
-//! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error.
+//! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error. If it has
+//! failed since the object is another by now, opens that believe in this version are told so (`known.rs`).
 //!
 //! [`ObjectFile`]: crate::ObjectFile
 //!
@@ -35,9 +36,10 @@ use quinion::backend::{Attributes, Backend, ContentKey, Fill};
 
 use crate::error::FetchError;
 use crate::fetch::{Fetcher, FetcherSlot};
+use crate::known::{Known, KnownVersion};
 use crate::plan::{JoinLimits, join};
 use crate::stats::add;
-use crate::version::VersionNames;
+use crate::version::{VersionNames, is_same};
 
 /// How long after its begin a plug is shared by more threads.
 const PLUG_SHARED: Duration = Duration::from_millis(20);
@@ -53,6 +55,8 @@ pub(crate) struct ObjectBackend {
     content_key: Option<ContentKey>,
     plugs: Mutex<Vec<Plug>>,
     failed: Arc<Mutex<VecDeque<FailedRange>>>,
+    /// What opens believe.
+    known: Arc<Known<KnownVersion>>,
     /// The answer to a GET that was sent before the version was known.
     answered: Mutex<Option<GetResult>>,
 }
@@ -139,7 +143,12 @@ fn bytes_of(fill: &Fill, size: u64) -> Range<u64> {
 
 impl ObjectBackend {
     /// The version that `meta` says, of the store that `fetcher` has, known to the cache by the names in `names`.
-    pub(crate) fn new(fetcher: Arc<FetcherSlot>, meta: Arc<ObjectMeta>, names: VersionNames) -> Self {
+    pub(crate) fn new(
+        fetcher: Arc<FetcherSlot>,
+        meta: Arc<ObjectMeta>,
+        names: VersionNames,
+        known: Arc<Known<KnownVersion>>,
+    ) -> Self {
         let VersionNames { attributes, content_key } = names;
         Self {
             fetcher,
@@ -148,6 +157,7 @@ impl ObjectBackend {
             content_key,
             plugs: Mutex::default(),
             failed: Arc::default(),
+            known,
             answered: Mutex::default(),
         }
     }
@@ -222,12 +232,15 @@ impl ObjectBackend {
     /// Fetches what goes together.
     fn fetch(&self, by: &Arc<Fetcher>, fills: Vec<Fill>) {
         let (fetcher, meta) = (Arc::clone(by), Arc::clone(&self.meta));
-        let failed = Arc::clone(&self.failed);
+        let (failed, known) = (Arc::clone(&self.failed), Arc::clone(&self.known));
         let all = fills.first().map_or(0, Fill::position)
             ..fills.last().map_or(0, |fill| fill.position() + fill.len() as u64);
         let answered = lock(&self.answered).take_if(|result| result.range.start == all.start);
         by.spawn(async move {
             let note = |error: FetchError| {
+                if error.is_change() {
+                    known.forget_if(&meta.location, |known| is_same(&meta, &known.meta));
+                }
                 let pause = fetcher.options.failure_pause;
                 let range = error.range().start..all.end;
                 let mut failed = lock(&failed);

@@ -6,11 +6,16 @@
 //!                                               quinion::Cache <---+   one mapping for all handles
 //! ```
 //!
+//! What a store has told of an object is kept (`known.rs`), as long as its answer may be taken for current by an open
+//! that allows that ([`Freshness`]); it is metadata alone, and keeps no page.
+//!
 //! The registry keeps no backend alive: a version that the cache has let go of is forgotten here as well. It is there
 //! so that all handles of a version plug the very backend that fills their pages.
 //!
-//! Invariant: what a backend keeps alive (the threads that fetch) keeps no cache alive, so the two do not hold each
-//! other.
+//! Invariants:
+//!  1. What a backend keeps alive (the threads that fetch, what is known) keeps no cache alive, so the two do not hold
+//!     each other.
+//!  2. Whichever version an open takes, all bytes of its handle are of that one: each GET has the condition.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -18,7 +23,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use object_store::{Attributes, Error as StoreError, GetOptions, ObjectMeta, ObjectStore, path::Path};
+use object_store::{
+    Attributes, Error as StoreError, GetOptions, GetResult, ObjectMeta, ObjectStore, Result as StoreResult,
+    path::Path,
+};
 use quinion::backend::Identity;
 use quinion::internals::units::{FILE_BYTES_MAX, Order};
 use quinion::{Cache, Coherence, OpenOptions};
@@ -28,7 +36,8 @@ use crate::error::{Error, Result};
 use crate::fetch::{Fetcher, FetcherSlot, wait_for};
 use crate::file::ObjectFile;
 use crate::first_byte::FirstByte;
-use crate::options::Options;
+use crate::known::{Known, KnownVersion, Question};
+use crate::options::{Freshness, Options};
 use crate::stats::FetchStats;
 use crate::version;
 
@@ -43,6 +52,8 @@ static UNNAMED: AtomicU64 = AtomicU64::new(0);
 #[derive(Clone)]
 pub struct ObjectCache {
     shared: Arc<Shared>,
+    /// In place of the options'.
+    freshness: Option<Freshness>,
 }
 
 struct Shared {
@@ -53,6 +64,8 @@ struct Shared {
     backends: Mutex<Registry>,
     /// An object's first bytes have come, or will not.
     opened: Condvar,
+    /// What the store has told of objects.
+    known: Arc<Known<KnownVersion>>,
 }
 
 /// The backends of versions that the cache may know.
@@ -121,6 +134,28 @@ impl Shared {
     }
 }
 
+/// The answer to what an object is, and when it was asked.
+struct Told {
+    answer: StoreResult<GetResult>,
+    question: Question,
+}
+
+impl Shared {
+    /// Keeps what a store has told, and returns it.
+    fn note(&self, path: &Path, Told { answer, question }: Told) -> Result<GetResult> {
+        match &answer {
+            Ok(result) => {
+                let version =
+                    KnownVersion { meta: result.meta.clone(), attributes: result.attributes.clone() };
+                self.known.keep(path, version, question);
+            }
+            Err(StoreError::NotFound { .. }) => drop(self.known.forget(path)),
+            Err(_) => {}
+        }
+        answer.map_err(|source| Error::Open { path: path.clone(), source })
+    }
+}
+
 impl fmt::Debug for ObjectCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("ObjectCache");
@@ -153,9 +188,37 @@ impl ObjectCache {
         };
         let fetcher = Fetcher::new(store, options, Arc::default())?;
         let fetcher = Arc::new(FetcherSlot::new(fetcher));
-        let shared =
-            Shared { cache, fetcher, store_name, backends: Mutex::default(), opened: Condvar::new() };
-        Ok(Self { shared: Arc::new(shared) })
+        let (backends, opened) = (Mutex::default(), Condvar::new());
+        // Each open says how fresh it is to be.
+        let known = Arc::new(Known::new(Freshness::Always));
+        let shared = Shared { cache, fetcher, store_name, backends, opened, known };
+        Ok(Self { shared: Arc::new(shared), freshness: None })
+    }
+
+    /// The same objects, for opens that take what is known of an object for current as long as that, in place of what
+    /// [`Options::freshness`] says.
+    #[must_use]
+    pub fn with_freshness(mut self, freshness: Freshness) -> Self {
+        self.freshness = Some(freshness);
+        self
+    }
+
+    /// What is known of an object, if an open may take that for current.
+    fn believed(&self, path: &Path) -> Option<KnownVersion> {
+        let freshness = self.freshness.unwrap_or_else(|| self.fetcher().options.freshness);
+        // The lock is not taken for nothing.
+        if freshness == Freshness::Always { None } else { self.shared.known.believed_for(path, freshness) }
+    }
+
+    /// Forgets what is known of an object: the next open asks the store. It is for writes that went by another way, to be
+    /// called when they have ended.
+    pub(crate) fn note_write(&self, path: &Path) {
+        drop(self.shared.known.note_write(path));
+    }
+
+    /// As [`ObjectCache::note_write`], of all objects.
+    pub(crate) fn note_writes(&self) {
+        self.shared.known.note_writes();
     }
 
     /// Reads by `store` from now on, and as `options` say: the same store with other credentials, by another client or
@@ -176,11 +239,13 @@ impl ObjectCache {
         }
         let counters = Arc::clone(&before.counters);
         self.shared.fetcher.set(Fetcher::new(store, options, counters)?);
+        // It may not tell what the one before has told.
+        self.note_writes();
         Ok(())
     }
 
-    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer. The handle reads that
-    /// version, and no other.
+    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer; or takes an earlier answer, as
+    /// far as [`Options::freshness`] allows that. The handle reads that version, and no other.
     ///
     /// May be called on any thread; in a task of an async runtime, use [`ObjectCache::open_async`].
     ///
@@ -195,11 +260,14 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_with_attributes(&self, path: &Path) -> Result<(ObjectFile, Attributes)> {
-        let (by, wanted) = (self.fetcher(), path.clone());
+        if let Some(version) = self.believed(path) {
+            return self.open_believed(version);
+        }
+        let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let fetcher = Arc::clone(&by);
         let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
-        let result = wait_for(&by, head).ok_or_else(|| Error::Ended(path.clone()))?;
-        let result = result.map_err(|source| Error::Open { path: path.clone(), source })?;
+        let answer = wait_for(&by, head).ok_or_else(|| Error::Ended(path.clone()))?;
+        let result = self.shared.note(path, Told { answer, question })?;
         Ok((self.open_known(result.meta)?, result.attributes))
     }
 
@@ -210,22 +278,24 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub fn open_first(&self, path: &Path, len: u64) -> Result<(ObjectFile, Attributes)> {
+        if let Some(version) = self.believed(path) {
+            return self.open_believed(version);
+        }
         let Some(_opening) = Opening::begin(&self.shared, path) else {
             let opened = self.open_with_attributes(path);
             self.shared.wait_for_opening(path);
             return opened;
         };
-        let by = self.fetcher();
+        let (by, question) = (self.fetcher(), self.shared.known.question());
         let most = by.options.request_max.min(self.ahead_max().max(FIRST_STEP));
         let range = 0..len.clamp(1, most).next_multiple_of(FIRST_STEP).min(most);
         let (fetcher, wanted) = (Arc::clone(&by), path.clone());
         let get = GetOptions::new().with_range(Some(range));
         let get = async move { fetcher.open_get(&wanted, get).await };
-        let result = match wait_for(&by, get).ok_or_else(|| Error::Ended(path.clone()))? {
+        let answer = wait_for(&by, get).ok_or_else(|| Error::Ended(path.clone()))?;
+        let result = match self.shared.note(path, Told { answer, question }) {
             Ok(result) => result,
-            Err(source @ StoreError::NotFound { .. }) => {
-                return Err(Error::Open { path: path.clone(), source });
-            }
+            Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. }) => return Err(error),
             // It has no bytes, or the store has a bad time.
             Err(_) => return self.open_with_attributes(path),
         };
@@ -242,26 +312,38 @@ impl ObjectCache {
     /// # Errors
     /// As [`ObjectCache::open`].
     pub async fn open_async(&self, path: &Path) -> Result<ObjectFile> {
+        if let Some(version) = self.believed(path) {
+            return self.open_believed(version).map(|(file, _)| file);
+        }
         let result = self.head(path, GetOptions::new()).await?;
         self.open_known(result.meta)
     }
 
     /// Asks the store what an object is, under the conditions of `options`.
-    pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
-        let (by, wanted) = (self.fetcher(), path.clone());
+    pub(crate) async fn head(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
         let head = by.spawn(async move { fetcher.head(&wanted, &options).await });
-        let result = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
-        result.map_err(|source| Error::Open { path: path.clone(), source })
+        let answer = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
+        self.shared.note(path, Told { answer, question })
     }
 
     /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
-    pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<object_store::GetResult> {
-        let (by, wanted) = (self.fetcher(), path.clone());
+    pub(crate) async fn open_get(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let (by, wanted, question) = (self.fetcher(), path.clone(), self.shared.known.question());
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
         let get = by.spawn(async move { fetcher.open_get(&wanted, options).await });
-        let result = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
-        result.map_err(|source| Error::Open { path: path.clone(), source })
+        let answer = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
+        self.shared.note(path, Told { answer, question })
+    }
+
+    /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store did
+    /// not say anything new.
+    fn open_believed(
+        &self,
+        KnownVersion { meta, attributes }: KnownVersion,
+    ) -> Result<(ObjectFile, Attributes)> {
+        self.open_version(meta).map(|file| (file, attributes))
     }
 
     /// Opens the version of an object that the store has told of, as in a list. No request is made; whether it is still
@@ -270,7 +352,13 @@ impl ObjectCache {
     /// # Errors
     /// [`Error::Cache`], [`Error::TooLarge`].
     pub fn open_known(&self, meta: ObjectMeta) -> Result<ObjectFile> {
-        let Shared { cache, fetcher: slot, store_name, .. } = &*self.shared;
+        let file = self.open_version(meta)?;
+        file.confirm();
+        Ok(file)
+    }
+
+    fn open_version(&self, meta: ObjectMeta) -> Result<ObjectFile> {
+        let Shared { cache, fetcher: slot, store_name, known, .. } = &*self.shared;
         let fetcher = slot.get();
         if meta.size > FILE_BYTES_MAX {
             return Err(Error::TooLarge { path: meta.location, size: meta.size });
@@ -279,12 +367,11 @@ impl ObjectCache {
         let lasts = fetcher.options.store_name.is_some();
         let names = version::names(store_name, lasts, &meta);
         let meta = Arc::new(meta);
-        let new = || ObjectBackend::new(Arc::clone(slot), Arc::clone(&meta), names);
+        let new = || ObjectBackend::new(Arc::clone(slot), Arc::clone(&meta), names, Arc::clone(known));
         let mut registry = self.shared.registry();
         let backend = registry.backend(names.attributes.identity, new);
         registry.latest.insert(meta.location.clone(), Arc::downgrade(&backend));
         drop(registry);
-        backend.forget_failures();
         let mut options = OpenOptions::new();
         options.coherence(Coherence::Immutable);
         let file = cache.open_backend_with(Arc::clone(&backend) as Arc<_>, &options);

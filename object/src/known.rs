@@ -6,6 +6,9 @@
 //!   Written, Upload, deletions: a write has ended ---> note_write, note_writes
 //! ```
 //!
+//! An object that a fetch has found to be another by now is forgotten too ([`Known::forget_if`]), so that the next open
+//! asks.
+//!
 //! A write that is under way while a question is answered may be before or after it. So an answer is kept only if no
 //! write through this store has ended since the question, and only if no newer question was answered first.
 //!
@@ -21,8 +24,8 @@ use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    Error as StoreError, GetOptions, GetRange, MultipartUpload, ObjectMeta, PutPayload, PutResult,
-    Result as StoreResult, UploadPart,
+    Attributes, Error as StoreError, GetOptions, GetRange, MultipartUpload, ObjectMeta, PutPayload,
+    PutResult, Result as StoreResult, UploadPart,
 };
 
 use crate::options::Freshness;
@@ -47,11 +50,26 @@ struct Entry<H> {
     asked: Instant,
 }
 
+/// What a store has told of an object, for opens that may take it for what the object is.
+#[derive(Clone, Debug)]
+pub struct KnownVersion {
+    /// Which version it is.
+    pub meta: ObjectMeta,
+    /// What was told with it.
+    pub attributes: Attributes,
+}
+
 /// When a store was asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
     asked: Instant,
     writes: u64,
+}
+
+impl<H> fmt::Debug for Known<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Known").field("freshness", &self.freshness).finish_non_exhaustive()
+    }
 }
 
 impl<H: Clone> Known<H> {
@@ -71,14 +89,14 @@ impl<H: Clone> Known<H> {
 
     /// The handle of an object, if it may be believed without a question.
     pub fn believed(&self, path: &Path) -> Option<H> {
+        self.believed_for(path, self.freshness)
+    }
+
+    /// The same, for a caller that wants it as fresh as that.
+    pub fn believed_for(&self, path: &Path, freshness: Freshness) -> Option<H> {
         let state = self.lock();
         let entry = state.objects.get(path)?;
-        let is_believed = match self.freshness {
-            Freshness::Always => false,
-            Freshness::For(time) => entry.asked.elapsed() < time,
-            Freshness::Immutable => true,
-        };
-        is_believed.then(|| entry.handle.clone())
+        freshness.allows(entry.asked.elapsed()).then(|| entry.handle.clone())
     }
 
     /// The handle of an object, believed or not.
@@ -117,6 +135,15 @@ impl<H: Clone> Known<H> {
         let mut state = self.lock();
         state.writes += 1;
         let gone = std::mem::take(&mut state.objects);
+        drop(state);
+        drop(gone);
+    }
+
+    /// What is known of the object is not so, if it is what `is_wrong` says.
+    pub fn forget_if(&self, path: &Path, is_wrong: impl FnOnce(&H) -> bool) {
+        let mut state = self.lock();
+        let is_wrong = state.objects.get(path).is_some_and(|entry| is_wrong(&entry.handle));
+        let gone = if is_wrong { state.objects.remove(path) } else { None };
         drop(state);
         drop(gone);
     }

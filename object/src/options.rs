@@ -4,6 +4,8 @@
 //! megabytes a second for each connection. There a request is dear and a byte is cheap, so neighbours join, and small
 //! objects come whole.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use quinion::internals::units::{Order, PAGE_SIZE};
@@ -31,6 +33,7 @@ pub struct Options {
     pub(crate) failure_pause: Duration,
     pub(crate) hedge_percent: Option<u8>,
     pub(crate) threads: usize,
+    pub(crate) freshness: Freshness,
 }
 
 impl Default for Options {
@@ -51,6 +54,7 @@ impl Default for Options {
             failure_pause: Duration::from_secs(1),
             hedge_percent: None,
             threads: 2,
+            freshness: Freshness::Always,
         }
     }
 }
@@ -169,6 +173,14 @@ impl Options {
         self.threads = threads;
         self
     }
+    /// How old what is known of an object may be when [`ObjectCache::open`](crate::ObjectCache::open) takes it for
+    /// current, unless an open says otherwise ([`ObjectCache::with_freshness`](crate::ObjectCache::with_freshness)). By
+    /// default each open asks the store by a HEAD.
+    #[must_use]
+    pub fn freshness(mut self, freshness: Freshness) -> Self {
+        self.freshness = freshness;
+        self
+    }
 
     /// The same, with all values brought inside what is possible.
     ///
@@ -201,20 +213,68 @@ impl Options {
     }
 }
 
-/// How old what a [`CachedStore`](crate::CachedStore) knows of an object may be when it answers by it.
+/// How old what is known of an object may be when it is taken for what the object is: by an open
+/// ([`Options::freshness`]) or a call of a [`CachedStore`](crate::CachedStore). It is HTTP's `max-age`.
 ///
-/// Bytes are those of one version in any case; this says which version is taken for the current one.
+/// Bytes are those of one version in any case; this says which version is taken for the current one. An answer is as
+/// old as the question to it. It is not taken any more when a fetch has found that the object is another by now, nor
+/// after a write through a `CachedStore`.
+///
+/// As text, in options and configurations, it is `always`, `immutable`, or seconds such as `30` or `0.5`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Freshness {
-    /// Each call asks the store by a HEAD, and data comes from the cache: as the bare store, a change is seen at once.
+    /// The store is asked each time, by a HEAD, and data comes from the cache: as by the bare store, a change is seen at
+    /// once.
     #[default]
     Always,
     /// A HEAD serves the calls of this time after it. What is written through this `CachedStore` is seen at once.
     For(Duration),
     /// One HEAD, for stores whose objects are never replaced (tables of Iceberg, Delta or Lance). What is written
-    /// through this `CachedStore` is seen at once.
+    /// through this `CachedStore` is seen at once. The store is asked again of an object that was forgotten among 4,096
+    /// others.
     Immutable,
+}
+
+impl Freshness {
+    /// Whether an answer may be taken that is as old as that.
+    pub(crate) fn allows(self, age: Duration) -> bool {
+        match self {
+            Self::Always => false,
+            Self::For(time) => age < time,
+            Self::Immutable => true,
+        }
+    }
+}
+
+impl fmt::Display for Freshness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always => f.write_str("always"),
+            Self::For(time) => write!(f, "{}.{:09}", time.as_secs(), time.subsec_nanos()),
+            Self::Immutable => f.write_str("immutable"),
+        }
+    }
+}
+
+impl FromStr for Freshness {
+    type Err = String;
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let seconds = || text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        match text {
+            "always" => Ok(Self::Always),
+            "immutable" => Ok(Self::Immutable),
+            _ => match seconds().filter(|_| is_number) {
+                // A number is never zero by chance, and then it means the same.
+                Some(Duration::ZERO) => Ok(Self::Always),
+                Some(time) => Ok(Self::For(time)),
+                None => Err(format!(
+                    "{text:?} is no freshness; write `always`, `immutable`, or seconds such as 30"
+                )),
+            },
+        }
+    }
 }
 
 #[cfg(test)]
@@ -229,6 +289,25 @@ mod tests {
         assert_eq!((odd.request_max, odd.in_flight_max), (1 << 20, 1 << 20));
         let error = Options::new().deadline(Duration::ZERO).checked().unwrap_err();
         assert!(error.to_string().contains("deadline is zero"), "{error}");
+    }
+
+    #[test]
+    fn a_freshness_is_a_word_or_seconds_and_its_text_is_read_again() {
+        let of = |text: &str| text.parse::<Freshness>();
+        assert_eq!(
+            (of("always"), of("0"), of("0.0")),
+            (Ok(Freshness::Always), Ok(Freshness::Always), of("0"))
+        );
+        assert_eq!(of("immutable"), Ok(Freshness::Immutable));
+        assert_eq!(of("5"), Ok(Freshness::For(Duration::from_secs(5))));
+        assert_eq!(of("0.25"), Ok(Freshness::For(Duration::from_millis(250))));
+        for text in ["", "-1", "never", "inf", "nan", "1e3", "1s", "1.2.3", ".", &"9".repeat(40)] {
+            assert!(of(text).unwrap_err().contains("write `always`"), "{text:?}");
+        }
+        let third = Freshness::For(Duration::from_nanos(1_500_000_000));
+        for freshness in [Freshness::Always, Freshness::Immutable, third] {
+            assert_eq!(of(&freshness.to_string()), Ok(freshness));
+        }
     }
 
     #[test]

@@ -168,9 +168,11 @@ fn release(gone: Option<KnownObject>) {
 
 impl NoteWrites for Shared {
     fn note_write(&self, path: &Path) {
+        self.objects.note_write(path);
         release(self.known.note_write(path));
     }
     fn note_writes(&self) {
+        self.objects.note_writes();
         self.known.note_writes();
     }
 }

@@ -7,10 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quinion_object::Freshness;
+
 use crate::connection::{CONNECT_MAX, Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::ClientFile;
 use crate::socket::path_of;
+use crate::stores::OpenRequest;
 
 /// A connection to a server's cache. Cheap to clone; all clients of one server in a process are one connection.
 ///
@@ -20,6 +23,7 @@ use crate::socket::path_of;
 pub struct Client {
     connection: Arc<Connection>,
     reconnect_timeout: Duration,
+    freshness: Option<Freshness>,
 }
 
 /// How long a server that has ended is waited for, unless a client says otherwise.
@@ -35,7 +39,8 @@ impl Client {
     pub fn connect(server: &str) -> Result<Self> {
         let failed = |error| Error::of_io(ErrorKind::Connect, format!("cannot connect to {server:?}"), error);
         let socket = path_of(server).map_err(failed)?;
-        Ok(Self { connection: Connection::to(&socket, CONNECT_MAX)?, reconnect_timeout: RECONNECT_TIMEOUT })
+        let connection = Connection::to(&socket, CONNECT_MAX)?;
+        Ok(Self { connection, reconnect_timeout: RECONNECT_TIMEOUT, freshness: None })
     }
 
     /// How long opens and reads wait for another server in the place of one that has ended, before they are
@@ -46,8 +51,17 @@ impl Client {
         Self { reconnect_timeout: timeout, ..self }
     }
 
+    /// How old what the server knows of an object may be when an open by this client takes it for current, in place of
+    /// what the server's store says (`Options::freshness`): with [`Freshness::Always`] the store is asked each time.
+    /// A clone may have another. Local files are not affected.
+    #[must_use]
+    pub fn with_freshness(self, freshness: Freshness) -> Self {
+        Self { freshness: Some(freshness), ..self }
+    }
+
     /// Opens an object by its URL, as `s3://bucket/key`, by the stores that the server has; or a local file by its
-    /// path. The URL's key is percent-decoded. Waits for the store's answer.
+    /// path. The URL's key is percent-decoded. Waits for the store's answer, unless what the server knows is
+    /// fresh enough ([`Client::with_freshness`]).
     ///
     /// # Errors
     /// [`ErrorKind::Open`], with the server's words; [`ErrorKind::OwnerDead`]; [`ErrorKind::TimedOut`];
@@ -59,14 +73,19 @@ impl Client {
                 let text = format!("cannot open {name:?}: a URL has no line break; write it as %0A");
                 Err(Error::new(ErrorKind::Open, text))
             }
-            Some(_) => ClientFile::open_object(connection, name, self.reconnect_timeout),
+            Some(_) => self.open_object(connection, name, None),
             None => ClientFile::open_local(connection, name),
         })
     }
 
     /// Opens an object of which the first `len` bytes are about to be read.
     pub(crate) fn open_first(&self, url: &str, len: u64) -> Result<ClientFile> {
-        self.open_with(|connection| ClientFile::open_first(connection, url, len, self.reconnect_timeout))
+        self.open_with(|connection| self.open_object(connection, url, Some(len)))
+    }
+
+    fn open_object(&self, connection: &Arc<Connection>, url: &str, first: Option<u64>) -> Result<ClientFile> {
+        let request = OpenRequest { first, freshness: self.freshness };
+        ClientFile::open_object(connection, url, request, self.reconnect_timeout)
     }
 
     fn open_with(&self, open: impl Fn(&Arc<Connection>) -> Result<ClientFile>) -> Result<ClientFile> {

@@ -122,6 +122,9 @@ impl ClientStoreBuilder {
             Failover::Error => client,
             Failover::Direct => client.with_reconnect_timeout(Duration::ZERO), // the store given is there at once
         };
+        // What is believed is kept here: by what the server believes besides, it would be twice as old, and a write
+        // through this store would not be seen.
+        let client = client.with_freshness(Freshness::Always);
         let threads = Threads::new()?;
         let prefix = prefix.trim_end_matches('/').to_owned();
         let known = Known::new(freshness);

@@ -35,7 +35,7 @@ use quinion::internals::viewer::sys::Errno;
 use quinion::internals::viewer::{self, RequestError, Viewer};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::stores::About;
+use crate::stores::{About, OpenRequest};
 
 /// How long the heart of a server may stand still, in milliseconds: a machine that is busy must not look like an end.
 const STILL_MILLIS_MAX: u32 = 5000;
@@ -217,30 +217,30 @@ impl Connection {
     }
 
     /// Opens what has that name: its handle and record, and what the server says of it.
-    pub(crate) fn open(&self, name: &str) -> Result<([u64; 2], About)> {
+    pub(crate) fn open(&self, url: &str, request: OpenRequest) -> Result<([u64; 2], About)> {
         let viewer = self.viewer()?;
         if viewer.owner_is_dead() {
-            return Err(Error::owner_dead(name)); // another may listen at the socket, or none and a manager keeps it
+            return Err(Error::owner_dead(url)); // another may listen at the socket, or none and a manager keeps it
         }
         let offer = NameOffer { version: LAYOUT_VERSION, token: viewer.token() };
         let mut retry = RetryDeadline::new(DEADLINE);
         loop {
-            let sent = match viewer::send_name(&self.socket, &offer, name.as_bytes()) {
+            let sent = match viewer::send_name(&self.socket, &offer, request.name(url).as_bytes()) {
                 Ok(sent) => sent,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && retry.pause() => continue,
-                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(name)),
+                Err(_) if viewer.owner_is_dead() => return Err(Error::owner_dead(url)),
                 Err(error) => {
-                    let text = format!("cannot ask the server to open {name}");
+                    let text = format!("cannot ask the server to open {url}");
                     return Err(Error::of_io(ErrorKind::Open, text, error));
                 }
             };
             let ticket = [u64::from(sent.ticket()), 0, 0];
             match self.ask(Operation::OpenNamed, ticket, retry.left()) {
-                Ok(answer) => return self.opened(name, answer, sent.reply()),
+                Ok(answer) => return self.opened(url, answer, sent.reply()),
                 // The ticket has expired before a worker came to it.
                 Err(RequestError::Errno(error)) if error == Errno::BADF.0 && retry.pause() => {}
-                Err(RequestError::Errno(_)) => return Err(refused(name, sent.reply())),
-                Err(error) => return Err(Error::of_request(name, error)),
+                Err(RequestError::Errno(_)) => return Err(refused(url, sent.reply())),
+                Err(error) => return Err(Error::of_request(url, error)),
             }
         }
     }

@@ -32,7 +32,7 @@ use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::open_file::{OpenFile, Reopened, Source, Viewed};
 use crate::pin::PinnedBytes;
-use crate::stores::About;
+use crate::stores::{About, OpenRequest};
 
 /// How long the server is waited for on the way to a local file: the kernel reads what takes longer.
 const FILE_MAX: Duration = Duration::from_millis(50);
@@ -55,18 +55,13 @@ pub struct ClientFile {
 }
 
 impl ClientFile {
-    pub(crate) fn open_object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Self> {
-        OpenFile::object(connection, url, timeout).map(|inner| Self { inner })
-    }
-
-    /// By a reader of its first `len` bytes.
-    pub(crate) fn open_first(
+    pub(crate) fn open_object(
         connection: &Arc<Connection>,
         url: &str,
-        len: u64,
+        request: OpenRequest,
         timeout: Duration,
     ) -> Result<Self> {
-        OpenFile::object_from_its_start(connection, url, len, timeout).map(|inner| Self { inner })
+        OpenFile::object(connection, url, request, timeout).map(|inner| Self { inner })
     }
 
     pub(crate) fn open_local(connection: &Arc<Connection>, path: &str) -> Result<Self> {

@@ -50,8 +50,7 @@
 //! Local files are opened by the client itself, which hands the server its descriptor: so the server reads nothing that
 //! the client could not. A file is served while a read lease of the kernel stands; else the kernel reads it.
 //!
-//! Not promised: that the mapping of a server that has ended is given back before the client ends, and service to more
-//! than 63 processes at a time.
+//! Not promised: that the mapping of a server that has ended is given back before the client ends.
 
 mod error;
 mod socket;
@@ -69,5 +68,6 @@ pub use client_store::{ClientStore, ClientStoreBuilder, Failover, cached};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{ClientFile, RangeRead};
 pub use pin::PinnedBytes;
+pub use quinion_object::Freshness;
 pub use server::{Builder, Server, ServerStats};
 pub use socket::Socket;

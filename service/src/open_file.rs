@@ -17,10 +17,11 @@ use quinion::internals::arena::CellNumber;
 use quinion::internals::arena::control::Operation;
 use quinion::internals::units::MappingId;
 use quinion::internals::viewer::ViewedFile;
+use quinion_object::Freshness;
 
 use crate::connection::{Connection, DEADLINE, RetryDeadline};
 use crate::error::{Error, ErrorKind, Result};
-use crate::stores::{About, name_with_first};
+use crate::stores::{About, OpenRequest};
 
 /// What the clones of a `ClientFile` share, and what is pinned of it.
 #[derive(Debug)]
@@ -70,27 +71,13 @@ impl OpenFile {
     }
 
     /// An object, as a server has opened it.
-    pub(crate) fn object(connection: &Arc<Connection>, url: &str, timeout: Duration) -> Result<Arc<Self>> {
-        Self::opened(connection, url, connection.open(url)?, timeout)
-    }
-
-    /// The same, by a reader of its first `len` bytes.
-    pub(crate) fn object_from_its_start(
+    pub(crate) fn object(
         connection: &Arc<Connection>,
         url: &str,
-        len: u64,
+        request: OpenRequest,
         timeout: Duration,
     ) -> Result<Arc<Self>> {
-        let opened = connection.open(&name_with_first(url, len))?;
-        Self::opened(connection, url, opened, timeout)
-    }
-
-    fn opened(
-        connection: &Arc<Connection>,
-        url: &str,
-        (answer, about): ([u64; 2], About),
-        timeout: Duration,
-    ) -> Result<Arc<Self>> {
+        let (answer, about) = connection.open(url, request)?;
         Ok(Arc::new(Self {
             connection: Arc::clone(connection),
             name: url.into(),
@@ -122,7 +109,9 @@ impl OpenFile {
             Arc::clone(newest.as_ref().map_or(&self.connection, |newest| &newest.connection));
         while let Some(next) = connection.successor(self.reopened.timeout) {
             connection = next;
-            let opened = Self::object(&connection, &self.name, self.reopened.timeout);
+            // By the store's word: this handle's version may have been believed for long.
+            let request = OpenRequest { freshness: Some(Freshness::Always), ..OpenRequest::default() };
+            let opened = Self::object(&connection, &self.name, request, self.reopened.timeout);
             let answer = opened.map_err(|error| self.not_reopened(error)).and_then(|opened| {
                 if !opened.is_same_version(about) {
                     return Err(Error::changed(&self.name));

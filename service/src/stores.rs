@@ -10,8 +10,9 @@
 //! A prefix does not name its store beyond this server, since another server may have another endpoint for it: a disk
 //! tier that is to be warm after a restart wants a name in the store's options.
 //!
-//! A client that is about to read an object's first bytes says so behind the URL: `\nfirst 1048576`. A URL has no line
-//! break, so that no other name looks so.
+//! Behind the URL a client says in lines what else it wants: `\nfirst 1048576`, if it is about to read an object's first
+//! bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so that no other
+//! name looks so. A line that is not understood is an error.
 //!
 //! What a client is told of an object are lines, each a word and a value.
 
@@ -26,7 +27,7 @@ use quinion::internals::serve::NameRefusal;
 use quinion::internals::viewer::handshake::NAME_TEXT_MAX;
 use quinion::internals::viewer::sys::Errno;
 use quinion::{Cache, File, NameOpener, NamedObject};
-use quinion_object::{FetchStats, FirstByte, ObjectCache, ObjectFile, Options};
+use quinion_object::{FetchStats, FirstByte, Freshness, ObjectCache, ObjectFile, Options};
 
 use crate::error::{CHANGED, FETCH};
 
@@ -144,22 +145,45 @@ impl Stores {
     }
 }
 
-/// Between a URL and how many of the first bytes are about to be read.
-const FIRST: &str = "\nfirst ";
-
-/// The name of an object whose first `len` bytes are about to be read.
-pub(crate) fn name_with_first(url: &str, len: u64) -> String {
-    format!("{url}{FIRST}{len}")
+/// What a client wants of an open besides the object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct OpenRequest {
+    /// So many of the first bytes are about to be read.
+    pub(crate) first: Option<u64>,
+    /// In place of what the store's options say.
+    pub(crate) freshness: Option<Freshness>,
 }
 
-/// The URL of such a name, and how many bytes that are.
-fn split_first(name: &[u8]) -> (&[u8], Option<u64>) {
-    let at = name.windows(FIRST.len()).position(|part| part == FIRST.as_bytes());
-    let len = |at: usize| std::str::from_utf8(&name[at + FIRST.len()..]).ok()?.parse().ok();
-    match at.and_then(|at| Some((at, len(at)?))) {
-        Some((at, len)) => (&name[..at], Some(len)),
-        None => (name, None),
+impl OpenRequest {
+    /// The name that says all of it.
+    pub(crate) fn name(self, url: &str) -> String {
+        let mut name = url.to_owned();
+        if let Some(len) = self.first {
+            name += &format!("\nfirst {len}");
+        }
+        if let Some(freshness) = self.freshness {
+            name += &format!("\nfreshness {freshness}");
+        }
+        name
     }
+
+    /// The lines behind a URL; `None` if they are not understood.
+    fn of<'l>(lines: impl Iterator<Item = &'l [u8]>) -> Option<Self> {
+        let mut request = Self::default();
+        for line in lines {
+            match std::str::from_utf8(line).ok()?.split_once(' ')? {
+                ("first", len) => request.first = Some(len.parse().ok()?),
+                ("freshness", freshness) => request.freshness = Some(freshness.parse().ok()?),
+                _ => return None,
+            }
+        }
+        Some(request)
+    }
+}
+
+/// The URL of a name.
+fn url_of(name: &[u8]) -> &[u8] {
+    name.split(|&byte| byte == b'\n').next().unwrap_or(name)
 }
 
 /// A prefix as URLs are compared with it.
@@ -173,21 +197,26 @@ fn refusal(error: Errno, text: String) -> NameRefusal {
 
 impl NameOpener for Stores {
     fn place(&self, name: &[u8]) -> Result<u64, NameRefusal> {
-        self.find(split_first(name).0).map(|(store, _)| store.number)
+        self.find(url_of(name)).map(|(store, _)| store.number)
     }
 
     fn open(&self, name: &[u8]) -> Result<Arc<dyn NamedObject>, NameRefusal> {
-        let (name, first) = split_first(name);
-        let (StoreEntry { objects, name: store, .. }, key) = self.find(name)?;
+        let (name, lines) = (url_of(name), name.split(|&byte| byte == b'\n').skip(1));
+        let (StoreEntry { mut objects, name: store, .. }, key) = self.find(name)?;
         let failed = |error: Errno, text: &dyn fmt::Display| {
             refusal(error, format!("{}: {text}", String::from_utf8_lossy(name)))
         };
+        let request = OpenRequest::of(lines)
+            .ok_or_else(|| failed(Errno::INVAL, &"the client wants what this server does not know"))?;
         let key = percent_decode_str(key).decode_utf8().map_err(|error| failed(Errno::INVAL, &error))?;
         let path = Path::parse(&key).map_err(|error| failed(Errno::INVAL, &error))?;
         if path.as_ref() != key {
             return Err(failed(Errno::INVAL, &"a key that begins or ends with a slash cannot be opened"));
         }
-        let opened = match first {
+        if let Some(freshness) = request.freshness {
+            objects = objects.with_freshness(freshness);
+        }
+        let opened = match request.first {
             Some(len) => objects.open_first(&path, len),
             None => objects.open_with_attributes(&path),
         };
@@ -404,12 +433,25 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_say_what_is_read_first() {
-        let name = name_with_first("s3://b/x", 77);
-        assert_eq!(split_first(name.as_bytes()), (&b"s3://b/x"[..], Some(77)));
-        for plain in ["s3://b/x", "s3://b/x\nfirst", "s3://b/x\nfirst x", "s3://b/x\nfirst 1 ", ""] {
-            assert_eq!(split_first(plain.as_bytes()), (plain.as_bytes(), None), "{plain:?}");
+    fn a_name_may_say_what_is_read_first_and_how_fresh_the_object_is_to_be() {
+        let of = |name: &str| OpenRequest::of(name.as_bytes().split(|&byte| byte == b'\n').skip(1));
+        let times = [Duration::from_nanos(1), Duration::from_millis(1500), Duration::from_secs(1 << 40)];
+        let freshness =
+            [Freshness::Always, Freshness::Immutable].into_iter().chain(times.map(Freshness::For));
+        for freshness in freshness.map(Some).chain([None]) {
+            for first in [None, Some(0), Some(u64::MAX)] {
+                let request = OpenRequest { first, freshness };
+                let name = request.name("s3://b/x");
+                assert_eq!(of(&name), Some(request), "{name:?}");
+                assert_eq!(url_of(name.as_bytes()), b"s3://b/x");
+            }
         }
+        assert_eq!(OpenRequest::default().name("s3://b/x"), "s3://b/x");
+        for odd in ["first", "first x", "first 1 ", "freshness", "freshness never", "other 1", "", " "] {
+            assert_eq!(of(&format!("s3://b/x\n{odd}")), None, "{odd:?}");
+        }
+        let error = stores(&["s3://b"]).unwrap().open(b"s3://b/x\nother 1").unwrap_err();
+        assert!(error.text.contains("does not know"), "{}", error.text);
     }
 
     #[test]

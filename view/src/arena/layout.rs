@@ -21,8 +21,9 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"QUINION\0");
 /// the control file counts opens. 6: it says until when leases are trusted. 7: each viewer's page is a memory file of
 /// its own, and the rest is read-only; viewers no longer say what they write, and a record that says nothing is not
 /// trusted. 9: a viewer's page is as large as what is in it,
-/// and the owner's threads wake each other by memory of their own.
-pub const LAYOUT_VERSION: u32 = 9;
+/// and the owner's threads wake each other by memory of their own. 10: names that an owner opens may say how fresh the
+/// object is to be.
+pub const LAYOUT_VERSION: u32 = 10;
 
 /// Where the tables of an arena lie. All offsets are in bytes from the arena's first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

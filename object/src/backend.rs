@@ -14,8 +14,8 @@
 //! lasted for a while, so that no plug lasts as long as there are readers.
 //!
 //! When a fetch has failed, all of its readers wake at once, and each would ask again, one after the other, each for as
-//! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error. If it has
-//! failed since the object is another by now, opens that believe in this version are told so (`known.rs`).
+//! long as a deadline. So a range that has failed is remembered for a moment, and refused with the same error. If it
+//! has failed since the object is another by now, opens that believe in this version are told so (`known.rs`).
 //!
 //! [`ObjectFile`]: crate::ObjectFile
 //!

@@ -135,14 +135,14 @@ impl Shared {
 }
 
 /// The answer to what an object is, and when it was asked.
-struct Told {
+struct StoreAnswer {
     answer: StoreResult<GetResult>,
     question: Question,
 }
 
 impl Shared {
     /// Keeps what a store has told, and returns it.
-    fn note(&self, path: &Path, Told { answer, question }: Told) -> Result<GetResult> {
+    fn note(&self, path: &Path, StoreAnswer { answer, question }: StoreAnswer) -> Result<GetResult> {
         match &answer {
             Ok(result) => {
                 let version =
@@ -210,8 +210,8 @@ impl ObjectCache {
         if freshness == Freshness::Always { None } else { self.shared.known.believed_for(path, freshness) }
     }
 
-    /// Forgets what is known of an object: the next open asks the store. It is for writes that went by another way, to be
-    /// called when they have ended.
+    /// Forgets what is known of an object: the next open asks the store. It is for writes that went by another way,
+    /// to be called when they have ended.
     pub(crate) fn note_write(&self, path: &Path) {
         drop(self.shared.known.note_write(path));
     }
@@ -244,8 +244,8 @@ impl ObjectCache {
         Ok(())
     }
 
-    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer; or takes an earlier answer, as
-    /// far as [`Options::freshness`] allows that. The handle reads that version, and no other.
+    /// Opens an object: asks the store what it is, by one HEAD, and waits for the answer; or takes an earlier answer,
+    /// as far as [`Options::freshness`] allows that. The handle reads that version, and no other.
     ///
     /// May be called on any thread; in a task of an async runtime, use [`ObjectCache::open_async`].
     ///
@@ -267,7 +267,7 @@ impl ObjectCache {
         let fetcher = Arc::clone(&by);
         let head = async move { fetcher.head(&wanted, &GetOptions::new()).await };
         let answer = wait_for(&by, head).ok_or_else(|| Error::Ended(path.clone()))?;
-        let result = self.shared.note(path, Told { answer, question })?;
+        let result = self.shared.note(path, StoreAnswer { answer, question })?;
         Ok((self.open_known(result.meta)?, result.attributes))
     }
 
@@ -293,7 +293,7 @@ impl ObjectCache {
         let get = GetOptions::new().with_range(Some(range));
         let get = async move { fetcher.open_get(&wanted, get).await };
         let answer = wait_for(&by, get).ok_or_else(|| Error::Ended(path.clone()))?;
-        let result = match self.shared.note(path, Told { answer, question }) {
+        let result = match self.shared.note(path, StoreAnswer { answer, question }) {
             Ok(result) => result,
             Err(error @ Error::Open { source: StoreError::NotFound { .. }, .. }) => return Err(error),
             // It has no bytes, or the store has a bad time.
@@ -325,7 +325,7 @@ impl ObjectCache {
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
         let head = by.spawn(async move { fetcher.head(&wanted, &options).await });
         let answer = head.ok_or_else(ended)?.await.map_err(|_| ended())?;
-        self.shared.note(path, Told { answer, question })
+        self.shared.note(path, StoreAnswer { answer, question })
     }
 
     /// Asks for the first bytes of an object that nothing is known of; see [`Fetcher::open_get`].
@@ -334,7 +334,7 @@ impl ObjectCache {
         let (fetcher, ended) = (Arc::clone(&by), || Error::Ended(path.clone()));
         let get = by.spawn(async move { fetcher.open_get(&wanted, options).await });
         let answer = get.ok_or_else(ended)?.await.map_err(|_| ended())?;
-        self.shared.note(path, Told { answer, question })
+        self.shared.note(path, StoreAnswer { answer, question })
     }
 
     /// Opens a version by an earlier answer. What has failed of it is not asked for again at once, since the store did

@@ -224,8 +224,8 @@ impl Options {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Freshness {
-    /// The store is asked each time, by a HEAD, and data comes from the cache: as by the bare store, a change is seen at
-    /// once.
+    /// The store is asked each time, by a HEAD, and data comes from the cache: as by the bare store, a change is seen
+    /// at once.
     #[default]
     Always,
     /// A HEAD serves the calls of this time after it. What is written through this `CachedStore` is seen at once.

@@ -10,9 +10,9 @@
 //! A prefix does not name its store beyond this server, since another server may have another endpoint for it: a disk
 //! tier that is to be warm after a restart wants a name in the store's options.
 //!
-//! Behind the URL a client says in lines what else it wants: `\nfirst 1048576`, if it is about to read an object's first
-//! bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so that no other
-//! name looks so. A line that is not understood is an error.
+//! Behind the URL a client says in lines what else it wants: `\nfirst 1048576`, if it is about to read an object's
+//! first bytes; `\nfreshness 30`, how old what the server knows of the object may be. A URL has no line break, so
+//! that no other name looks so. A line that is not understood is an error.
 //!
 //! What a client is told of an object are lines, each a word and a value.
 

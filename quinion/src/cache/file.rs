@@ -565,9 +565,9 @@ impl File {
 
     /// Has the file read through the kernel's page cache from now on, if that holds half of it or more now: bytes that
     /// the kernel has in memory are copied from there, and not read from the device again. Otherwise nothing changes,
-    /// and reads go past the kernel's cache where the file system lets them. Returns whether the kernel's cache is used.
-    /// A handle that writes, and a backend of your own, stay as they are. Looks at what the kernel holds once; waits for
-    /// nothing.
+    /// and reads go past the kernel's cache where the file system lets them. Returns whether the kernel's cache is
+    /// used. A handle that writes, and a backend of your own, stay as they are. Looks at what the kernel holds once;
+    /// waits for nothing.
     ///
     /// # Errors
     /// [`ErrorKind::Forked`](crate::ErrorKind::Forked).

@@ -394,7 +394,7 @@ pub struct ViewerPage {
     pub opened_head: AtomicU32,
     /// See `opened_head`.
     pub opened_tail: AtomicU32,
-    /// For which run of programs it counts; 0 for none. See [`crate::serve::Service::begin_run`].
+    /// For which run of programs it counts; 0 for none. See `Service::begin_run` of crate `quinion`.
     pub run: AtomicU64,
     /// Numbers for the report; see [`Counter`].
     pub counters: [AtomicU64; 48],

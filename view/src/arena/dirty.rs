@@ -38,7 +38,7 @@
 //! so every changed byte is written. `tests/model_hit.rs` shows that both fences are needed.
 //!
 //! Invariants:
-//!  1. A set bit is of a page of a folio: those of free frames are clear ([`Arena::check`](super::Arena::check)).
+//!  1. A set bit is of a page of a folio: those of free frames are clear (`Arena::check` of crate `quinion`).
 //!  2. A dirty bit is of a folio in the index; a write-back bit of one that write-back holds, in the index or not.
 //!  3. A page has one flush under way at most: a page is not taken while its write-back bit is set.
 //!

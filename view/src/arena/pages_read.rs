@@ -41,7 +41,7 @@
 //!
 //! Invariants:
 //!  1. A set bit is of a frame of a folio that was noted; so those of free frames are clear, and those of a folio
-//!     that was just prepared ([`Arena::check`](super::Arena::check) sees the first).
+//!     that was just prepared (`Arena::check` of crate `quinion` sees the first).
 //!  2. Bytes of a page whose bit is set are not written until the frame is freed.
 //!
 //! Not an invariant: that a bit is set. A folio that is up to date as a whole says so in its word alone.

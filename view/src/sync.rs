@@ -322,18 +322,22 @@ impl Mutant {
     const OFFSET: usize = Mutant::PauseGeneration as usize;
 
     /// The steps of the hit protocol and of the holds.
+    #[inline]
     pub fn of_hits() -> &'static [Mutant] {
         &Self::ALL[..Self::HIT]
     }
     /// The steps of the tree.
+    #[inline]
     pub fn of_trees() -> &'static [Mutant] {
         &Self::ALL[Self::HIT..Self::TREE]
     }
     /// The steps of the hand-over of an offset.
+    #[inline]
     pub fn of_descriptors() -> &'static [Mutant] {
         &Self::ALL[Self::TREE..Self::OFFSET]
     }
     /// The steps of the hand-over of questions by doorbells.
+    #[inline]
     pub fn of_doorbells() -> &'static [Mutant] {
         &Self::ALL[Self::OFFSET..]
     }
@@ -376,9 +380,11 @@ pub mod model {
     static STEP: AtomicU8 = AtomicU8::new(0);
 
     /// Leaves `step` out of the protocol until the next call.
+    #[inline]
     pub fn leave_out(step: Mutant) {
         STEP.store(step as u8, Ordering::SeqCst); // partner: `current`; set before the model starts
     }
+    #[inline]
     pub(super) fn current() -> u8 {
         STEP.load(Ordering::SeqCst) // partner: `leave_out`
     }

@@ -69,6 +69,7 @@ impl PageIndex {
 }
 
 impl fmt::Debug for PageIndex {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "page {}", self.0)
     }
@@ -110,6 +111,7 @@ impl Frame {
 }
 
 impl fmt::Debug for Frame {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "frame {}", self.0)
     }
@@ -158,6 +160,7 @@ impl Orders {
 }
 
 impl fmt::Debug for Order {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "order {}", self.0)
     }
@@ -180,6 +183,7 @@ impl PoolNumber {
 }
 
 impl fmt::Debug for PoolNumber {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pool {}", self.0)
     }
@@ -195,6 +199,7 @@ impl MappingId {
 }
 
 impl fmt::Debug for MappingId {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "mapping {}", self.0)
     }

@@ -1,4 +1,5 @@
-//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `suites`, `bench`, `record`, `package` and `setup`.
+//! The project's scripts, in Rust: `cargo xtask test`, `nightly`, `suites`, `bench`, `record`, `capi`, `package`
+//! and `setup`.
 //!
 //! ```text
 //!   main           what was asked for
@@ -8,6 +9,7 @@
 //!   api            the public interface, beside what is recorded
 //!   suites         other people's tests, with the cache and without
 //!   bench          the benchmark, with the command that it measures beside it
+//!   capi           the C library, built, installed and tested
 //!   package        a package for Debian                   page   what a browser makes of a benchmark's page
 //! ```
 //!
@@ -17,6 +19,7 @@
 
 mod api;
 mod bench;
+mod capi;
 mod instructions;
 mod package;
 mod page;
@@ -38,6 +41,7 @@ cargo xtask suites [--json] [--quick] [SUITE...]
 cargo xtask bench [ARGUMENT...]                builds and runs the benchmark; --help says what it takes
 cargo xtask record                             counts the hot paths' instructions anew, and records them
 cargo xtask record-api                         records the public interface anew
+cargo xtask capi [--prefix DIR]                builds the C library, and installs it
 cargo xtask package                            builds target/package/quinion.deb, and tries it
 cargo xtask setup                              installs the system packages the tests use
 
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         Ok(Request::Setup) => exit_code(plan::setup()),
         Ok(Request::Suites(words)) => exit_code(suites::run(&words)),
         Ok(Request::Bench(words)) => exit_code(bench::run(&words)),
+        Ok(Request::Capi(words)) => exit_code(capi::run(&words)),
         Ok(Request::Package) => exit_code(package::build()),
         Ok(Request::Record) => exit_code(plan::setup_if_needed().and_then(|()| instructions::record())),
         Ok(Request::RecordApi) => exit_code(api::record()),
@@ -108,6 +113,7 @@ enum Request {
     Package,
     Suites(Vec<String>),
     Bench(Vec<String>),
+    Capi(Vec<String>),
     Run { plan: Plan, names: Vec<String>, on_failure: OnFailure },
 }
 
@@ -122,6 +128,7 @@ impl Request {
             "package" => return Ok(Self::Package),
             "suites" => return Ok(Self::Suites(rest.to_vec())),
             "bench" => return Ok(Self::Bench(rest.to_vec())),
+            "capi" => return Ok(Self::Capi(rest.to_vec())),
             "test" => Plan::Test,
             "nightly" => Plan::Nightly,
             other => return Err(format!("`{other}` is not a task of this project")),
@@ -156,6 +163,7 @@ mod tests {
         assert_eq!(parse("package"), Ok(Request::Package));
         assert_eq!(parse("suites git"), Ok(Request::Suites(vec!["git".to_owned()])));
         assert_eq!(parse("bench --quick"), Ok(Request::Bench(vec!["--quick".to_owned()])));
+        assert_eq!(parse("capi --prefix x"), Ok(Request::Capi(vec!["--prefix".to_owned(), "x".to_owned()])));
         assert_eq!(parse("test"), run(Plan::Test, &[], OnFailure::Stop));
         assert_eq!(parse("test model --keep-going"), run(Plan::Test, &["model"], OnFailure::GoOn));
         assert_eq!(parse("nightly soak"), run(Plan::Nightly, &["soak"], OnFailure::Stop));

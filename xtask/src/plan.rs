@@ -13,15 +13,29 @@ use std::process::Command;
 
 use crate::step::{Action, Failure, Step};
 use crate::tools::{cargo, flagged, is_installed, repository, rustc_line, target_folder, with};
-use crate::{api, instructions, package, page, python, suites};
+use crate::{api, capi, instructions, package, page, python, suites};
 
 /// How many cases a property test tries in the nightly run: 20 times the usual 256.
 const NIGHTLY_CASES: &str = "5120";
 /// The oldest compiler the project promises to build with.
 const MSRV: &str = "1.88";
 /// The programs that the tests call, and that scripts/setup installs.
-const PROGRAMS: [&str; 12] =
-    ["cc", "c++", "sqlite3", "python3", "valgrind", "fsx", "git", "rg", "tar", "gzip", "fio", "db_bench"];
+const PROGRAMS: [&str; 14] = [
+    "cc",
+    "c++",
+    "pkg-config",
+    "groff",
+    "sqlite3",
+    "python3",
+    "valgrind",
+    "fsx",
+    "git",
+    "rg",
+    "tar",
+    "gzip",
+    "fio",
+    "db_bench",
+];
 /// What scripts/setup leaves in the target folder when it has installed something there.
 const TOOLS: [(&str, &str); 3] = [
     ("duckdb", "tools/duckdb-2.0.0/complete"),
@@ -99,6 +113,7 @@ pub fn test() -> Vec<Step> {
         hello(),
         grep(),
         python::step(),
+        capi::step(),
         instructions::step(),
     ]
 }

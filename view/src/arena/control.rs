@@ -93,6 +93,7 @@ pub const OPENINGS_PLACES: usize = 256;
 pub const ATTACHED_PLACES: usize = 2048;
 
 /// Which of `places` a file counts at. Two files may have one: a question about the one may be answered of the other.
+#[inline]
 pub fn place_of(device: u64, inode: u64, places: usize) -> usize {
     // One step of a well-known generator: a good enough mix of all bits.
     let x = (inode ^ device.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -112,18 +113,21 @@ pub struct SaturatingCount(AtomicU8);
 
 impl SaturatingCount {
     /// One more.
+    #[inline]
     pub fn raise(&self) {
         let more = |count: u8| count.checked_add(1);
         // SeqCst, partner: `is_zero`; the head of this type argues.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
     }
     /// One less.
+    #[inline]
     pub fn lower(&self) {
         let less = |count: u8| (count != u8::MAX).then(|| count.saturating_sub(1));
         // SeqCst, partner: `is_zero`.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
     /// Whether there is none.
+    #[inline]
     pub fn is_zero(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0 // partner: `raise`
     }
@@ -137,6 +141,7 @@ const ANY_FILE_SYSTEM: u64 = 2;
 const TAKEN_BITS: usize = 8192;
 
 /// One step of a well-known multiplicative hash, of which the upper bits are the good ones.
+#[inline]
 fn hash_of(device: u64, inode: u64) -> u64 {
     (inode ^ device.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -145,11 +150,13 @@ fn hash_of(device: u64, inode: u64) -> u64 {
 const OPENINGS_COUNT: u64 = 0xff;
 
 /// What a viewer notes in [`ViewerPage::opened`] when it opens and reads a large file; never 0.
+#[inline]
 pub fn opening_of(device: u64, inode: u64) -> u64 {
     hash_of(device, inode) & !OPENINGS_COUNT | 1
 }
 
 /// The word and the bit of a file in [`Control::taken`].
+#[inline]
 fn taken_bit(device: u64, inode: u64) -> (usize, u64) {
     let place = hash_of(device, inode) >> 51;
     (place as usize / 64, 1 << (place % 64))
@@ -179,6 +186,7 @@ impl AttachPolicy {
     pub const READ_BYTES_MAX: u64 = 16 << 10;
 
     /// What a read of `len` bytes takes of a credit, in bytes.
+    #[inline]
     pub const fn worth(len: u64) -> u64 {
         if len < Self::READ_BYTES_MAX { len } else { Self::READ_BYTES_MAX }
     }
@@ -186,6 +194,7 @@ impl AttachPolicy {
 
 impl Control {
     /// When viewers are to ask for files.
+    #[inline]
     pub fn attach_policy(&self) -> AttachPolicy {
         let [large_bytes, credit_bytes, rules] =
             self.attach_policy.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -198,18 +207,21 @@ impl Control {
     }
 
     /// Notes that a file was taken over.
+    #[inline]
     pub fn note_taken(&self, device: u64, inode: u64) {
         let (word, bit) = taken_bit(device, inode);
         self.taken[word].fetch_or(bit, Ordering::Relaxed);
     }
 
     /// Whether a file was taken over, or looks like one that was.
+    #[inline]
     pub fn is_taken(&self, device: u64, inode: u64) -> bool {
         let (word, bit) = taken_bit(device, inode);
         self.taken[word].load(Ordering::Relaxed) & bit != 0
     }
 
     /// How often a large file was opened, as far as the owner has heard; up to 255.
+    #[inline]
     pub fn openings(&self, device: u64, inode: u64) -> u64 {
         let hash = opening_of(device, inode);
         let known = self.opening_place(hash).load(Ordering::Relaxed);
@@ -217,6 +229,7 @@ impl Control {
     }
 
     /// Counts an opening that a viewer noted: what [`opening_of`] the file gave.
+    #[inline]
     pub fn count_opening(&self, hash: u64) {
         let (hash, place) = (hash & !OPENINGS_COUNT, self.opening_place(hash));
         let known = place.load(Ordering::Relaxed);
@@ -224,11 +237,13 @@ impl Control {
         place.store(hash | (before + 1).min(OPENINGS_COUNT), Ordering::Relaxed);
     }
 
+    #[inline]
     fn opening_place(&self, hash: u64) -> &AtomicU64 {
         &self.openings[(hash >> 56) as usize % OPENINGS_PLACES]
     }
 
     /// Says when viewers are to ask for files. A viewer that attaches later, or looks later, does so by this.
+    #[inline]
     pub fn set_attach_policy(&self, attach_policy: AttachPolicy) {
         let looks_at_times = if attach_policy.looks_at_times { LOOKS_AT_TIMES } else { 0 };
         let any_file_system = if attach_policy.any_file_system { ANY_FILE_SYSTEM } else { 0 };
@@ -240,6 +255,7 @@ impl Control {
     }
 
     /// Counts a file as attached, for all who are about to write or remove it. Its place.
+    #[inline]
     pub fn enter(&self, device: u64, inode: u64) -> usize {
         let place = place_of(device, inode, ATTACHED_PLACES);
         self.attached_files.fetch_add(1, Ordering::Relaxed);
@@ -248,12 +264,14 @@ impl Control {
     }
 
     /// The end of what was counted at that place.
+    #[inline]
     pub fn leave(&self, place: usize) {
         self.attached[place].lower();
         self.attached_files.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Writes the first page of a control file; the magic number last.
+    #[inline]
     pub fn publish(&self, token: u64, owner: u32) {
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
         self.owner.store(owner, Ordering::Relaxed);
@@ -284,6 +302,7 @@ unsafe impl Sync for ControlView {}
 
 /// Where the page of viewer `number` lies in the mapping of its group, in bytes: the first group's is the control
 /// mapping.
+#[inline]
 pub const fn page_offset(number: usize) -> usize {
     let before = if number < GROUP_VIEWERS { size_of::<Control>() } else { 0 };
     before + number % GROUP_VIEWERS * VIEWER_BYTES
@@ -295,6 +314,7 @@ impl ControlView {
     /// # Safety
     /// `base` is the start of a writable mapping of [`CONTROL_BYTES`] bytes, aligned to a page, that
     /// stays mapped as long as the view or anything it handed out is used.
+    #[inline]
     pub unsafe fn new(base: NonNull<u8>) -> Self {
         let groups = core::array::from_fn(|group| {
             AtomicPtr::new(if group == 0 { base.as_ptr() } else { core::ptr::null_mut() })
@@ -306,6 +326,7 @@ impl ControlView {
     ///
     /// # Safety
     /// As for [`ControlView::new`], and `group` is not the first, and is told once.
+    #[inline]
     pub unsafe fn add_group(&self, group: usize, base: NonNull<u8>) {
         // Release, partner: the Acquire in `viewer_page`: a thread that sees the address sees what is mapped there.
         self.groups[group].store(base.as_ptr(), Ordering::Release);
@@ -488,20 +509,24 @@ impl Advice {
     const SHIFT: u32 = 56;
 
     /// The advice of this number.
+    #[inline]
     pub fn of(number: u64) -> Option<Self> {
         use Advice::*;
         [Normal, Random, Sequential, WillNeed, DontNeed, NoReuse, Passed].into_iter().nth(number as usize)
     }
     /// Whether it speaks of all that the handle will read, and not of a range.
+    #[inline]
     pub fn is_of_handle(self) -> bool {
         matches!(self, Advice::Normal | Advice::Random | Advice::Sequential | Advice::NoReuse)
     }
     /// With the length of the range in bytes, as one argument. A length that does not fit reaches to the end of
     /// every file.
+    #[inline]
     pub fn with_length(self, bytes: u64) -> u64 {
         (self as u64) << Self::SHIFT | bytes.min((1 << Self::SHIFT) - 1)
     }
     /// Both again; `None` if it is no advice.
+    #[inline]
     pub fn and_length(argument: u64) -> Option<(Self, u64)> {
         Some((Self::of(argument >> Self::SHIFT)?, argument & ((1 << Self::SHIFT) - 1)))
     }

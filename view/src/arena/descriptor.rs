@@ -184,6 +184,7 @@ impl DescriptorWord {
 }
 
 impl core::fmt::Debug for DescriptorWord {
+    #[inline]
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
@@ -222,6 +223,7 @@ impl Ticket {
     }
     /// Whether `word`, seen later, is of the same folio, in the index. If two steps lie between, the folio was
     /// written first, or retired and its frame prepared again; but that one is not written before two more.
+    #[inline]
     fn names(&self, word: DescriptorWord) -> bool {
         word.is_still(self.word.sequence())
     }
@@ -350,6 +352,7 @@ pub struct Descriptor {
 const _: () = assert!(core::mem::size_of::<Descriptor>() == 32);
 
 impl Default for Descriptor {
+    #[inline]
     fn default() -> Self {
         Self::new()
     }
@@ -357,6 +360,7 @@ impl Default for Descriptor {
 
 impl Descriptor {
     /// A descriptor that names nothing.
+    #[inline]
     pub fn new() -> Self {
         Self {
             word: AtomicU64::new(SEQUENCE),
@@ -498,6 +502,7 @@ impl Descriptor {
 
     /// Names a folio: `mapping`'s pages from `index`, 2^`order` of them; locked, not up to date, with
     /// one hold, the fill's. The caller owns the frame alone; the folio is in no index yet.
+    #[inline]
     pub fn prepare(&self, mapping: MappingId, index: PageIndex, order: Order, marker: bool) {
         self.prepare_with(mapping, index, order, if marker { Flags::MARKER } else { 0 });
     }
@@ -544,6 +549,7 @@ impl Descriptor {
     /// Takes the lock of an allocated folio, with a hold: the caller fills it, and ends that by
     /// [`Descriptor::complete`], up to date or, if it has put nothing there, allocated as before. The caller holds it
     /// besides. `false`: it is not allocated any more, or another thread has the lock, or it has left; look again.
+    #[inline]
     pub fn try_lock_allocated(&self) -> bool {
         let allocated = |word: DescriptorWord| word.is_live() && !word.has(Flags::UPTODATE | Flags::LOCKED);
         let fit = |word: DescriptorWord| allocated(word) && word.holds() < HOLDS_MAX;
@@ -555,6 +561,7 @@ impl Descriptor {
     /// Takes a folio without holders out of the readers' sight; a fill holds what it fills. `None`: it is held or not
     /// live, or its bytes are not in the file yet, and nothing was changed. On success the frames are the caller's. The
     /// caller holds the tree lock.
+    #[inline]
     pub fn try_retire(&self) -> Option<Order> {
         let busy = if mutant(Mutant::RetireHolds) { 0 } else { HOLDS_MASK };
         // `UNWRITTEN` changes under the tree lock only, which is the caller's.
@@ -566,6 +573,7 @@ impl Descriptor {
 
     /// Takes a folio out of the readers' sight, whoever holds it, dirty or not. The caller holds the tree lock, and has
     /// cleared its dirty bits.
+    #[inline]
     pub fn retire(&self) -> RetireOutcome {
         let step = |word: u64| {
             let held = word & HOLDS_MASK != 0 && !mutant(Mutant::RetireDetached);
@@ -576,6 +584,7 @@ impl Descriptor {
     }
 
     /// The word of a folio that leaves the index.
+    #[inline]
     fn retired(word: u64, detached: u64) -> u64 {
         let step = if mutant(Mutant::RetireStep) { 0 } else { SEQUENCE };
         word.wrapping_add(step) | detached
@@ -595,6 +604,7 @@ impl Descriptor {
     /// Takes a folio that has no holders, and so no fill, out of the readers' sight, so that it can be split: its word
     /// then. `None`: it is held, or has left; nothing was changed. On success each of its pieces is
     /// [prepared](Descriptor::prepare_piece) next, the one at its own frame among them. The caller holds the tree lock.
+    #[inline]
     pub fn try_begin_split(&self) -> Option<DescriptorWord> {
         let fit = |word: DescriptorWord| word.is_live() && word.holds() == 0;
         let odd = |word| if mutant(Mutant::SplitStep) { word } else { Self::retired(word, 0) };
@@ -641,17 +651,20 @@ impl Descriptor {
     // ---- holds and pins -----------------------------------------------------------------------
 
     /// Holds the up-to-date folio of `mapping` that covers `index`. Its bytes stay until [`Descriptor::put`].
+    #[inline]
     pub fn try_hold(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
         self.hold(mapping, index, Flags::UPTODATE)
     }
 
     /// As [`Descriptor::try_hold`], but the folio may still be being filled: a reader holds it while it
     /// waits. [`Descriptor::is_readable`] says when its bytes may be read.
+    #[inline]
     pub fn try_hold_unfilled(&self, mapping: MappingId, index: PageIndex) -> Result<Ticket, HoldRefused> {
         self.hold(mapping, index, 0)
     }
 
     /// Holds the folio if it has all of `needs` (flags).
+    #[inline]
     fn hold(&self, mapping: MappingId, index: PageIndex, needs: u64) -> Result<Ticket, HoldRefused> {
         // Acquire, partner: the Release in `complete`, as in `begin_read`, and in `prepare`: a folio held
         // before it is filled is the one that was prepared.
@@ -726,6 +739,7 @@ impl Descriptor {
     }
 
     /// Notes that the bits of the folio's frames are in use. The caller is its fill, and sets them next.
+    #[inline]
     pub fn note_pages_read(&self) {
         if !self.word().has(Flags::PARTIAL_UPTODATE) {
             let before = DescriptorWord(self.word.fetch_or(Flags::PARTIAL_UPTODATE, Ordering::Relaxed));
@@ -759,6 +773,7 @@ impl Descriptor {
 
     /// Gives the folio lock back, and leaves the folio's bytes what they are: there, or not there. The caller keeps its
     /// hold, and wakes who may wait for the lock.
+    #[inline]
     pub fn unlock(&self) {
         // Release, partner: the Acquire in `try_lock`.
         let order = ordering(Mutant::UnlockRelease, Ordering::Release, Ordering::Relaxed);
@@ -767,6 +782,7 @@ impl Descriptor {
     }
 
     /// What the fill of this folio knows of it, also if it has left the index since it was inserted.
+    #[inline]
     pub fn ticket_of_fill(&self) -> Ticket {
         let word = self.word();
         debug_assert!(word.has(Flags::LOCKED) && word.holds() > 0, "{word:?} is not being filled");
@@ -775,6 +791,7 @@ impl Descriptor {
     }
 
     /// Gives a hold back.
+    #[inline]
     pub fn put(&self) -> PutOutcome {
         // Release, partner: the Acquire here and in `retire_ordering`: our reads of the bytes come before
         // what the party that frees the frame does with them. Acquire: that party may be us.
@@ -788,6 +805,7 @@ impl Descriptor {
 
     /// Counts a user's pin, and says whether it is the only one; the caller has a hold and keeps it as long as the
     /// pin. It asks next [`Descriptor::may_have_writers`].
+    #[inline]
     pub fn pin(&self) -> bool {
         self.pins.fetch_add(1, Ordering::Relaxed) == 0
     }
@@ -796,6 +814,7 @@ impl Descriptor {
     /// was seen without one ([`written::is_quiet`](super::written::is_quiet)) before it lends the bytes. None enters
     /// after that.
     #[must_use]
+    #[inline]
     pub fn may_have_writers(&self) -> bool {
         // SeqCst fence, partner: the one in `written::enter`. Either the writer, who looks for pins behind it,
         // sees ours; or we see below that the folio is written, and then that the writer is in its page.
@@ -806,6 +825,7 @@ impl Descriptor {
     }
 
     /// Gives a pin back, and says whether it was the last; the hold is given back after it.
+    #[inline]
     pub fn unpin(&self) -> bool {
         // Release, partner: the Acquire in `is_pinned`: what was read under the pin comes before a writer's bytes.
         let order = ordering(Mutant::UnpinRelease, Ordering::Release, Ordering::Relaxed);
@@ -837,6 +857,7 @@ impl Descriptor {
     }
 
     /// The word of a steady folio that is written from now on.
+    #[inline]
     fn written(word: u64) -> u64 {
         let step = if mutant(Mutant::WrittenStep) { 0 } else { u64::from(WRITTEN_STEP) * SEQUENCE };
         (word & !Flags::STEADY).wrapping_add(step)
@@ -863,6 +884,7 @@ impl Descriptor {
         self.word().is_written() && !mutant(Mutant::HolderRecheck)
     }
 
+    #[inline]
     fn last_or_kept(&self, after: DescriptorWord) -> PutOutcome {
         let unheld = after.holds() == 0 || mutant(Mutant::PutHolds);
         let last = after.has(Flags::DETACHED) && unheld;
@@ -872,6 +894,7 @@ impl Descriptor {
     // ---- the marker ---------------------------------------------------------------------------
 
     /// Clears the readahead marker and says whether it was this call that did.
+    #[inline]
     pub fn take_marker(&self, ticket: Ticket) -> bool {
         let ours = |word: DescriptorWord| {
             (word.sequence() == ticket.word.sequence() || mutant(Mutant::MarkerSequence))
@@ -884,6 +907,7 @@ impl Descriptor {
     // ---- the working set ----------------------------------------------------------------------
 
     /// Notes that the folio came back soon after it had been evicted. The caller is its fill.
+    #[inline]
     pub fn join_working_set(&self) {
         let before = DescriptorWord(self.word.fetch_or(Flags::WORKINGSET, Ordering::Relaxed));
         debug_assert!(before.has(Flags::LOCKED), "{before:?} is not being filled");
@@ -893,12 +917,14 @@ impl Descriptor {
 
     /// A reader or writer that is not uncached uses the folio: it stays. The caller holds the tree lock, and counts
     /// dirty pages of such folios.
+    #[inline]
     pub fn adopt(&self) {
         self.word.fetch_and(!Flags::DROPBEHIND, Ordering::Relaxed);
     }
 
     /// As [`Descriptor::adopt`], by a thread that holds the lock of the rings in which the folio stands instead;
     /// whether it did. A dirty one is left as it is, because its pages are counted under the tree lock.
+    #[inline]
     pub fn adopt_clean(&self) -> bool {
         let step = |word: u64| (word & Flags::DIRTY == 0).then_some(word & !Flags::DROPBEHIND);
         self.update(Ordering::Relaxed, step).is_some()
@@ -908,17 +934,20 @@ impl Descriptor {
 
     /// A page of the folio is dirty; the word before. The caller holds the tree lock, as for those below, so the orders
     /// are that lock's.
+    #[inline]
     pub fn mark_dirty(&self) -> DescriptorWord {
         DescriptorWord(self.word.fetch_or(Flags::DIRTY, Ordering::Relaxed))
     }
 
     /// No page of the folio is dirty any more.
+    #[inline]
     pub fn clear_dirty(&self) {
         self.word.fetch_and(!Flags::DIRTY, Ordering::Relaxed);
     }
 
     /// A page of the folio is taken for write-back, which holds it until [`Descriptor::end_writeback`], if it did not
     /// before.
+    #[inline]
     pub fn start_writeback(&self) {
         let step = |word: u64| (word & Flags::WRITEBACK == 0).then(|| (word | Flags::WRITEBACK) + HOLD);
         // Relaxed: what was written to the bytes before is in order by the fences of `dirty.rs`.
@@ -926,6 +955,7 @@ impl Descriptor {
     }
 
     /// No page of the folio is being written any more: gives write-back's hold back.
+    #[inline]
     pub fn end_writeback(&self) -> PutOutcome {
         let step = |word: u64| (word & Flags::WRITEBACK != 0).then(|| (word & !Flags::WRITEBACK) - HOLD);
         // AcqRel, partners: those of `put`, for the device's reads of the bytes instead of ours.
@@ -936,6 +966,7 @@ impl Descriptor {
     // ---- the arena's use of a frame that is free --------------------------------------------------
 
     /// Makes this the head of a free run, or not one. The caller owns the frame alone.
+    #[inline]
     pub fn set_free(&self, free: Option<Order>) {
         let word = self.word();
         debug_assert!(!word.is_live() || word == DescriptorWord(0), "{word:?} is a folio and cannot be free");
@@ -944,15 +975,18 @@ impl Descriptor {
         self.word.store(sequence | rest, Ordering::Relaxed);
     }
     /// The order of the free run this frame heads.
+    #[inline]
     pub fn free_order(&self) -> Option<Order> {
         let word = self.word();
         word.has(Flags::FREE).then(|| word.order())
     }
     /// The two numbers of the frame's owner.
+    #[inline]
     pub fn links(&self) -> [u32; 2] {
         [self.links[0].load(Ordering::Relaxed), self.links[1].load(Ordering::Relaxed)]
     }
     /// Sets one of the two numbers of the frame's owner.
+    #[inline]
     pub fn set_link(&self, which: usize, frame: u32) {
         self.links[which].store(frame, Ordering::Relaxed);
     }

@@ -46,6 +46,7 @@ pub struct Found<Q> {
 }
 
 impl<const WORDS: usize> Default for Doorbells<WORDS> {
+    #[inline]
     fn default() -> Self {
         Self { words: core::array::from_fn(|_| AtomicU64::new(0)), rings: AtomicU32::new(0) }
     }
@@ -53,12 +54,14 @@ impl<const WORDS: usize> Default for Doorbells<WORDS> {
 
 impl<const WORDS: usize> Doorbells<WORDS> {
     /// The futex on which workers sleep; and its number now, to be read before they look for doorbells.
+    #[inline]
     pub fn rings(&self) -> (&AtomicU32, u32) {
         // Acquire, partner: the Release in `announce`: a worker that sees the number sees the doorbells.
         (&self.rings, self.rings.load(ordering(Mutant::DoorbellRings, Ordering::Acquire, Ordering::Relaxed)))
     }
 
     /// Puts up the doorbell of a viewer.
+    #[inline]
     pub fn put_up(&self, viewer: usize) {
         // Release, partner: the Acquire in `take_down`: a worker that takes it down sees the question.
         let order = ordering(Mutant::DoorbellRelease, Ordering::Release, Ordering::Relaxed);
@@ -66,12 +69,14 @@ impl<const WORDS: usize> Doorbells<WORDS> {
     }
 
     /// Changes the number on which workers sleep, after doorbells were put up; the caller wakes them.
+    #[inline]
     pub fn announce(&self) -> &AtomicU32 {
         self.rings.fetch_add(1, Ordering::Release); // partner: `rings`
         &self.rings
     }
 
     /// Whether the doorbell was up.
+    #[inline]
     fn take_down(&self, viewer: usize) -> bool {
         let bit = 1 << (viewer % WORD);
         // Acquire, partner: `put_up`.
@@ -79,11 +84,13 @@ impl<const WORDS: usize> Doorbells<WORDS> {
         self.words[viewer / WORD].fetch_and(!bit, order) & bit != 0
     }
 
+    #[inline]
     fn is_up(&self, viewer: usize) -> bool {
         self.words[viewer / WORD].load(Ordering::Relaxed) >> (viewer % WORD) & 1 != 0
     }
 
     /// The first viewer from `from` on, below `end`, whose doorbell is up. A hint.
+    #[inline]
     fn next_up(&self, from: usize, end: usize) -> Option<usize> {
         let mut word = from / WORD;
         while word * WORD < end {
@@ -133,6 +140,7 @@ pub struct Watched {
 impl Watched {
     /// Looks at a viewer's futex, and has its doorbell put up if the number is another, or `whose` is: the next in a
     /// seat may have asked as often as the one before. The number while which the watcher may sleep.
+    #[inline]
     pub fn look(&mut self, whose: u32, futex: &AtomicU32, put_up: impl FnOnce()) -> u32 {
         // Acquire, partner: the viewer's step of the futex, which its question precedes. SeqCst, partner: `wake_owner`
         // in the viewer.

@@ -80,20 +80,24 @@ const KNOWN: [Known; 46] = {
 
 impl FileSystem {
     /// Of the number that `statfs` tells, of which 32 bits count.
+    #[inline]
     pub fn of(magic: u64) -> Self {
         Self::known(|&(_, _, known)| known == magic as u32)
     }
 
     /// Of the type that a table of mounts names.
+    #[inline]
     pub fn named(name: &str) -> Self {
         Self::known(|&(_, known, _)| known == name)
     }
 
+    #[inline]
     fn known(is_it: impl Fn(&Known) -> bool) -> Self {
         KNOWN.iter().find(|known| is_it(known)).map_or(Self::Other, |&(found, _, _)| found)
     }
 
     /// Whether its files may be served at all; `any` if those of which nothing is known are wanted, too.
+    #[inline]
     pub fn may_be_served(self, any: bool) -> bool {
         match self {
             Self::NoContent => false,

@@ -88,6 +88,7 @@ impl Layout {
     }
 
     /// Where the entries of `frames` lie in each table, in bytes. `frames` begins and ends with whole extents.
+    #[inline]
     pub fn entries(&self, frames: &Range<u32>) -> [Range<u64>; 6] {
         let (first, end) = (u64::from(frames.start), u64::from(frames.end));
         let of = |table: u64, bits: u64| table + first * bits / 8..table + end * bits / 8;
@@ -102,6 +103,7 @@ impl Layout {
     }
 
     /// Bytes of address space the arena reserves.
+    #[inline]
     pub fn bytes_max(&self) -> u64 {
         u64::from(self.frames_max) * PAGE_SIZE as u64
     }

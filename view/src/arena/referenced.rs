@@ -88,6 +88,7 @@ pub fn after_read(byte: u8) -> u8 {
 }
 
 /// A reader is about to use what was fetched ahead: reclaim spares it.
+#[inline]
 pub fn expect_reader(byte: &AtomicU8) {
     if is_unread(byte.load(Ordering::Relaxed)) {
         byte.store(AHEAD, Ordering::Relaxed);

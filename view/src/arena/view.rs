@@ -36,11 +36,13 @@ pub struct CellNumber(pub u32);
 
 impl CellNumber {
     /// The `k`th cell (0 to 11) of the page in `frame`. Frames beyond 2^26 (256 GiB) hold no cells.
+    #[inline]
     pub fn of(frame: Frame, k: u32) -> Option<Self> {
         debug_assert!(k < CELLS_PER_PAGE);
         (frame.0 < 1 << 26).then_some(Self(frame.0 * 16 + FIRST_CELL + k))
     }
     /// The `k`th (0 to 3) number that is no cell's: nothing is found there.
+    #[inline]
     pub const fn nowhere(k: u32) -> Self {
         assert!(k < FIRST_CELL);
         Self(k)
@@ -69,6 +71,7 @@ const _: () = assert!(size_of::<NodeHead>() == 64);
 
 impl NodeHead {
     /// Makes it the head of an empty node that is nowhere: all zeros.
+    #[inline]
     pub fn clear(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
@@ -115,6 +118,7 @@ pub enum Validation {
 }
 
 impl Validation {
+    #[inline]
     const fn of(word: u32) -> Self {
         match word {
             1 => Self::Sure,
@@ -134,6 +138,7 @@ impl Record {
         Validation::of(self.validation.load(Ordering::SeqCst))
     }
     /// Says how far.
+    #[inline]
     pub fn set_validation(&self, validation: Validation) {
         self.validation.store(validation as u32, Ordering::SeqCst); // partner: `validation`
     }
@@ -157,6 +162,7 @@ impl View {
     /// # Safety
     /// `base` is the start of a mapping of at least `layout.bytes_max()` bytes, aligned to a page, that
     /// stays mapped as long as the view or anything it handed out is used.
+    #[inline]
     pub unsafe fn new(base: NonNull<u8>, layout: Layout) -> Self {
         Self { base, layout }
     }
@@ -165,6 +171,7 @@ impl View {
     ///
     /// # Safety
     /// As for [`View::new`]: the arena stays mapped as long as the copy is used.
+    #[inline]
     pub unsafe fn duplicate(&self) -> Self {
         Self { base: self.base, layout: self.layout }
     }
@@ -173,6 +180,7 @@ impl View {
     ///
     /// # Safety
     /// As for [`View::new`], with `mapped` bytes (at least a page).
+    #[inline]
     pub unsafe fn attach(base: NonNull<u8>, mapped: u64) -> Result<Self, LayoutError> {
         // SAFETY: the first page is mapped and aligned, and a header is atomics only.
         let header = unsafe { base.cast::<Header>().as_ref() };
@@ -180,6 +188,7 @@ impl View {
     }
 
     /// Where the parts lie.
+    #[inline]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -210,6 +219,7 @@ impl View {
     ///
     /// # Safety
     /// The caller is the owner, mapped the arena for writes, and has given memory to the frames and to their entries.
+    #[inline]
     pub unsafe fn publish_frames(&self, frames: u32) {
         // Release, partner: the Acquire in `frames_grown`.
         self.header().frames_grown.store(frames, Ordering::Release);
@@ -219,6 +229,7 @@ impl View {
     ///
     /// # Safety
     /// The entries of so many frames have memory, and the frames themselves before their bytes are touched.
+    #[inline]
     pub unsafe fn grown_to(&self, frames: u32) -> GrownView<'_> {
         GrownView { view: self, frames: frames.min(self.layout.frames_max) }
     }
@@ -250,22 +261,26 @@ impl View {
     ///
     /// # Panics
     /// If the frames do not exist.
+    #[inline]
     pub fn set_pages_read(&self, frame: Frame, pages: u32) {
         pages_read::words(frame, pages)
             .for_each(|(first, mask)| pages_read::set(self.pages_read_word(first), mask));
     }
     /// Forgets what has arrived in `pages` frames from `frame` on, which are the caller's alone; as
     /// [`View::set_pages_read`].
+    #[inline]
     pub fn clear_pages_read(&self, frame: Frame, pages: u32) {
         pages_read::words(frame, pages)
             .for_each(|(first, mask)| pages_read::clear(self.pages_read_word(first), mask));
     }
     /// See [`GrownView::run_read`].
+    #[inline]
     pub fn run_read(&self, frame: Frame, pages: u32) -> u32 {
         self.grown().run_read(frame, pages)
     }
     /// Of `pages` pages from `frame` on, how many have arrived; as [`View::set_pages_read`]. Means something to their
     /// fill.
+    #[inline]
     pub fn count_pages_read(&self, frame: Frame, pages: u32) -> u32 {
         let in_word =
             |(first, mask): (Frame, u64)| (pages_read::load(self.pages_read_word(first)) & mask).count_ones();
@@ -276,6 +291,7 @@ impl View {
     pub fn is_page_read(&self, frame: Frame) -> bool {
         self.run_read(frame, 1) == 1
     }
+    #[inline]
     fn pages_read_word(&self, first: Frame) -> &AtomicU64 {
         self.grown().pages_read_word(first).expect("a frame of our own arena exists")
     }
@@ -284,16 +300,19 @@ impl View {
     ///
     /// # Panics
     /// If the frames do not exist; so do those below.
+    #[inline]
     pub fn set_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let set = |(first, mask)| dirty::set(self.bits_word(bits, first), mask).count_ones();
         pages_read::words(frame, pages).map(set).sum()
     }
     /// Clears the bits of these pages; how many were set. As [`View::set_bits`].
+    #[inline]
     pub fn clear_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let clear = |(first, mask)| dirty::clear(self.bits_word(bits, first), mask).count_ones();
         pages_read::words(frame, pages).map(clear).sum()
     }
     /// How many bits of these pages are set. As [`View::set_bits`]; a hint without the lock.
+    #[inline]
     pub fn count_bits(&self, bits: BitTable, frame: Frame, pages: u32) -> u32 {
         let count =
             |(first, mask): (Frame, u64)| (dirty::load(self.bits_word(bits, first)) & mask).count_ones();
@@ -408,6 +427,7 @@ impl<'a> GrownView<'a> {
 
     /// Of `pages` pages from `frame` on, how many have arrived before the first that has not, or is none. Means
     /// something to the holder of their folio, and to a reader between its two looks at it.
+    #[inline]
     pub fn run_read(self, frame: Frame, pages: u32) -> u32 {
         let mut row = 0;
         for (first, mask) in pages_read::words(frame, pages.min(self.frames.saturating_sub(frame.0))) {
@@ -422,6 +442,7 @@ impl<'a> GrownView<'a> {
     }
 
     /// The word of bits that begins with that of `first`; `None` if there is no such frame.
+    #[inline]
     fn pages_read_word(self, first: Frame) -> Option<&'a AtomicU64> {
         self.word_of_bits(self.view.layout.uptodate, first)
     }

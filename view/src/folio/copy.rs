@@ -23,6 +23,7 @@ mod x86;
 pub use x86::resume_after_fault;
 /// Where a copy that faulted at an instruction is to go on: nowhere, where there is no assembly.
 #[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, quinion_portable, miri)))))]
+#[inline]
 pub fn resume_after_fault(_: usize) -> Option<usize> {
     None
 }
@@ -54,6 +55,7 @@ pub fn faults() -> u64 {
 
 /// Counts a fault. For the signal handler, before the copy continues.
 #[cfg(feature = "copy-faults")]
+#[inline]
 pub fn note_fault() {
     FAULTS.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
 }
@@ -104,6 +106,7 @@ pub unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// As for the destination of [`copy_in`].
+#[inline]
 pub unsafe fn zero(to: *mut u8, len: usize) {
     static ZEROES: [u8; 4096] = [0; 4096];
     let mut done = 0;
@@ -125,6 +128,7 @@ pub mod portable {
     ///
     /// # Safety
     /// That of [`super::copy_out`].
+    #[inline]
     pub unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
         let head = from.align_offset(WORD).min(len);
         let words = (len - head) / WORD;
@@ -146,6 +150,7 @@ pub mod portable {
     ///
     /// # Safety
     /// That of [`super::copy_in`].
+    #[inline]
     pub unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
         let head = to.align_offset(WORD).min(len);
         let words = (len - head) / WORD;

@@ -95,29 +95,35 @@ impl Value {
     const SPILL: u32 = 1 << 29;
 
     /// A memory of an eviction, of 2^`order` pages. Panics if the order or the payload is too large.
+    #[inline]
     pub const fn shadow(order: u8, payload: u32) -> Self {
         assert!(order <= ENTRY_ORDER_MAX && payload < PAYLOADS_MAX);
         Self((order as u32) << 25 | payload)
     }
     /// Data that lives elsewhere, of 2^`order` pages. Panics if the order or the payload is too large.
+    #[inline]
     pub const fn spill(order: u8, payload: u32) -> Self {
         assert!(order <= ENTRY_ORDER_MAX && payload < PAYLOADS_MAX);
         Self(Self::SPILL | (order as u32) << 25 | payload)
     }
     /// Whether this is a spill; a shadow otherwise.
+    #[inline]
     pub const fn is_spill(self) -> bool {
         self.0 & Self::SPILL != 0
     }
     /// log2 of the pages it covers.
+    #[inline]
     pub const fn order(self) -> u8 {
         (self.0 >> 25 & 0xf) as u8
     }
     /// The user's 25 bits.
+    #[inline]
     pub const fn payload(self) -> u32 {
         self.0 & (PAYLOADS_MAX - 1)
     }
     /// The same value as a piece of another order, as a split leaves it.
     #[must_use]
+    #[inline]
     pub const fn with_order(self, order: u8) -> Self {
         assert!(order <= ENTRY_ORDER_MAX);
         Self(self.0 & !(0xf << 25) | (order as u32) << 25)
@@ -125,6 +131,7 @@ impl Value {
 }
 
 impl fmt::Debug for Entry {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             Kind::Empty => f.write_str("-"),
@@ -136,6 +143,7 @@ impl fmt::Debug for Entry {
 }
 
 impl fmt::Debug for Value {
+    #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_spill() { "spill" } else { "shadow" };
         write!(f, "{kind} {} order {}", self.payload(), self.order())

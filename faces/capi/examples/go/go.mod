@@ -1,0 +1,3 @@
+module quinion.example/hello
+
+go 1.21

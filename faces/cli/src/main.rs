@@ -305,11 +305,12 @@ fn run_alone(
     if let Err(ended) = quinion_cli::run::look_first(options) {
         return Ok(ended);
     }
-    let planning = Planning::begin(options);
+    let planning = Planning::begin(options).map_err(|error| error.to_string())?;
     let builder = giving_way(builder(memory.map(Size::Bytes)));
     let owner = attach.owner(&build(builder)?, rules);
     let numbers = Watched(Arc::clone(&owner));
-    quinion_cli::run::run(options, planning, owner, &numbers).map_err(|error| error.to_string())
+    let ended = quinion_cli::run::run(options, planning, owner, &numbers);
+    ended.map_err(|error| open_files::said(&error, error.raw_os_error()))
 }
 
 /// A cache of ours, as `run` asks about it.

@@ -125,7 +125,7 @@ QUINION_IO       `threads` reads without io_uring, `ring` with it where the syst
 XDG_RUNTIME_DIR, XDG_CACHE_HOME, HOME
                  where the folder for what programs load and for caches is; see FILES
 The program gets all of the environment. LD_PRELOAD and ASAN_OPTIONS, of which all stays that is there, and
-QUINION_VIEW and QUINION_RUN are set for it; --intercept off sets none.",
+QUINION_VIEW, QUINION_FILTERS and QUINION_RUN are set for it; --intercept off sets none.",
     ),
     (
         "FILES",

@@ -224,7 +224,7 @@ pub fn run_kept(options: &RunOptions, wanted: &CacheRequest) -> io::Result<RunEn
         return Ok(ended);
     }
     options.check()?;
-    let planning = Planning::begin(options);
+    let planning = Planning::begin(options)?;
     let mut kept = open_files::needed_for("the way to the cache that stays", JoinedCache::join(wanted))?;
     let planned = planning.end(|plan| kept.patch_by(plan));
     let kept = Mutex::new(kept);
@@ -281,14 +281,21 @@ pub struct Planning(Option<JoinHandle<Result<Planned, String>>>);
 
 impl Planning {
     /// Begins, if the program is to be patched.
-    pub fn begin(options: &RunOptions) -> Self {
+    ///
+    /// # Errors
+    /// If there can be no further thread, as under a small `ulimit -d`: the cache has no memory then either.
+    pub fn begin(options: &RunOptions) -> io::Result<Self> {
         let name = options.program.first().filter(|_| options.intercept == Intercept::Auto).cloned();
-        Self(name.map(|name| {
-            std::thread::spawn(move || {
+        let begin = |name: OsString| {
+            std::thread::Builder::new().name("quinion-plan".into()).spawn(move || {
                 let linker = program::linker_of(&name);
                 Planned::of(linker.as_deref().unwrap_or(Path::new(LINKER)))
             })
-        }))
+        };
+        name.map(begin).transpose().map(Self).map_err(|error| {
+            let remedy = open_files::THREAD_REMEDY;
+            io::Error::new(error.kind(), format!("cannot start a thread of `run`'s own: {error}; {remedy}"))
+        })
     }
 
     /// Waits for the plan, and `hand`s it to the part that shows it to programs. The error says why there is none.
@@ -383,7 +390,7 @@ pub struct CacheLocation {
 
 impl CacheLocation {
     /// Lets the program of `command`, once started, view the cache, and count for that run if there is one.
-    /// Objects that are preloaded already stay so, behind ours.
+    /// Objects that are preloaded already stay so, before ours.
     pub fn point_to(&self, command: &mut Command, run: Option<u64>) {
         if PRELOAD.is_empty() {
             return;
@@ -395,6 +402,10 @@ impl CacheLocation {
         let mut view = OsString::from(format!("{token:x}:{plan}:"));
         view.push(socket);
         command.env("QUINION_VIEW", view);
+        match filters_of_system_calls() {
+            Some(filters) => command.env("QUINION_FILTERS", filters.to_string()),
+            None => command.env_remove("QUINION_FILTERS"),
+        };
         match run {
             Some(run) => command.env("QUINION_RUN", run.to_string()),
             None => command.env_remove("QUINION_RUN"),
@@ -420,18 +431,30 @@ impl CacheLocation {
     }
 }
 
-/// What a program is to load: our object, and behind it what its user wants. In a run in a run that may be ours
-/// already.
+/// Under how many filters of system calls this process is, and with it all that it starts. A program that finds itself
+/// under more than the run is served nothing. `None` if that cannot be told.
+fn filters_of_system_calls() -> Option<u64> {
+    let status = std::fs::read("/proc/self/status").ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let value =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+    // Kernels before 5.9 say whether there are filters, and not how many.
+    value("Seccomp_filters:").or_else(|| (value("Seccomp:").unwrap_or(0) == 0).then_some(0))
+}
+
+/// What a program is to load: what its user wants, and behind it our object: a function that the user's objects wrap is
+/// theirs first, as without us. In a run in a run our object may be among them already.
 fn preload(object: &Path, others: Option<OsString>) -> OsString {
-    let mut all = object.as_os_str().to_owned();
+    let mut all = OsString::new();
     let others = others.unwrap_or_default();
     let is_separator = |byte: &u8| matches!(byte, b':' | b' ');
     for other in others.as_bytes().split(is_separator).filter(|other| !other.is_empty()) {
         if other != object.as_os_str().as_bytes() {
-            all.push(":");
             all.push(OsStr::from_bytes(other));
+            all.push(":");
         }
     }
+    all.push(object);
     all
 }
 
@@ -589,12 +612,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_object_is_preloaded_once_and_first() {
+    fn our_object_is_preloaded_once_and_last() {
         let with = |others: &str| preload(Path::new("/a/ours.so"), Some(others.into()));
         assert_eq!(preload(Path::new("/a/ours.so"), None), "/a/ours.so");
         assert_eq!(with(""), "/a/ours.so");
-        assert_eq!(with("one.so /two.so"), "/a/ours.so:one.so:/two.so");
-        assert_eq!(with("/one.so::/a/ours.so"), "/a/ours.so:/one.so");
+        assert_eq!(with("one.so /two.so"), "one.so:/two.so:/a/ours.so");
+        assert_eq!(with("/a/ours.so::/one.so"), "/one.so:/a/ours.so");
     }
 
     #[test]

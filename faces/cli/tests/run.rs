@@ -82,7 +82,8 @@ fn be_the_command() -> ! {
         move || OwnerNumbers { device_reads: owner.fills.load(Ordering::Relaxed), ..OwnerNumbers::default() }
     };
     let owner: std::sync::Arc<dyn Owner> = owner;
-    match run(&options, Planning::begin(&options), owner, &device) {
+    let planned = Planning::begin(&options);
+    match planned.and_then(|planning| run(&options, planning, owner, &device)) {
         Ok(ended) => ended.leave(),
         Err(error) => {
             eprintln!("quinion: {error}");
@@ -496,7 +497,7 @@ fn programs_started_by_the_program_are_served() {
 fn objects_that_are_preloaded_already_stay() {
     let mut command = sh("echo $LD_PRELOAD");
     let output = command.env("LD_PRELOAD", "/usr/lib/none-such.so").output().unwrap();
-    assert!(text(&output.stdout).trim_end().ends_with(":/usr/lib/none-such.so"), "{output:?}");
+    assert!(text(&output.stdout).starts_with("/usr/lib/none-such.so:/"), "{output:?}");
 }
 
 /// sha256sum reads through a stream of the C library's.

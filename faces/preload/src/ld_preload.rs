@@ -9,8 +9,8 @@
 //! environment that it hands on.
 //!
 //! ```text
-//!   LD_PRELOAD=/run/user/7/quinion/libquinion-HASH.so:/usr/lib/other.so
-//!   LD_PRELOAD=:::::::::::::::::::::::::::::::::::::::::/usr/lib/other.so
+//!   LD_PRELOAD=/usr/lib/other.so:/run/user/7/quinion/libquinion-HASH.so
+//!   LD_PRELOAD=/usr/lib/other.so::::::::::::::::::::::::::::::::::::::::
 //! ```
 //!
 //! The name is overwritten where it stands, since nothing here allocates: by a call of the kernel that fails, and does
@@ -183,13 +183,16 @@ fn find_among(strings: &[usize]) -> Option<usize> {
     None
 }
 
+/// So many bytes of the value are looked at: ours is behind what the user wants.
+const VALUE_MAX: usize = 4096;
+
 /// Takes our object's name out of an environment that is about to be handed on, if the object cannot be reached. The
 /// address is the program's, and may be anything; of the value the first bytes are looked at, where we stand.
 pub fn forget_in(environment: usize) {
     let _inside = Inside::count();
     let Some(name) = name() else { return };
     let Some(place) = find_value(environment) else { return };
-    let mut buffer = [0; 1024];
+    let mut buffer = [0; VALUE_MAX];
     let value = read_string(place, &mut buffer);
     let mut at = 0;
     for part in value.split(|byte| is_separator(*byte)) {

@@ -11,7 +11,8 @@
 //! its symbols (System V ABI, chapter 5), found by the GNU hash section, which is
 //! a Bloom filter, buckets, and chains of hashes whose lowest bit ends them;
 //! where there is none, all symbols are compared. They are read too for what a
-//! plug-in brings along for itself alone, where `dlsym` does not look.
+//! plug-in brings along for itself alone, where `dlsym` does not look. And they
+//! tell whether an object of the program's own has functions that we serve.
 //!
 //! Invariants:
 //!  1. Nothing is written. An object whose tables are not all there has no names.
@@ -87,6 +88,36 @@ pub fn after_us(look: &mut dyn FnMut(&Names)) {
     });
 }
 
+/// Whether some object wraps a function that is served, or by which a descriptor comes to mean another file: one that
+/// is not the program, the C library or this object has a function of that name. It is to be called where it would be
+/// without us, and may change what reads bring; so no read of such a process may be answered here.
+pub fn another_object_wraps() -> bool {
+    let (mut is_program, mut found) = (true, false);
+    each(&mut |object| {
+        let is_others =
+            !is_program && !object.is_of_c_library() && !object.has(after_us as *const () as usize);
+        is_program = false; // it is the first
+        if is_others && let Some(names) = object.names() {
+            found = SERVED.iter().any(|&(name, hash)| names.function(name, hash).is_some());
+        }
+        found
+    });
+    found
+}
+
+/// A name and its hash, for each of some functions.
+macro_rules! hashed {
+    ($($name:literal)*) => { [$(($name, hash($name))),*] };
+}
+
+/// All names of the functions that are served, and of those that close descriptors or put others in their places.
+static SERVED: [(&CStr, u32); 22] = hashed![
+    c"read" c"__read" c"pread" c"pread64" c"readv" c"preadv" c"preadv64" c"preadv2" c"preadv64v2"
+    c"lseek" c"lseek64" c"__read_chk" c"__pread_chk" c"__pread64_chk"
+    c"readahead" c"posix_fadvise" c"posix_fadvise64"
+    c"close" c"dup2" c"dup3" c"close_range" c"closefrom"
+];
+
 /// Executable bytes of an object: where they are, how many, and where they are in its file.
 pub struct Code {
     pub at: usize,
@@ -108,6 +139,15 @@ impl Object {
     /// Whether the address is one of its.
     fn has(&self, address: usize) -> bool {
         self.headers(LOAD).any(|part| address.wrapping_sub(self.address(part)) < part.bytes as usize)
+    }
+
+    /// Whether its file is one of the C library's that have functions which are served. Before version 2.34 the library
+    /// of threads had some of its own.
+    fn is_of_c_library(&self) -> bool {
+        // SAFETY: the dynamic linker's name of a loaded object is a string.
+        let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
+        let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+        matches!(name, b"libc.so.6" | b"libpthread.so.0") || name.starts_with(b"ld-")
     }
 
     /// Its code, if that is in one piece.

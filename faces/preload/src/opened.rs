@@ -16,7 +16,7 @@ use quinion_view::arena::control::Reason;
 use crate::real::{self, Real};
 use crate::served::{call_real, names};
 use crate::table::{self, State};
-use crate::{faults, kernel, patch, process, written};
+use crate::{faults, kernel, passed, patch, process, written};
 
 /// A call that opens is over: what came of it.
 fn opened(fd: c_int, flags: c_int, forks: u64) -> c_int {
@@ -410,6 +410,13 @@ pub fn is_for_lease(command: usize, argument: usize) -> bool {
     command as c_int == F_SETLEASE && argument as c_int != F_UNLCK
 }
 
+/// Whether a call of `fcntl` asks for a signal at each access to a file of a folder (dnotify).
+pub fn is_for_accesses(command: usize, argument: usize) -> bool {
+    const F_NOTIFY: c_int = 1026;
+    const DN_ACCESS: c_int = 1;
+    command as c_int == F_NOTIFY && argument as c_int & DN_ACCESS != 0 // the lower halves, as above
+}
+
 fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() -> c_int) -> c_int {
     const F_DUPFD: c_int = 0;
     const F_SETFL: c_int = 4;
@@ -424,6 +431,7 @@ fn controlled(fd: c_int, command: c_int, argument: usize, call: impl FnOnce() ->
         // The lock may begin at the offset.
         F_GETLK..=F_SETLKW | F_OFD_GETLK..=F_OFD_SETLKW if process::is_on() => table::show_offset(fd),
         _ if is_for_lease(command as usize, argument) && process::is_on() => written::wants_lease(fd),
+        _ if is_for_accesses(command as usize, argument) => passed::accesses_are_watched(),
         _ => {}
     }
     call()

@@ -22,7 +22,7 @@ use quinion_view::viewer::sys::call;
 
 use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
-use crate::opened::{Messages, descriptors_in, is_for_lease};
+use crate::opened::{Messages, descriptors_in, is_for_accesses, is_for_lease};
 use crate::real::{self, find_for_trampoline};
 use crate::{audit, exec, faults, ld_preload, patch, process, table, written};
 
@@ -482,6 +482,14 @@ extern "C" fn marks(_group: usize, flags: usize, mask: usize, at: usize, path: u
     }
 }
 
+/// The process is about to watch the files of a folder by dnotify, for accesses among other things. Which files these
+/// are cannot be told, so it is all.
+pub fn accesses_are_watched() {
+    if let Some(_inside) = process::enter() {
+        is_watched(ALL_FILES);
+    }
+}
+
 /// In place of a file's device and inode.
 const ALL_FILES: [u64; 2] = [0; 2];
 
@@ -622,6 +630,7 @@ fn before_call(number: usize, [a, b, c, d, e]: [usize; 5]) {
             written::wants_lease(a as c_int);
             leave(a, Reason::Unguaranteed);
         }
+        number::FCNTL if is_for_accesses(b, c) => accesses_are_watched(),
         number::CLONE => cloned(0, 0, a),
         number::CLONE3 | number::FORK | number::VFORK => process::stop(Reason::Forked),
         number::UMOUNT2 => unmounts(),

@@ -94,6 +94,11 @@ pub fn apply(file: &Mapped) {
     OUTCOME.store(outcome as usize, Ordering::Relaxed); // as in `is_patched`
 }
 
+/// Nothing is patched, for another object wraps what would be. For the constructor.
+pub fn leave_to_wrapper() {
+    OUTCOME.store(Patching::Interposed as usize, Ordering::Relaxed); // as in `is_patched`
+}
+
 fn apply_all(file: &Mapped) -> Result<(), Patching> {
     let plan = read(file).ok_or(Patching::NoPlan)?;
     let library = Library::find(plan.build_id).ok_or(Patching::OtherLibrary)?;

@@ -320,7 +320,8 @@ names! {
     /// A hint to fill the kernel's page cache, from which no read of a descriptor that is served comes: the device
     /// would read everything twice. Ours is filled.
     readahead(fd: c_int, position: i64, len: usize) -> isize {
-        if position >= 0 && is_served(fd) {
+        // What is no length to the kernel it complains of.
+        if position >= 0 && len <= isize::MAX as usize && is_served(fd) {
             will_need(fd, position as u64, len as u64);
             return 0;
         }

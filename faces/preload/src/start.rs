@@ -6,7 +6,8 @@
 //! of a socket. `QUINION_WAIT_MS=NUMBER` says how long the owner is waited for, each time, in milliseconds: for tests
 //! on
 //! machines that are busy with something else. If the owner serves more than one run, `QUINION_RUN=NUMBER` says which
-//! this is; it is counted for that one.
+//! this is; it is counted for that one. `QUINION_FILTERS=NUMBER` says under how many filters of system calls the run
+//! was: a process that is under more makes no call of ours, since that may end it.
 //!
 //! ```text
 //!   connect --> is it our own user who listens? --Hello--> Welcome, and descriptors --> map them, close them
@@ -29,7 +30,7 @@ use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{faults, kernel, ld_preload, opened, patch, process, real};
+use crate::{faults, kernel, ld_preload, loaded, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer, in milliseconds.
 const WELCOME_MILLIS: u32 = 100;
@@ -49,6 +50,11 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let wait = unsafe { find(environment, b"QUINION_WAIT_MS=") };
     let Some(place) = place.and_then(CacheLocation::parse) else { return };
     // SAFETY: as above.
+    let filters = unsafe { find(environment, b"QUINION_FILTERS=") };
+    if is_under_filter(filters.and_then(|filters| number(filters, 10))) {
+        return;
+    }
+    // SAFETY: as above.
     ld_preload::remember(unsafe { find(environment, b"LD_PRELOAD=") });
     if !may_attach() {
         return;
@@ -57,6 +63,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let wait = wait.map(|wait| wait.clamp(1, WAIT_MILLIS_MAX) as u32);
     let place = CacheLocation { run: run.unwrap_or(0), wait, ..place };
     let Some(joined) = join(&place, place.plan) else { return };
+    if loaded::another_object_wraps() {
+        return leave_to_wrapper(&joined);
+    }
     if let Some(plan) = joined.plan {
         patch::apply(&plan);
         kernel::unmap(plan.base, plan.bytes as usize);
@@ -67,6 +76,48 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
             return process::stop(Reason::Passed);
         }
         adopt_inherited();
+    }
+}
+
+/// Says why this process is served nothing: another object wraps the functions that would be, and has to be called as
+/// it is without us.
+fn leave_to_wrapper(joined: &Joined) {
+    patch::leave_to_wrapper();
+    patch::count(&joined.viewer);
+    joined.viewer.count_reason(Reason::Wrapped);
+    let ViewerMappings(memory) = joined.memory;
+    memory.iter().chain(&joined.plan).for_each(|map| kernel::unmap(map.base, map.bytes as usize));
+}
+
+/// Whether this process is under a filter of system calls that the run was not under, or may be: then those that we
+/// make may end it. `filters` is under how many the run was. Until that is known no call is made but the ones by which
+/// the dynamic linker has just loaded this object: it opens a file, reads it and closes it.
+fn is_under_filter(filters: Option<u64>) -> bool {
+    let mut status = [0; kernel::STATUS_MAX];
+    match kernel::status(&mut status).map(filters_of) {
+        Some(Filters::Known(count)) => filters != Some(count),
+        Some(Filters::Unknown) | None => true,
+    }
+}
+
+/// What a process's status says of its filters of system calls.
+enum Filters {
+    /// So many.
+    Known(u64),
+    /// There are some, and an older kernel (before 5.9) does not say how many.
+    Unknown,
+}
+
+fn filters_of(status: &[u8]) -> Filters {
+    let value = |name: &[u8]| {
+        let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name))?;
+        number(line.trim_ascii(), 10)
+    };
+    match (value(b"Seccomp:"), value(b"Seccomp_filters:")) {
+        (_, Some(count)) => Filters::Known(count),
+        // A kernel that is built without filters says nothing of them.
+        (None | Some(0), None) => Filters::Known(0),
+        (Some(_), None) => Filters::Unknown,
     }
 }
 

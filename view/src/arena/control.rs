@@ -693,11 +693,14 @@ pub enum Reason {
     Watched = 16,
     /// The process has limited its addresses, or locked all its memory.
     Limited = 17,
+    /// Another object of the program has functions of its own in place of those that are served: the whole process is
+    /// left to the kernel.
+    Wrapped = 18,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Reason; 18] = [
+    pub const ALL: [Reason; 19] = [
         Reason::NotRegular,
         Reason::Writable,
         Reason::Flags,
@@ -716,6 +719,7 @@ impl Reason {
         Reason::Domain,
         Reason::Watched,
         Reason::Limited,
+        Reason::Wrapped,
     ];
 }
 

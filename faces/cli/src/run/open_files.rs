@@ -28,9 +28,16 @@ pub fn remedy(code: Option<i32>) -> Option<String> {
     Some(format!("a process may have {limit} open here; raise that, as by `ulimit -n {enough}`"))
 }
 
-/// An error of that code in words, with what to do about it if too many files are open.
+/// What to do where no thread can be started, or no memory is left.
+pub const THREAD_REMEDY: &str =
+    "raise the limits of memory and of processes (`ulimit -d`, `ulimit -v`, `ulimit -u`)";
+
+/// An error of that code in words, with what to do about it if too many files are open, or there can be no thread.
 pub fn said(error: &dyn Display, code: Option<i32>) -> String {
-    match remedy(code) {
+    let of_threads = || {
+        matches!(Errno::from_raw_os_error(code?), Errno::AGAIN | Errno::NOMEM).then(|| THREAD_REMEDY.into())
+    };
+    match remedy(code).or_else(of_threads) {
         Some(remedy) => format!("{error}; {remedy}"),
         None => error.to_string(),
     }

@@ -596,6 +596,7 @@ fn key(reason: Reason) -> &'static str {
         Reason::Domain => "domain",
         Reason::Watched => "watched",
         Reason::Limited => "limited",
+        Reason::Wrapped => "wrapped",
     }
 }
 
@@ -638,5 +639,6 @@ fn words(reason: Reason) -> &'static str {
         Reason::Domain => "after the process changed its credentials or name spaces",
         Reason::Watched => "since a process watches files (inotify, fanotify)",
         Reason::Limited => "since the process limits its addresses or locks its memory",
+        Reason::Wrapped => "in programs where another object wraps the functions that are served",
     }
 }

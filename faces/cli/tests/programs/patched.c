@@ -242,6 +242,10 @@ static void c_filtered(void) {
         setenv("FILTERED", "1", 1);
         if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) exit(2);
         if (preload) setenv("LD_PRELOAD", preload, 1);
+        /* And it says, as a run under that filter would, that the filter is known. */
+        char filters[20];
+        sprintf(filters, "%d", getenv("QUINION_FILTERS") ? atoi(getenv("QUINION_FILTERS")) + 1 : 0);
+        setenv("QUINION_FILTERS", filters, 1);
         execl("/proc/self/exe", "patched", "filtered", path, library, NULL);
         exit(2);
     }

@@ -1,0 +1,128 @@
+//! Left alone: programs whose reads another object answers, that watch files by dnotify, or that begin under a filter
+//! of system calls. They print the same under `run` and without it. The program is `programs/left_alone.c`.
+//!
+//! ```text
+//!   LD_PRELOAD=xor.so  program read FILE          a user's object changes what `read` brings
+//!   program filtered NUMBER program read FILE     the second one starts with the system call NUMBER forbidden
+//! ```
+//!
+//! The reads that are made before or outside of these rules are served, and that is checked.
+#![cfg(target_os = "linux")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+mod disk;
+use disk::{Report, noise, quinion, scratch};
+
+const FILE_BYTES: usize = 300_123;
+
+/// The program and the object, each compiled once.
+fn built(name: &str) -> PathBuf {
+    static BUILT: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("there is room");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/left_alone.c");
+        for (name, options) in [("left_alone", &[][..]), ("xor.so", &["-shared", "-fPIC", "-DXOR"])] {
+            let mut compiler = Command::new("cc");
+            compiler.args(["-O2", "-w"]).args(options).arg("-o").arg(folder.path().join(name)).arg(&source);
+            assert!(compiler.status().expect("a C compiler named cc").success());
+        }
+        folder
+    });
+    folder.path().join(name)
+}
+
+/// Runs the program with and without the cache, with these variables; the outputs are the same. The report's.
+#[track_caller]
+fn same_with_and_without(words: &[&str], variables: &[(&str, &Path)]) -> Report {
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
+    let tell = |mut command: Command| {
+        command.args(words).arg(&file).envs(variables.iter().copied()).stdin(Stdio::null());
+        let output = command.output().expect("it starts");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), output.status)
+    };
+    let expected = tell(Command::new(built("left_alone")));
+    assert!(expected.1.success() && !expected.0.is_empty(), "{expected:?}");
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).arg("--").arg(built("left_alone"));
+    assert_eq!(tell(command), expected, "{words:?} (right: without the cache)");
+    Report::read(&report)
+}
+
+#[test]
+fn a_users_object_that_changes_what_read_brings_is_called() {
+    for case in ["read", "pread"] {
+        assert!(
+            same_with_and_without(&[case], &[]).served() > 0,
+            "{case}: it is served where no object wraps"
+        );
+        let report = same_with_and_without(&[case], &[("LD_PRELOAD", &built("xor.so"))]);
+        assert_eq!(report.served(), 0, "{case}: {report:?}");
+        assert!(report.number("reasons", "wrapped") > 0, "{case}: {report:?}");
+    }
+}
+
+/// Of each system call that our object makes at its start, and that programs can do without.
+#[test]
+fn a_program_that_starts_under_a_filter_is_not_ended_by_it() {
+    const GETPID: &str = "39";
+    const SOCKET: &str = "41";
+    const CONNECT: &str = "42";
+    const READLINK: &str = "89";
+    const GETEUID: &str = "107";
+    let program = built("left_alone");
+    let program = program.to_str().expect("a plain name");
+    for number in [GETPID, SOCKET, CONNECT, READLINK, GETEUID] {
+        same_with_and_without(&["filtered", number, program, "read"], &[]);
+    }
+}
+
+/// As in most containers: `run` itself is under a filter.
+#[test]
+fn a_run_under_a_filter_serves_its_programs() {
+    const NO_CALL: &str = "9999";
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
+    let mut command = Command::new(built("left_alone"));
+    command.args(["filtered", NO_CALL]).arg(quinion().get_program());
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).arg("--").arg(built("left_alone")).arg("read").arg(&file).stdin(Stdio::null());
+    assert!(command.output().expect("it starts").status.success());
+    let report = Report::read(&report);
+    assert!(report.served() >= FILE_BYTES as u64, "it is served under the run's own filter: {report:?}");
+}
+
+#[test]
+fn a_program_that_asks_for_signals_of_accesses_gets_them() {
+    for case in ["notified", "notified_by_number"] {
+        let report = same_with_and_without(&[case], &[]);
+        assert!(report.served() > 0 && report.number("reasons", "watched") > 0, "{case}: {report:?}");
+    }
+}
+
+#[test]
+fn readahead_of_too_much_is_the_kernels_error() {
+    assert!(same_with_and_without(&["readahead"], &[]).served() > 0);
+}
+
+/// Where there is no memory for a thread, `run` says so and ends. (A command that hangs is ended after a minute.)
+#[test]
+fn a_run_that_has_no_memory_for_a_thread_ends_with_an_error() {
+    let limited = |kibibytes: u32| {
+        let mut command = Command::new("timeout");
+        let script = format!("ulimit -d {kibibytes}; exec \"$@\"");
+        command.args(["--signal=KILL", "60", "bash", "-c", &script, "bash"]);
+        let command = command.arg(quinion().get_program()).args(["run", "--", "true"]).stdin(Stdio::null());
+        let output = command.output().expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = limited(1000);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.starts_with("quinion: ") && said.contains("thread") && said.contains("ulimit -d"), "{said}");
+}

@@ -70,15 +70,20 @@ pub mod internals {
     pub mod tuning;
     #[cfg(not(quinion_model))]
     pub mod error;
+    #[cfg(not(quinion_model))]
     pub mod stats;
     pub mod sync;
     pub mod errseq;
     #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "system calls")]
     pub mod sys;
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "numbers become references to mapped memory here")]
     pub mod arena;
+    #[cfg(quinion_model)]
+    pub use ::quinion_view::arena;
     // Stuff: a run of pages, and where bytes come from.
+    #[cfg(not(quinion_model))]
     #[allow(unsafe_code, reason = "bytes are copied under the hit protocol")]
     pub mod folio;
     #[cfg(not(quinion_model))]

@@ -45,49 +45,26 @@
 pub use quinion_view::arena::*;
 
 // The owner's side.
-#[cfg(not(quinion_model))]
 mod allocate;
-#[cfg(not(quinion_model))]
 mod buddy;
-#[cfg(not(quinion_model))]
 mod cells;
-#[cfg(not(quinion_model))]
 mod guest;
-#[cfg(not(quinion_model))]
 mod guests;
-#[cfg(not(quinion_model))]
 mod limits;
-#[cfg(not(quinion_model))]
 mod options;
-#[cfg(not(quinion_model))]
 mod owner;
-#[cfg(not(quinion_model))]
 mod page_locks;
-#[cfg(not(quinion_model))]
 mod segment;
-#[cfg(not(quinion_model))]
 mod returned_frames;
-#[cfg(not(quinion_model))]
 mod share;
-#[cfg(not(quinion_model))]
 mod shrink;
-#[cfg(not(quinion_model))]
 mod stock;
-#[cfg(not(quinion_model))]
 mod tables;
-#[cfg(not(quinion_model))]
 pub use buddy::FrameRun;
-#[cfg(not(quinion_model))]
 pub use guest::{ClaimOutcome, GuestExtents, GuestRefused, GuestUse};
-#[cfg(not(quinion_model))]
 pub use limits::{GroupVersion, memory_groups, process_limit};
-#[cfg(not(quinion_model))]
 pub use options::{ArenaError, ArenaOptions, ArenaStats, Reservation, Swap, default_memory};
-#[cfg(not(quinion_model))]
 pub use owner::Arena;
-#[cfg(not(quinion_model))]
 pub use page_locks::{PageLock, PageLocks};
-#[cfg(not(quinion_model))]
 pub use share::{ArenaShare, OwnedRecord, OwnedView};
-#[cfg(not(quinion_model))]
 pub use stock::{AllocAmount, FrameAlignment};

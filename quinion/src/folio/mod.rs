@@ -40,25 +40,14 @@
 
 pub use quinion_view::folio::*;
 
-#[cfg(not(quinion_model))]
 mod fresh;
-#[cfg(not(quinion_model))]
 pub use fresh::FreshFolio;
-#[cfg(not(quinion_model))]
 mod held;
-#[cfg(not(quinion_model))]
 pub use held::{HeldFolio, unpin};
-#[cfg(not(quinion_model))]
 mod locked;
-#[cfg(not(quinion_model))]
 pub use locked::{FinishOutcome, LockedFolio, LockedState};
-#[cfg(not(quinion_model))]
 mod pinned;
-#[cfg(not(quinion_model))]
 pub(crate) use pinned::UnpinObserver;
-#[cfg(not(quinion_model))]
 pub use pinned::{Chunks, Pinned, PinnedFolio, PinnedFolios};
-#[cfg(not(quinion_model))]
 mod writer;
-#[cfg(not(quinion_model))]
 pub use writer::{FolioWriter, PageWriter, WriteOutcome};

@@ -139,18 +139,21 @@ impl<H: Clone> Known<H> {
         drop(gone);
     }
 
-    /// What is known of the object is not so, if it is what `is_wrong` says.
+    /// What is known of the object is not so, if it is what `is_wrong` says; nor is what a question that was asked before
+    /// this is answered.
     pub fn forget_if(&self, path: &Path, is_wrong: impl FnOnce(&H) -> bool) {
         let mut state = self.lock();
-        let is_wrong = state.objects.get(path).is_some_and(|entry| is_wrong(&entry.handle));
-        let gone = if is_wrong { state.objects.remove(path) } else { None };
+        let is_right = state.objects.get(path).is_some_and(|entry| !is_wrong(&entry.handle));
+        let gone = if is_right { None } else { state.objects.remove(path) };
+        state.writes += u64::from(!is_right);
         drop(state);
         drop(gone);
     }
 
-    /// What is known of the object is not so. Returns what it was.
+    /// What is known of the object is not so, nor what a question that was asked before this is answered. Returns what
+    /// was known.
     pub fn forget(&self, path: &Path) -> Option<H> {
-        self.lock().objects.remove(path).map(|entry| entry.handle)
+        self.note_write(path)
     }
 }
 

@@ -260,12 +260,10 @@ impl fmt::Display for Freshness {
 impl FromStr for Freshness {
     type Err = String;
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        let seconds = || text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         match text {
             "always" => Ok(Self::Always),
             "immutable" => Ok(Self::Immutable),
-            _ => match seconds().filter(|_| is_number) {
+            _ => match seconds_of(text) {
                 // A number is never zero by chance, and then it means the same.
                 Some(Duration::ZERO) => Ok(Self::Always),
                 Some(time) => Ok(Self::For(time)),
@@ -275,6 +273,16 @@ impl FromStr for Freshness {
             },
         }
     }
+}
+
+/// Seconds with up to nine places, as [`Freshness`] writes them, which no floating-point number holds exactly.
+fn seconds_of(text: &str) -> Option<Duration> {
+    let (whole, places) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(places) || places.len() > 9 {
+        return None;
+    }
+    Some(Duration::new(whole.parse().ok()?, format!("{places:0<9}").parse().ok()?))
 }
 
 #[cfg(test)]
@@ -301,11 +309,26 @@ mod tests {
         assert_eq!(of("immutable"), Ok(Freshness::Immutable));
         assert_eq!(of("5"), Ok(Freshness::For(Duration::from_secs(5))));
         assert_eq!(of("0.25"), Ok(Freshness::For(Duration::from_millis(250))));
-        for text in ["", "-1", "never", "inf", "nan", "1e3", "1s", "1.2.3", ".", &"9".repeat(40)] {
+        for text in [
+            "",
+            "-1",
+            "never",
+            "inf",
+            "nan",
+            "1e3",
+            "1s",
+            "1.2.3",
+            ".",
+            "5.",
+            ".5",
+            "1.0000000001",
+            &"9".repeat(40),
+        ] {
             assert!(of(text).unwrap_err().contains("write `always`"), "{text:?}");
         }
         let third = Freshness::For(Duration::from_nanos(1_500_000_000));
-        for freshness in [Freshness::Always, Freshness::Immutable, third] {
+        let longest = Freshness::For(Duration::MAX);
+        for freshness in [Freshness::Always, Freshness::Immutable, third, longest] {
             assert_eq!(of(&freshness.to_string()), Ok(freshness));
         }
     }

@@ -66,8 +66,8 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::iter;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,6 +78,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{
@@ -540,33 +541,51 @@ fn listen(path: &Path, options: &RestoreOptions) -> Result<(OwnedFd, u64)> {
         Ok::<_, io::Error>(socket)
     };
     let socket = bound().map_err(|e| failed(&e))?;
-    let listening = open_to(path, options)
-        .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)))
-        .and_then(|()| fs::symlink_metadata(path).map_err(|e| failed(&e)));
+    let (file, inode) = file_of_socket(path).map_err(|e| failed(&e))?;
+    let listening = open_to(path, &file, options)
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG).map_err(|e| failed(&e)));
     match listening {
-        Ok(metadata) => Ok((socket, metadata.ino())),
+        Ok(()) => Ok((socket, inode)),
         Err(wrong) => {
-            // It is ours, and of no use.
-            let _ = fs::remove_file(path);
+            // It is ours, if no other has taken its place, and of no use.
+            if fs::symlink_metadata(path).is_ok_and(|found| found.ino() == inode) {
+                let _ = fs::remove_file(path);
+            }
             Err(wrong)
         }
     }
 }
 
-/// Gives the socket's file its owner and its permissions, before it listens: no process can connect before that.
-fn open_to(path: &Path, options: &RestoreOptions) -> Result<()> {
-    let (user, group) = (options.socket_owner, options.socket_group);
-    if user.or(group).is_some() {
-        let shown = |id: Option<u32>| id.map_or_else(String::new, |id| id.to_string());
-        std::os::unix::fs::lchown(path, user, group).map_err(|error| {
-            let what = format!("it cannot be given to {}:{}: ", shown(user), shown(group));
-            let hint = "; run as root, or name a group of your own";
-            failed(path, &what, format_args!("{error}{hint}"))
-        })?;
+/// The file of the socket that was just bound at `path`, by a descriptor that can neither read nor write, and its
+/// number. Another user who may write to the folder can put something else under the name at any moment: what is
+/// changed is what this descriptor is of, and no link is followed.
+fn file_of_socket(path: &Path) -> io::Result<(OwnedFd, u64)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(io::Error::other("another program has put something else in its place"));
     }
-    // After the change of owner, which may clear bits.
-    fs::set_permissions(path, fs::Permissions::from_mode(options.socket_mode))
-        .map_err(|e| failed(path, "", e))
+    Ok((file, stat.st_ino))
+}
+
+/// Gives the socket's file its permissions and its owner, before it listens: no process can connect before that. The
+/// owner comes last, who may change the permissions.
+fn open_to(path: &Path, file: &OwnedFd, options: &RestoreOptions) -> Result<()> {
+    let (user, group) = (options.socket_owner, options.socket_group);
+    let mode = Mode::from_raw_mode(options.socket_mode);
+    // By the descriptor's own name: `fchmod` takes none of this kind.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
+        .map_err(|e| failed(path, "", e))?;
+    if user.or(group).is_none() {
+        return Ok(());
+    }
+    let (uid, gid) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
+    rustix::fs::chownat(file, "", uid, gid, AtFlags::EMPTY_PATH).map_err(|error| {
+        let shown = |id: Option<u32>| id.map_or_else(String::new, |id| id.to_string());
+        let what = format!("it cannot be given to {}:{}: ", shown(user), shown(group));
+        failed(path, &what, format_args!("{error}; run as root, or name a group of your own"))
+    })
 }
 
 impl Shared {
@@ -1324,5 +1343,33 @@ impl Connection {
         }
         place.stage = stage;
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_the_socket_is_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (secret, planted) = (folder.path().join("secret"), folder.path().join("planted"));
+        fs::write(&secret, "mine").expect("the disk has room");
+        fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .expect("it is ours");
+        std::os::unix::fs::symlink(&secret, &planted).expect("it is new");
+        assert!(file_of_socket(&planted).is_err());
+        assert!(file_of_socket(&secret).is_err(), "no socket");
+        // Swapped after it was bound, and before its permissions are set.
+        let path = folder.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).expect("it is new");
+        let (file, inode) = file_of_socket(&path).expect("it is one");
+        assert_eq!(fs::symlink_metadata(&path).expect("it is there").ino(), inode);
+        fs::rename(&path, folder.path().join("moved")).expect("the folder is ours");
+        std::os::unix::fs::symlink(&secret, &path).expect("it is new");
+        let options = RestoreOptions { socket_mode: 0o666, ..RestoreOptions::default() };
+        open_to(&path, &file, &options).expect("the file is there still");
+        let mode = |path: &Path| fs::symlink_metadata(path).expect("it is there").mode() & 0o777;
+        assert_eq!((mode(&secret), mode(&folder.path().join("moved"))), (0o600, 0o666));
     }
 }

@@ -32,6 +32,7 @@
 //! Not an invariant: that an image with the same fingerprint is the same. 32 pages are 32 pages, and a digest of 16
 //! bits takes one of 65,536 changed pages for an unchanged one.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -309,6 +310,8 @@ impl PageSet {
 pub struct Recorder {
     wanted: PageSet,
     trace: Trace,
+    /// Pages that were taken over from an earlier trace and not seen since, and where in the new one they stand.
+    unseen: HashMap<u32, usize>,
 }
 
 impl Recorder {
@@ -317,14 +320,18 @@ impl Recorder {
         Self {
             wanted: PageSet::new(image.pages()),
             trace: Trace { image, entries: Vec::new(), lost_pages: 0 },
+            unseen: HashMap::new(),
         }
     }
 
-    /// One that goes on from what `earlier` names of the same image. Of another image nothing is taken over.
+    /// One that goes on from what `earlier` names of the same image. Of another image nothing is taken over: its pages
+    /// are noted when they are replayed and hold what they held.
     pub fn merging(image: ImageIdentity, earlier: &Trace) -> Self {
         let mut recorder = Self::new(image);
         if earlier.image == image {
             earlier.entries.iter().for_each(|entry| recorder.add(*entry));
+            recorder.unseen =
+                (0..).zip(&recorder.trace.entries).map(|(at, entry)| (entry.page, at)).collect();
         }
         recorder
     }
@@ -342,6 +349,8 @@ impl Recorder {
     fn add(&mut self, entry: TracedPage) {
         if self.wanted.take(u64::from(entry.page)) {
             self.trace.entries.push(entry);
+        } else if let Some(at) = self.unseen.remove(&entry.page) {
+            self.trace.entries[at] = entry; // with the digest that it has now
         }
     }
 
@@ -551,6 +560,12 @@ mod tests {
         assert_eq!(numbers(&merged.trace()), [4, 9, 2]);
         let other = ImageIdentity { fingerprint: 8, ..IMAGE };
         assert!(Recorder::merging(other, &earlier).trace().is_empty());
+        // A page that holds something else by now has the digest of that, in its old place, and once.
+        merged.note(4 * 4096, &page(5));
+        merged.note(4 * 4096, &page(6));
+        let merged = merged.trace();
+        assert_eq!(merged.entries()[0], TracedPage { page: 4, digest: digest(&page(5)) });
+        assert_eq!(merged.pages(), 3);
     }
 
     #[test]

@@ -18,7 +18,8 @@
 //!
 //! **Unasked**, in this order: the windows of streams (`streams`), the trace (`replay`), and, if all is to be filled,
 //! the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are looked
-//! for. A step waits for no device: what has not come yet is looked for again in a moment. A turn of a VM whose
+//! for. A step waits for no device: what has not come yet is looked for again in a moment. (Two exceptions: what was
+//! evicted three times before it could be supplied is waited for, and an image that VMs map is filled by waiting.) A turn of a VM whose
 //! faults never end has such a step after each of them, so that what is supplied unasked gets on.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
@@ -956,7 +957,7 @@ impl Vm {
     ) -> Result<FaultAnswer, PeerError> {
         let (offset, bytes) = (u64::from(run[0].page) * PAGE, run.len() as u64 * PAGE);
         let absent = self.spaces[0].pages.absent_in(offset, bytes);
-        let mut found = FaultAnswer::Given;
+        let (mut found, mut stale) = (FaultAnswer::Given, 0);
         for part in absent {
             // A large page is read as a whole, and compared where the trace names it.
             let named = part.offset.max(offset)..(part.offset + part.bytes).min(offset + bytes);
@@ -973,7 +974,17 @@ impl Vm {
                 .zip(&run[first..])
                 .map(|(page, entry)| digest(page) == entry.digest)
                 .collect();
-            self.note_compared(replay, &same, common);
+            if common.recorder.is_some() {
+                let pages = bytes.pages().skip(skipped).zip(&run[first..]).zip(&same);
+                for ((page, entry), _) in pages.filter(|(_, same)| **same) {
+                    common.note(u64::from(entry.page) * PAGE, std::iter::once(page));
+                }
+            }
+            // Those that are the same are supplied, and come again with no retry; the others are counted when the run
+            // has been passed.
+            let differing = same.iter().filter(|same| !**same).count() as u64;
+            self.note_compared(replay, (same.len() as u64 - differing, 0), common);
+            stale += differing;
             for part in same_parts(part, &same, self.spaces[0].pages.unit()) {
                 let answer = match &bytes {
                     _ if self.is_mapped() => self.map(0, part, NOBODY, SupplyReason::Ahead)?,
@@ -992,6 +1003,7 @@ impl Vm {
                 }
             }
         }
+        self.note_compared(replay, (stale, stale), common);
         Ok(found)
     }
 
@@ -1007,7 +1019,8 @@ impl Vm {
             if image.has_changed() {
                 return Err(PeerError::SnapshotChanged);
             }
-            return Ok(if read.is_ok() { Ready::Yes(AheadBytes::Copied(bytes)) } else { Ready::Never });
+            let is_whole = read.is_ok_and(|read| read == bytes.len());
+            return Ok(if is_whole { Ready::Yes(AheadBytes::Copied(bytes)) } else { Ready::Never });
         }
         Ok(match self.ready_ahead(part, common)? {
             Ready::Yes(pinned) => Ready::Yes(AheadBytes::Pinned(pinned)),
@@ -1017,10 +1030,9 @@ impl Vm {
     }
 
     /// Counts pages that are not what they were when they were recorded.
-    fn note_compared(&self, replay: &Replay, same: &[bool], common: &VmShared<'_>) {
-        let differing = same.iter().filter(|same| !**same).count() as u64;
+    fn note_compared(&self, replay: &Replay, (compared, differing): (u64, u64), common: &VmShared<'_>) {
         self.count(|numbers| numbers.stale_bytes += differing * PAGE);
-        if let Some((differing, compared)) = replay.note(same.len() as u64, differing) {
+        if let Some((differing, compared)) = replay.note(compared, differing) {
             (common.tell)(&Event::ReplayStale { differing, compared });
         }
     }

@@ -341,17 +341,19 @@ fn pages_of_a_trace_that_differ_now_are_left_to_their_faults() {
     let before = std::fs::read(stage.snapshot()).unwrap();
     let other = Image { generation: 2, ..stage.image };
     let mut changed = before.clone();
-    let pages = [10_u64, 12, 1000, 2498];
+    let pages = [0_u64, 10, 12, 1000, 2498]; // the first makes it a snapshot of its own
     for page in pages {
         changed[page as usize * PAGE..][..PAGE].copy_from_slice(&other.page(page));
     }
     std::fs::write(stage.snapshot(), &changed).unwrap();
-    let server = stage.serve(options(|o| o.replay = Some(trace.clone())));
+    let server = stage.serve(options(|o| (o.replay, o.record) = (Some(trace.clone()), true)));
     let _monitor = Monitor::start(&stage.plan());
     until("it is replayed", || {
         let numbers = server.stats().numbers;
         numbers.ahead_bytes + numbers.stale_bytes >= 1250 * PAGE as u64
     });
+    let again = server.trace().expect("it was to record");
+    assert_eq!(again.pages(), 1250 - pages.len() as u64, "what holds what it held is recorded anew");
     let numbers = server.stop().numbers;
     assert_eq!(numbers.stale_bytes, pages.len() as u64 * PAGE as u64);
     assert_eq!(numbers.ahead_bytes, (1250 - pages.len() as u64) * PAGE as u64);

@@ -4,8 +4,8 @@
  *
  * Results. Functions return 0 or a count, or a negative errno. qn_error_message() tells more of the last failure of the
  * thread: what was asked, what is wrong, what to do. Handles are given by an out parameter, which is NULL after a
- * failure. No function ends the process, sets errno or a signal handler, or lets a Rust panic or an exception out.
- * (When memory of a few bytes cannot be had, the process ends.)
+ * failure. No function ends the process, sets a signal handler, or lets a Rust panic or an exception out. (When memory
+ * of a few bytes cannot be had, the process ends.) What errno holds after a call is not said.
  *
  * Arguments. NULL, a size or flag that is not known, and a range that ends beyond 2^63 - 1 are -EINVAL. Structs begin
  * with their size, which the caller sets to sizeof; all other fields at 0 are the defaults. A struct of another release
@@ -798,7 +798,8 @@ int qn_sync(const struct qn_file *file,
 int qn_truncate(const struct qn_file *file, uint64_t length);
 
 /**
- * The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block.
+ * The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block. In a
+ * forked child that of a file of the parent's cache is 0.
  *
  * Errors: -EINVAL.
  */

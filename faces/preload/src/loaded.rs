@@ -147,7 +147,7 @@ impl Object {
         // SAFETY: the dynamic linker's name of a loaded object is a string.
         let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
         let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
-        matches!(name, b"libc.so.6" | b"libpthread.so.0") || name.starts_with(b"ld-")
+        matches!(name, b"libc.so.6" | b"libpthread.so.0") || name.starts_with(b"ld-linux")
     }
 
     /// Its code, if that is in one piece.

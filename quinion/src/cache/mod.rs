@@ -116,8 +116,10 @@ pub use write::{BatchWrite, WriteFuture, WriteOptions};
 const LOOKED_AT: usize = 4;
 /// How long a file without open handles keeps its descriptor, if its mount has no number of its own.
 const LINGERS: Duration = Duration::from_secs(1);
-/// How long the end of the last handle waits for readahead that is under way in the file, if descriptors are not kept.
+/// How long the end of the last handle waits for readahead that is under way in the file, if descriptors are not kept;
+/// and how often it looks.
 const CLOSING_MAX: Duration = Duration::from_millis(50);
+const CLOSING_PAUSE: Duration = Duration::from_micros(200);
 /// How long [`Cache::release_idle`] waits for what is in flight.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 /// The largest readahead window that can be asked for, in bytes.
@@ -920,6 +922,7 @@ impl CacheInner {
         let parks = self.parks.load(Ordering::Relaxed);
         // Asked before the lock of the table, which is not held while a lease's is waited for.
         let told = if parks { watch.observed_times(policy) } else { None };
+        let open = if parks { mapping.backend().parked() } else { None };
         let mut table = self.table.lock();
         let Some(identity) = table.identity_of(mapping) else { return };
         let known = table.files.get_mut(&identity).expect("its identity was just found");
@@ -937,8 +940,8 @@ impl CacheInner {
             self.filemap.supply.writeback.start(mapping, PageIndex(0)..PageIndex(INDICES_MAX));
         }
         self.end_all(gone);
-        if is_idle && parks {
-            self.await_closing(CLOSING_MAX);
+        if let Some(open) = open.filter(|_| is_idle && mapping.backend().parked().is_none()) {
+            await_closed(&open);
         }
         if is_idle {
             self.look_for_removed(LOOKED_AT);
@@ -971,14 +974,9 @@ impl CacheInner {
         }
         drop(table);
         self.end_all(gone);
-        self.await_closing(RELEASE_MAX);
-    }
-
-    /// Waits until what was let go of is closed, for `time` at most.
-    fn await_closing(&self, time: Duration) {
         let begun = Instant::now();
-        while self.is_closing() && begun.elapsed() < time {
-            std::thread::sleep(Duration::from_micros(200));
+        while self.is_closing() && begun.elapsed() < RELEASE_MAX {
+            std::thread::sleep(CLOSING_PAUSE);
         }
     }
 
@@ -1237,6 +1235,16 @@ impl Table {
     fn forget(&mut self, since: u64) -> Option<Arc<Mapping>> {
         let identity = self.idle.remove(&since)?;
         self.files.remove(&identity).map(|known| known.mapping)
+    }
+}
+
+/// Waits until a file whose descriptor was let go of is closed, [`CLOSING_MAX`] at most, and fetches what has completed
+/// in it.
+fn await_closed(file: &ParkedBackend) {
+    let begun = Instant::now();
+    while !file.is_closed() && begun.elapsed() < CLOSING_MAX {
+        file.reap(ReapMode::Ready, &mut || false);
+        std::thread::sleep(CLOSING_PAUSE);
     }
 }
 

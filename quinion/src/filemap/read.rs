@@ -46,7 +46,7 @@ use crate::folio::HeldFolio;
 use crate::mapping::{BatchEnd, Mapping, ReadBatch, RemoveFilter};
 use crate::readahead::{Cached, Config, ReadRequest, Readahead, Window, Windows};
 use crate::stats::Count;
-use crate::sync::{LockWait, Rank, RankedGuard, RankedMutex};
+use crate::sync::{Rank, RankedGuard, RankedMutex};
 use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_within_page, pages_of_bytes};
 
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
@@ -288,7 +288,7 @@ impl Filemap {
         first: FirstPage<'m>,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: ReadExtent::Window, look: LastLook::Unknown };
+        let miss = Miss { index, position, len, reach: ReadExtent::Window };
         self.hold_reaching(mapping, reader, wait_policy, miss, first)
     }
 
@@ -314,7 +314,7 @@ impl Filemap {
         position: u64,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len: 1, reach: ReadExtent::Page, look: LastLook::Unknown };
+        let miss = Miss { index, position, len: 1, reach: ReadExtent::Page };
         self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)
     }
 
@@ -332,13 +332,9 @@ impl Filemap {
             if position >= mapping.size() {
                 return Ok(None);
             }
-            miss.look = LastLook::Unknown;
             let held = match std::mem::take(&mut first) {
                 FirstPage::Held(held) => Ok(held),
-                FirstPage::Absent => {
-                    miss.look = LastLook::Absent; // the planner of the miss looks once more if it has to wait
-                    Err(HoldRefused::Mismatch)
-                }
+                FirstPage::Absent => Err(HoldRefused::Mismatch), // the planner of the miss looks once more
                 FirstPage::Unknown => mapping.try_hold(miss.index),
             };
             match held {
@@ -568,7 +564,7 @@ impl Filemap {
         len: usize,
     ) -> Result<(), Error> {
         let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: ReadExtent::Window, look: LastLook::Unknown };
+        let miss = Miss { index, position, len, reach: ReadExtent::Window };
         let held = self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)?;
         if let Some(held) = held {
             reader.touch(self.arena.view().grown(), held.frame());
@@ -703,16 +699,6 @@ struct Miss {
     position: u64,
     len: usize,
     reach: ReadExtent,
-    look: LastLook,
-}
-
-/// What the reader's own look at the page said, just before it asks readahead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum LastLook {
-    /// There is no folio.
-    Absent,
-    /// It has not looked, or what it has seen is gone.
-    Unknown,
 }
 
 /// A miss of a reader, and how it waits.
@@ -776,21 +762,18 @@ fn plan_miss<'r>(
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
     let &MissedRead { mapping, reader, wait_policy, miss } = missed;
-    let Miss { index, position, len, reach, look } = miss;
+    let Miss { index, position, len, reach } = miss;
     if reach == ReadExtent::Page {
         windows.push(Window::exact(index, 1));
         windows.want(index..index.plus(1));
         return Ok(None);
     }
-    let at_once = reader.readahead().lock_as(LockWait::Try);
-    let is_absent = at_once.is_some() && look == LastLook::Absent;
-    let Some(mut guard) = at_once.or_else(|| reader.readahead().lock_as(wait_policy.locks())) else {
+    let Some(mut guard) = reader.readahead().lock_as(wait_policy.locks()) else {
         return Err(Repr::WouldBlock { position }.into());
     };
-    // Others may have planned, and filled, while we waited for them: what they brought is not a window that was lost,
-    // and is not to be treated as one. (A reader that did not wait believes what it saw a moment ago: the insertion
-    // tells it if that is wrong.)
-    if !is_absent && mapping.index().probe(index) != Err(NotReady::Mismatch) {
+    // Others may have planned, and filled, since this reader looked: what they brought is not a window that was lost,
+    // and is not to be treated as one.
+    if mapping.index().probe(index) != Err(NotReady::Mismatch) {
         return Ok(None);
     }
     let pages = pages_of_bytes((position % PAGE_SIZE as u64).saturating_add(len as u64));

@@ -117,17 +117,17 @@ struct ListPositions<'a>(GrownView<'a>);
 impl RingStorage for ListPositions<'_> {
     #[inline]
     fn words(&self, chunk: u32) -> &[AtomicU32] {
-        self.0.slots(CellNumber(chunk)).expect("a chunk of ours is a cell")
+        self.0.own_slots(CellNumber(chunk))
     }
     #[inline]
     fn position(&self, frame: Frame) -> Option<Position> {
-        let [chunk, slot] = self.0.descriptor(frame).expect("a folio of ours has its frame").links();
+        let [chunk, slot] = self.0.own_descriptor(frame).links();
         (chunk != NO_PLACE).then_some((chunk, slot))
     }
     #[inline]
     fn set_position(&self, frame: Frame, position: Option<Position>) {
         let (chunk, slot) = position.unwrap_or((NO_PLACE, 0));
-        let descriptor = self.0.descriptor(frame).expect("a folio of ours has its frame");
+        let descriptor = self.0.own_descriptor(frame);
         descriptor.set_link(0, chunk);
         descriptor.set_link(1, slot);
     }
@@ -334,7 +334,7 @@ impl<'a> ListsGuard<'a> {
     }
 
     fn word(&self, frame: Frame) -> DescriptorWord {
-        self.grown.descriptor(frame).expect("a folio of ours has its frame").settled_word()
+        self.grown.own_descriptor(frame).settled_word()
     }
 
     /// How many pools have rings.

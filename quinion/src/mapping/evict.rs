@@ -133,7 +133,7 @@ impl MappingGuard<'_> {
             if found != Entry::folio(frame.0) {
                 return Revision::Keep;
             }
-            let descriptor = nodes.grown.descriptor(frame).expect("a folio of ours has its frame");
+            let descriptor = nodes.grown.own_descriptor(frame);
             let Some(order) = descriptor.try_retire() else { return Revision::Keep };
             evicted.push((frame, order));
             // What only uncached reads wanted leaves nothing, however it leaves.

@@ -136,7 +136,7 @@ fn step(number: &AtomicU64) {
 
 /// The word of a node's head that holds the number of the next spare one.
 fn link(grown: GrownView<'_>, cell: CellNumber) -> &AtomicU64 {
-    &grown.head(cell).expect("a node of ours is a cell").words[KEEPER_WORD]
+    &grown.own_head(cell).words[KEEPER_WORD]
 }
 fn next(grown: GrownView<'_>, cell: CellNumber) -> CellNumber {
     CellNumber(link(grown, cell).load(Ordering::Relaxed) as u32)
@@ -185,7 +185,8 @@ impl Drop for Surplus<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nodes<'a> {
     /// The frames that there were when the lock was taken: whatever stands in the tree or in stock lies in these, and
-    /// the frame that a caller brings. So numbers are checked against a bound that is loaded once.
+    /// the frame that a caller brings. So numbers are checked against a bound that is loaded once, and again where one
+    /// is beyond it: memory that was grown since.
     pub grown: GrownView<'a>,
     pub stock: &'a SpareNodes,
     /// Whose nodes they are, and where those of them are listed that only remember.
@@ -196,11 +197,11 @@ pub(super) struct Nodes<'a> {
 impl Slab for Nodes<'_> {
     #[inline]
     fn slots(&self, node: u32) -> &[AtomicU32] {
-        self.grown.slots(CellNumber(node)).expect("a node of ours is a cell")
+        self.grown.own_slots(CellNumber(node))
     }
     #[inline]
     fn head(&self, node: u32) -> &Head {
-        &self.grown.head(CellNumber(node)).expect("a node of ours is a cell").words
+        &self.grown.own_head(CellNumber(node)).words
     }
     fn alloc(&self) -> Option<u32> {
         self.stock.take(self.grown).map(|cell| cell.0)
@@ -210,7 +211,7 @@ impl Slab for Nodes<'_> {
     }
     #[inline]
     fn order(&self, folio: u32) -> u8 {
-        self.grown.descriptor(Frame(folio)).expect("a folio of ours has its frame").word().order().0
+        self.grown.own_descriptor(Frame(folio)).word().order().0
     }
     fn shadow_only(&self, node: u32, change: ShadowOnly) {
         self.shadow_nodes.note(self.mapping, node, change);

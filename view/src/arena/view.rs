@@ -395,6 +395,41 @@ impl<'a> GrownView<'a> {
         (frame.0 < self.frames).then(|| unsafe { &*self.view.at(offset).cast::<Descriptor>() })
     }
 
+    /// The descriptor of a frame that the caller has. Frames that were grown after this view was looked up count, too:
+    /// a caller that keeps the view for many questions may be given such a frame meanwhile.
+    ///
+    /// # Panics
+    /// There is no such frame.
+    #[inline]
+    pub fn own_descriptor(self, frame: Frame) -> &'a Descriptor {
+        self.descriptor(frame)
+            .unwrap_or_else(|| self.again().descriptor(frame).expect("the caller's frame exists"))
+    }
+
+    /// The slots of a node that the caller has; see [`GrownView::own_descriptor`].
+    ///
+    /// # Panics
+    /// There is no such cell.
+    #[inline]
+    pub fn own_slots(self, cell: CellNumber) -> &'a [AtomicU32] {
+        self.slots(cell).unwrap_or_else(|| self.again().slots(cell).expect("the caller's cell exists"))
+    }
+
+    /// The head of a node that the caller has; see [`GrownView::own_descriptor`].
+    ///
+    /// # Panics
+    /// There is no such cell.
+    #[inline]
+    pub fn own_head(self, cell: CellNumber) -> &'a NodeHead {
+        self.head(cell).unwrap_or_else(|| self.again().head(cell).expect("the caller's cell exists"))
+    }
+
+    /// What is grown by now.
+    #[cold]
+    fn again(self) -> GrownView<'a> {
+        self.view.grown()
+    }
+
     /// Has the processor fetch the descriptor of `frame`, which is to be looked at soon. Nothing waits for it, and
     /// nothing happens where there is no such frame.
     #[inline]

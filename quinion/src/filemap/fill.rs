@@ -28,7 +28,7 @@
 //! | step | instructions |
 //! |---|---|
 //! | the look without a lock, the call and its counters, the bytes copied out | 760 |
-//! | readahead decides that the page is read alone | 580 |
+//! | readahead decides that the page is read alone, and looks whether it has come | 820 |
 //! | victims found, a 64th of a batch | 400 |
 //! | victims evicted, a 64th of a batch: sorted, located, retired, a shadow for each, frames given back | 820 |
 //! | charge, place in the rings, frame, invalidation held off | 520 |

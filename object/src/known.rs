@@ -139,8 +139,8 @@ impl<H: Clone> Known<H> {
         drop(gone);
     }
 
-    /// What is known of the object is not so, if it is what `is_wrong` says; nor is what a question that was asked before
-    /// this is answered.
+    /// What is known of the object is not so, if it is what `is_wrong` says; nor is what a question that was asked
+    /// before this is answered.
     pub fn forget_if(&self, path: &Path, is_wrong: impl FnOnce(&H) -> bool) {
         let mut state = self.lock();
         let is_right = state.objects.get(path).is_some_and(|entry| !is_wrong(&entry.handle));

@@ -19,8 +19,8 @@
 //! **Unasked**, in this order: the windows of streams (`streams`), the trace (`replay`), and, if all is to be filled,
 //! the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are looked
 //! for. A step waits for no device: what has not come yet is looked for again in a moment. (Two exceptions: what was
-//! evicted three times before it could be supplied is waited for, and an image that VMs map is filled by waiting.) A turn of a VM whose
-//! faults never end has such a step after each of them, so that what is supplied unasked gets on.
+//! evicted three times before it could be supplied is waited for, and an image that VMs map is filled by waiting.) A
+//! turn of a VM whose faults never end has such a step after each of them, so that what is supplied unasked gets on.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
 //! trace that is replayed: a page that was never touched must not look as if it had been.

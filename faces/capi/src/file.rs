@@ -429,8 +429,8 @@ pub unsafe extern "C" fn qn_truncate(file: *const qn_file, length: u64) -> c_int
     })
 }
 
-/// The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block. In a
-/// forked child that of a file of the parent's cache is 0.
+/// The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block.
+/// In a forked child that of a file of the parent's cache is 0.
 ///
 /// Errors: -EINVAL.
 #[unsafe(no_mangle)]

@@ -43,6 +43,7 @@ mod guarantee;
 mod heat;
 mod background_copy;
 mod named;
+mod still_open;
 mod thrash;
 
 use background_copy::{BackgroundCopies, CopyBudget, CopyRequest};
@@ -52,6 +53,7 @@ use heat::Heat;
 pub use heat::HotFile;
 use named::no_pins;
 pub use named::{NameOpener, NamedObject};
+use still_open::StillOpen;
 use thrash::{Candidate, Detector, WindowSums};
 
 /// A [`Cache`] as viewers' owner; see [`crate::serve::Service`].
@@ -70,6 +72,8 @@ pub struct CacheOwner {
     short: RankedMutex<ShortageState>,
     /// Files that programs watch.
     watched: RankedMutex<Watched>,
+    /// Files that no viewer has, until they are closed.
+    still_open: StillOpen,
     /// Opens what has no descriptor, if the owner was given an opener.
     opener: Option<Arc<dyn NameOpener>>,
     /// How often viewers said that a file is not to be believed any more, whichever.
@@ -170,9 +174,6 @@ struct Attachment {
 /// How often, and after what time, a file that is to be let go is looked at again.
 const LET_GO_LOOKS: u32 = 20;
 const LET_GO_PAUSE: Duration = Duration::from_millis(5);
-/// From one look to the next whether a handle that was taken back is used still, which is so for [`LET_GO_PAUSE`] at
-/// most.
-const DETACH_PAUSE: Duration = Duration::from_micros(100);
 
 /// Of so many files it is remembered what was done about others.
 const MODES_MAX: usize = 1000;
@@ -199,6 +200,7 @@ impl CacheOwner {
             copies: None,
             short,
             watched,
+            still_open: StillOpen::new(),
             opener: None,
             revoked: AtomicU64::new(0),
             #[cfg(test)]
@@ -220,6 +222,22 @@ impl CacheOwner {
     pub fn with_rules(mut self, rules: ServeRules) -> Self {
         self.rules = rules;
         self
+    }
+
+    /// Closes what nobody has attached any more. It counts as attached until it is closed: see [`StillOpen`].
+    fn close(&self, gone: impl IntoIterator<Item = Attachment>) {
+        for Attachment { file, inode, .. } in gone {
+            let open = file.parked();
+            drop(file); // it may be the last handle of the file, whose end waits for readahead
+            if let Some(open) = open {
+                self.still_open.note(self.cache.share().control().control(), inode, open);
+            }
+        }
+    }
+
+    /// Counts as attached what is, and nothing that is closed.
+    fn settle_still_open(&self) {
+        self.still_open.settle(self.cache.share().control().control());
     }
 
     /// Closes a file that no viewer has. A question for it that is being answered still, or a copy, keeps it a moment
@@ -346,12 +364,13 @@ impl CacheOwner {
 
     /// Closes what was taken from viewers, which may wait for the file system.
     fn close_for_good(&self, inode: (u64, u64), gone: Vec<Attachment>) {
-        drop(gone);
+        self.close(gone);
         let (device, inode) = inode;
         if let Some(copies) = &self.copies {
             copies.forget((device, inode));
         }
         self.close_what_nobody_has(device, inode);
+        self.settle_still_open();
     }
 
     /// Leaves files to the kernel until the others fit.
@@ -387,7 +406,8 @@ impl CacheOwner {
             done
         });
         let known = self.files.lock().remove(&handle);
-        drop((known, file)); // outside the lock
+        drop(file); // outside the lock
+        self.close(known);
         done
     }
 
@@ -518,6 +538,7 @@ impl Owner for CacheOwner {
             copies.release();
         }
         self.cache.release_idle();
+        self.settle_still_open();
     }
 
     fn close_idle(&self, device: u64, inode: u64) {
@@ -527,6 +548,7 @@ impl Owner for CacheOwner {
         if !self.files.lock().values().any(|known| known.inode == (device, inode)) {
             self.close_what_nobody_has(device, inode);
         }
+        self.settle_still_open();
     }
 
     fn about_to_stop(&self) {
@@ -594,6 +616,7 @@ impl Owner for CacheOwner {
         for gone in self.cache.forget_lingering() {
             self.copies.iter().for_each(|copies| copies.forget(gone)); // it is the kernel's again
         }
+        self.settle_still_open();
         let Some(copies) = &self.copies else {
             return; // whoever wants each file served has it so, however small the cache is
         };
@@ -736,14 +759,7 @@ impl Owner for CacheOwner {
             let why = if self.is_refused(gone.inode) { TOO_SMALL } else { WRITTEN };
             self.note_mode(&gone.path, gone.inode, Validation::Kernel, why.into());
         }
-        // The file counts as attached until this returns: a program that removes it, or wants a lease on it, asks us to
-        // close it. So another question that is at the file, which is about to end, is waited for; and the end of the
-        // last handle waits for readahead.
-        let begun = Instant::now();
-        while Arc::strong_count(&gone.file) > 1 && begun.elapsed() < LET_GO_PAUSE {
-            sleep(DETACH_PAUSE);
-        }
-        drop(gone); // outside the lock: it may be the file's last handle
+        self.close([gone]);
     }
 
     fn touched(&self, frame: Frame) {
@@ -806,11 +822,7 @@ mod tests {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
         let owner =
             CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache")).attach_lazily();
-        let attach = |file: u64| {
-            let file = std::fs::File::open(folder.path().join(file.to_string())).expect("it is there");
-            let stat = file.metadata().expect("it can be looked at");
-            owner.attach(file.into(), FileName { device: stat.dev(), inode: stat.ino() })
-        };
+        let attach = |file: u64| attach_by_path(&owner, &folder.path().join(file.to_string())).1;
         let handles: Vec<u64> = (0..3)
             .map(|file| {
                 let mut new = std::fs::File::create(folder.path().join(file.to_string())).expect("a file");
@@ -851,12 +863,7 @@ mod tests {
         file.write_all(&[7; 100_000]).expect("it has room");
         drop(file);
         let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
-        let attach = || {
-            let file = std::fs::File::open(&path).expect("it is there");
-            let stat = file.metadata().expect("it can be looked at");
-            let name = FileName { device: stat.dev(), inode: stat.ino() };
-            (name, owner.attach(file.into(), name))
-        };
+        let attach = || attach_by_path(&owner, &path);
         let (name, attached) = attach();
         let handle = attached.expect("nobody has it open for writing").handle;
         assert!(owner.valid_file(handle).is_ok());
@@ -874,5 +881,38 @@ mod tests {
         if let Ok(attached) = attached {
             assert_eq!(owner.file(attached.handle).expect("it is attached").len(), 0);
         }
+    }
+
+    /// Attaches a file by a descriptor of its own. Returns its name, too.
+    fn attach_by_path(owner: &CacheOwner, path: &Path) -> (FileName, Result<Attached, Errno>) {
+        let file = std::fs::File::open(path).expect("it is there");
+        let stat = file.metadata().expect("it can be looked at");
+        let name = FileName { device: stat.dev(), inode: stat.ino() };
+        (name, owner.attach(file.into(), name))
+    }
+
+    /// 1. A viewer lets go of a file that somebody else still has open here.
+    /// 2. It counts as attached, so that a program that removes it asks; until it is closed.
+    #[test]
+    fn a_file_counts_as_attached_until_it_is_closed() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![7; 100_000]).expect("it has room");
+        let owner = CacheOwner::new(Cache::builder().memory(16 << 20).build().expect("a cache"));
+        let (name, attached) = attach_by_path(&owner, &path);
+        let other = owner.cache().open(&path).expect("it is there");
+        let place =
+            crate::arena::control::place_of(name.device, name.inode, crate::arena::control::ATTACHED_PLACES);
+        let counts = || !owner.cache().share().control().control().attached[place].is_zero();
+        for _ in 0..3 {
+            owner.detach(attached.as_ref().expect("nobody has it open for writing").handle);
+            let (_, again) = attach_by_path(&owner, &path);
+            owner.detach(again.expect("nobody has it open for writing").handle);
+            owner.settle_still_open();
+            assert!(counts());
+        }
+        drop(other);
+        owner.window_ended(&ViewerTotals::default());
+        assert!(!counts(), "nobody would be told of it");
     }
 }

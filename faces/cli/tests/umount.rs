@@ -345,13 +345,13 @@ fn another_file_system_in_the_place_of_one_that_was_read() {
 /// Writes, reads and removes a file that takes more than half of the space, several times: by `unlink`, by a rename
 /// over it, and by a program that it starts.
 const REMOVER: &str = r"
-import os, subprocess, sys
+import os, subprocess, sys, time
 place = sys.argv[1]
 def write(path, size):
     with open(path, 'wb', buffering=0) as file:
         for _ in range(size): assert file.write(os.urandom(1 << 20)) == 1 << 20
         os.fsync(file.fileno())
-for turn in range(6):
+for turn in range(12):
     path = place + '/file'
     try: write(path, 36)
     except OSError as error: print('write', error.errno)
@@ -363,6 +363,8 @@ for turn in range(6):
         else:
             for _ in range(5): os.read(file, 4096)
         os.close(file)
+    # At once, or when all has been heard of that these processes have closed it.
+    if turn >= 6: time.sleep(0.1)
     if turn % 3 == 0: os.unlink(path)
     elif turn % 3 == 1:
         write(place + '/small', 1)

@@ -28,6 +28,11 @@ impl ParkedBackend {
     pub fn is_closed(&self) -> bool {
         self.open.strong_count() == 0
     }
+
+    /// Whether it stands for the same open of a file as `other`.
+    pub fn is_of(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.open, &other.open)
+    }
 }
 
 fn nobody_has_it() -> io::Error {

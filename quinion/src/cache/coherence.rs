@@ -78,7 +78,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::arena::Validation;
-use crate::backend::{Attributes, FileTimes, Version};
+use crate::backend::{Attributes, FileTimes, ParkedBackend, Version};
 use crate::error::{Error, Repr, Result};
 use crate::filemap::Filemap;
 use crate::lease::{Lease, LeaseHolder, Leases, NoLease, now};
@@ -508,6 +508,11 @@ impl File {
     /// See [`CoherenceState::give_way_to_cut`].
     pub(crate) fn give_way_to_cut(&self) {
         self.handle.watch.give_way_to_cut();
+    }
+    /// What tells whether the descriptor is closed by which it is read, when nothing has it open any more; `None` if there
+    /// is none.
+    pub(crate) fn parked(&self) -> Option<ParkedBackend> {
+        self.handle.mapping.backend().parked()
     }
     /// Whether a part of the file has room on its device and no bytes; `None` where that is not known.
     pub(crate) fn has_unwritten_extents(&self) -> Option<bool> {

@@ -1,0 +1,71 @@
+//! StillOpen: files that no viewer has any more and whose descriptors this process has still.
+//!
+//! ```text
+//!   viewers let go of a file --> it lingers, or readahead in it has not ended --> note: it counts as attached
+//!   its descriptor is closed --> settle: it does not
+//! ```
+//!
+//! The space of a removed file is free when its last descriptor is closed, and a program that removes a file expects
+//! that to be so at once. It asks the owner to close the file, but only if the file counts as attached, so that programs
+//! that remove thousands of files that nobody has read ask nothing. Therefore a file counts as attached until it *is*
+//! closed, which may be later than its viewers let go: by a second, where a file system's number may be given to another
+//! ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), or by as long as its device takes to bring what was
+//! read ahead.
+//!
+//! Whoever settles also fetches what has come of readahead: no reader waits for it, so nobody else may.
+
+use std::collections::BTreeMap;
+
+use crate::arena::control::Control;
+use crate::backend::{Backend, ParkedBackend, ReapMode};
+use crate::sync::{Rank, RankedMutex};
+
+/// Files that count as attached because they are open.
+#[derive(Debug)]
+pub(super) struct StillOpen {
+    /// By device and inode.
+    files: RankedMutex<BTreeMap<(u64, u64), CountedFile>>,
+}
+
+#[derive(Debug)]
+struct CountedFile {
+    /// Where it is counted.
+    place: usize,
+    /// One for each time that it was opened and is not known to be closed.
+    opens: Vec<ParkedBackend>,
+}
+
+impl StillOpen {
+    pub(super) fn new() -> Self {
+        Self { files: RankedMutex::new(Rank::Viewer, BTreeMap::new()) }
+    }
+
+    /// No viewer has that open of a file any more. Called before the file stops counting for the viewer that had it.
+    pub(super) fn note(&self, control: &Control, (device, inode): (u64, u64), open: ParkedBackend) {
+        if open.is_closed() {
+            return;
+        }
+        let mut files = self.files.lock();
+        let file = files
+            .entry((device, inode))
+            .or_insert_with(|| CountedFile { place: control.enter(device, inode), opens: Vec::new() });
+        file.opens.retain(|known| !known.is_closed() && !known.is_of(&open));
+        file.opens.push(open);
+    }
+
+    /// Fetches what has come of readahead, and counts the files no more that are closed.
+    pub(super) fn settle(&self, control: &Control) {
+        let opens: Vec<_> = self.files.lock().values().flat_map(|file| file.opens.clone()).collect();
+        for open in opens {
+            let _ = open.reap(ReapMode::Ready, &mut || false);
+        }
+        self.files.lock().retain(|_, file| {
+            file.opens.retain(|open| !open.is_closed());
+            let is_open = !file.opens.is_empty();
+            if !is_open {
+                control.leave(file.place);
+            }
+            is_open
+        });
+    }
+}

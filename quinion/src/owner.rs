@@ -224,7 +224,7 @@ impl CacheOwner {
         self
     }
 
-    /// Closes what nobody has attached any more. It counts as attached until it is closed: see [`StillOpen`].
+    /// Closes what no viewer has attached any more. It counts as attached until it is closed: see [`StillOpen`].
     fn close(&self, gone: impl IntoIterator<Item = Attachment>) {
         for Attachment { file, inode, .. } in gone {
             let open = file.parked();
@@ -891,7 +891,7 @@ mod tests {
         (name, owner.attach(file.into(), name))
     }
 
-    /// 1. A viewer lets go of a file that somebody else still has open here.
+    /// 1. A viewer lets go of a file that another handle in this process still has open.
     /// 2. It counts as attached, so that a program that removes it asks; until it is closed.
     #[test]
     fn a_file_counts_as_attached_until_it_is_closed() {

@@ -30,7 +30,7 @@ impl ParkedBackend {
     }
 
     /// Whether it stands for the same open of a file as `other`.
-    pub fn is_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
         Weak::ptr_eq(&self.open, &other.open)
     }
 }

@@ -509,8 +509,8 @@ impl File {
     pub(crate) fn give_way_to_cut(&self) {
         self.handle.watch.give_way_to_cut();
     }
-    /// What tells whether the descriptor is closed by which it is read, when nothing has it open any more; `None` if there
-    /// is none.
+    /// What tells whether the descriptor is closed by which it is read, when nothing has it open any more; `None` if
+    /// there is none.
     pub(crate) fn parked(&self) -> Option<ParkedBackend> {
         self.handle.mapping.backend().parked()
     }

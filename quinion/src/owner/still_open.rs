@@ -6,13 +6,13 @@
 //! ```
 //!
 //! The space of a removed file is free when its last descriptor is closed, and a program that removes a file expects
-//! that to be so at once. It asks the owner to close the file, but only if the file counts as attached, so that programs
-//! that remove thousands of files that nobody has read ask nothing. Therefore a file counts as attached until it *is*
-//! closed, which may be later than its viewers let go: by a second, where a file system's number may be given to another
-//! ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), or by as long as its device takes to bring what was
-//! read ahead.
+//! that to be so at once. It asks the owner to close the file, but only if the file counts as attached: programs that
+//! remove thousands of files that no viewer has read ask nothing. Therefore a file counts as attached until it *is*
+//! closed, which may be later than its viewers let go. It lingers for a second where the number of its file system may
+//! be given to another ([`Cache::forget_lingering`](crate::Cache::forget_lingering)), and is open for as long as its
+//! device takes to bring what was read ahead.
 //!
-//! Whoever settles also fetches what has come of readahead: no reader waits for it, so nobody else may.
+//! [`StillOpen::settle`] also fetches what has come of readahead: there may be no reader that waits for it.
 
 use std::collections::BTreeMap;
 

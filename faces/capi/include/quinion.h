@@ -799,9 +799,8 @@ int qn_truncate(const struct qn_file *file, uint64_t length);
 
 /**
  * The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block.
- * In a forked child that of a file of the parent's cache is 0.
  *
- * Errors: -EINVAL.
+ * Errors: -EINVAL, -ECHILD.
  */
 int64_t qn_length(const struct qn_file *file);
 

@@ -15,6 +15,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::{MaybeUninit, size_of};
 use std::time::Duration;
 
+use quinion::internals::sys::fork::ForkGuard;
+
 use crate::border::{Failure, Result};
 
 /// No struct of any release is larger: a larger size was never set.
@@ -209,7 +211,7 @@ pub(crate) unsafe fn take_handle<T: Handle>(pointer: *mut T, what: &str) -> Resu
     not_null(pointer, what)?;
     // SAFETY: the caller's contract: an open handle, which `give_handle` has made, and no call uses it any more.
     let process = unsafe { &*pointer }.process();
-    if process != std::process::id() {
+    if process.is_forked() {
         return Ok(None);
     }
     // SAFETY: as above.
@@ -219,7 +221,7 @@ pub(crate) unsafe fn take_handle<T: Handle>(pointer: *mut T, what: &str) -> Resu
 /// What is given to C by its address.
 pub(crate) trait Handle: Send + Sync {
     /// The process that has made it.
-    fn process(&self) -> u32;
+    fn process(&self) -> ForkGuard;
 }
 
 #[cfg(test)]

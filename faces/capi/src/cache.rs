@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
+use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Builder, Cache, DiskOptions, Mechanism, SpillOptions};
 
 use crate::args::{self, Handle, VersionedStruct, check_flags};
@@ -14,7 +15,7 @@ use crate::border::{Failure, Result, border};
 /// A page cache of this process, made by qn_cache_open().
 pub struct qn_cache {
     cache: Cache,
-    process: u32,
+    process: ForkGuard,
 }
 
 impl qn_cache {
@@ -24,7 +25,7 @@ impl qn_cache {
 }
 
 impl Handle for qn_cache {
-    fn process(&self) -> u32 {
+    fn process(&self) -> ForkGuard {
         self.process
     }
 }
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn qn_cache_open(options: *const qn_cache_options, cache: 
         let (place, options) = unsafe { (args::out(cache)?, args::options(options)?) };
         // SAFETY: the caller's contract, for the texts.
         let cache = unsafe { builder_of(&options) }?.build()?;
-        args::give_handle(place, qn_cache { cache, process: std::process::id() });
+        args::give_handle(place, qn_cache { cache, process: ForkGuard::new() });
         Ok(0)
     })
 }

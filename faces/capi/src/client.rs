@@ -3,6 +3,7 @@
 //! A URL is opened by the server, with its stores and credentials; a path by this process. What the server has is
 //! copied, or pinned, out of memory that both map. The files are read only.
 
+use quinion::internals::sys::fork::ForkGuard;
 use std::ffi::{c_char, c_int};
 
 use quinion_service::Client;
@@ -14,11 +15,11 @@ use crate::file::{Source, qn_file};
 /// A connection to a server, made by qn_connect().
 pub struct qn_client {
     client: Client,
-    process: u32,
+    process: ForkGuard,
 }
 
 impl Handle for qn_client {
-    fn process(&self) -> u32 {
+    fn process(&self) -> ForkGuard {
         self.process
     }
 }
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn qn_connect(
             QN_NO_RECONNECT => client.with_reconnect_timeout(args::milliseconds(0)),
             other => client.with_reconnect_timeout(args::milliseconds(other)),
         };
-        args::give_handle(place, qn_client { client, process: std::process::id() });
+        args::give_handle(place, qn_client { client, process: ForkGuard::new() });
         Ok(0)
     })
 }

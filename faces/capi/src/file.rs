@@ -13,6 +13,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::BorrowedFd;
 
+use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Cache, Coherence, Durability, File, Hint, MemFile, OpenOptions, ReadOptions};
 use quinion_service::ClientFile;
 
@@ -26,7 +27,7 @@ pub struct qn_file {
     pub(crate) source: Source,
     /// By which batches of its reads go.
     pub(crate) cache: Option<Cache>,
-    process: u32,
+    process: ForkGuard,
 }
 
 #[allow(clippy::large_enum_variant, reason = "a box would cost each hit a load, and handles are few")]
@@ -37,14 +38,14 @@ pub(crate) enum Source {
 }
 
 impl Handle for qn_file {
-    fn process(&self) -> u32 {
+    fn process(&self) -> ForkGuard {
         self.process
     }
 }
 
 impl From<Source> for qn_file {
     fn from(source: Source) -> Self {
-        Self { source, cache: None, process: std::process::id() }
+        Self { source, cache: None, process: ForkGuard::new() }
     }
 }
 
@@ -430,14 +431,18 @@ pub unsafe extern "C" fn qn_truncate(file: *const qn_file, length: u64) -> c_int
 }
 
 /// The length of a file in bytes, as far as the cache knows it: what was written through it counts. Does not block.
-/// In a forked child that of a file of the parent's cache is 0.
 ///
-/// Errors: -EINVAL.
+/// Errors: -EINVAL, -ECHILD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qn_length(file: *const qn_file) -> i64 {
     border(|| {
         // SAFETY: the caller's contract.
         let file = unsafe { args::handle(file, "the file") }?;
+        if file.process.is_forked() {
+            let text =
+                "the length of a file was asked for in a forked child; open a cache of the child's own";
+            return Err(Failure::new(libc::ECHILD, text));
+        }
         Ok(count(match &file.source {
             Source::Cached(file) => file.len(),
             Source::Memory(file) => file.len(),

@@ -13,6 +13,7 @@
 use std::ffi::{c_int, c_void};
 
 use quinion::Pinned;
+use quinion::internals::sys::fork::ForkGuard;
 use quinion_service::PinnedBytes;
 
 use crate::args::{self, Handle, check_range, count};
@@ -36,7 +37,7 @@ pub struct qn_run {
 pub struct qn_pin {
     runs: Vec<qn_run>,
     length: u64,
-    process: u32,
+    process: ForkGuard,
     _kept: Kept,
 }
 
@@ -52,7 +53,7 @@ unsafe impl Send for qn_pin {}
 unsafe impl Sync for qn_pin {}
 
 impl Handle for qn_pin {
-    fn process(&self) -> u32 {
+    fn process(&self) -> ForkGuard {
         self.process
     }
 }
@@ -81,7 +82,7 @@ fn new_pin(runs: Option<(Vec<qn_run>, u64)>, kept: Kept) -> Result<qn_pin, Failu
         Failure::new(libc::ENOBUFS, text)
     };
     let (runs, length) = runs.ok_or_else(too_many)?;
-    Ok(qn_pin { runs, length, process: std::process::id(), _kept: kept })
+    Ok(qn_pin { runs, length, process: ForkGuard::new(), _kept: kept })
 }
 
 /// Pins up to length bytes at byte offset, without a copy: as many as there are before the end of the file, and

@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int};
 use std::mem::size_of;
 
+use quinion::internals::sys::fork::ForkGuard;
 use quinion::{Pool, PoolOptions};
 
 use crate::args::{self, Handle, VersionedStruct};
@@ -15,11 +16,11 @@ use crate::cache::qn_cache;
 /// A share of a cache, made by qn_pool_add(); passed to opens by their options.
 pub struct qn_pool {
     pub(crate) pool: Pool,
-    process: u32,
+    process: ForkGuard,
 }
 
 impl Handle for qn_pool {
-    fn process(&self) -> u32 {
+    fn process(&self) -> ForkGuard {
         self.process
     }
 }
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn qn_pool_add(
             wanted = wanted.limit(options.limit);
         }
         let pool = cache.cache().add_pool(name, wanted)?;
-        args::give_handle(place, qn_pool { pool, process: std::process::id() });
+        args::give_handle(place, qn_pool { pool, process: ForkGuard::new() });
         Ok(0)
     })
 }

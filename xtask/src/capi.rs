@@ -17,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::step::{Action, Failure, Step};
+use crate::step::{Action, Failure, Step, execute};
 use crate::tools::{cargo, repository, target_folder};
 
 mod checks;
@@ -53,7 +53,7 @@ fn default_prefix() -> PathBuf {
 fn build() -> Result<PathBuf, Failure> {
     let prefix = default_prefix();
     if prefix.exists() {
-        fs::remove_dir_all(&prefix).map_err(|error| failure_of(&prefix, &error))?;
+        fs::remove_dir_all(&prefix).map_err(|error| Failure::of(&prefix, &error))?;
     }
     install(&prefix)?;
     Ok(prefix)
@@ -64,11 +64,11 @@ fn package() -> PathBuf {
 }
 
 fn install(prefix: &Path) -> Result<(), Failure> {
-    let prefix = &std::path::absolute(prefix).map_err(|error| failure_of(prefix, &error))?;
+    let prefix = &std::path::absolute(prefix).map_err(|error| Failure::of(prefix, &error))?;
     execute(&mut cargo("rustc --release --locked -p quinion-capi --lib --crate-type staticlib"))?;
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
     for folder in [&lib.join("pkgconfig"), &include] {
-        fs::create_dir_all(folder).map_err(|error| failure_of(folder, &error))?;
+        fs::create_dir_all(folder).map_err(|error| Failure::of(folder, &error))?;
     }
     let archive = lib.join("libquinion.a");
     let built = target_folder().join("release/libquinion_capi.a");
@@ -79,9 +79,9 @@ fn install(prefix: &Path) -> Result<(), Failure> {
     }
     write(&lib.join("pkgconfig/quinion.pc"), &pkg_config(prefix))?;
     let header =
-        fs::read_to_string(include.join("quinion.h")).map_err(|error| failure_of(&include, &error))?;
+        fs::read_to_string(include.join("quinion.h")).map_err(|error| Failure::of(&include, &error))?;
     let manual = prefix.join("share/man/man3");
-    fs::create_dir_all(&manual).map_err(|error| failure_of(&manual, &error))?;
+    fs::create_dir_all(&manual).map_err(|error| Failure::of(&manual, &error))?;
     for page in manual::pages(&header) {
         write(&manual.join(format!("{}.3", page.name)), &page.text)?;
     }
@@ -100,7 +100,7 @@ fn link(lib: &Path, archive: &Path) -> Result<(), Failure> {
     for name in [SONAME, "libquinion.so"] {
         let link = lib.join(name);
         let _ = fs::remove_file(&link); // of an earlier installation
-        std::os::unix::fs::symlink(&file, &link).map_err(|error| failure_of(&link, &error))?;
+        std::os::unix::fs::symlink(&file, &link).map_err(|error| Failure::of(&link, &error))?;
     }
     Ok(())
 }
@@ -116,26 +116,11 @@ fn pkg_config(prefix: &Path) -> String {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
-    fs::copy(from, to).map(|_| ()).map_err(|error| failure_of(to, &error))
+    fs::copy(from, to).map(|_| ()).map_err(|error| Failure::of(to, &error))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| failure_of(path, &error))
-}
-
-fn failure_of(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("{}: {error}", path.display()))
-}
-
-fn execute(command: &mut Command) -> Result<(), Failure> {
-    println!("{command:?}");
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => {
-            Err(Failure::new(format!("{command:?} ended with {status}; its output above says why")))
-        }
-        Err(error) => Err(Failure::new(format!("{command:?} cannot be run: {error}"))),
-    }
+    fs::write(path, text).map_err(|error| Failure::of(path, &error))
 }
 
 /// What a command prints, if it succeeds.

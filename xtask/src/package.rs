@@ -10,10 +10,10 @@
 //! nothing else.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use crate::step::Failure;
+use crate::step::{Failure, execute};
 use crate::tools::{cargo, repository};
 
 /// What must be in the package.
@@ -42,15 +42,15 @@ pub fn build() -> Result<(), Failure> {
     })?;
     let folder = repository().join("target/package");
     if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(|error| wrong(&folder, &error))?;
+        fs::remove_dir_all(&folder).map_err(|error| Failure::of(&folder, &error))?;
     }
     // The target folder is named, so that the assets are where the package's description says.
-    succeed(cargo("build --release --locked -p quinion-cli --target-dir target"))?;
+    execute(&mut cargo("build --release --locked -p quinion-cli --target-dir target"))?;
     write_words(&folder)?;
     let package = folder.join("quinion.deb");
     let mut deb = cargo("deb --locked -p quinion-cli --no-build --output");
     deb.arg(&package).env("CARGO_TARGET_DIR", repository().join("target"));
-    succeed(deb)?;
+    execute(&mut deb)?;
     try_out(&package, &folder.join("root"))?;
     println!("the package is {}; install it by `sudo dpkg -i`", package.display());
     Ok(())
@@ -61,14 +61,14 @@ fn write_words(folder: &Path) -> Result<(), Failure> {
     let quinion = || Command::new(repository().join("target/release/quinion"));
     let mut man = quinion();
     man.args(["man", "--out"]).arg(folder.join("man"));
-    succeed(man)?;
+    execute(&mut man)?;
     let completions = folder.join("completions");
-    fs::create_dir_all(&completions).map_err(|error| wrong(&completions, &error))?;
+    fs::create_dir_all(&completions).map_err(|error| Failure::of(&completions, &error))?;
     for (shell, name) in COMPLETIONS {
         let mut command = quinion();
         command.args(["completions", shell]);
         let path = completions.join(name);
-        fs::write(&path, output(command)?).map_err(|error| wrong(&path, &error))?;
+        fs::write(&path, output(command)?).map_err(|error| Failure::of(&path, &error))?;
     }
     Ok(())
 }
@@ -77,7 +77,7 @@ fn write_words(folder: &Path) -> Result<(), Failure> {
 fn try_out(package: &Path, root: &Path) -> Result<(), Failure> {
     let mut unpack = Command::new("dpkg-deb");
     unpack.arg("--extract").arg(package).arg(root);
-    succeed(unpack)?;
+    execute(&mut unpack)?;
     if let Some(name) = missing(root) {
         return Err(Failure::new(format!(
             "{name} is not in the package; see the assets in faces/cli/Cargo.toml"
@@ -88,7 +88,7 @@ fn try_out(package: &Path, root: &Path) -> Result<(), Failure> {
     run.args(["run", "--memory=16M", "--report=none", "--", "cat", "LICENSE-MIT"]).current_dir(repository());
     let printed = output(run)?;
     let path = repository().join("LICENSE-MIT");
-    let expected = fs::read(&path).map_err(|error| wrong(&path, &error))?;
+    let expected = fs::read(&path).map_err(|error| Failure::of(&path, &error))?;
     if printed != expected {
         return Err(Failure::new("what the package's command runs prints something else than it should"));
     }
@@ -97,16 +97,6 @@ fn try_out(package: &Path, root: &Path) -> Result<(), Failure> {
 
 fn missing(root: &Path) -> Option<&'static str> {
     WANTED.into_iter().find(|name| !root.join(name).is_file())
-}
-
-fn succeed(mut command: Command) -> Result<(), Failure> {
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => {
-            Err(Failure::new(format!("{command:?} ended with {status}; its output above says why")))
-        }
-        Err(error) => Err(Failure::new(format!("{command:?} cannot be run: {error}"))),
-    }
 }
 
 /// What a command prints, if it succeeds.
@@ -118,10 +108,6 @@ fn output(mut command: Command) -> Result<Vec<u8>, Failure> {
     }
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     Err(Failure::new(format!("{command:?} ended with {}: {told}", output.status)))
-}
-
-fn wrong(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("{}: {error}", PathBuf::from(path).display()))
 }
 
 #[cfg(test)]

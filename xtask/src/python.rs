@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::step::{Action, Failure, Step};
+use crate::step::{Action, Failure, Step, execute};
 use crate::tools::{cargo, repository, target_folder};
 
 /// What builds the wheel and what its tests use, of these versions or later ones that keep their promises.
@@ -52,17 +52,17 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     let (environment, wheels) = (folder.join("environment"), folder.join("wheels"));
     for old in [&environment, &wheels] {
         if old.exists() {
-            fs::remove_dir_all(old).map_err(|error| failure_of(old, &error))?;
+            fs::remove_dir_all(old).map_err(|error| Failure::of(old, &error))?;
         }
     }
-    run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+    execute(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
     let python = environment.join("bin/python");
-    run(pip(&python).args(PACKAGES))?;
+    execute(pip(&python).args(PACKAGES))?;
     let engines = [&ENGINES, more].concat();
-    if run(pip(&python).args(&engines)).is_err() {
+    if execute(pip(&python).args(&engines)).is_err() {
         // One of them cannot be had: the others may.
         for engine in engines {
-            if run(pip(&python).arg(engine)).is_err() {
+            if execute(pip(&python).arg(engine)).is_err() {
                 println!("SKIPPED: {engine} cannot be installed here, so its tests are not run");
             }
         }
@@ -70,17 +70,19 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     let manifest = repository().join("faces/python/Cargo.toml");
     let mut clippy = cargo("clippy --release --locked --all-targets --manifest-path");
     clippy.arg(&manifest).arg("--target-dir").arg(&folder).args(["--", "-D", "warnings"]);
-    run(&mut clippy)?;
+    execute(&mut clippy)?;
     let mut build = Command::new(environment.join("bin/maturin"));
     build.args(["build", "--release", "--locked", "--manifest-path"]).arg(manifest);
-    run(build.arg("--target-dir").arg(&folder).arg("--out").arg(&wheels))?;
-    run(pip(&python).arg("--no-deps").arg(wheel(&wheels)?))?;
+    execute(build.arg("--target-dir").arg(&folder).arg("--out").arg(&wheels))?;
+    execute(pip(&python).arg("--no-deps").arg(wheel(&wheels)?))?;
     let tests = repository().join("faces/python/tests");
-    run(Command::new(&python)
-        .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
-        .arg(&tests)
-        .env("QUINION_TOOLS", target_folder().join("tools"))
-        .current_dir(&folder))
+    execute(
+        Command::new(&python)
+            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
+            .arg(&tests)
+            .env("QUINION_TOOLS", target_folder().join("tools"))
+            .current_dir(&folder),
+    )
 }
 
 fn pip(python: &Path) -> Command {
@@ -91,26 +93,11 @@ fn pip(python: &Path) -> Command {
 
 /// The one wheel that was built.
 fn wheel(folder: &Path) -> Result<PathBuf, Failure> {
-    let files = fs::read_dir(folder).map_err(|error| failure_of(folder, &error))?;
+    let files = fs::read_dir(folder).map_err(|error| Failure::of(folder, &error))?;
     let mut wheels =
         files.flatten().map(|file| file.path()).filter(|path| path.extension() == Some("whl".as_ref()));
     match (wheels.next(), wheels.next()) {
         (Some(wheel), None) => Ok(wheel),
         _ => Err(Failure::new(format!("there is not one wheel in {}", folder.display()))),
-    }
-}
-
-fn failure_of(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format!("{}: {error}", path.display()))
-}
-
-fn run(command: &mut Command) -> Result<(), Failure> {
-    println!("{command:?}");
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => {
-            Err(Failure::new(format!("{command:?} ended with {status}; its output above says why")))
-        }
-        Err(error) => Err(Failure::new(format!("{command:?} cannot be run: {error}"))),
     }
 }

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,23 @@ pub struct Failure(String);
 impl Failure {
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
+    }
+
+    /// What went wrong with a file or folder.
+    pub fn of(path: &Path, error: &std::io::Error) -> Self {
+        Self(format!("{}: {error}", path.display()))
+    }
+}
+
+/// Says what is run, and runs it to its end.
+pub fn execute(command: &mut Command) -> Result<(), Failure> {
+    println!("{command:?}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => {
+            Err(Failure::new(format!("{command:?} ended with {status}; its output above says why")))
+        }
+        Err(error) => Err(Failure::new(format!("{command:?} cannot be run: {error}"))),
     }
 }
 

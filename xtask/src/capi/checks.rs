@@ -13,8 +13,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::{SYSTEM_LIBRARIES, execute, failure_of, package, printed, write};
-use crate::step::Failure;
+use super::{SYSTEM_LIBRARIES, package, printed, write};
+use crate::step::{Failure, execute};
 use crate::tools::{cargo, is_installed, target_folder};
 
 /// Instructions that a hit may take more than in Rust, above the 88 that it takes: 10 nanoseconds are what it may cost.
@@ -33,9 +33,9 @@ struct Installed<'a> {
 pub fn all(prefix: &Path) -> Result<(), Failure> {
     let folder = target_folder().join("capi/tests");
     if folder.exists() {
-        std::fs::remove_dir_all(&folder).map_err(|error| failure_of(&folder, &error))?;
+        std::fs::remove_dir_all(&folder).map_err(|error| Failure::of(&folder, &error))?;
     }
-    std::fs::create_dir_all(&folder).map_err(|error| failure_of(&folder, &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Failure::of(&folder, &error))?;
     let installed = Installed { prefix, folder };
     execute(&mut cargo("build --release --locked -p quinion-capi --examples"))?;
     installed.symbols()?;
@@ -135,7 +135,7 @@ impl Installed<'_> {
     /// The library has the symbols of the map, by the map's version.
     fn symbols(&self) -> Result<(), Failure> {
         let map = std::fs::read_to_string(package().join("quinion.map"));
-        let map = map.map_err(|error| failure_of(&package(), &error))?;
+        let map = map.map_err(|error| Failure::of(&package(), &error))?;
         let mut expected: Vec<&str> = map
             .lines()
             .map(|line| line.trim().trim_end_matches(';'))
@@ -249,7 +249,7 @@ impl Installed<'_> {
 
     fn pages(&self) -> Result<(), Failure> {
         let folder = self.prefix.join("share/man/man3");
-        let entries = std::fs::read_dir(&folder).map_err(|error| failure_of(&folder, &error))?;
+        let entries = std::fs::read_dir(&folder).map_err(|error| Failure::of(&folder, &error))?;
         let pages: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         if pages.len() < 40 {
             return Err(Failure::new(format!("there are {} manual pages; some are missing", pages.len())));

@@ -346,7 +346,8 @@ impl Recorder {
         }
     }
 
-    fn add(&mut self, entry: TracedPage) {
+    /// Notes a page whose digest is known.
+    pub(super) fn add(&mut self, entry: TracedPage) {
         if self.wanted.take(u64::from(entry.page)) {
             self.trace.entries.push(entry);
         } else if let Some(at) = self.unseen.remove(&entry.page) {

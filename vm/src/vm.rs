@@ -122,6 +122,14 @@ impl VmShared<'_> {
         }
     }
 
+    /// Notes that these pages, which hold what the trace says, were wanted, if that is recorded.
+    fn note_pages(&self, pages: impl Iterator<Item = TracedPage>) {
+        if let Some(recorder) = self.recorder {
+            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            pages.for_each(|page| recorder.add(page));
+        }
+    }
+
     /// The trace that is replayed, if it is.
     fn replayed(&self) -> Option<&Replay> {
         self.replay.filter(|_| self.fill != Fill::Nothing)
@@ -974,17 +982,14 @@ impl Vm {
                 .zip(&run[first..])
                 .map(|(page, entry)| digest(page) == entry.digest)
                 .collect();
-            if common.recorder.is_some() {
-                let pages = bytes.pages().skip(skipped).zip(&run[first..]).zip(&same);
-                for ((page, entry), _) in pages.filter(|(_, same)| **same) {
-                    common.note(u64::from(entry.page) * PAGE, std::iter::once(page));
-                }
-            }
+            let of_before =
+                || run[first..].iter().zip(&same).filter(|(_, same)| **same).map(|(entry, _)| *entry);
+            common.note_pages(of_before());
             // Those that are the same are supplied, and come again with no retry; the others are counted when the run
             // has been passed.
-            let differing = same.iter().filter(|same| !**same).count() as u64;
-            self.note_compared(replay, (same.len() as u64 - differing, 0), common);
-            stale += differing;
+            let unchanged = of_before().count();
+            self.note_compared(replay, unchanged as u64, 0, common);
+            stale += (same.len() - unchanged) as u64;
             for part in same_parts(part, &same, self.spaces[0].pages.unit()) {
                 let answer = match &bytes {
                     _ if self.is_mapped() => self.map(0, part, NOBODY, SupplyReason::Ahead)?,
@@ -1003,7 +1008,7 @@ impl Vm {
                 }
             }
         }
-        self.note_compared(replay, (stale, stale), common);
+        self.note_compared(replay, stale, stale, common);
         Ok(found)
     }
 
@@ -1030,7 +1035,7 @@ impl Vm {
     }
 
     /// Counts pages that are not what they were when they were recorded.
-    fn note_compared(&self, replay: &Replay, (compared, differing): (u64, u64), common: &VmShared<'_>) {
+    fn note_compared(&self, replay: &Replay, compared: u64, differing: u64, common: &VmShared<'_>) {
         self.count(|numbers| numbers.stale_bytes += differing * PAGE);
         if let Some((differing, compared)) = replay.note(compared, differing) {
             (common.tell)(&Event::ReplayStale { differing, compared });

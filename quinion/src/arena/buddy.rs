@@ -45,6 +45,8 @@ use crate::units::{Frame, Order};
 
 /// The end of a list.
 const NIL: u32 = u32::MAX;
+/// In place of a link: the frame waits unmerged. No frame has this number, nor is it a place in a ring.
+const WAITS: u32 = u32::MAX - 1;
 /// Frames that wait unmerged, at most: what one reclaim frees.
 const RECENT_MAX: usize = 256;
 /// Lists: one an order, 0 to 9.
@@ -123,7 +125,9 @@ impl<const TOP: u8> Buddy<TOP> {
         if self.recent_pages > 0 {
             if order == Order::ZERO {
                 self.recent_pages -= 1;
-                return Some(Frame(self.recent[self.recent_pages]));
+                let frame = Frame(self.recent[self.recent_pages]);
+                links.set_link(frame, PREVIOUS, NIL);
+                return Some(frame);
             }
             if self.free_pages() < u64::from(order.pages()) {
                 return None; // nothing to be merged could make it
@@ -154,19 +158,19 @@ impl<const TOP: u8> Buddy<TOP> {
         Some(Frame(head))
     }
 
-    /// Gives a single frame back, to be taken again as it is; see the head of this file. Where it is freed twice, that
-    /// is found out when it is merged.
+    /// Gives a single frame back, to be taken again as it is; see the head of this file.
     ///
     /// # Panics
-    /// If the frame heads a free run.
+    /// If the frame waits unmerged already, or heads a free run.
     #[inline]
     pub fn free_page(&mut self, links: &impl FreeLinks, frame: Frame) {
+        let waits = links.links(frame)[PREVIOUS] == WAITS;
+        assert!(!waits && links.free_order(frame).is_none(), "{frame:?} is freed twice");
         if self.recent_pages == RECENT_MAX {
             return self.free(links, frame, Order::ZERO);
         }
-        assert!(links.free_order(frame).is_none(), "{frame:?} is freed twice");
-        debug_assert!(!self.recent().contains(&frame.0), "{frame:?} is freed twice");
         debug_assert!(!self.is_inside_free(links, frame), "{frame:?} is inside a free run and freed again");
+        links.set_link(frame, PREVIOUS, WAITS);
         self.recent[self.recent_pages] = frame.0;
         self.recent_pages += 1;
     }
@@ -174,7 +178,9 @@ impl<const TOP: u8> Buddy<TOP> {
     /// Merges what waits unmerged with its buddies.
     pub fn merge_recent(&mut self, links: &impl FreeLinks) {
         for at in 0..std::mem::take(&mut self.recent_pages) {
-            self.free(links, Frame(self.recent[at]), Order::ZERO);
+            let frame = Frame(self.recent[at]);
+            links.set_link(frame, PREVIOUS, NIL);
+            self.free(links, frame, Order::ZERO);
         }
     }
 
@@ -307,11 +313,12 @@ impl<const TOP: u8> Buddy<TOP> {
         for (at, &recent) in self.recent().iter().enumerate() {
             let frame = Frame(recent);
             if !frames.contains(&recent)
+                || links.links(frame)[PREVIOUS] != WAITS
                 || links.free_order(frame).is_some()
                 || self.is_inside_free(links, frame)
             {
                 return Err(format!(
-                    "{frame:?} waits to be merged, and is no frame outside of all free runs"
+                    "{frame:?} waits to be merged, and is not marked so, or is no frame outside of all free runs"
                 ));
             }
             if self.recent()[..at].contains(&recent) {
@@ -577,9 +584,14 @@ mod tests {
     fn a_recent_frame_freed_twice_is_caught() {
         let (mut buddy, table) = whole(1);
         let frame = buddy.alloc(&table, Order(0)).unwrap();
+        // Taken, it may be freed again; and so it may after it was merged and split off.
         buddy.free_page(&table, frame);
+        assert_eq!(buddy.alloc(&table, Order(0)), Some(frame));
         buddy.free_page(&table, frame);
         buddy.merge_recent(&table);
+        assert_eq!(buddy.alloc(&table, Order(TOP)), Some(Frame(0)));
+        (0..EXTENT).rev().for_each(|page| buddy.free_page(&table, Frame(page)));
+        buddy.free_page(&table, frame);
     }
 
     #[test]

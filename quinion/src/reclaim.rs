@@ -866,7 +866,7 @@ impl<'v> Scanned<'v> {
 /// mapping, the index, and the place among the victims.
 fn by_page(victims: &[Victim]) -> Vec<Victim> {
     const PLACE_BITS: u32 = BATCH.ilog2() + 1;
-    debug_assert!(victims.len() <= BATCH, "a batch has {BATCH} victims at most");
+    assert!(victims.len() <= BATCH, "a batch has {BATCH} victims at most");
     let key = |(place, victim): (usize, &Victim)| {
         u128::from(victim.mapping.0) << 96 | u128::from(victim.index.0) << PLACE_BITS | place as u128
     };

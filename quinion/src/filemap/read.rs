@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A caller that has tried the hit already says why that ended, and it is not tried again; a caller that was told that
-//! nothing is there goes straight to readahead, which looks once more with its lock held if it had to wait for that.
+//! nothing is there goes straight to readahead, which looks once more with its lock held.
 //!
 //! The one that reads is a [`Reader`]: a handle's readahead state and, if the read is an uncached one, what is dropped
 //! behind it at the end (`uncached.rs`). How far a caller goes for its bytes is its [`WaitPolicy`]; each step that may

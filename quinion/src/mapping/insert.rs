@@ -533,7 +533,7 @@ impl<'a> Placing<'a> {
         if byte == referenced::AHEAD && self.fate == FolioLifetime::Stays {
             self.ahead.set(self.ahead.get() + u64::from(order.pages()));
         }
-        let referenced = self.nodes.grown.referenced(frame).expect("a frame of ours");
+        let referenced = self.nodes.grown.own_referenced(frame);
         referenced.store(byte, Ordering::Relaxed);
     }
 }
@@ -576,7 +576,7 @@ impl Slab for Placing<'_> {
         let marker = if marked { Flags::MARKER } else { 0 };
         let behind = if self.fate == FolioLifetime::DropsBehind { Flags::DROPBEHIND } else { 0 };
         self.set_referenced(Frame(folio), index, order);
-        let descriptor = self.nodes.grown.descriptor(Frame(folio)).expect("a frame of ours");
+        let descriptor = self.nodes.grown.own_descriptor(Frame(folio));
         descriptor.prepare_with(self.mapping, index, order, marker | behind);
     }
 }

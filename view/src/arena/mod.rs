@@ -48,4 +48,6 @@ mod view;
 #[cfg(not(quinion_model))]
 pub use layout::{Header, LAYOUT_VERSION, Layout, LayoutError, MAGIC, OWNER_ENDED};
 #[cfg(not(quinion_model))]
+pub(crate) use view::fetch_line;
+#[cfg(not(quinion_model))]
 pub use view::{CELLS_PER_PAGE, CellNumber, GrownView, NodeHead, Record, Validation, View};

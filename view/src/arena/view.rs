@@ -380,6 +380,18 @@ pub struct GrownView<'a> {
     frames: u32,
 }
 
+/// Asks for the line at an address; what lies there, if anything, is neither read nor waited for.
+#[inline(always)]
+pub(crate) fn fetch_line(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the instruction is part of every x86-64, and at no address does it fault or change anything.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
 impl<'a> GrownView<'a> {
     /// How many frames there are: a number at or above it is of none.
     #[inline]
@@ -424,6 +436,16 @@ impl<'a> GrownView<'a> {
         self.head(cell).unwrap_or_else(|| self.again().head(cell).expect("the caller's cell exists"))
     }
 
+    /// The referenced byte of a frame that the caller has; see [`GrownView::own_descriptor`].
+    ///
+    /// # Panics
+    /// There is no such frame.
+    #[inline]
+    pub fn own_referenced(self, frame: Frame) -> &'a AtomicU8 {
+        self.referenced(frame)
+            .unwrap_or_else(|| self.again().referenced(frame).expect("the caller's frame exists"))
+    }
+
     /// What is grown by now.
     #[cold]
     fn again(self) -> GrownView<'a> {
@@ -434,14 +456,9 @@ impl<'a> GrownView<'a> {
     /// nothing happens where there is no such frame.
     #[inline]
     pub fn prefetch(self, frame: Frame) {
-        #[cfg(all(target_arch = "x86_64", not(any(quinion_model, miri))))]
         if let Some(descriptor) = self.descriptor(frame) {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads nothing that the program can see, and the address is that of a reference.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(descriptor).cast()) };
+            fetch_line(core::ptr::from_ref(descriptor).cast());
         }
-        #[cfg(not(all(target_arch = "x86_64", not(any(quinion_model, miri)))))]
-        let _ = frame;
     }
 
     /// The referenced byte of `frame`; `None` if there is no such frame.

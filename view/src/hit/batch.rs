@@ -35,7 +35,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU32;
 
-use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View};
+use crate::arena::{CellNumber, Descriptor, GrownView, NotReady, Record, Ticket, View, fetch_line};
 use crate::folio::copy::copy_out;
 use crate::lookup::{NODE_BITS, seek};
 use crate::units::{Frame, MappingId, PAGE_SIZE, PageIndex};
@@ -223,7 +223,7 @@ impl<'a> TreeDescent<'a> {
     fn fetch_slot(&self) -> bool {
         let slot = self.walk.slot();
         if let Some(slot) = slot {
-            fetch(core::ptr::from_ref::<AtomicU32>(slot).cast());
+            fetch_line(core::ptr::from_ref::<AtomicU32>(slot).cast());
         }
         slot.is_some()
     }
@@ -234,8 +234,8 @@ impl<'a> TreeDescent<'a> {
         let Kind::Folio(number) = self.walk.entry().kind() else { return None };
         let frame = Frame(number);
         let descriptor = grown.descriptor(frame)?;
-        fetch(core::ptr::from_ref(descriptor).cast());
-        fetch(core::ptr::from_ref(grown.referenced(frame)?).cast());
+        fetch_line(core::ptr::from_ref(descriptor).cast());
+        fetch_line(core::ptr::from_ref(grown.referenced(frame)?).cast());
         Some(LocatedRead { record: self.record, end: self.end, frame, descriptor })
     }
 }
@@ -279,7 +279,7 @@ impl<'a> LocatedRead<'a> {
         let in_page = wanted.bytes.position as usize % PAGE_SIZE;
         let from = page.wrapping_add(in_page).cast_const();
         for at in (0..wanted.bytes.len).step_by(LINE).take(LINES_AT_LOOK) {
-            fetch(from.wrapping_add(at));
+            fetch_line(from.wrapping_add(at));
         }
         let &Self { record, end, frame, descriptor } = self;
         Some(ReadyRead { record, end, frame, descriptor, ticket, from })
@@ -308,16 +308,4 @@ impl ReadyRead<'_> {
         let file = FoundFile { grown, record: self.record, id: wanted.id };
         file.is_still(self.descriptor, self.ticket, self.end)
     }
-}
-
-/// Asks for the line at an address; what lies there, if anything, is neither read nor waited for.
-#[inline(always)]
-fn fetch(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the instruction is part of every x86-64, and at no address does it fault or change anything.
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
 }

@@ -515,15 +515,10 @@ fn locks_of_streams(tuning: Tuning) -> (u64, u64) {
             let filemap = &filemap;
             scope.spawn(move || {
                 let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(64)));
+                let call = Reader::plain(&readahead).call(mapping, WaitPolicy::Wait);
                 let mut page = [0; 4096];
                 for at in 0..FILE_PAGES as u64 {
-                    let read = filemap.read(
-                        mapping,
-                        Reader::plain(&readahead),
-                        WaitPolicy::Wait,
-                        at * PAGE,
-                        &mut page,
-                    );
+                    let read = filemap.read(&call, at * PAGE, &mut page);
                     assert_eq!((read.unwrap(), page[0]), (4096, mapping.id().0 as u8));
                 }
             });

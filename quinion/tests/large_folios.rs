@@ -56,7 +56,8 @@ fn a_handles_smallest_folio_goes_around_what_others_cached() {
     let rig = Rig::new(64 << 20, Parts::new(2000, 64), ALL, 0, Orders { min: Order(4), max: Order(4) });
     let plain = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(0)));
     let mut page = [0; PAGE as usize];
-    rig.filemap.read(&rig.mapping, Reader::plain(&plain), WaitPolicy::Wait, 37 * PAGE, &mut page).unwrap();
+    let call = Reader::plain(&plain).call(&rig.mapping, WaitPolicy::Wait);
+    rig.filemap.read(&call, 37 * PAGE, &mut page).unwrap();
     assert_eq!(rig.order(37), Some(0));
     rig.read(33, 1);
     assert_eq!(rig.device.requests(), [(37, 1), (32, 5), (38, 10)]);
@@ -179,13 +180,8 @@ fn a_reader_that_must_not_wait_gets_the_pages_already_read() {
     rig.device.keep();
     let now = |page: u64| {
         let mut byte = [0];
-        let read = rig.filemap.read(
-            &rig.mapping,
-            Reader::plain(&rig.readahead),
-            WaitPolicy::Start,
-            page * PAGE,
-            &mut byte,
-        );
+        let call = Reader::plain(&rig.readahead).call(&rig.mapping, WaitPolicy::Start);
+        let read = rig.filemap.read(&call, page * PAGE, &mut byte);
         read.map_err(|error| error.kind())
     };
     assert_eq!(now(0), Err(ErrorKind::WouldBlock));

@@ -126,13 +126,8 @@ fn a_page_of_a_file_that_was_cut_meanwhile_is_not_read_by_its_size_before_or_aft
         let next = u64::from(order.pages());
         rig.read(0, next);
         rig.device.keep();
-        let begun = rig.filemap.read(
-            &rig.mapping,
-            Reader::plain(&rig.readahead),
-            WaitPolicy::Start,
-            next * PAGE,
-            &mut [0; 8],
-        );
+        let call = Reader::plain(&rig.readahead).call(&rig.mapping, WaitPolicy::Start);
+        let begun = rig.filemap.read(&call, next * PAGE, &mut [0; 8]);
         assert!(begun.is_err(), "it would have to wait");
         let mut fill = Some(rig.device.kept());
         let mut buffer = vec![0; 2 * next as usize * PAGE_SIZE];
@@ -250,8 +245,8 @@ fn a_page_that_came_while_its_reader_waited_to_ask_for_it_is_planned_once() {
         thread::sleep(Duration::from_millis(30));
         let brought = scope.spawn(|| {
             let mut bytes = vec![0; 16 * PAGE_SIZE];
-            let wait_policy = WaitPolicy::Wait;
-            rig.filemap.read(&rig.mapping, Reader::plain(&other), wait_policy, 0, &mut bytes).unwrap()
+            let call = Reader::plain(&other).call(&rig.mapping, WaitPolicy::Wait);
+            rig.filemap.read(&call, 0, &mut bytes).unwrap()
         });
         assert_eq!(brought.join().unwrap(), 16 * PAGE_SIZE);
         drop(held_readahead);
@@ -310,11 +305,12 @@ impl Owner for OneFile {
     fn fill(&self, _: u64, position: u64, len: u64, _: bool) -> Result<(), Errno> {
         self.fills.fetch_add(1, Ordering::Relaxed);
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.make_ready(mapping, Reader::plain(readahead), position, len as usize).map_err(|_| Errno(5))
+        let call = Reader::plain(readahead).call(mapping, WaitPolicy::Wait);
+        filemap.make_ready(&call, position, len as usize).map_err(|_| Errno(5))
     }
     fn advance(&self, _: u64, page: PageIndex, _: bool) {
         let Rig { filemap, mapping, readahead, .. } = &*self.rig;
-        filemap.advance(mapping, Reader::plain(readahead), page, WaitPolicy::Wait);
+        filemap.advance(&Reader::plain(readahead).call(mapping, WaitPolicy::Wait), page);
     }
     fn revalidate(&self, _: u64) -> Result<u64, Errno> {
         Ok(self.rig.mapping.size())

@@ -512,7 +512,8 @@ fn r19_a_held_batch_survives_a_cut_and_new_readers_see_the_new_end() {
     let mapping = Arc::new(mapping.expect("a cell").with_dirty_pages(filemap.writeback().totals()));
     mapping.writeback().set_writer(memory);
     let readahead = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(8)));
-    let read = |to: &mut [u8]| filemap.read(&mapping, Reader::plain(&readahead), WaitPolicy::Wait, 0, to);
+    let call = Reader::plain(&readahead).call(&mapping, WaitPolicy::Wait);
+    let read = |to: &mut [u8]| filemap.read(&call, 0, to);
     assert_eq!(read(&mut vec![0; 32 * PAGE]).expect("a read"), 32 * PAGE);
 
     let mut batch = ReadBatch::new();

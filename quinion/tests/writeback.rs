@@ -634,7 +634,7 @@ fn a_thread_without_memory_because_all_is_dirty_has_it_written() {
     let mut bytes = vec![0; PAGE_SIZE];
     let mut read = |page: u64| {
         let wait_policy = quinion::internals::filemap::WaitPolicy::Wait;
-        stage.filemap.read(&file.mapping, reader, wait_policy, page * PAGE, &mut bytes).unwrap()
+        stage.filemap.read(&reader.call(&file.mapping, wait_policy), page * PAGE, &mut bytes).unwrap()
     };
     let mut page = 0;
     while stage.arena.available_pages(quinion::internals::sync::LockWait::Wait).is_some_and(|free| free > 0) {

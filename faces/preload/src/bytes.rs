@@ -58,82 +58,156 @@ pub enum Unserved {
     NotReady,
 }
 
-/// One look at the cache; `None` if the read would have to wait and must not.
-#[inline(always)] // the caller knows the mode
-fn look(
-    viewer: &Viewer,
-    file: &ViewedFile<'_>,
+/// A read of one buffer by a served descriptor.
+#[derive(Clone, Copy)]
+struct PartRead<'v> {
+    viewer: &'v Viewer,
+    fd: c_int,
+    /// Where in the file, in bytes.
     position: u64,
     to: Part,
-    manner: ServeMode,
-) -> Option<ReadOutcome> {
-    // SAFETY: the buffer is the program's, and it said it may be written.
-    unsafe {
-        match manner {
-            ServeMode::Plain => Some(viewer.read(file, position, to.base, to.len)),
-            ServeMode::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
-            ServeMode::Now => viewer.read_ready(file, position, to.base, to.len),
+    mode: ServeMode,
+    /// Whether this is all of the program's call.
+    is_whole: bool,
+}
+
+impl PartRead<'_> {
+    /// One look at the cache; `None` if the read would have to wait and must not.
+    #[inline(always)] // the caller knows the mode
+    fn look(self, file: &ViewedFile<'_>) -> Option<ReadOutcome> {
+        let Self { viewer, position, to, .. } = self;
+        // SAFETY: the buffer is the program's, and it said it may be written.
+        unsafe {
+            match self.mode {
+                ServeMode::Plain => Some(viewer.read(file, position, to.base, to.len)),
+                ServeMode::Uncached => Some(viewer.read_uncached(file, position, to.base, to.len)),
+                ServeMode::Now => viewer.read_ready(file, position, to.base, to.len),
+            }
         }
     }
-}
 
-/// Reads at `position` of a served descriptor; `is_whole` says that this is all of the program's call.
-#[inline(always)] // the caller knows the mode
-fn transfer(
-    viewer: &Viewer,
-    fd: c_int,
-    position: u64,
-    to: Part,
-    manner: ServeMode,
-    is_whole: bool,
-) -> Result<usize, Unserved> {
-    let file = table::file(fd);
-    if manner == ServeMode::Plain
-        && matches!(viewer.validation(&file), Validation::Sure | Validation::Immutable)
-    {
-        // SAFETY: as in `look`.
-        let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
-        return match hit.whole() {
-            Some(bytes) => Ok(bytes),
-            None => transfer_inside(viewer, fd, position, to, manner, Some(hit), is_whole),
-        };
-    }
-    transfer_inside(viewer, fd, position, to, manner, None, is_whole)
-}
-
-/// The same, of a read that may take system calls; or the rest of it, after a first look.
-#[cold]
-fn transfer_inside(
-    viewer: &Viewer,
-    fd: c_int,
-    position: u64,
-    to: Part,
-    manner: ServeMode,
-    hit: Option<Hit>,
-    is_whole: bool,
-) -> Result<usize, Unserved> {
-    let Some(_inside) = process::enter() else { return Err(Unserved::ToKernel) };
-    let file = table::file(fd);
-    if let Some(hit) = hit {
-        // SAFETY: as in `look`.
-        let read = unsafe { viewer.go_on(&file, position, to.base, to.len, hit) };
-        return transfer_slowly(viewer, fd, position, to, manner, Some(read), is_whole);
-    }
-    match viewer.validation(&file) {
-        Validation::Sure | Validation::Immutable => {}
-        validation => match look_at_times(viewer, fd, validation) {
-            TimesCheck::Right => {}
-            TimesCheck::Young if manner == ServeMode::Now => return Err(Unserved::NotReady),
+    #[inline(always)] // the caller knows the mode
+    fn transfer(self) -> Result<usize, Unserved> {
+        let Self { viewer, position, to, .. } = self;
+        let file = table::file(self.fd);
+        if self.mode == ServeMode::Plain
+            && matches!(viewer.validation(&file), Validation::Sure | Validation::Immutable)
+        {
             // SAFETY: as in `look`.
-            TimesCheck::Young => return unsafe { read_by_kernel(viewer, fd, position, to, is_whole) },
-            TimesCheck::Invalid(reason) => {
-                table::detach(fd, reason);
-                return Err(Unserved::ToKernel);
-            }
-        },
+            let hit = unsafe { viewer.read_hit(&file, position, to.base, to.len) };
+            return match hit.whole() {
+                Some(bytes) => Ok(bytes),
+                None => self.transfer_inside(Some(hit)),
+            };
+        }
+        self.transfer_inside(None)
     }
-    let read = look(viewer, &file, position, to, manner);
-    transfer_slowly(viewer, fd, position, to, manner, read, is_whole)
+
+    /// The same, of a read that may take system calls; or the rest of it, after a first look.
+    #[cold]
+    fn transfer_inside(self, hit: Option<Hit>) -> Result<usize, Unserved> {
+        let Self { viewer, fd, position, to, .. } = self;
+        let Some(_inside) = process::enter() else { return Err(Unserved::ToKernel) };
+        let file = table::file(fd);
+        if let Some(hit) = hit {
+            // SAFETY: as in `look`.
+            let read = unsafe { viewer.go_on(&file, position, to.base, to.len, hit) };
+            return self.transfer_slowly(Some(read));
+        }
+        match viewer.validation(&file) {
+            Validation::Sure | Validation::Immutable => {}
+            validation => match look_at_times(viewer, fd, validation) {
+                TimesCheck::Right => {}
+                TimesCheck::Young if self.mode == ServeMode::Now => return Err(Unserved::NotReady),
+                // SAFETY: as in `look`.
+                TimesCheck::Young => return unsafe { self.read_by_kernel() },
+                TimesCheck::Invalid(reason) => {
+                    table::detach(fd, reason);
+                    return Err(Unserved::ToKernel);
+                }
+            },
+        }
+        let read = self.look(&file);
+        self.transfer_slowly(read)
+    }
+
+    /// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
+    ///
+    /// # Safety
+    /// The buffer may be written.
+    #[cold]
+    unsafe fn read_by_kernel(self) -> Result<usize, Unserved> {
+        let Self { viewer, fd, position, to, is_whole, .. } = self;
+        // SAFETY: the caller's promise.
+        let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
+            table::detach(fd, Reason::Passed);
+            return Err(Unserved::ToKernel);
+        };
+        viewer.count(Counter::KernelReads, 1);
+        viewer.count(Counter::KernelBytes, bytes as u64);
+        // `counted` takes them for served.
+        viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
+        viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
+        Ok(bytes)
+    }
+
+    #[cold]
+    fn transfer_slowly(self, mut read: Option<ReadOutcome>) -> Result<usize, Unserved> {
+        let Self { viewer, fd, .. } = self;
+        let file = table::file(fd);
+        let mut asked = 0;
+        let mut revalidations = 0;
+        let reason = loop {
+            let Some(outcome) = read else {
+                self.refuse();
+                return Err(Unserved::NotReady);
+            };
+            asked += outcome.asked;
+            let size = match outcome.end {
+                ReadEnd::Full => break None,
+                ReadEnd::EndOfFile(size) => size,
+                ReadEnd::Stale => break Some(Reason::Changed),
+                // SAFETY: as in `look`.
+                ReadEnd::Failed(error) if is_passing(&error) => unsafe {
+                    return self.read_by_kernel();
+                },
+                ReadEnd::Failed(error) => break Some(why(&error)),
+            };
+            if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
+                break None;
+            }
+            revalidations += 1;
+            if revalidations > REVALIDATIONS_MAX {
+                break Some(Reason::Changed);
+            }
+            match viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
+                Ok(_) => {}
+                // SAFETY: as in `look`.
+                Err(error) if is_passing(&error) => unsafe {
+                    return self.read_by_kernel();
+                },
+                Err(error) => break Some(why(&error)),
+            }
+            read = self.look(&file);
+        };
+        if let Some(reason) = reason {
+            table::detach(fd, reason);
+            return Err(Unserved::ToKernel);
+        }
+        if asked > 0 {
+            viewer.count(Counter::Asked, 1);
+        }
+        Ok(read.map_or(0, |read| read.bytes))
+    }
+
+    /// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that a thread
+    /// that tries again gets on. A thread that tries again and again says so once.
+    fn refuse(self) {
+        let Self { viewer, fd, position, to, .. } = self;
+        if table::is_first_refusal(fd, position / 4096) {
+            viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
+        }
+    }
 }
 
 /// What a look at a file's times told.
@@ -176,112 +250,24 @@ fn look_at_times(viewer: &Viewer, fd: c_int, validation: Validation) -> TimesChe
     TimesCheck::Right
 }
 
-/// The kernel reads for once; the descriptor stays served, unless it cannot, and says so itself.
-///
-/// # Safety
-/// The buffer may be written.
-#[cold]
-unsafe fn read_by_kernel(
-    viewer: &Viewer,
-    fd: c_int,
-    position: u64,
-    to: Part,
-    is_whole: bool,
-) -> Result<usize, Unserved> {
-    // SAFETY: the caller's promise.
-    let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
-        table::detach(fd, Reason::Passed);
-        return Err(Unserved::ToKernel);
-    };
-    viewer.count(Counter::KernelReads, 1);
-    viewer.count(Counter::KernelBytes, bytes as u64);
-    // `counted` takes them for served.
-    viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
-    viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
-    Ok(bytes)
-}
-
-#[cold]
-fn transfer_slowly(
-    viewer: &Viewer,
-    fd: c_int,
-    position: u64,
-    to: Part,
-    manner: ServeMode,
-    mut read: Option<ReadOutcome>,
-    is_whole: bool,
-) -> Result<usize, Unserved> {
-    let file = table::file(fd);
-    let mut asked = 0;
-    let mut revalidations = 0;
-    let reason = loop {
-        let Some(outcome) = read else {
-            refuse(viewer, fd, position, to);
-            return Err(Unserved::NotReady);
-        };
-        asked += outcome.asked;
-        let size = match outcome.end {
-            ReadEnd::Full => break None,
-            ReadEnd::EndOfFile(size) => size,
-            ReadEnd::Stale => break Some(Reason::Changed),
-            // SAFETY: as in `look`.
-            ReadEnd::Failed(error) if is_passing(&error) => unsafe {
-                return read_by_kernel(viewer, fd, position, to, is_whole);
-            },
-            ReadEnd::Failed(error) => break Some(why(&error)),
-        };
-        if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
-            break None;
-        }
-        revalidations += 1;
-        if revalidations > REVALIDATIONS_MAX {
-            break Some(Reason::Changed);
-        }
-        match viewer.request(Operation::Revalidate, [file.handle, 0, 0]) {
-            Ok(_) => {}
-            // SAFETY: as in `look`.
-            Err(error) if is_passing(&error) => unsafe {
-                return read_by_kernel(viewer, fd, position, to, is_whole);
-            },
-            Err(error) => break Some(why(&error)),
-        }
-        read = look(viewer, &file, position, to, manner);
-    };
-    if let Some(reason) = reason {
-        table::detach(fd, reason);
-        return Err(Unserved::ToKernel);
-    }
-    if asked > 0 {
-        viewer.count(Counter::Asked, 1);
-    }
-    Ok(read.map_or(0, |read| read.bytes))
-}
-
-/// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that a thread that
-/// tries again gets on. A thread that tries again and again says so once.
-fn refuse(viewer: &Viewer, fd: c_int, position: u64, to: Part) {
-    if table::is_first_refusal(fd, position / 4096) {
-        viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
-    }
-}
-
+/// Reads at `position` of a served descriptor. Returns how many bytes.
 #[inline(always)] // the caller knows the mode
 pub fn transfer_all(
     viewer: &Viewer,
     fd: c_int,
     position: u64,
     to: Target<'_>,
-    manner: ServeMode,
+    mode: ServeMode,
 ) -> Result<usize, Unserved> {
     match to {
-        Target::One(part) => transfer(viewer, fd, position, part, manner, true),
+        Target::One(to) => PartRead { viewer, fd, position, to, mode, is_whole: true }.transfer(),
         Target::Many(parts) => {
             let mut done = 0;
             let faults = faults::seen();
             for &Part { base, len } in parts.iter().filter(|part| part.len > 0) {
                 let len = len.min(READ_BYTES_MAX - done);
-                let (part, is_whole) = (Part { base, len }, parts.len() == 1);
-                let bytes = match transfer(viewer, fd, position + done as u64, part, manner, is_whole) {
+                let (position, to, is_whole) = (position + done as u64, Part { base, len }, parts.len() == 1);
+                let bytes = match (PartRead { viewer, fd, position, to, mode, is_whole }).transfer() {
                     Err(Unserved::NotReady) if done > 0 => 0,
                     other => other?,
                 };

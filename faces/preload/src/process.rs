@@ -316,19 +316,19 @@ pub fn attach_policy() -> AttachPolicy {
 
 /// Whether any viewer has attached a file. Only while [`is_on`].
 pub fn has_attached_files() -> bool {
-    // SAFETY: as in `manners`.
+    // SAFETY: as in `attach_policy`.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.has_attached_files()
 }
 
 /// Whether a viewer has attached that file, or one that looks like it. Only while [`is_on`].
 pub fn is_attached(device: u64, inode: u64) -> bool {
-    // SAFETY: as in `manners`.
+    // SAFETY: as in `attach_policy`.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_attached(device, inode)
 }
 
 /// Whether a file was taken over, or looks like one that was. Only while [`is_on`].
 pub fn is_taken(device: u64, inode: u64) -> bool {
-    // SAFETY: as in `manners`.
+    // SAFETY: as in `attach_policy`.
     unsafe { (*VIEWER.0.get()).assume_init_ref() }.is_taken(device, inode)
 }
 

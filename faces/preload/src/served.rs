@@ -56,12 +56,12 @@ impl Cancel {
 
 /// A read at the descriptor's offset. `None`: the real function has to answer.
 #[inline(always)] // the caller knows both modes
-fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Option<isize> {
+fn read_on(fd: c_int, to: Target<'_>, mode: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Offset)?;
         cancel.test();
         let faults = faults::seen();
-        let bytes = match transfer_all(viewer, fd, word.offset(), to, manner) {
+        let bytes = match transfer_all(viewer, fd, word.offset(), to, mode) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
         };
@@ -79,7 +79,7 @@ fn read_on(fd: c_int, to: Target<'_>, manner: ServeMode, cancel: Cancel) -> Opti
 
 /// A read at `position`. `None`: the real function has to answer.
 #[inline(always)] // the caller knows both modes
-fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: ServeMode, cancel: Cancel) -> Option<isize> {
+fn read_at(fd: c_int, to: Target<'_>, position: u64, mode: ServeMode, cancel: Cancel) -> Option<isize> {
     loop {
         let (viewer, word) = served(fd, to, Start::Position)?;
         if word.state() == State::Positioned && !audit::is_clean() && !table::is_still(fd, word) {
@@ -87,7 +87,7 @@ fn read_at(fd: c_int, to: Target<'_>, position: u64, manner: ServeMode, cancel: 
         }
         cancel.test();
         let faults = faults::seen();
-        let bytes = match transfer_all(viewer, fd, position, to, manner) {
+        let bytes = match transfer_all(viewer, fd, position, to, mode) {
             Ok(bytes) => bytes,
             Err(unserved) => return refused(unserved),
         };
@@ -285,16 +285,16 @@ names! {
         call_real!(preadv64(fd => c_int, parts => *const Part, count => c_int, position => i64) -> isize)
     }
 
-    /// Served with flags that [`manner_of`] knows; position -1 means the descriptor's offset.
+    /// Served with flags that [`mode_of`] knows; position -1 means the descriptor's offset.
     preadv2 | preadv64v2 (fd: c_int, parts: *const Part, count: c_int, position: i64, flags: c_int) -> isize {
         let mut room = Parts::uninit();
         let target = many(&mut room, parts, count);
-        if let (Some(manner), Some(to)) = (manner_of(flags), target)
-            && (manner == ServeMode::Plain || does_kernel_accept(fd, manner, flags))
+        if let (Some(mode), Some(to)) = (mode_of(flags), target)
+            && (mode == ServeMode::Plain || does_kernel_accept(fd, mode, flags))
         {
             let answer = match (position, at(position)) {
-                (-1, _) => read_on(fd, to, manner, Cancel::Point),
-                (_, Some(position)) => read_at(fd, to, position, manner, Cancel::Point),
+                (-1, _) => read_on(fd, to, mode, Cancel::Point),
+                (_, Some(position)) => read_at(fd, to, position, mode, Cancel::Point),
                 _ => None,
             };
             if let Some(answer) = answer {
@@ -364,7 +364,7 @@ names! {
 }
 
 /// What the flags of a read ask for; `None` if only the kernel knows.
-fn manner_of(flags: c_int) -> Option<ServeMode> {
+fn mode_of(flags: c_int) -> Option<ServeMode> {
     /// Poll for the answer of a device; nothing if the thread finds its bytes in memory.
     const RWF_HIPRI: c_int = 1;
     const RWF_NOWAIT: c_int = 8;
@@ -380,12 +380,12 @@ fn manner_of(flags: c_int) -> Option<ServeMode> {
 /// Whether the kernel takes these flags for a descriptor: some file systems have no such reads. It is asked by a read
 /// that brings nothing, once while the descriptor is attached.
 #[cold]
-fn does_kernel_accept(fd: c_int, manner: ServeMode, flags: c_int) -> bool {
+fn does_kernel_accept(fd: c_int, mode: ServeMode, flags: c_int) -> bool {
     if !process::is_on() {
         return false;
     }
     let Some(word) = table::look(fd) else { return false };
-    table::accepts(fd, word, manner, || kernel::accepts_flags(fd, flags))
+    table::accepts(fd, word, mode, || kernel::accepts_flags(fd, flags))
 }
 
 /// What is made of a hint. Random reads get nothing ahead of them anyway, since readahead decides by what is done; and

@@ -99,7 +99,7 @@ static FILES: [File; DESCRIPTORS] = [const {
         seen: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
-/// What the kernel is known to answer to reads with flags: two bits a manner, the lower one says that it is known and
+/// What the kernel is known to answer to reads with flags: two bits a mode, the lower one says that it is known and
 /// the upper one what; and above, the low bits of the handle of which that is so.
 static ACCEPTS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 /// One more than the highest descriptor that ever was a candidate.
@@ -359,12 +359,12 @@ pub fn publish(fd: i32, from: FdWord, to: Attachment) -> bool {
 
 /// Whether the kernel takes reads with flags of a descriptor that was looked at. It is asked by `ask`, once while the
 /// descriptor is attached.
-pub fn accepts(fd: i32, word: FdWord, manner: ServeMode, ask: impl FnOnce() -> bool) -> bool {
+pub fn accepts(fd: i32, word: FdWord, mode: ServeMode, ask: impl FnOnce() -> bool) -> bool {
     const MANNERS_BITS: u32 = 6;
     if !word.state().is_attached() {
         return ask();
     }
-    let place = match manner {
+    let place = match mode {
         ServeMode::Plain => 0,
         ServeMode::Uncached => 2,
         ServeMode::Now => 4,

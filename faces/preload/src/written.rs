@@ -1,12 +1,12 @@
 //! Written: what this process is about to do to a file that others may be served.
 //!
-//! A file is served under a read lease, and the kernel gives none while anybody has the file open for writing, whoever
-//! that is and by whatever call; and makes who opens it so wait until the lease is given up. So there is nothing to say
-//! of writes. What there is to do is a matter of manners:
+//! A file is served under a read lease. The kernel gives none while any process has the file open for writing, and a
+//! process that opens it for writing waits until the lease is given up. So the owner need not be told of writes. It is
+//! told of calls that would wait, fail or leave space taken because of its lease or its descriptor:
 //!
 //! | before | the owner |
 //! |---|---|
-//! | an open for writing, `truncate` | gives its lease up, so that nobody waits, and nobody is told `EAGAIN` |
+//! | an open for writing, `truncate` | gives its lease up, so that no process waits or gets `EAGAIN` |
 //! | an open with `O_RDONLY \| O_TRUNC`, and after it | the same, and forgets the bytes: no lease is told of it |
 //! | `F_SETLEASE` | closes the file: a process that wants a write lease has to be alone with it |
 //! | `unlink`, `rename` over it | closes the file, if no program has it open: its space is free when the call returns |

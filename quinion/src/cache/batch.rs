@@ -28,7 +28,7 @@ use crate::error::{Error, Repr, Result};
 use crate::filemap::{BatchedRead, GROUP_MAX, PendingRead, Progress, ReadProgress, Span, read_group, touch};
 use crate::units::FILE_BYTES_MAX;
 
-use super::{Cache, File, Handle, ReadOptions};
+use super::{Cache, File, ReadOptions};
 
 /// One read of a batch: where from, where to, and once it was made, what came of it.
 pub struct BatchRead<'b> {
@@ -347,9 +347,8 @@ impl BatchRead<'_> {
                     return;
                 }
             };
-            let Handle { shared, mapping, .. } = &*file.handle;
-            let (reader, wait_policy) = (file.reader(passing.as_ref()), options.wait_policy());
-            match shared.filemap.look(mapping, reader, wait_policy, self.position, self.buffer) {
+            let call = file.call(passing.as_ref(), options.wait_policy());
+            match file.handle.shared.filemap.look(&call, self.position, self.buffer) {
                 Progress::Unread => BatchResult::Unread,
                 Progress::Read(bytes) => BatchResult::Read(bytes),
                 Progress::Missing(done) => BatchResult::Missing(done),
@@ -362,21 +361,16 @@ impl BatchRead<'_> {
         if matches!(self.answer, BatchResult::Read(_) | BatchResult::Failed(_)) {
             return;
         }
-        let Handle { shared, mapping, .. } = &*file.handle;
-        let (filemap, position, wait_policy) = (&shared.filemap, self.position, options.wait_policy());
+        let (filemap, position) = (&file.handle.shared.filemap, self.position);
         let Ok(passing) = file.passing_with(options) else { return }; // its look has failed with that
-        let reader = file.reader(passing.as_ref());
+        let call = file.call(passing.as_ref(), options.wait_policy());
         let result = match self.answer {
             BatchResult::Read(_) | BatchResult::Failed(_) => return,
-            BatchResult::Unread => filemap.read(mapping, reader, wait_policy, position, self.buffer),
-            BatchResult::Missing(done) => filemap.finish(
-                mapping,
-                reader,
-                wait_policy,
-                position,
-                self.buffer,
-                ReadProgress { done, hit: false, stopped: None },
-            ),
+            BatchResult::Unread => filemap.read(&call, position, self.buffer),
+            BatchResult::Missing(done) => {
+                let reading = ReadProgress { done, hit: false, stopped: None };
+                filemap.finish(&call, position, self.buffer, reading)
+            }
         };
         self.answer = match result {
             Ok(bytes) => BatchResult::Read(bytes),
@@ -398,9 +392,9 @@ impl BatchRead<'_> {
 
 impl File {
     fn start(&self, spans: &[Span], options: ReadOptions) {
-        let Handle { shared, mapping, .. } = &*self.handle;
         let Ok(passing) = self.passing_with(options) else { return };
-        shared.filemap.start(mapping, self.reader(passing.as_ref()), options.wait_policy(), spans);
+        let call = self.call(passing.as_ref(), options.wait_policy());
+        self.handle.shared.filemap.start(&call, spans);
     }
     fn started_pages_max(&self) -> u64 {
         self.handle.shared.filemap.started_pages_max()
@@ -457,8 +451,8 @@ mod tests {
     #[test]
     fn a_folio_that_goes_between_its_looks_is_not_served() {
         let (_cache, file) = cached();
-        let Handle { shared, mapping, .. } = &*file.handle;
-        let forget = || shared.filemap.invalidate(mapping).expect("it is forgotten");
+        let (filemap, mapping) = (&file.handle.shared.filemap, &file.handle.mapping);
+        let forget = || filemap.invalidate(mapping).expect("it is forgotten");
         assert_eq!(served(&file, forget), [true, false, false]);
     }
 

@@ -13,8 +13,8 @@ use std::task::{Context, Poll};
 use crate::arena::{CellNumber, GrownView, OwnedView};
 use crate::error::{Repr, Result};
 use crate::filemap::{
-    DropBehindState, FileView, HitStop, Hits, PendingRead, PinRequest, Prefetch, ReadProgress, Reader,
-    StreamPositions, UncachedRead, WaitPolicy, read_hits_into,
+    DropBehindState, FileView, HitStop, Hits, PendingRead, PinRequest, PolledRead, Prefetch, ReadCall,
+    ReadProgress, Reader, StreamPositions, UncachedRead, WaitPolicy, read_hits_into,
 };
 use crate::folio::Pinned;
 use crate::mapping::TreeCounts;
@@ -247,16 +247,15 @@ impl File {
 
     /// Ends a read of which `hits` are there already.
     fn end_read(&self, buffer: &mut [u8], position: u64, options: ReadOptions, hits: Hits) -> Result<usize> {
-        let Handle { shared, mapping, .. } = &*self.handle;
-        let (filemap, wait_policy, reader) = (&shared.filemap, options.wait_policy(), self.reader(None));
+        let (filemap, call) = (&self.handle.shared.filemap, self.call(None, options.wait_policy()));
         // What was copied is there, and counted where folios are; only the rest is read again.
         if let Some(page) = hits.marker {
-            filemap.advance(mapping, reader, page, wait_policy);
+            filemap.advance(&call, page);
         }
         // (A cache that follows what is read has given the hit no record to look at.)
         let stopped = Some(hits.stopped).filter(|stopped| *stopped != HitStop::Stale);
         let reading = ReadProgress { done: hits.bytes, hit: true, stopped };
-        let bytes = filemap.finish(mapping, reader, wait_policy, position, buffer, reading)?;
+        let bytes = filemap.finish(&call, position, buffer, reading)?;
         // The next read may go on in the same folio, by a hit; that is this read still.
         self.touched.remember(position, position + bytes as u64);
         self.note_read(position, bytes);
@@ -271,12 +270,20 @@ impl File {
     #[inline(never)]
     fn read_uncached(&self, buffer: &mut [u8], position: u64, options: ReadOptions) -> Result<usize> {
         self.assure()?;
-        let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
-        let reader = self.reader(Some(&passing));
-        let bytes = shared.filemap.read(mapping, reader, options.wait_policy(), position, buffer)?;
+        let call = self.call(Some(&passing), options.wait_policy());
+        let bytes = self.handle.shared.filemap.read(&call, position, buffer)?;
         self.note_read(position, bytes);
         Ok(bytes)
+    }
+
+    /// A read of the file by this handle.
+    pub(super) fn call<'c>(
+        &'c self,
+        passing: Option<&'c UncachedRead<'c>>,
+        wait_policy: WaitPolicy,
+    ) -> ReadCall<'c> {
+        self.reader(passing).call(&self.handle.mapping, wait_policy)
     }
 
     /// The reader that this handle is.
@@ -397,8 +404,8 @@ impl File {
         self.assure()?;
         let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing_with(options)?;
-        let reader = self.reader(passing.as_ref());
-        let polled = shared.filemap.poll_read(mapping, reader, progress, position, buffer, context);
+        let poll = PolledRead { mapping, reader: self.reader(passing.as_ref()), waker: context.waker() };
+        let polled = shared.filemap.poll_read(poll, progress, position, buffer);
         if let Poll::Ready(Ok(bytes)) = &polled {
             self.note_read(position, *bytes);
         }
@@ -627,17 +634,16 @@ impl File {
     /// Makes the page at `position` ready for a reader that wants `len` bytes there.
     pub(crate) fn make_ready(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;
-        let Handle { shared, mapping, .. } = &*self.handle;
-        shared.filemap.make_ready(mapping, self.reader(None), position.min(FILE_BYTES_MAX), len)
+        let call = self.call(None, WaitPolicy::Wait);
+        self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
     }
     /// The same for a viewer's uncached read; what it brings goes with [`File::end_uncached`], or as is said of
     /// [`ReadOptions::uncached`].
     pub(crate) fn make_ready_uncached(&self, position: u64, len: usize) -> Result<()> {
         self.assure()?;
-        let Handle { shared, mapping, .. } = &*self.handle;
         let passing = self.passing()?;
-        let reader = self.reader(Some(&passing));
-        shared.filemap.make_ready(mapping, reader, position.min(FILE_BYTES_MAX), len)
+        let call = self.call(Some(&passing), WaitPolicy::Wait);
+        self.handle.shared.filemap.make_ready(&call, position.min(FILE_BYTES_MAX), len)
     }
     /// A viewer's uncached read of `bytes` bytes at `position` has ended.
     pub(crate) fn end_uncached(&self, position: u64, bytes: u64) -> Result<()> {
@@ -649,9 +655,8 @@ impl File {
     }
     /// A reader met the marker on `page`; an uncached read, if it says so.
     pub(crate) fn advance(&self, page: PageIndex, uncached: bool) {
-        let Handle { shared, mapping, .. } = &*self.handle;
         let passing = if uncached { self.passing().ok() } else { None };
-        shared.filemap.advance(mapping, self.reader(passing.as_ref()), page, WaitPolicy::Wait);
+        self.handle.shared.filemap.advance(&self.call(passing.as_ref(), WaitPolicy::Wait), page);
     }
     /// Whether a viewer's reads can leave nothing behind.
     pub(crate) fn can_drop_behind(&self) -> bool {

@@ -22,7 +22,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use crate::arena::NotReady;
 use crate::backend::{PageKey, Registered, RegisteredWaiter};
@@ -34,7 +34,7 @@ use crate::units::PageIndex;
 
 use super::read::ReadProgress;
 use super::shared::Filemap;
-use super::uncached::Reader;
+use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
 /// How far a pending read has come.
@@ -71,6 +71,16 @@ enum EndCheck {
     LookedAt,
 }
 
+/// One poll of a read.
+#[derive(Clone, Copy)]
+pub(crate) struct PolledRead<'p> {
+    /// The file and the handle.
+    pub mapping: &'p Arc<Mapping>,
+    pub reader: Reader<'p>,
+    /// Wakes the task when it is to poll again.
+    pub waker: &'p Waker,
+}
+
 /// What a poll found where it could go no further.
 enum PollBlocked {
     /// The file ends here, as far as is known.
@@ -84,16 +94,15 @@ impl Filemap {
     /// return. Waits for no device and no memory.
     pub(crate) fn poll_read(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
+        poll: PolledRead<'_>,
         progress: &mut PendingRead,
         position: u64,
         to: &mut [u8],
-        context: &Context<'_>,
     ) -> Poll<Result<usize, Error>> {
+        let reader = poll.reader;
         let outcome = loop {
             // 1
-            match self.poll_waited(mapping, reader, progress, context) {
+            match self.poll_waited(poll, progress) {
                 Ok(Poll::Pending) => return Poll::Pending,
                 Ok(Poll::Ready(())) => {}
                 Err(error) => {
@@ -104,7 +113,7 @@ impl Filemap {
                 }
             }
             // 2
-            match self.read_ready(mapping, reader, &mut progress.read, position, to) {
+            match self.read_ready(poll, &mut progress.read, position, to) {
                 // 3
                 Ok(Some(PollBlocked::Page(position))) => {
                     progress.waited = WaitingFor::Page { position, waiter: None }
@@ -115,9 +124,8 @@ impl Filemap {
                         && !reader.is_sure_of_size() =>
                 {
                     progress.end = EndCheck::LookedAt;
-                    let sent = self.send(mapping, progress, context, |filemap, mapping| {
-                        filemap.look_at_the_end(mapping).map(drop)
-                    });
+                    let sent = self
+                        .send(poll, progress, |filemap, mapping| filemap.look_at_the_end(mapping).map(drop));
                     if let Err(error) = sent {
                         break Err(error);
                     }
@@ -134,36 +142,35 @@ impl Filemap {
     /// Whether what was waited for is there. If not, sees to it that the future is woken when it is.
     fn poll_waited(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
+        poll: PolledRead<'_>,
         progress: &mut PendingRead,
-        context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
+        let PolledRead { mapping, reader, waker } = poll;
         match std::mem::take(&mut progress.waited) {
             WaitingFor::Nothing => Ok(Poll::Ready(())),
             WaitingFor::Page { position, waiter } => {
                 drop(waiter); // it was woken, or this is not the waker it has
                 match mapping.index().probe(PageIndex::of_byte(position)) {
                     Ok(()) | Err(NotReady::Written) => Ok(Poll::Ready(())),
-                    Err(NotReady::Filling) => self.await_page(mapping, reader, progress, position, context),
+                    Err(NotReady::Filling) => self.await_page(poll, progress, position),
                     // It was not startable, or its fill failed, or it is gone again.
                     Err(NotReady::Mismatch) => {
                         let (pool, behind) = (reader.pool(), reader.shared_behind().cloned());
                         let task = move |filemap: &Arc<Self>, mapping: &Arc<Mapping>| {
                             filemap.wait_for_page(mapping, position, (pool, behind.as_ref()))
                         };
-                        self.send(mapping, progress, context, task)?;
+                        self.send(poll, progress, task)?;
                         Ok(Poll::Pending)
                     }
                 }
             }
             WaitingFor::Task(outcome) => {
-                let own = context.waker().clone();
+                let own = waker.clone();
                 let mut now = outcome.lock().unwrap_or_else(PoisonError::into_inner);
                 match &mut *now {
                     TaskOutcome::Done(error) => error.take().map_or(Ok(Poll::Ready(())), Err),
-                    TaskOutcome::Pending(waker) => {
-                        let before = std::mem::replace(waker, own);
+                    TaskOutcome::Pending(known) => {
+                        let before = std::mem::replace(known, own);
                         drop(now); // before the waker goes
                         drop(before);
                         progress.waited = WaitingFor::Task(outcome);
@@ -177,13 +184,13 @@ impl Filemap {
     /// Reads what is there and starts what is not. `None`: all of it was read.
     fn read_ready(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
+        PolledRead { mapping, reader, .. }: PolledRead<'_>,
         read: &mut ReadProgress,
         position: u64,
         to: &mut [u8],
     ) -> Result<Option<PollBlocked>, Error> {
-        match self.read_on(mapping, reader, WaitPolicy::Start, position, to, read) {
+        let call = ReadCall { mapping, reader, wait_policy: WaitPolicy::Start };
+        match self.read_on(&call, position, to, read) {
             Ok(()) if read.done == to.len() => Ok(None),
             Ok(()) => Ok(Some(PollBlocked::End)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -196,35 +203,32 @@ impl Filemap {
     /// Registers for the page at byte `position`, which is being filled.
     fn await_page(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
+        poll: PolledRead<'_>,
         progress: &mut PendingRead,
         position: u64,
-        context: &Context<'_>,
     ) -> Result<Poll<()>, Error> {
+        let mapping = poll.mapping;
         let (asked, index) = (Arc::clone(mapping), PageIndex::of_byte(position));
         let condition = Box::new(move || asked.index().probe(index) != Err(NotReady::Filling));
         let place = PageKey { mapping: mapping.id(), page: index };
-        let registered =
-            self.wait_queue.register(&mapping.backend(), place, condition, context.waker().clone());
+        let registered = self.wait_queue.register(&mapping.backend(), place, condition, poll.waker.clone());
         let waiter = match registered.map_err(Repr::NoThread)? {
             Registered::Ready => None,
             Registered::Waiting(waiter) => Some(waiter),
         };
         let is_registered = waiter.is_some();
         progress.waited = WaitingFor::Page { position, waiter };
-        if is_registered { Ok(Poll::Pending) } else { self.poll_waited(mapping, reader, progress, context) }
+        if is_registered { Ok(Poll::Pending) } else { self.poll_waited(poll, progress) }
     }
 
     /// Has the poller do what may block.
     fn send(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
+        PolledRead { mapping, waker, .. }: PolledRead<'_>,
         progress: &mut PendingRead,
-        context: &Context<'_>,
         task: impl FnOnce(&Arc<Filemap>, &Arc<Mapping>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
-        let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(context.waker().clone())));
+        let outcome = Arc::new(Mutex::new(TaskOutcome::Pending(waker.clone())));
         let (filemap, mapping, told) = (Arc::clone(self), Arc::clone(mapping), Arc::clone(&outcome));
         let task = move || {
             let done = catch_unwind(AssertUnwindSafe(|| task(&filemap, &mapping)));

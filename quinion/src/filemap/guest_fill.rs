@@ -121,6 +121,6 @@ impl Filemap {
     ) -> Result<usize, Error> {
         let none = RankedMutex::new(Rank::Readahead, Readahead::new(Config::new(PAGE_SIZE as u32)));
         let reader = Reader::new(&none, PoolNumber::DEFAULT, None).sure_of_size();
-        self.read(mapping, reader, WaitPolicy::Wait, position, to)
+        self.read(&reader.call(mapping, WaitPolicy::Wait), position, to)
     }
 }

@@ -57,7 +57,7 @@ mod write;
 pub use ahead::ReadaheadUse;
 pub(crate) use background_reclaim::BackgroundReclaim;
 pub(crate) use frame_supply::FillUrgency;
-pub(crate) use future::PendingRead;
+pub(crate) use future::{PendingRead, PolledRead};
 pub use hint::Prefetch;
 pub use pin::PinRequest;
 pub use quinion_view::hit::{
@@ -74,6 +74,6 @@ pub(crate) use start::{Progress, Span};
 pub(crate) use stream_positions::StreamPositions;
 pub(crate) use touch::touch;
 pub use truncate::OnPinned;
-pub use uncached::{DropBehindState, PAUSE, Reader, TRAILS_MAX, UncachedRead};
+pub use uncached::{DropBehindState, PAUSE, ReadCall, Reader, TRAILS_MAX, UncachedRead};
 pub use wait_policy::WaitPolicy;
 pub(crate) use write::WriteContext;

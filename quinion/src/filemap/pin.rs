@@ -37,7 +37,7 @@ use crate::units::{Frame, PAGE_SIZE, PageIndex, met_end_within_page};
 
 use super::read::ReadProgress;
 use super::shared::Filemap;
-use super::uncached::Reader;
+use super::uncached::{ReadCall, Reader};
 use super::wait_policy::WaitPolicy;
 
 /// Folios that are looked at under one hold of the tree lock.
@@ -57,6 +57,12 @@ pub struct PinRequest {
     pub process: ForkGuard,
 }
 
+/// Bytes that the file had before they were held, when so many renewals of it had been seen.
+struct AskedBytes {
+    bytes: Range<u64>,
+    renewals: u64,
+}
+
 impl Filemap {
     /// Pins the bytes of `request`; waits, if it may, until all of them are in the cache.
     pub fn pin(
@@ -65,23 +71,20 @@ impl Filemap {
         reader: Reader<'_>,
         request: PinRequest,
     ) -> Result<Pinned, Error> {
-        let pinned = self.pin_known(mapping, reader, request)?;
+        let call = ReadCall { mapping, reader, wait_policy: request.wait_policy };
+        let pinned = self.pin_known(&call, request)?;
         // Nothing there, as far as is known: as for a read, the file is looked at again, once.
         let may_look = request.wait_policy == WaitPolicy::Wait && !reader.is_sure_of_size();
         if pinned.is_empty() && request.len > 0 && may_look && self.look_at_the_end(mapping)? {
-            return self.pin_known(mapping, reader, request);
+            return self.pin_known(&call, request);
         }
         Ok(pinned)
     }
 
     /// As [`Filemap::pin`], with the file's size as it is known.
-    fn pin_known(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        request: PinRequest,
-    ) -> Result<Pinned, Error> {
-        let PinRequest { position, len, wait_policy, process } = request;
+    fn pin_known(self: &Arc<Self>, call: &ReadCall<'_>, request: PinRequest) -> Result<Pinned, Error> {
+        let &ReadCall { mapping, reader, wait_policy } = call;
+        let PinRequest { position, len, process, .. } = request;
         let pages_max = self.pinned_pages_max();
         let reach = (len as u64).min(mapping.size().saturating_sub(position));
         if reach > pages_max * PAGE_SIZE as u64 {
@@ -109,16 +112,17 @@ impl Filemap {
                     return Err(self.too_much_pinned(rest as u64));
                 }
                 let first = batch.pop().into();
-                match self.hold_folio(mapping, reader, wait_policy, at, rest, first)? {
+                match self.hold_folio(call, at, rest, first)? {
                     Some(held) => batch.push(held),
                     None => break,
                 }
             }
             // 2 to 5
-            let asked = position..position.saturating_add(len as u64).min(size);
-            let marked = self.pin_batch((mapping, renewals), reader, &mut pinned, &mut batch, asked);
+            let end = position.saturating_add(len as u64).min(size);
+            let asked = AskedBytes { bytes: position..end, renewals };
+            let marked = self.pin_batch(call, &mut pinned, &mut batch, asked);
             if let Some(page) = marked {
-                self.advance(mapping, reader, page, wait_policy);
+                self.advance(call, page);
             }
             if pinned.count_pages() > pages_max {
                 return Err(self.too_much_pinned(reach));
@@ -150,16 +154,14 @@ impl Filemap {
         })
     }
 
-    /// Pins what held folios have of the rest of `asked`, bytes that the file had before they were held, as far as it
-    /// reaches now; up to the first that is of another file than it is now: `renewals` were seen before. Returns the
-    /// first page of the one with the marker.
+    /// Pins what held folios have of the rest of `asked`, as far as the file reaches now; up to the first that is of
+    /// another file than it is now. Returns the first page of the one with the marker.
     fn pin_batch(
         &self,
-        (mapping, renewals): (&Mapping, u64),
-        reader: Reader<'_>,
+        &ReadCall { mapping, reader, .. }: &ReadCall<'_>,
         pinned: &mut Pinned,
         batch: &mut ReadBatch<'_>,
-        asked: Range<u64>,
+        AskedBytes { bytes: asked, renewals }: AskedBytes,
     ) -> Option<PageIndex> {
         let mut marked = None;
         for held in batch.drain() {

@@ -52,7 +52,7 @@ use crate::units::{FILE_BYTES_MAX, PAGE_SIZE, PageIndex, PoolNumber, met_end_wit
 use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch, WindowFills};
 use super::frame_supply::FillUrgency;
 use super::shared::Filemap;
-use super::uncached::{DropBehindState, Reader, UncachedRead};
+use super::uncached::{DropBehindState, ReadCall, Reader, UncachedRead};
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
 
@@ -75,30 +75,21 @@ impl Cached for Mapping {
 impl Filemap {
     /// Reads up to `to.len()` bytes at `position`. Returns how many: fewer than asked at the end of the
     /// file, or if bytes were read before something went wrong or would have had to be waited for.
-    pub fn read(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        position: u64,
-        to: &mut [u8],
-    ) -> Result<usize, Error> {
-        let read = self.finish(mapping, reader, wait_policy, position, to, ReadProgress::default());
-        reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), wait_policy.locks());
+    pub fn read(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Result<usize, Error> {
+        let read = self.finish(call, position, to, ReadProgress::default());
+        call.reader.end_drop_behind(position, *read.as_ref().unwrap_or(&0), call.wait_policy.locks());
         read
     }
 
     /// Ends a read of which `reading` is there already.
     pub(crate) fn finish(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'_>,
         position: u64,
         to: &mut [u8],
         mut reading: ReadProgress,
     ) -> Result<usize, Error> {
-        let outcome = self.read_on(mapping, reader, wait_policy, position, to, &mut reading);
+        let outcome = self.read_on(call, position, to, &mut reading);
         self.end_read(reading, outcome)
     }
 
@@ -112,18 +103,17 @@ impl Filemap {
     /// Goes on with a read of `to.len()` bytes at `position` of which `run.done` are there, and steps `run`.
     pub(crate) fn read_on(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'_>,
         position: u64,
         to: &mut [u8],
         run: &mut ReadProgress,
     ) -> Result<(), Error> {
+        let &ReadCall { mapping, reader, wait_policy } = call;
         let mut end_checked = reader.is_sure_of_size();
         while run.done < to.len() {
             let stopped = match run.stopped.take() {
                 Some(stopped) => stopped,
-                None => self.read_hits(mapping, reader, wait_policy, position, to, run),
+                None => self.read_hits(call, position, to, run),
             };
             match stopped {
                 HitStop::Full => return Ok(()),
@@ -139,7 +129,7 @@ impl Filemap {
                     run.hit = false;
                     let at = position + run.done as u64;
                     let rest = &mut to[run.done..];
-                    run.done += self.read_slowly(mapping, reader, wait_policy, at, rest, stopped)?;
+                    run.done += self.read_slowly(call, at, rest, stopped)?;
                     // The end of the file, within a page: what stands behind it, if the file grows now, is of another
                     // moment than what was read of the page.
                     if met_end_within_page(position, run.done) {
@@ -154,19 +144,17 @@ impl Filemap {
     /// Reads on as far as the cache gives it, and says why it gives no more.
     fn read_hits(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'_>,
         position: u64,
         to: &mut [u8],
         run: &mut ReadProgress,
     ) -> HitStop {
         let (at, rest) = (position + run.done as u64, &mut to[run.done..]);
-        let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(self.view_of(mapping), at, rest, touch);
+        let touch = |grown: GrownView<'_>, frame| call.reader.touch(grown, frame);
+        let hits = read_hits_into(self.view_of(call.mapping), at, rest, touch);
         run.done += hits.bytes;
         if let Some(page) = hits.marker {
-            self.advance(mapping, reader, page, wait_policy);
+            self.advance(call, page);
         }
         hits.stopped
     }
@@ -180,15 +168,13 @@ impl Filemap {
     /// ends there.
     fn read_slowly(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'_>,
         position: u64,
         to: &mut [u8],
         mut stopped: HitStop,
     ) -> Result<usize, Error> {
         loop {
-            match self.read_held(mapping, reader, wait_policy, position, to, stopped)? {
+            match self.read_held(call, position, to, stopped)? {
                 Some(bytes) => return Ok(bytes),
                 None => stopped = HitStop::Filling, // it may be there again, and be on its way
             }
@@ -199,16 +185,15 @@ impl Filemap {
     /// `None` if that was of another file than this is now.
     fn read_held(
         self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'_>,
         position: u64,
         to: &mut [u8],
         stopped: HitStop,
     ) -> Result<Option<usize>, Error> {
+        let mapping = call.mapping;
         // The size, before the data is held: a folio from before a growth is not found with the new size,
         // and so what lies behind the old end in it, zeroes, is not taken for the file's.
-        let renewals = mapping.renewals();
+        let from = SeenByte { position, renewals: mapping.renewals() };
         let left = mapping.size().saturating_sub(position);
         let len = to.len();
         let to = &mut to[..left.min(len as u64) as usize];
@@ -225,53 +210,41 @@ impl Filemap {
             match mapping.get_read_batch(index, last, &mut batch) {
                 BatchEnd::FirstNotReady => first = batch.pop().into(),
                 _ if batch.is_empty() => {}
-                _ => {
-                    return Ok(self.read_batch(
-                        (mapping, renewals),
-                        reader,
-                        wait_policy,
-                        position,
-                        batch,
-                        to,
-                    ));
-                }
+                _ => return Ok(self.read_batch(call, from, batch, to)),
             }
         }
         // 2 The first folio is what the reader waits for.
-        let Some(held) = self.hold_folio(mapping, reader, wait_policy, position, len, first)? else {
+        let Some(held) = self.hold_folio(call, position, len, first)? else {
             return Ok(Some(0));
         };
-        reader.touch(self.arena.view().grown(), held.frame());
+        call.reader.touch(self.arena.view().grown(), held.frame());
         let bytes = held.copy_out(position, to);
-        let shown = shown(mapping, renewals, position, bytes, [&held]);
+        let shown = shown(mapping, from, bytes, [&held]);
         if held.has_marker() {
-            self.advance(mapping, reader, held.first(), wait_policy);
+            self.advance(call, held.first());
         }
         Ok(shown)
     }
 
-    /// Copies what ready folios hold of `to`, beginning at `position`; gives them back, and only then lets
-    /// readahead go on, which may need memory. The caller saw so many renewals before. `None` as
-    /// [`Filemap::read_held`].
+    /// Copies what ready folios hold of `to`, beginning at `from`; gives them back, and only then lets readahead go
+    /// on, which may need memory. `None` as [`Filemap::read_held`].
     fn read_batch(
         self: &Arc<Self>,
-        (mapping, renewals): (&Arc<Mapping>, u64),
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        position: u64,
+        call: &ReadCall<'_>,
+        from: SeenByte,
         batch: ReadBatch<'_>,
         to: &mut [u8],
     ) -> Option<usize> {
         let mut done = 0;
         for held in batch.iter() {
-            reader.touch(self.arena.view().grown(), held.frame());
-            done += held.copy_out(position + done as u64, &mut to[done..]);
+            call.reader.touch(self.arena.view().grown(), held.frame());
+            done += held.copy_out(from.position + done as u64, &mut to[done..]);
         }
-        let shown = shown(mapping, renewals, position, done, batch.iter());
+        let shown = shown(call.mapping, from, done, batch.iter());
         let marked = batch.last().filter(|held| held.has_marker()).map(HeldFolio::first);
         drop(batch);
         if let Some(page) = marked {
-            self.advance(mapping, reader, page, wait_policy);
+            self.advance(call, page);
         }
         shown
     }
@@ -280,16 +253,14 @@ impl Filemap {
     /// is going on there. `first` is what the caller has found there. `None` if the file ends there.
     pub(crate) fn hold_folio<'m>(
         self: &Arc<Self>,
-        mapping: &'m Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
+        call: &ReadCall<'m>,
         position: u64,
         len: usize,
         first: FirstPage<'m>,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len, reach: ReadExtent::Window };
-        self.hold_reaching(mapping, reader, wait_policy, miss, first)
+        self.hold_reaching(MissedRead { call: *call, miss }, first)
     }
 
     /// Waits until the page at `position` is in the cache, reading it alone if need be.
@@ -310,24 +281,22 @@ impl Filemap {
     pub(super) fn hold_page<'m>(
         self: &Arc<Self>,
         mapping: &'m Arc<Mapping>,
-        reader: Reader<'_>,
+        reader: Reader<'m>,
         position: u64,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
         let index = PageIndex::of_byte(position);
         let miss = Miss { index, position, len: 1, reach: ReadExtent::Page };
-        self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)
+        let call = ReadCall { mapping, reader, wait_policy: WaitPolicy::Wait };
+        self.hold_reaching(MissedRead { call, miss }, FirstPage::Unknown)
     }
 
-    /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as `miss` says.
+    /// As [`Filemap::hold_folio`], beginning with an attempt that reaches as far as the miss says.
     fn hold_reaching<'m>(
         self: &Arc<Self>,
-        mapping: &'m Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        mut miss: Miss,
+        mut missed: MissedRead<'m>,
         mut first: FirstPage<'m>,
     ) -> Result<Option<HeldFolio<'m>>, Error> {
-        let position = miss.position;
+        let MissedRead { call: ReadCall { mapping, .. }, miss: Miss { index, position, .. } } = missed;
         for _ in 0..SEEKS {
             if position >= mapping.size() {
                 return Ok(None);
@@ -335,34 +304,27 @@ impl Filemap {
             let held = match std::mem::take(&mut first) {
                 FirstPage::Held(held) => Ok(held),
                 FirstPage::Absent => Err(HoldRefused::Mismatch), // the planner of the miss looks once more
-                FirstPage::Unknown => mapping.try_hold(miss.index),
+                FirstPage::Unknown => mapping.try_hold(index),
             };
             match held {
-                Ok(held) => match self.wait_readable(mapping, &held, miss, wait_policy) {
+                Ok(held) => match self.wait_readable(&missed, &held) {
                     ReadableState::Yes => return Ok(Some(held)),
                     ReadableState::NotYet => return Err(Repr::WouldBlock { position }.into()),
-                    ReadableState::Never | ReadableState::Zeros => miss.reach = ReadExtent::Page,
+                    ReadableState::Never | ReadableState::Zeros => missed.miss.reach = ReadExtent::Page,
                 },
                 Err(HoldRefused::TooMany) => return Err(Repr::TooManyPins { holds: HOLDS_MAX }.into()),
-                Err(HoldRefused::Mismatch | HoldRefused::Filling) => {
-                    match self.fill_miss(&MissedRead { mapping, reader, wait_policy, miss })? {
-                        MissOutcome::Ready(held) => return Ok(Some(held)),
-                        MissOutcome::Again(further) => miss.reach = further,
-                    }
-                }
+                Err(HoldRefused::Mismatch | HoldRefused::Filling) => match self.fill_miss(&missed)? {
+                    MissOutcome::Ready(held) => return Ok(Some(held)),
+                    MissOutcome::Again(further) => missed.miss.reach = further,
+                },
             }
         }
         Err(Repr::NoMemory { position, pages: self.pages_max() }.into())
     }
 
-    /// Waits, if the caller does, until the page that `miss` wants has arrived or never will.
-    fn wait_readable(
-        &self,
-        mapping: &Mapping,
-        held: &HeldFolio<'_>,
-        miss: Miss,
-        wait_policy: WaitPolicy,
-    ) -> ReadableState {
+    /// Waits, if the caller does, until the page that was missed has arrived or never will.
+    fn wait_readable(&self, missed: &MissedRead<'_>, held: &HeldFolio<'_>) -> ReadableState {
+        let &MissedRead { call: ReadCall { mapping, wait_policy, .. }, miss } = missed;
         let readable = || held.is_readable_at(miss.index);
         match wait_policy {
             WaitPolicy::Wait => {
@@ -378,8 +340,9 @@ impl Filemap {
 
     /// Fills a page that is not there. If that did not do, says how far the next attempt should reach:
     /// after a failed window, the page alone; after the page alone has failed, the error.
-    fn fill_miss<'m>(self: &Arc<Self>, missed: &MissedRead<'m, '_>) -> Result<MissOutcome<'m>, Error> {
-        let &MissedRead { mapping, reader, wait_policy, miss: Miss { index, position, reach, .. } } = missed;
+    fn fill_miss<'m>(self: &Arc<Self>, missed: &MissedRead<'m>) -> Result<MissOutcome<'m>, Error> {
+        let &MissedRead { call: ReadCall { mapping, reader, wait_policy }, miss } = missed;
+        let Miss { index, position, reach, .. } = miss;
         let would_block = || Error::from(Repr::WouldBlock { position });
         if wait_policy == WaitPolicy::CacheOnly {
             return Err(would_block());
@@ -428,10 +391,10 @@ impl Filemap {
     /// fill was given to as well.
     fn begin_miss(
         self: &Arc<Self>,
-        missed: &MissedRead<'_, '_>,
+        missed: &MissedRead<'_>,
         first: MissWindow<'_>,
     ) -> (FillOutcome, Arc<dyn Backend>) {
-        let &MissedRead { mapping, reader, wait_policy, .. } = missed;
+        let ReadCall { mapping, reader, wait_policy } = missed.call;
         let MissWindow { window, wanted, readahead, next } = first;
         let mut request = FillRequest { window, wanted, urgency: FillUrgency::Ahead, wait_policy };
         let begin = |request: &FillRequest, readahead: Option<RankedGuard<'_, Readahead>>| {
@@ -453,10 +416,10 @@ impl Filemap {
     /// how far the next attempt should reach, or why there is none.
     fn await_miss<'m>(
         &self,
-        missed: &MissedRead<'m, '_>,
+        missed: &MissedRead<'m>,
         begun: &BegunFill<'_>,
     ) -> Result<MissOutcome<'m>, Error> {
-        let &MissedRead { mapping, reader, wait_policy, miss } = missed;
+        let &MissedRead { call: ReadCall { mapping, reader, wait_policy }, miss } = missed;
         let Miss { index, position, reach, .. } = miss;
         let &BegunFill { batch, backend, next } = begun;
         if let Ok(held) = mapping.index().try_hold_at(batch.likely_frame(index), index) {
@@ -492,13 +455,12 @@ impl Filemap {
     /// Waits for a page of `batch` as [`Filemap::wait_readable`] does; counts how long, if it was for want of memory.
     fn wait_for_fill(
         &self,
-        missed: &MissedRead<'_, '_>,
+        missed: &MissedRead<'_>,
         held: &HeldFolio<'_>,
         batch: &WindowFills,
     ) -> ReadableState {
-        let &MissedRead { mapping, wait_policy, miss, .. } = missed;
-        let stalled = (wait_policy == WaitPolicy::Wait && batch.refaulted()).then(Instant::now);
-        let readable = self.wait_readable(mapping, held, miss, wait_policy);
+        let stalled = (missed.call.wait_policy == WaitPolicy::Wait && batch.refaulted()).then(Instant::now);
+        let readable = self.wait_readable(missed, held);
         if let Some(since) = stalled {
             self.counters.add(Count::MemoryStall, since.elapsed().as_micros() as u64);
         }
@@ -507,13 +469,8 @@ impl Filemap {
 
     /// The marked page `page` was read: starts the next window, if the stream has one, and waits for none
     /// of it.
-    pub fn advance(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        page: PageIndex,
-        wait_policy: WaitPolicy,
-    ) {
+    pub fn advance(self: &Arc<Self>, call: &ReadCall<'_>, page: PageIndex) {
+        let &ReadCall { mapping, reader, wait_policy } = call;
         if wait_policy == WaitPolicy::CacheOnly {
             return;
         }
@@ -556,20 +513,11 @@ impl Filemap {
     }
 
     /// Makes the page at `position` ready for a viewer, and starts what a read of `len` bytes needs besides.
-    pub fn make_ready(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        position: u64,
-        len: usize,
-    ) -> Result<(), Error> {
-        let index = PageIndex::of_byte(position);
-        let miss = Miss { index, position, len, reach: ReadExtent::Window };
-        let held = self.hold_reaching(mapping, reader, WaitPolicy::Wait, miss, FirstPage::Unknown)?;
-        if let Some(held) = held {
-            reader.touch(self.arena.view().grown(), held.frame());
-            // A viewer cannot take the page's lock. It looks again when whoever had it is through.
-            held.wait_for_writer(index);
+    pub fn make_ready(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, len: usize) -> Result<(), Error> {
+        if let Some(held) = self.hold_folio(call, position, len, FirstPage::Unknown)? {
+            call.reader.touch(self.arena.view().grown(), held.frame());
+            // A viewer cannot take the page's lock. It looks again when the writer that had it is through.
+            held.wait_for_writer(PageIndex::of_byte(position));
         }
         Ok(())
     }
@@ -637,17 +585,17 @@ impl Filemap {
     }
 }
 
-/// How many of `bytes` bytes that were read at `position` out of `folios`, which are still held, may be shown. The
-/// size, after the data is held: the file may have become shorter. If it was taken for another since there were so
-/// many `renewals`, only what is of the other, too: the folios that were not forgotten with the rest, up to the first
-/// that was; `None` if that is the first of all.
+/// How many of `bytes` bytes that were read at `from` out of `folios`, which are still held, may be shown. The size,
+/// after the data is held: the file may have become shorter. If it was taken for another since `from` was seen, only
+/// what is of the other, too: the folios that were not forgotten with the rest, up to the first that was; `None` if
+/// that is the first of all.
 fn shown<'h, 'm: 'h>(
     mapping: &Mapping,
-    renewals: u64,
-    position: u64,
+    from: SeenByte,
     bytes: usize,
     folios: impl IntoIterator<Item = &'h HeldFolio<'m>>,
 ) -> Option<usize> {
+    let SeenByte { position, renewals } = from;
     if let Some(left) = mapping.left_since(renewals, position) {
         return Some(left.min(bytes as u64) as usize);
     }
@@ -655,6 +603,13 @@ fn shown<'h, 'm: 'h>(
     let kept = folios.into_iter().take_while(|held| held.is_attached()).last()?;
     let end = kept.first().plus(u64::from(kept.order().pages())).first_byte();
     Some(left.min(end - position) as usize)
+}
+
+/// A byte of a file, and which file that was: so many renewals had been seen before anything was held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SeenByte {
+    pub position: u64,
+    pub renewals: u64,
 }
 
 /// How far a read is.
@@ -701,12 +656,10 @@ struct Miss {
     reach: ReadExtent,
 }
 
-/// A miss of a reader, and how it waits.
+/// A miss, and the call that met it.
 #[derive(Clone, Copy)]
-struct MissedRead<'m, 'r> {
-    mapping: &'m Arc<Mapping>,
-    reader: Reader<'r>,
-    wait_policy: WaitPolicy,
+struct MissedRead<'c> {
+    call: ReadCall<'c>,
     miss: Miss,
 }
 
@@ -758,10 +711,10 @@ enum MissOutcome<'m> {
 /// Puts into `windows` what to fetch for `miss`: nothing if that page has come while the caller waited for its turn
 /// to ask. Returns the readahead that said so, locked, if one was asked.
 fn plan_miss<'r>(
-    missed: &MissedRead<'_, 'r>,
+    missed: &MissedRead<'r>,
     windows: &mut Windows,
 ) -> Result<Option<RankedGuard<'r, Readahead>>, Error> {
-    let &MissedRead { mapping, reader, wait_policy, miss } = missed;
+    let &MissedRead { call: ReadCall { mapping, reader, wait_policy }, miss } = missed;
     let Miss { index, position, len, reach } = miss;
     if reach == ReadExtent::Page {
         windows.push(Window::exact(index, 1));

@@ -36,7 +36,7 @@ use super::fill::{AfterSubmit, FillOutcome, FillRequest, SubmitBatch};
 use super::frame_supply::FillUrgency;
 use super::read::ReadProgress;
 use super::shared::Filemap;
-use super::uncached::Reader;
+use super::uncached::ReadCall;
 use super::wait_policy::WaitPolicy;
 use quinion_view::hit::{HitStop, read_hits_into};
 
@@ -84,18 +84,11 @@ impl Span {
 impl Filemap {
     /// Copies what the cache holds of `to.len()` bytes at `position`, and says how far that goes. Counts the
     /// read if that is all of it.
-    pub(crate) fn look(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        position: u64,
-        to: &mut [u8],
-    ) -> Progress {
-        let touch = |grown: GrownView<'_>, frame| reader.touch(grown, frame);
-        let hits = read_hits_into(self.view_of(mapping), position, to, touch);
+    pub(crate) fn look(self: &Arc<Self>, call: &ReadCall<'_>, position: u64, to: &mut [u8]) -> Progress {
+        let touch = |grown: GrownView<'_>, frame| call.reader.touch(grown, frame);
+        let hits = read_hits_into(self.view_of(call.mapping), position, to, touch);
         if let Some(page) = hits.marker {
-            self.advance(mapping, reader, page, wait_policy);
+            self.advance(call, page);
         }
         match hits.stopped {
             HitStop::EndOfFile(_) if hits.bytes == 0 => Progress::Unread,
@@ -110,14 +103,9 @@ impl Filemap {
     }
 
     /// Starts filling what of `spans` is not there, and what readahead adds, in one call of the device. Waits
-    /// for locks as `patience` says, and for nothing else.
-    pub(crate) fn start(
-        self: &Arc<Self>,
-        mapping: &Arc<Mapping>,
-        reader: Reader<'_>,
-        wait_policy: WaitPolicy,
-        spans: &[Span],
-    ) {
+    /// for locks as the call's wait policy says, and for nothing else.
+    pub(crate) fn start(self: &Arc<Self>, call: &ReadCall<'_>, spans: &[Span]) {
+        let &ReadCall { mapping, reader, wait_policy } = call;
         if wait_policy == WaitPolicy::CacheOnly {
             return;
         }

@@ -76,6 +76,7 @@ use crate::units::{Frame, Order, PageIndex, PoolNumber};
 
 use super::shared::Filemap;
 use super::touch::touch;
+use super::wait_policy::WaitPolicy;
 
 /// The most trails of a handle. A stream that goes in steps has up to 16 pieces on their way, each a trail of its own.
 pub const TRAILS_MAX: usize = 24;
@@ -89,6 +90,17 @@ const LAG_PAGES_MIN: u64 = 16;
 const FOLIO_BYTES_MAX: u64 = Order::MAX.bytes() as u64;
 
 type Pages = Range<PageIndex>;
+
+/// A read: of which file, by whose handle, and how far it goes for its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadCall<'c> {
+    /// The file.
+    pub mapping: &'c Arc<Mapping>,
+    /// The handle's readahead and pool.
+    pub reader: Reader<'c>,
+    /// What it waits for.
+    pub wait_policy: WaitPolicy,
+}
 
 /// A reader: one handle's readahead state, and where an uncached read leaves its traces.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +129,13 @@ impl<'r> Reader<'r> {
     #[must_use]
     pub fn sure_of_size(self) -> Self {
         Self { is_sure_of_size: true, ..self }
+    }
+    /// A read of that file by this reader.
+    pub fn call<'c>(self, mapping: &'c Arc<Mapping>, wait_policy: WaitPolicy) -> ReadCall<'c>
+    where
+        'r: 'c,
+    {
+        ReadCall { mapping, reader: self, wait_policy }
     }
     pub(super) fn is_sure_of_size(self) -> bool {
         self.is_sure_of_size

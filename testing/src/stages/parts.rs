@@ -166,14 +166,9 @@ impl Rig {
     /// Reads `pages` pages from `first` on, as far as that goes at once, and checks them; how many bytes.
     pub fn try_read(&self, first: u64, pages: u64) -> Result<usize, Error> {
         let mut buffer = vec![0; (pages * PAGE) as usize];
-        let (position, wait_policy) = (first * PAGE, WaitPolicy::Wait);
-        let bytes = self.filemap.read(
-            &self.mapping,
-            Reader::plain(&self.readahead),
-            wait_policy,
-            position,
-            &mut buffer,
-        )?;
+        let call = Reader::plain(&self.readahead).call(&self.mapping, WaitPolicy::Wait);
+        let position = first * PAGE;
+        let bytes = self.filemap.read(&call, position, &mut buffer)?;
         content::verify(&buffer[..bytes], 1, position).unwrap();
         Ok(bytes)
     }

@@ -41,6 +41,15 @@ pub(super) fn pages_of(runs: &[FrameRun]) -> u32 {
     runs.iter().map(|run| run.pages).sum()
 }
 
+/// Growing for what, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GrowRequest {
+    pub wanted: ExtentPurpose,
+    /// It need not grow if it has grown since it had so many times.
+    pub seen: u64,
+    pub locks: LockWait,
+}
+
 /// Whether it is worth looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GrowOutcome {
@@ -293,12 +302,40 @@ impl Arena {
         head.clear();
     }
 
+    /// Grows before an allocation needs it, if little is free and the bound allows it: by some extents, which takes
+    /// some milliseconds. Says whether it did. Locks: Growth, Arena.
+    pub fn grow_ahead(&self) -> bool {
+        let (extents, seen) = {
+            let stock = self.stock.lock();
+            (stock.extents_ahead(), stock.growths)
+        };
+        let (wanted, locks) = (ExtentPurpose::Data, LockWait::Wait);
+        extents > 0 && self.grow_by(extents, GrowRequest { wanted, seen, locks }) == GrowOutcome::Yes
+    }
+
+    /// Whether an allocation has grown the arena since this was asked last: then the next may soon have to.
+    #[inline]
+    pub fn take_has_grown(&self) -> bool {
+        // A hint: a growth that is missed here is followed by another.
+        self.has_grown.load(Ordering::Relaxed) && self.has_grown.swap(false, Ordering::Relaxed)
+    }
+
     /// Grows by an extent for `wanted`, unless it has grown since it had `seen` times. A thread that must not
     /// wait does not grow while another does.
     pub(super) fn grow(&self, wanted: ExtentPurpose, seen: u64, locks: LockWait) -> GrowOutcome {
+        let outcome = self.grow_by(1, GrowRequest { wanted, seen, locks });
+        if outcome == GrowOutcome::Yes {
+            self.has_grown.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Grows by up to `extents` extents that follow each other.
+    pub(super) fn grow_by(&self, extents: u32, request: GrowRequest) -> GrowOutcome {
+        let GrowRequest { wanted, seen, locks } = request;
         // 1 one at a time; a thread that waited here may find it done
         let Some(mut growth) = self.growth.lock_as(locks) else { return GrowOutcome::No };
-        let extent = {
+        let extents = {
             let Some(stock) = self.stock.lock_as(locks) else { return GrowOutcome::No };
             if stock.growths != seen {
                 return GrowOutcome::Yes;
@@ -306,25 +343,28 @@ impl Arena {
             if stock.growable(wanted) == 0 {
                 return GrowOutcome::No;
             }
-            stock.next_extent(wanted).expect("it may grow")
+            stock.next_extents(wanted, extents).expect("it may grow")
         };
         // 2 memory, while others go on allocating
-        let fresh = self.view.frames_grown()..(extent + 1) * EXTENT_PAGES;
-        let size = growth.ask(|tables| {
+        let fresh = self.view.frames_grown()..extents.end * EXTENT_PAGES;
+        let sizes = growth.ask(|tables| {
             self.make_entries(tables, fresh)?;
-            self.arena_segment.populate(extent)
+            self.arena_segment.populate_many(extents.clone())
         });
-        let Some(size) = size else { return GrowOutcome::No };
+        let Some(sizes) = sizes else { return GrowOutcome::No };
         // 3 known to viewers, then handed out
         let mut stock = self.stock.lock();
-        stock.add_grown(extent, size);
+        let grown = || extents.clone().zip(&sizes);
+        grown().for_each(|(extent, &size)| stock.add_grown(extent, size));
         // A reader that sees the new number finds memory there, which the kernel gave above, and
         // descriptors that have been odd since before. Where a punched extent is grown
         // again the number stays as it is, and a reader is led there by its descriptors alone.
         self.publish(&stock);
-        match wanted {
-            ExtentPurpose::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
-            ExtentPurpose::Cells => stock.cells.add_extent(extent),
+        for (extent, _) in grown() {
+            match wanted {
+                ExtentPurpose::Data => stock.buddy.add_extent(&self.view, Frame(extent * EXTENT_PAGES)),
+                ExtentPurpose::Cells => stock.cells.add_extent(extent),
+            }
         }
         GrowOutcome::Yes
     }

@@ -13,6 +13,7 @@
 //! Invariants: 2, 4 and 5 of `owner.rs`, which asserts them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::DescriptorWord;
@@ -25,6 +26,9 @@ use super::tables::Tables;
 use crate::units::{EXTENT_PAGES, Frame, Order, Orders, PageIndex};
 use quinion_view::arena::{CellNumber, View};
 
+/// Grown ahead: one part in so many of what is grown, and so many extents at most, 16 MiB.
+const AHEAD_SHARE: u32 = 8;
+const AHEAD_EXTENTS_MAX: u32 = 8;
 /// After the machine refused memory, as many further requests to grow are refused without asking it.
 pub(super) const GROWTHS_REFUSED: u32 = 64;
 
@@ -164,6 +168,24 @@ impl FrameStock {
         }
     }
 
+    /// As [`FrameStock::next_extent`], with those behind it that may be grown as well, `most` in all.
+    pub(super) fn next_extents(&self, wanted: ExtentPurpose, most: u32) -> Option<Range<u32>> {
+        let (first, most) = (self.next_extent(wanted)?, most.min(self.growable(wanted)));
+        let is_kept = |extent: &u32| self.guests.demand().is_some_and(|range| range.contains(extent));
+        let has_none = |extent: &u32| *extent >= self.extents_reached || self.punched.contains(extent);
+        let more = (first + 1..self.extents_all).take(most.saturating_sub(1) as usize);
+        let more = more.take_while(|extent| has_none(extent) && !is_kept(extent));
+        Some(first..first + 1 + more.count() as u32)
+    }
+
+    /// How many extents are worth growing before they are needed: a part of what there is, and none as long as half of
+    /// that is free.
+    pub(super) fn extents_ahead(&self) -> u32 {
+        let ahead = (self.extents_grown / AHEAD_SHARE).min(AHEAD_EXTENTS_MAX);
+        let free = self.buddy.free_pages() / u64::from(EXTENT_PAGES);
+        if free > u64::from(ahead / 2) { 0 } else { ahead.min(self.growable(ExtentPurpose::Data)) }
+    }
+
     /// `extent` has memory now.
     pub(super) fn add_grown(&mut self, extent: u32, size: PageSize) {
         self.growths += 1;
@@ -231,16 +253,13 @@ pub(super) struct GrowthParams {
 impl GrowthParams {
     /// Asks the machine for memory. After a refusal it is left alone for a number of requests: asking is
     /// expensive where memory is short, and a thread that was told "none" is about to ask again.
-    pub(super) fn ask(
-        &mut self,
-        populate: impl FnOnce(&mut Tables) -> std::io::Result<PageSize>,
-    ) -> Option<PageSize> {
+    pub(super) fn ask<T>(&mut self, populate: impl FnOnce(&mut Tables) -> std::io::Result<T>) -> Option<T> {
         if self.refuse > 0 {
             self.refuse -= 1;
             return None;
         }
         match populate(&mut self.tables) {
-            Ok(size) => Some(size),
+            Ok(populated) => Some(populated),
             Err(_) => {
                 self.failures += 1;
                 self.refuse = GROWTHS_REFUSED;

@@ -244,8 +244,9 @@ impl Builder {
         self
     }
     /// Whether a background thread evicts before pages are needed, so that a reader that misses does not have to: it
-    /// keeps up to a 128th of the cache free, 32 MiB at most. It starts when memory first runs low. The default is
-    /// `true`. A cache below 64 MiB has no such thread.
+    /// keeps up to a 128th of the cache free, 32 MiB at most. While the cache is not full yet, it takes memory of the
+    /// machine ahead of readers: an eighth of what the cache has, 16 MiB at most. It starts when it is first needed.
+    /// The default is `true`. A cache below 64 MiB has no such thread.
     #[must_use]
     pub fn background_reclaim(mut self, background: bool) -> Self {
         self.background_reclaim = background;

@@ -7,7 +7,7 @@
 
 use super::*;
 use crate::arena::CellNumber;
-use crate::arena::allocate::{GrowOutcome, pages_of};
+use crate::arena::allocate::{GrowOutcome, GrowRequest, pages_of};
 use crate::arena::buddy::FrameRun;
 use crate::arena::control::{GROUP_VIEWERS, GROUPS_MAX, ViewerControl};
 use crate::arena::options::MEMORY_MAX;
@@ -217,6 +217,36 @@ fn a_thread_that_waited_for_growth_does_not_grow_again() {
     assert_eq!(arena.stock.lock().growths, seen + 1);
 }
 
+/// Ahead it grows by an eighth of what there is, by 16 MiB at most, and not as long as half of that is free.
+#[test]
+fn an_arena_that_is_used_up_grows_ahead() {
+    const EXTENTS: u64 = 128;
+    let arena = arena(EXTENTS * EXTENT_SIZE as u64);
+    assert!(!arena.take_has_grown() && !arena.grow_ahead(), "a small one is grown as it is needed");
+    let (mut frames, mut steps) = (Vec::new(), Vec::new());
+    while let Some(frame) = arena.alloc(Order::MAX) {
+        frames.push(frame);
+        let grown = || arena.stats().grown_bytes / EXTENT_SIZE as u64;
+        let before = grown();
+        assert!(arena.take_has_grown() || !steps.is_empty(), "the first ones are grown as they are needed");
+        if arena.grow_ahead() {
+            steps.push(grown() - before);
+            let room = EXTENTS - 1 - u64::from(arena.stock.lock().reserve()) - before;
+            // Fewer where those that follow are not to be had together.
+            let wanted = (before / 8).min(8);
+            assert!(grown() - before == wanted || before + 2 * wanted > EXTENTS, "{before}: {steps:?}");
+            assert!(grown() - before <= room, "{before}: {steps:?}");
+            let free = arena.stats().free_pages / u64::from(EXTENT_PAGES);
+            assert!(free <= wanted + wanted / 2, "{free} of {before}: {steps:?}");
+        }
+        arena.check().unwrap();
+    }
+    assert!(steps.starts_with(&[1]) && steps.contains(&8), "{steps:?}");
+    assert!(!arena.grow_ahead(), "the bound is reached");
+    frames.into_iter().for_each(|frame| arena.free(frame, Order::MAX));
+    arena.check().unwrap();
+}
+
 #[test]
 fn all_or_nothing_takes_nothing_when_it_is_not_all() {
     let arena = arena(SMALL);
@@ -404,6 +434,8 @@ fn a_bound_out_of_reach_is_refused() {
 #[derive(Clone, Debug)]
 enum Op {
     Alloc(u8),
+    /// Grows by so many extents at once.
+    Grow(u32),
     Runs(u32),
     Free(usize),
     Cells(usize),
@@ -423,6 +455,7 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         3 => (0..=9u8).prop_map(Op::Alloc),
+        1 => (1..9u32).prop_map(Op::Grow),
         2 => (1..1500u32).prop_map(Op::Runs),
         4 => any::<usize>().prop_map(Op::Free),
         1 => prop_oneof![1..30usize, 4000..9000usize].prop_map(Op::Cells),
@@ -452,6 +485,7 @@ proptest! {
                     Some(frame) => runs.push(FrameRun { frame, pages: 1 << order }),
                     None => prop_assert!(order > 0 || arena.stats().free_pages == 0),
                 },
+                Op::Grow(extents) => prop_assert_eq!(grow(&arena, extents), Ok(())),
                 Op::Runs(pages) => {
                     // An odd place, and a shift: no frame more than are wanted is lost.
                     let (gaps, mut new) = ([(PageIndex(u64::from(pages) * 7), pages)], Vec::new());
@@ -508,6 +542,22 @@ proptest! {
             prop_assert_eq!(check_taken(&arena, &mut most_grown), Ok(()));
             prop_assert_eq!(check_owners(&arena, &runs, &cells), Ok(()));
         }
+    }
+}
+
+/// Grows by as many extents as were asked for, or fewer; by none only if the bound forbids it.
+fn grow(arena: &Arena, extents: u32) -> Result<(), String> {
+    let (seen, growable) = {
+        let stock = arena.stock.lock();
+        (stock.growths, stock.growable(ExtentPurpose::Data))
+    };
+    let request = GrowRequest { wanted: ExtentPurpose::Data, seen, locks: LockWait::Wait };
+    let outcome = arena.grow_by(extents, request);
+    let grown = arena.stock.lock().growths - seen;
+    match outcome {
+        GrowOutcome::Yes if (1..=u64::from(extents.min(growable))).contains(&grown) => Ok(()),
+        GrowOutcome::No if growable == 0 && grown == 0 => Ok(()),
+        _ => Err(format!("{outcome:?}: by {grown} of {extents}, and of {growable} that the bound allows")),
     }
 }
 
@@ -675,7 +725,7 @@ fn a_machine_without_memory_is_asked_now_and_then() {
     let mut growth = GrowthParams { tables: Tables::new(0), failures: 0, refuse: 0, returned: 0 };
     let mut asked = 0;
     for _ in 0..3 * (GROWTHS_REFUSED + 1) {
-        let refused = growth.ask(|_| {
+        let refused: Option<()> = growth.ask(|_| {
             asked += 1;
             Err(Errno::NOMEM.into())
         });

@@ -13,6 +13,7 @@ use core::ffi::c_int;
 
 use quinion_view::arena::Validation;
 use quinion_view::arena::control::{Advice, Counter, Operation, Reason};
+use quinion_view::viewer::sys::Errno;
 use quinion_view::viewer::{Hit, ReadEnd, ReadOutcome, ViewedFile, Viewer};
 
 use crate::attach::{is_passing, why};
@@ -137,18 +138,24 @@ impl PartRead<'_> {
     /// The buffer may be written.
     #[cold]
     unsafe fn read_by_kernel(self) -> Result<usize, Unserved> {
-        let Self { viewer, fd, position, to, is_whole, .. } = self;
+        let Self { fd, position, to, .. } = self;
         // SAFETY: the caller's promise.
         let Ok(bytes) = (unsafe { kernel::pread(fd, to.base, to.len, position) }) else {
             table::detach(fd, Reason::Passed);
             return Err(Unserved::ToKernel);
         };
+        Ok(self.count_kernels(bytes))
+    }
+
+    /// The kernel has read that many bytes for us; returns how many.
+    fn count_kernels(self, bytes: usize) -> usize {
+        let Self { viewer, is_whole, .. } = self;
         viewer.count(Counter::KernelReads, 1);
         viewer.count(Counter::KernelBytes, bytes as u64);
         // `counted` takes them for served.
         viewer.count(Counter::Bytes, (bytes as u64).wrapping_neg());
         viewer.count(Counter::Reads, u64::from(is_whole).wrapping_neg());
-        Ok(bytes)
+        bytes
     }
 
     #[cold]
@@ -158,10 +165,8 @@ impl PartRead<'_> {
         let mut asked = 0;
         let mut revalidations = 0;
         let reason = loop {
-            let Some(outcome) = read else {
-                self.refuse();
-                return Err(Unserved::NotReady);
-            };
+            // SAFETY: as in `look`.
+            let Some(outcome) = read else { return unsafe { self.read_by_kernel_now() } };
             asked += outcome.asked;
             let size = match outcome.end {
                 ReadEnd::Full => break None,
@@ -200,12 +205,24 @@ impl PartRead<'_> {
         Ok(read.map_or(0, |read| read.bytes))
     }
 
-    /// A read that must not wait finds nothing: what it wants is read meanwhile, as the kernel does, so that a thread
-    /// that tries again gets on. A thread that tries again and again says so once.
-    fn refuse(self) {
+    /// A read that must not wait finds nothing here: what the kernel has it brings, and what it has not it begins to
+    /// read, so that a thread that tries again gets on. The owner is told as well, once.
+    ///
+    /// # Safety
+    /// The buffer may be written.
+    unsafe fn read_by_kernel_now(self) -> Result<usize, Unserved> {
         let Self { viewer, fd, position, to, .. } = self;
         if table::is_first_refusal(fd, position / 4096) {
             viewer.suggest(&table::file(fd), Advice::WillNeed, position, to.len as u64);
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { kernel::pread_nowait(fd, to.base, to.len, position) } {
+            Ok(bytes) => Ok(self.count_kernels(bytes)),
+            Err(Errno::AGAIN) => Err(Unserved::NotReady),
+            Err(_) => {
+                table::detach(fd, Reason::Passed);
+                Err(Unserved::ToKernel)
+            }
         }
     }
 }

@@ -217,6 +217,9 @@ fn nanos([seconds, part]: [i64; 2]) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(part)
 }
 
+/// Flag of `preadv2`: what it would have to wait for is not read.
+pub const RWF_NOWAIT: i32 = 8;
+
 /// Reads at `position`; the descriptor's offset stays.
 ///
 /// # Safety
@@ -224,6 +227,18 @@ fn nanos([seconds, part]: [i64; 2]) -> i64 {
 pub unsafe fn pread(fd: i32, to: *mut u8, len: usize, position: u64) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     result(unsafe { call(number::PREAD64, [fd as usize, to as usize, len, position as usize, 0, 0]) })
+}
+
+/// As [`pread`], of what can be had without waiting; `Errno::AGAIN` if that is nothing. The kernel begins to read what
+/// is missing.
+///
+/// # Safety
+/// As [`pread`].
+pub unsafe fn pread_nowait(fd: i32, to: *mut u8, len: usize, position: u64) -> Result<usize, Errno> {
+    let part = [to as usize, len];
+    let args = [fd as usize, part.as_ptr() as usize, 1, position as usize, 0, RWF_NOWAIT as usize];
+    // SAFETY: the caller's promise; the part lives longer than the call.
+    result(unsafe { call(number::PREADV2, args) })
 }
 
 /// Whether a read of `fd` may have these flags: the kernel is asked for a byte behind all that files may have.

@@ -367,12 +367,11 @@ names! {
 fn mode_of(flags: c_int) -> Option<ServeMode> {
     /// Poll for the answer of a device; nothing if the thread finds its bytes in memory.
     const RWF_HIPRI: c_int = 1;
-    const RWF_NOWAIT: c_int = 8;
     const RWF_DONTCACHE: c_int = 0x80;
     match flags & !RWF_HIPRI {
         0 => Some(ServeMode::Plain),
         RWF_DONTCACHE => Some(ServeMode::Uncached),
-        RWF_NOWAIT => Some(ServeMode::Now),
+        kernel::RWF_NOWAIT => Some(ServeMode::Now),
         _ => None,
     }
 }

@@ -394,3 +394,45 @@ fn removed_space() {
         }
     }
 }
+
+/// Closes files while the process that has them open for it is stopped.
+const LATE_CLOSER: &str = r"
+import os, signal, sys, time
+place, owner = sys.argv[1], os.getppid()
+def free(): return os.statvfs(place).f_bfree
+def look(name):
+    with open(name, 'rb') as file: os.pread(file.fileno(), 10, 0)
+with open(place + '/other', 'wb') as file: file.write(bytes(8192))
+before = free()
+for turn in range(4):
+    with open(place + '/file', 'wb') as file: file.write(bytes(1 << 20))
+    file = os.open(place + '/file', os.O_RDONLY)
+    os.pread(file, 10, 0)
+    os.kill(owner, signal.SIGSTOP)
+    time.sleep(0.02)
+    os.pread(file, 10, 700000)
+    os.close(file)
+    os.kill(owner, signal.SIGCONT)
+    # Until it is heard of again.
+    for _ in range(20):
+        time.sleep(0.1)
+        look(place + '/other')
+    os.unlink(place + '/file')
+    print(free() == before)
+";
+
+/// A file that was closed while the cache could not be told of it is closed there, too, when it can be told.
+#[test]
+fn a_close_while_the_cache_is_stopped_is_made_up_for() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount(&["-t", "tmpfs", "-o", "size=60m", "none"]);
+    let mut run = quinion();
+    run.args(["run", "--memory", "128M", "--attach", "at-once", "--report", "none", "--"]);
+    run.env_remove("QUINION_WAIT_MS"); // it is waited for a stopped one as long as anywhere
+    let said = run.args(["python3", "-c", LATE_CLOSER]).arg(place.at()).output().expect("it starts");
+    place.unmount();
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "True\n".repeat(4), "{said:?}");
+}

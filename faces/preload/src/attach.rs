@@ -24,12 +24,13 @@ use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
 use crate::table::{self, Attachment, FdWord, State};
-use crate::{audit, process, written};
+use crate::{audit, owed, process, written};
 
 /// Asks the owner for the file behind a descriptor that may be served. Afterwards it is, or has a credit of the
 /// owner's, or is left to the kernel.
 pub fn attach(fd: c_int, word: FdWord) {
     let Some(_inside) = process::enter() else { return };
+    owed::pay();
     match look_over(fd).and_then(|fit| ask_to_attach(fd, word, &fit)) {
         Ok((viewer, Answer::AfterMore(bytes))) => {
             if table::give_credit(fd, word, bytes, true) && word.credit().is_none() {
@@ -47,7 +48,7 @@ pub fn attach(fd: c_int, word: FdWord) {
                     viewer.advise(&table::file(fd), advice, 0, u64::MAX);
                 }
             } else {
-                let _ = viewer.tell(Operation::Detach, [to.handle, 0, 0]); // another thread was faster
+                owed::give_back(to.handle); // another thread was faster
             }
         }
         Err(Reason::Restricted) => table::share(fd, Reason::Restricted),

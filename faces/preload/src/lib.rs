@@ -47,6 +47,7 @@ mod harmless;
 mod kernel;
 mod loaded;
 mod opened;
+mod owed;
 mod passed;
 mod patch;
 mod plan;

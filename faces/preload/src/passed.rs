@@ -24,7 +24,7 @@ use crate::harmless::is_harmless;
 use crate::kernel::{self, number};
 use crate::opened::{Messages, descriptors_in, is_for_accesses, is_for_lease};
 use crate::real::{self, find_for_trampoline};
-use crate::{audit, exec, faults, ld_preload, patch, process, table, written};
+use crate::{audit, exec, faults, ld_preload, owed, patch, process, table, written};
 
 /// Trampolines: `name => hook`, or `alias = real => hook`.
 macro_rules! before {
@@ -436,6 +436,7 @@ extern "C" fn unmounts() {
     if let Some(_inside) = process::enter()
         && let Some(viewer) = process::join()
     {
+        owed::pay();
         viewer.settle(SETTLED_MILLIS_MAX);
         let _ = viewer.request_long(Operation::Release, [0; 3]);
     }

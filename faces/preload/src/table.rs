@@ -26,7 +26,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use quinion_view::arena::CellNumber;
-use quinion_view::arena::control::{Advice, Operation, Reason};
+use quinion_view::arena::control::{Advice, Reason};
 use quinion_view::fdstate::{Fd, FdCell, Process};
 pub use quinion_view::fdstate::{FdWord, OFFSETS_MAX, State};
 use quinion_view::units::MappingId;
@@ -35,7 +35,7 @@ use quinion_view::viewer::sys::Errno;
 
 use crate::bytes::ServeMode;
 use crate::kernel::{self, SignalsHeld};
-use crate::{audit, process};
+use crate::{audit, owed, process};
 
 /// Descriptors from this one on are left to the kernel.
 pub const DESCRIPTORS: usize = 1 << 16;
@@ -210,6 +210,7 @@ pub fn is_first_refusal(fd: i32, page: u64) -> bool {
 /// call.
 pub fn opened(fd: i32, forks: u64) {
     let Some(_inside) = process::enter() else { return };
+    owed::pay();
     see(fd);
     let Some(at) = at(fd) else { return };
     let opened = at.open_for_reading(|| !process::forked_since(forks));
@@ -251,7 +252,7 @@ fn was_opened(fd: i32, stale: Option<u64>) {
     if let Some(handle) = stale
         && let Some(_inside) = process::enter()
     {
-        give_back(handle);
+        owed::give_back(handle);
         // It was closed by means we do not see, so no number is safe any more, unless each is looked at.
         if !audit::is_restricted() {
             process::stop(Reason::Passed);
@@ -283,16 +284,7 @@ pub fn forget(fd: i32) {
 }
 
 fn give_back_any(handle: Option<u64>) {
-    if let Some(handle) = handle {
-        give_back(handle);
-    }
-}
-
-/// Tells the owner that a handle is not used any more.
-fn give_back(handle: u64) {
-    if let Some(viewer) = process::viewer() {
-        let _ = viewer.tell(Operation::Detach, [handle, 0, 0]); // the owner sees to it when we end
-    }
+    handle.into_iter().for_each(owed::give_back);
 }
 
 // ---- candidates that the kernel serves for a while ------------------------------------------------------
@@ -507,6 +499,7 @@ pub fn share_all(reason: Reason) {
 /// In a forked child, by its only thread that looks: all it inherited is its parent's too. What other threads of
 /// the parent were in the middle of they finish there, and the offset is the kernel's by then.
 pub fn settle_child() {
+    owed::forget();
     let end = END.load(Ordering::Relaxed) as usize;
     WORDS.iter().take(end).for_each(FdCell::inherit);
 }

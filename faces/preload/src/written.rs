@@ -26,7 +26,7 @@ use quinion_view::arena::control::{Operation, place_of};
 use quinion_view::viewer::{RequestError, Viewer};
 
 use crate::kernel::{self, Stat};
-use crate::{process, table};
+use crate::{owed, process, table};
 
 /// How long what the owner was told before is waited for, in milliseconds.
 const SETTLED_MILLIS_MAX: u32 = 100;
@@ -107,6 +107,7 @@ pub fn before_removal(at: c_int, path: usize) {
         && process::is_attached(stat.device, stat.inode)
         && let Some(viewer) = process::join()
     {
+        owed::pay();
         viewer.settle(SETTLED_MILLIS_MAX);
         ask(viewer, Operation::Removes, &stat, 0);
     }

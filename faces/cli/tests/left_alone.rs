@@ -126,3 +126,102 @@ fn a_run_that_has_no_memory_for_a_thread_ends_with_an_error() {
     assert_eq!(status, Some(1), "{said}");
     assert!(said.starts_with("quinion: ") && said.contains("thread") && said.contains("ulimit -d"), "{said}");
 }
+
+/// Reads, closes and replaces descriptors by functions that it looks up in the C library, past all names.
+const PASSES_NAMES_BY: &str = r"
+import ctypes, hashlib, os, sys
+library = ctypes.CDLL('libc.so.6')
+path, other = sys.argv[1], sys.argv[1] + '.other'
+with open(other, 'wb') as file: file.write(b'other' * 100)
+def digest(data): return hashlib.md5(data).hexdigest()
+def offset_moved():
+    file, buffer = os.open(path, os.O_RDONLY), ctypes.create_string_buffer(500)
+    os.read(file, 1000)
+    print(library.read(file, buffer, 500), digest(buffer.raw), digest(os.read(file, 500)), os.lseek(file, 0, 1))
+    library.lseek(file, 7, 0)
+    print(digest(os.read(file, 500)), digest(os.pread(file, 500, 9)))
+    os.close(file)
+def replaced(close):
+    file = os.open(path, os.O_RDONLY)
+    os.read(file, 10), os.pread(file, 10, 5)
+    if close: library.close(file); print(library.open(other.encode(), 0) == file)
+    else: new = library.open(other.encode(), 0); library.dup2(new, file)
+    print(os.read(file, 10), os.pread(file, 10, 100))
+for _ in range(3):
+    offset_moved()
+    replaced(True)
+    replaced(False)
+";
+
+/// However the program's calls reach the cache. By names alone, where the C library is not patched, only reads that say
+/// where are served, each after a look at its descriptor.
+#[test]
+fn calls_that_pass_names_by_find_the_kernels_offset_and_file() {
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
+    std::thread::sleep(std::time::Duration::from_millis(2500)); // a file that was just changed is not served by looks
+    let told = |mut command: Command| {
+        let output = command.args(["-c", PASSES_NAMES_BY]).arg(&file).output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let expected = told(Command::new("python3"));
+    for how in ["auto", "plt"] {
+        let mut command = quinion();
+        command.args(["run", "--attach", "at-once", "--memory", "64M", "--intercept", how]);
+        command.args(["--report", "json", "--report-file"]).arg(&report).args(["--", "python3"]);
+        assert_eq!(told(command), expected, "{how} (right: without the cache)");
+        assert!(Report::read(&report).served() > 0, "{how}: nothing was served, so nothing is shown");
+    }
+}
+
+/// A read that must not wait, of what is in no memory, brings it in the end if it is tried again and again.
+const TRIES_AGAIN: &str = r"
+import hashlib, os, sys, time
+file, buffer, digest = os.open(sys.argv[1], os.O_RDONLY), bytearray(4096), hashlib.md5()
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+os.pread(file, 100, 0)
+for page in range(40):
+    position = page * 7919 % 70 * 4096
+    for _ in range(20_000):
+        try: read = os.preadv(file, [buffer], position, os.RWF_NOWAIT); break
+        except BlockingIOError: time.sleep(0.0005)
+    else: sys.exit(f'page {page} does not come')
+    digest.update(buffer[:read])
+print(digest.hexdigest())
+";
+
+#[test]
+fn a_read_that_must_not_wait_brings_its_bytes_when_it_is_tried_again() {
+    let folder = scratch();
+    let file = folder.path().join("file");
+    std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
+    std::fs::File::open(&file).and_then(|file| file.sync_all()).expect("it is written");
+    let told = |mut command: Command| {
+        let output = command.args(["-c", TRIES_AGAIN]).arg(&file).output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
+    };
+    let expected = told(Command::new("python3"));
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--", "python3"]);
+    assert_eq!(told(command), expected);
+}
+
+/// A program of another C library that a program of the run starts runs as without us.
+#[test]
+fn a_program_of_another_c_library_runs_as_without() {
+    let folder = scratch();
+    let (source, program) = (folder.path().join("hello.c"), folder.path().join("hello"));
+    std::fs::write(&source, "#include <stdio.h>\nint main(void) { return puts(\"hello\") < 0; }\n")
+        .expect("it has room");
+    let compiled = Command::new("musl-gcc").arg("-o").arg(&program).arg(&source).status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        return println!("SKIPPED: there is no musl-gcc");
+    }
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--", "sh", "-c"]);
+    let output = command.arg("\"$0\"; \"$0\"").arg(&program).output().expect("it starts");
+    assert_eq!((output.stdout, output.status.code()), (b"hello\nhello\n".to_vec(), Some(0)));
+}

@@ -23,7 +23,9 @@
 //!  4. A function that another object already stands in front of is not patched: that object would be
 //!     passed by, or asked in a circle.
 //!
-//! Not an invariant: that any function is patched. Everything works without, for the callers that names lead to us.
+//! Not an invariant: that any function is patched. Without, a caller that looks a function up by itself, or is bound to
+//! the library more closely than by name, closes, moves or replaces descriptors behind our back: so only positional
+//! reads are served then, each after a look at its descriptor (`audit.rs`).
 //!
 //! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
 

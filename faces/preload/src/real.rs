@@ -228,6 +228,22 @@ fn dlsym() -> Option<Dlsym> {
     }
 }
 
+/// Whether the C library is GNU's. Another, as musl, calls constructors without arguments.
+#[inline(never)] // the directive stands once
+pub fn is_library_gnus() -> bool {
+    let address: usize;
+    // SAFETY: it reads an address that the dynamic linker has filled in, or left 0.
+    unsafe {
+        core::arch::asm!(
+            ".weak gnu_get_libc_version",
+            "mov {address}, qword ptr [rip + gnu_get_libc_version@GOTPCREL]",
+            address = out(reg) address,
+            options(nostack, preserves_flags, readonly, pure),
+        );
+    }
+    address != 0
+}
+
 /// A function of the C library and what stands before it.
 pub struct Wrapped {
     name: &'static CStr,

@@ -30,7 +30,7 @@ use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
 use crate::kernel::Access;
-use crate::{faults, kernel, ld_preload, loaded, opened, patch, process, real};
+use crate::{audit, faults, kernel, ld_preload, loaded, opened, patch, process, real};
 
 /// How long it is waited for the owner to make this process a viewer, in milliseconds.
 const WELCOME_MILLIS: u32 = 100;
@@ -44,6 +44,9 @@ static START: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_
 /// Called by the dynamic linker with the program's arguments and environment.
 unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     real::resolve();
+    if !real::is_library_gnus() {
+        return; // there is no environment, and nothing is known of that library
+    }
     // SAFETY: the dynamic linker hands over the environment.
     let (place, run) = unsafe { (find(environment, b"QUINION_VIEW="), find(environment, b"QUINION_RUN=")) };
     // SAFETY: as above.
@@ -71,6 +74,9 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
         kernel::unmap(plan.base, plan.bytes as usize);
     }
     patch::count(&joined.viewer);
+    if !patch::is_patched() {
+        audit::insist();
+    }
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {
         if !faults::install() {
             return process::stop(Reason::Passed);

@@ -305,7 +305,6 @@ impl Reclaim {
             let class = policy.admit(arrival, &held) as usize;
             held.pages[class] += lists.list(frame, ring(pool, class), &mut reservation);
         }
-        self.state(pool).reach.store(policy.reach(&held), Ordering::Relaxed);
     }
 
     /// Lists folios that were inserted and are not scanned, those of memory files that stay. As
@@ -669,6 +668,8 @@ impl Reclaim {
             met.moved = true;
         }
         search.left = Some(left);
+        // Not when folios are listed: what is listed until the next scan goes by it, and is not to be taken for a
+        // Probation that is larger than it should be.
         self.state(pool).reach.store(policy.reach(&listed), Ordering::Relaxed);
         Some((victims, reservation))
     }

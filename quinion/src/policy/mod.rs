@@ -40,6 +40,7 @@ use crate::workingset::Refault;
 
 mod pools;
 mod s3fifo;
+mod turn;
 mod two_list;
 
 pub use pools::{PoolPages, PoolTurn, PoolTurns};
@@ -163,7 +164,8 @@ pub trait Policy: Send + Debug {
     /// The ring that a folio joins, which is not listed in `held` yet.
     fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class;
 
-    /// Up to which refault distance, in pages, a return counts as recent.
+    /// Up to which refault distance, in pages, a return counts as recent. Asked when room was made, of what is left
+    /// then.
     fn reach(&self, held: &Weights) -> u64;
 
     /// The ring whose oldest folio is scanned next; `None` if all are empty.
@@ -320,6 +322,62 @@ mod tests {
         (1010..5000).for_each(|page| cache.read(page, 1, FetchOrigin::Stream, 100));
         let left = before.iter().filter(|page| cache.has(**page)).count();
         assert!(before.len() >= 90 && left >= 86, "{left} of {before:?}");
+    }
+
+    /// References to a cache of [`PHASE_CACHE`] pages, as many as 20 of it.
+    const PHASE_CACHE: usize = 200;
+    const PHASE: usize = 20 * PHASE_CACHE;
+
+    /// Half of all reads are of a hot eighth of the cache, the others of twice what the cache holds.
+    fn skewed() -> Vec<u32> {
+        let mut state = 1_u32;
+        let mut random = |below| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % below
+        };
+        (0..PHASE).map(|_| if random(2) == 0 { random(25) } else { random(400) }).collect()
+    }
+
+    /// Round and round over one and a quarter caches.
+    fn around() -> Vec<u32> {
+        (0..PHASE as u32).map(|at| 10_000 + at * 7 % 250).collect()
+    }
+
+    /// Near the place that moves on: what was left behind is not read again.
+    fn moving() -> Vec<u32> {
+        (0..PHASE as u32).map(|at| 20_000 + at / 2 + at * 37 % 150).collect()
+    }
+
+    /// Hits among the reads of `phase` after as many as `caches` caches have pages, as many reads as four have.
+    fn hits_later(mut cache: Rings, caches: usize, phase: &[u32]) -> usize {
+        let mut hits = 0;
+        for (at, page) in phase.iter().enumerate().take((caches + 4) * PHASE_CACHE) {
+            hits += usize::from(at >= caches * PHASE_CACHE && cache.has(*page));
+            cache.read(*page, 1, FetchOrigin::Asked, PHASE_CACHE as u64);
+        }
+        hits
+    }
+
+    /// Of the hits of a policy that has seen no other phase, the part that one has after another phase.
+    fn after_a_change(before: &[u32], caches: usize, after: &[u32]) -> f64 {
+        let mut cache = Rings::new(PolicyKind::S3Fifo);
+        before.iter().for_each(|page| cache.read(*page, 1, FetchOrigin::Asked, PHASE_CACHE as u64));
+        let alone = hits_later(Rings::new(PolicyKind::S3Fifo), caches, after);
+        assert!(alone > PHASE_CACHE / 2, "{alone} hits");
+        hits_later(cache, caches, after) as f64 / alone as f64
+    }
+
+    #[test]
+    fn a_main_full_of_an_earlier_phase_does_not_stay_in_the_way() {
+        let phases = [skewed(), around(), moving()];
+        for (from, before) in phases.iter().enumerate() {
+            for (to, after) in phases.iter().enumerate().filter(|(to, _)| *to != from) {
+                let [soon, later] = [1, 5].map(|caches| after_a_change(before, caches, after));
+                // A loop tells by nothing but its second round that it is one.
+                let wanted = if to == 1 { 0.5 } else { 0.8 };
+                assert!(soon >= wanted && later >= 0.8, "{from} to {to}: {soon:.2}, {later:.2}");
+            }
+        }
     }
 
     fn came() -> impl Strategy<Value = FetchOrigin> {

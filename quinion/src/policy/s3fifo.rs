@@ -1,12 +1,13 @@
-//! S3-FIFO with shadows for ghosts and a Probation that is as large as it is useful: ours, and the default.
+//! S3-FIFO with shadows for ghosts, a Probation that is as large as it is useful, and a Main that takes what it can
+//! keep: ours, and the default.
 //!
 //! ```text
-//!             not read, or once            out, with a shadow ---- comes back within 1.5 caches ----+
-//!    new ---> [ Probation ] -------------->                                                         |
-//!                   | read twice more                                                               v
-//!                   +-----------------------------------------> [ Main ] <--------------------------+
-//!                                              read since: again, a read less  <--+  |
-//!                                                                                    +--> out, without one
+//!             not read, or once            out, with a shadow ---- comes back within a turn of Main ----+
+//!    new ---> [ Probation ] -------------->                                                             |
+//!                   | read twice more                                                                   v
+//!                   +---------------------------------------------> [ Main ] <--------------------------+
+//!                                                  read since: again, a read less  <--+  |
+//!                                                                                        +--> out, without one
 //! ```
 //!
 //! Most of what is new is not read again soon; so it gets a small ring, and what
@@ -16,6 +17,19 @@
 //! 40 %. On the traces of the benchmark `ratio` that is 1 to 3 % for a workstation's disk (where the cache is
 //! a tenth of it or less), 8 % for a virtual machine's, and 12 to 35 % for a database's; each is near the best
 //! fixed share for that trace, and no fixed share is right for all of them.
+//!
+//! Where recency is everything, what has proved itself is gone for good by then, and Main is a graveyard. So the same
+//! is asked of Main: **of its pages scanned of late, how many were read in their turn?** As long as half were, all is
+//! as above. Below that the odds of Probation's share grow as Main's use, squared, falls; up to 90 %. A turn shorter
+//! than one and a half caches has not shown what Main is of use for: what it lacks of them counts as read. Without
+//! this, a Main that was pressed small turns fast, is not read for that, and never grows again.
+//!
+//! **A folio that comes back joins Main if it was away for no longer than Main takes to come round** (`turn.rs`): it
+//! would leave unread else, and so would the folio in whose place it came. A loop a little larger than the cache is
+//! kept in part that way, where it would pass through Main for nothing; and nothing has to recognise it. A full Main
+//! is reached from one and a half caches away at most: of folios away for longer most came back by chance. Where Main
+//! lacks pages, Probation being larger than its share, folios come from as far as Main takes to come round, and six
+//! pages further away for each page lacking. So an empty Main takes any, which begins a loop of several caches.
 //!
 //! Main's folios leave no shadow. They had their time, and what is remembered is bounded: a shadow of theirs
 //! would cost one of a folio that could not be scanned yet.
@@ -27,14 +41,21 @@
 //! another reader has read it meanwhile.
 //!
 //! Tried and left out: a share moved by what the shadows say, as ARC's border is (up to 14 points below a fixed
-//! one on these traces: each return of a page that a scan pushed out moves it the wrong way); promotion by one
-//! read (better on large caches, below Linux on small ones); a second round through Probation for what leaves
-//! Main; a reach of one cache (up to a point less where caches are small).
+//! one on these traces: each return of a page that a scan pushed out moves it the wrong way; and, weighed against the
+//! reads of Main, up to 35 below on loops); promotion by one read (better on large caches, below Linux on small ones);
+//! a second round through Probation for what leaves Main; a reach of one cache (up to a point less where caches are
+//! small), or of a turn however long (a point less where reads follow a Zipf law); one lap more in Main however often a
+//! folio was read (3 points more where popular pages drift fast, 1 less elsewhere); and to take one in 2 to 16 of what
+//! comes back to a Main that lacks pages (1 to 7 less on loops).
 //!
-//! Source: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
+//! Sources: J. Yang, Y. Zhang, Z. Qiu, Y. Yue, R. Vigfusson, "FIFO Queues are All You Need for Cache Eviction",
 //! SOSP 2023. We differ: ghosts are shadows compared by distance instead of a queue, the share moves, and
-//! what comes back is compared with one and a half caches.
+//! what comes back is compared with Main's turn. That comparison is LIRS's (S. Jiang, X. Zhang, SIGMETRICS 2002). To
+//! weigh two ways to keep pages by what each was of use for is the idea of ARC (N. Megiddo, D. S. Modha, FAST 2003),
+//! LeCaR (HotStorage 2018) and Cacheus (FAST 2021), and of W-TinyLFU's hill climber (G. Einziger et al., Middleware
+//! 2018); where they move a weight step by step, here two measured shares are the answer.
 
+use super::turn::Turn;
 use super::{ArrivingFolio, Class, FetchOrigin, Policy, PolicyVerdict, READS_MAX, Weights};
 use crate::workingset::Refault;
 
@@ -43,35 +64,89 @@ const PROVEN_AT: u8 = 2;
 
 /// A share of one.
 const ONE: u64 = 1 << 40;
-/// Probation's share: at first, at least, and at most.
+/// A share that is multiplied has so many parts, of so many of [`ONE`] each.
+const PARTS: u64 = 1 << 20;
+const PART: u64 = ONE / PARTS;
+/// Probation's share: at first, at least, and at most while Main is of use.
 const SHARE_FIRST: u64 = ONE / 10;
 const SHARE_MIN: u64 = ONE / 100;
 const SHARE_MAX: u64 = ONE / 100 * 40;
+/// At most where Main is of none.
+const SHARE_MAX_ALONE: u64 = ONE / 100 * 90;
 /// Streams have one part in so many of the cache before they are the first to give.
 const STREAM_SHARE: u64 = 8;
-/// The share follows what was scanned lately: as many pages as the cache has, and at least some.
+/// The shares follow what was scanned lately: as many pages as the cache has, and at least some.
 const LATELY_PAGES_MIN: u64 = 64;
+/// How much further a return reaches for each page that Main lacks.
+const REACH_PER_LACKING: u64 = 6;
+
+/// Of the pages scanned lately, the share that had been read; in parts of [`ONE`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ReadShare(u64);
+
+impl ReadShare {
+    /// Another `pages` pages were scanned.
+    fn note(&mut self, reads: u8, pages: u32, held: &Weights) {
+        let lately = held.total().max(LATELY_PAGES_MIN);
+        let pages = u64::from(pages).min(lately);
+        // A moving average: a part of the old is replaced by the new.
+        self.0 -= self.0 / lately * pages;
+        if reads > 0 {
+            self.0 = (self.0 + ONE / lately * pages).min(ONE);
+        }
+    }
+}
 
 /// Ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct S3Fifo {
-    /// Of the pages scanned in Probation lately, the share that had been read again; in parts of [`ONE`].
-    read_again: u64,
+    /// Of Probation: read again.
+    read_again: ReadShare,
+    /// Of Main: read since its last scan.
+    read_on: ReadShare,
+    /// How long Main takes to come round.
+    turn: Turn,
     /// Grows by the pages of streams with each look, up to all pages: then it is a stream's turn.
     streams_turn: u64,
+}
+
+/// One and a half of `pages`: further than that no return reaches while Main is full, and a turn that is shorter has
+/// not shown what Main is of use for.
+const fn and_a_half(pages: u64) -> u64 {
+    pages + pages / 2
 }
 
 impl S3Fifo {
     /// Nothing has happened yet.
     pub const fn new() -> Self {
-        Self { read_again: SHARE_FIRST, streams_turn: 0 }
+        let (read_again, read_on) = (ReadShare(SHARE_FIRST), ReadShare(ONE));
+        Self { read_again, read_on, turn: Turn::new(), streams_turn: 0 }
     }
 
     /// Pages that Probation is meant to have.
     fn probation_pages(&self, held: &Weights) -> u64 {
-        let share = self.read_again.clamp(SHARE_MIN, SHARE_MAX);
         let listed = held.of(Class::Probation) + held.of(Class::Main);
-        (u128::from(share) * u128::from(listed)).div_ceil(u128::from(ONE)) as u64
+        (self.share(held) * listed).div_ceil(PARTS)
+    }
+
+    /// Probation's share, in parts of [`PARTS`]: what was read again there, while half of Main or more is read in a
+    /// turn. Below that its odds grow as Main's use, squared, falls.
+    fn share(&self, held: &Weights) -> u64 {
+        let share = self.read_again.0.clamp(SHARE_MIN, SHARE_MAX) / PART;
+        if self.read_on.0 >= ONE / 2 { share } else { self.share_beside_idle_main(share, held.total()) }
+    }
+
+    /// As [`S3Fifo::share`], where less than half of Main is read, in a cache of `pages` pages.
+    #[cold]
+    fn share_beside_idle_main(&self, share: u64, pages: u64) -> u64 {
+        // What a turn lacks of one and a half caches counts as read.
+        let lacking = and_a_half(pages).saturating_sub(self.turn.pages());
+        let used_twice = 2 * (self.read_on.0 + ONE / pages.max(1) * lacking) / PART;
+        if used_twice >= PARTS {
+            return share;
+        }
+        let main = used_twice * used_twice / PARTS * (PARTS - share) / PARTS;
+        (share * PARTS / (share + main)).min(SHARE_MAX_ALONE / PART)
     }
 
     /// Whether a stream's folio goes next, though there are others. Above their share streams go first. Below it they
@@ -90,15 +165,29 @@ impl S3Fifo {
         false
     }
 
-    /// Another `pages` pages were scanned in Probation.
-    fn note(&mut self, reads: u8, pages: u32, held: &Weights) {
-        let lately = held.total().max(LATELY_PAGES_MIN);
-        let pages = u64::from(pages).min(lately);
-        // A moving average: a part of the old is replaced by the new.
-        self.read_again -= self.read_again / lately * pages;
-        if reads > 0 {
-            self.read_again = (self.read_again + ONE / lately * pages).min(ONE);
+    /// A folio goes.
+    fn evict(&mut self, pages: u32, remember: bool) -> PolicyVerdict {
+        self.turn.pass(u64::from(pages));
+        PolicyVerdict::Evict { remember }
+    }
+
+    /// A folio of Probation or of a stream has had its time there: it goes, or joins Main.
+    fn prove(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
+        if reads < PROVEN_AT {
+            return self.evict(pages, true);
         }
+        self.turn.join(u64::from(pages), held.of(Class::Main) + u64::from(pages));
+        PolicyVerdict::Keep { class: Class::Main, reads: 0 }
+    }
+
+    /// A folio of Main has come round: it goes, or comes round once more.
+    fn come_round(&mut self, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
+        self.read_on.note(reads, pages, held);
+        if reads == 0 {
+            return self.evict(pages, false);
+        }
+        self.turn.join(u64::from(pages), held.of(Class::Main));
+        PolicyVerdict::Keep { class: Class::Main, reads: reads - 1 }
     }
 }
 
@@ -113,18 +202,28 @@ impl Policy for S3Fifo {
         "S3-FIFO"
     }
 
-    fn admit(&mut self, arrival: ArrivingFolio, _held: &Weights) -> Class {
+    fn admit(&mut self, arrival: ArrivingFolio, held: &Weights) -> Class {
+        let pages = u64::from(arrival.pages);
+        if arrival.refault == Some(Refault::Recent) {
+            self.turn.pass(pages);
+        }
         match (arrival.came, arrival.refault) {
             (FetchOrigin::Uncached, _) => Class::Uncached,
             (FetchOrigin::Stream, _) => Class::Stream,
-            (_, Some(Refault::Recent)) => Class::Main,
+            (_, Some(Refault::Recent)) => {
+                self.turn.join(pages, held.of(Class::Main) + pages);
+                Class::Main
+            }
             (FetchOrigin::Asked | FetchOrigin::Ahead, _) => Class::Probation,
         }
     }
 
     fn reach(&self, held: &Weights) -> u64 {
-        let pages = held.total();
-        pages + pages / 2
+        let turn = self.turn.pages();
+        match held.of(Class::Probation).saturating_sub(self.probation_pages(held)) {
+            0 => turn.min(and_a_half(held.total())),
+            lacking => turn.max(lacking * REACH_PER_LACKING),
+        }
     }
 
     fn next(&mut self, held: &Weights) -> Option<Class> {
@@ -143,17 +242,15 @@ impl Policy for S3Fifo {
 
     fn decide(&mut self, class: Class, reads: u8, pages: u32, held: &Weights) -> PolicyVerdict {
         let reads = reads.min(READS_MAX);
-        if class == Class::Probation {
-            self.note(reads, pages, held);
-        }
         match class {
-            Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
-            Class::Stream | Class::Probation if reads >= PROVEN_AT => {
-                PolicyVerdict::Keep { class: Class::Main, reads: 0 }
+            Class::Probation => {
+                self.read_again.note(reads, pages, held);
+                self.prove(reads, pages, held)
             }
-            Class::Main if reads > 0 => PolicyVerdict::Keep { class: Class::Main, reads: reads - 1 },
-            Class::Uncached | Class::Main => PolicyVerdict::Evict { remember: false },
-            Class::Stream | Class::Probation => PolicyVerdict::Evict { remember: true },
+            Class::Stream => self.prove(reads, pages, held),
+            Class::Main => self.come_round(reads, pages, held),
+            Class::Uncached if reads > 0 => PolicyVerdict::Keep { class: Class::Probation, reads: 0 },
+            Class::Uncached => self.evict(pages, false),
         }
     }
 }
@@ -230,11 +327,58 @@ mod tests {
         assert!((245..=255).contains(&fourth), "{fourth}");
     }
 
+    /// A policy with a full Main of 900 pages that came round in `turn` pages, of which every `nth` had been read.
+    fn turned(turn: u64, nth: u64) -> S3Fifo {
+        let mut policy = after(5000, 4);
+        let listed = held(0, 0, 100, 900);
+        for page in 0..9000 {
+            policy.read_on.note(u8::from(page % nth == 0), 1, &listed);
+            policy.turn.join(1, 900);
+            policy.turn.pass((page + 1) * turn / 900 - page * turn / 900);
+        }
+        policy
+    }
+
+    #[test]
+    fn a_return_reaches_as_far_as_main_turns_and_further_where_main_lacks_pages() {
+        let listed = held(0, 0, 100, 900);
+        let reach = |turn| turned(turn, 1).reach(&held(0, 0, 240, 760));
+        for turn in [100, 500, 1000, 1400] {
+            let reached = reach(turn);
+            assert!((turn * 14 / 15..=turn * 18 / 15).contains(&reached), "{turn}: {reached}");
+        }
+        assert_eq!(reach(5000), 1500, "one and a half caches, however long it takes");
+        let lacking = turned(100, 1).reach(&held(0, 0, 600, 400)) / REACH_PER_LACKING;
+        assert!((345..=355).contains(&lacking), "{lacking} pages");
+        assert!(turned(5000, 1).reach(&held(0, 0, 300, 700)) >= 5000, "as far as Main turns, at least");
+        assert_eq!(S3Fifo::new().reach(&listed), 0, "there was no turn yet, and no page is lacking");
+    }
+
+    #[test]
+    fn probation_takes_over_where_main_is_not_read_in_a_turn_that_was_long_enough() {
+        let pages = |turn, nth| turned(turn, nth).probation_pages(&held(0, 0, 100, 900));
+        assert!((245..=255).contains(&pages(3000, 1)), "all of Main is read");
+        assert!((245..=255).contains(&pages(3000, 2)), "half of it");
+        let (fourth, few) = (pages(3000, 4), pages(3000, 100));
+        assert!((500..700).contains(&fourth), "{fourth}");
+        assert_eq!(few, 900);
+        assert!((245..=255).contains(&pages(800, 100)), "too soon to tell");
+        let mut policy = turned(3000, 1);
+        for _ in 0..5000 {
+            policy.decide(Class::Main, 0, 1, &held(0, 0, 100, 900));
+        }
+        assert_eq!(
+            policy.probation_pages(&held(0, 0, 100, 900)),
+            900,
+            "it is told what became of Main's folios"
+        );
+    }
+
     #[test]
     fn a_large_folio_counts_its_pages_and_never_more_than_all() {
         let mut policy = S3Fifo::new();
         policy.decide(Class::Probation, 1, 512, &held(0, 0, 512, 0));
-        assert!(policy.read_again <= ONE && policy.probation_pages(&held(0, 0, 512, 0)) > 200);
+        assert!(policy.read_again.0 <= ONE && policy.probation_pages(&held(0, 0, 512, 0)) > 200);
         policy.decide(Class::Probation, 0, 512, &held(0, 0, 512, 0));
         assert_eq!(policy.probation_pages(&held(0, 0, 100, 0)), 1);
     }

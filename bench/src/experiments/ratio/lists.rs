@@ -49,6 +49,12 @@ impl<const N: usize> Chains<N> {
         (oldest != self.head(chain)).then_some(oldest)
     }
 
+    /// The page that came to `chain` next after `page`, which is in it.
+    pub fn younger(&self, chain: Chain, page: u32) -> Option<u32> {
+        let younger = self.links[page as usize][YOUNGER];
+        (younger != self.head(chain)).then_some(younger)
+    }
+
     /// Makes `page` the youngest of `chain`, wherever it was.
     pub fn put(&mut self, chain: Chain, page: u32) {
         self.remove(page);

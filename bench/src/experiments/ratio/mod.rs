@@ -4,6 +4,7 @@
 //!   trace   the references: files of two formats          synthetic   a trace of our own, where there is none
 //!   ours    the cache's policy code over rings like its own   peers       others, as they are described
 //!   lists   pages in order, for the peers                     real        one row through a cache
+//!   families  made-up workloads of one difficulty each, also of the phases that follow each other
 //!   table   traces down, policies across; the page of `--out` draws the same (`page/curves.rs`)
 //! ```
 //!
@@ -16,6 +17,7 @@
 //!
 //! Not modelled: folios of several pages, readahead, writes.
 
+mod families;
 mod lists;
 mod ours;
 mod peers;
@@ -31,8 +33,9 @@ use quinion::internals::policy::{FetchOrigin, PolicyKind};
 
 use crate::harness::hit_ratios::{AT, OPTIMUM, OURS};
 use crate::harness::{Alternative, Case, Extent, Metric, Settings, Unmeasured};
+use families::Family;
 use ours::Ours;
-use peers::{Arc, Fifo, Linux, Lru, S3Fifo, Simulated, TinyLfu};
+use peers::{Arc, Fifo, Linux, Lirs, Lru, S3Fifo, Sieve, Simulated, TinyLfu};
 use trace::Trace;
 
 const LINUX: &str = "Linux";
@@ -44,9 +47,11 @@ const METRICS: [Metric; 1] = [Metric::gain(RATIO, "%")];
 
 /// Percentage points by which ours may be behind S3-FIFO, and the real cache behind its simulation.
 const POINTS_BEHIND_MAX: f64 = 1.0;
-/// The trace and size that a real cache runs, too.
-const REAL_TRACE: &str = "cloudPhysicsIO";
-const REAL_PERCENT: f64 = 10.0;
+/// The traces and sizes that a real cache runs, too, in per cent; of a made-up trace the first size.
+const REAL_TRACES: [(&str, f64); 4] =
+    [("cloudPhysicsIO", 10.0), ("cloudPhysicsIO", 20.0), ("OLTP", 5.0), ("c2k-web07", 20.0)];
+/// Likewise of the families, in pages.
+const REAL_FAMILIES: [(&str, usize); 2] = [("random loop of 2", 4096), ("window of 4000", 2000)];
 /// Pages of the cache of the loop cases, and the rounds of a loop.
 const LOOP_CACHE_PAGES: usize = 4096;
 const LOOP_ROUNDS: usize = 10;
@@ -118,8 +123,9 @@ pub fn cases(settings: &Settings, options: &Options) -> Vec<Case> {
     let pairs = sources.iter().flat_map(|source| percents.iter().map(move |percent| (source, *percent)));
     let mut cases: Vec<Case> = pairs.map(|(source, percent)| at_size(source.clone(), percent)).collect();
     cases.extend(LOOPS.map(round_and_round));
-    let confirmed = sources.iter().find(|source| source.name == REAL_TRACE).or(sources.first());
-    cases.extend(confirmed.map(|source| confirmed_by_a_cache(source.clone())));
+    let families = families::all(settings.extent);
+    cases.extend(families.iter().cloned().flat_map(of_family));
+    cases.extend(confirmations(&sources, &families));
     cases
 }
 
@@ -154,10 +160,29 @@ fn round_and_round(larger: f64) -> Case {
     compared(case)
 }
 
+/// A made-up workload at each of its sizes.
+fn of_family(family: Family) -> Vec<Case> {
+    let read = Rc::new(OnceCell::new());
+    let at = |pages: &usize| {
+        let (family, read, pages) = (family.clone(), Rc::clone(&read), *pages);
+        let case = Case::new(format!("{}{AT}{pages} pages", family.name), &METRICS, move || {
+            let trace = read.get_or_init(|| Rc::new(family.trace()));
+            Ok(everybody(trace, pages, FetchOrigin::Asked))
+        });
+        beside_others(case.once().compare(RATIO, OURS, LINUX, None).compare(RATIO, OURS, S3_FIFO, None))
+    };
+    family.caches.iter().map(at).collect()
+}
+
+/// With what is wanted of a trace.
 fn compared(case: Case) -> Case {
     let case =
         case.once().compare(RATIO, OURS, LINUX, Some(1.0)).within(RATIO, OURS, S3_FIFO, POINTS_BEHIND_MAX);
-    let others = ["two lists", "FIFO", "LRU", "ARC", "W-TinyLFU"];
+    beside_others(case)
+}
+
+fn beside_others(case: Case) -> Case {
+    let others = ["two lists", "FIFO", "LRU", "ARC", "LIRS", "SIEVE", "W-TinyLFU"];
     let case = others.into_iter().fold(case, |case, other| case.compare(RATIO, OURS, other, None));
     case.bound(RATIO, OURS, OPTIMUM, None)
 }
@@ -177,6 +202,8 @@ fn everybody(trace: &Rc<Trace>, pages: usize, came: FetchOrigin) -> Vec<Alternat
         of("FIFO", |trace, pages| percent_of(trace, Fifo::new(trace.unique(), pages))),
         of("LRU", |trace, pages| percent_of(trace, Lru::new(trace.unique(), pages))),
         of("ARC", |trace, pages| percent_of(trace, Arc::new(trace.unique(), pages))),
+        of("LIRS", |trace, pages| percent_of(trace, Lirs::new(trace.unique(), pages))),
+        of("SIEVE", |trace, pages| percent_of(trace, Sieve::new(trace.unique(), pages))),
         of("W-TinyLFU", |trace, pages| percent_of(trace, TinyLfu::new(trace.unique(), pages))),
         of(OPTIMUM, |trace, pages| share(peers::optimum(&trace.references, trace.unique(), pages), trace)),
     ]
@@ -198,25 +225,49 @@ fn share(hits: u64, trace: &Trace) -> f64 {
     hits as f64 / trace.references.len() as f64 * 100.0
 }
 
-/// One row by a real cache, beside the simulation with as many pages as that cache turned out to hold.
-fn confirmed_by_a_cache(source: Source) -> Case {
-    let case =
-        Case::new(format!("{}{AT}{REAL_PERCENT} %, through a cache", source.name), &METRICS, move || {
-            let trace = source.trace()?;
-            let held = Rc::new(OnceCell::new());
-            let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
-            let real = Alternative::new(REAL, move |_| {
-                let answered = real::answered(&asked_trace, asked_trace.cache_pages(REAL_PERCENT))?;
-                counted.get_or_init(|| answered.pages_held);
-                Ok(vec![share(answered.hits, &asked_trace)])
-            });
-            let simulated = Alternative::new(SIMULATED, move |_| {
-                let pages = *held.get().expect("the cache was asked before");
-                let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), FetchOrigin::Asked);
-                Ok(vec![percent_of(&trace, ours)])
-            });
-            Ok(vec![real, simulated])
+/// The rows that a real cache runs, too.
+fn confirmations(sources: &[Source], families: &[Family]) -> Vec<Case> {
+    let by_name = |name: &str| sources.iter().find(|source| source.name == name);
+    let of_trace = |source: &Source, percent: f64| {
+        let (name, source) = (format!("{}{AT}{percent} %", source.name), source.clone());
+        confirmed_by_a_cache(&name, move || source.trace().map(|trace| (trace.cache_pages(percent), trace)))
+    };
+    let known = REAL_TRACES.iter().filter_map(|(name, percent)| Some(of_trace(by_name(name)?, *percent)));
+    let mut cases: Vec<Case> = known.collect();
+    if cases.is_empty() {
+        cases.extend(sources.first().map(|source| of_trace(source, REAL_TRACES[0].1)));
+    }
+    let of_family = |(name, pages): &(&str, usize)| {
+        let family = families.iter().find(|family| family.name == *name).expect("it is one of them").clone();
+        let name = format!("{name}{AT}{pages} pages");
+        let pages = *pages;
+        confirmed_by_a_cache(&name, move || Ok((pages, Rc::new(family.trace()))))
+    };
+    cases.extend(REAL_FAMILIES.iter().map(of_family));
+    cases
+}
+
+/// A row by a real cache, beside the simulation with as many pages as that cache turned out to hold.
+fn confirmed_by_a_cache(
+    name: &str,
+    asked: impl Fn() -> Result<(usize, Rc<Trace>), Unmeasured> + 'static,
+) -> Case {
+    let case = Case::new(format!("{name}, through a cache"), &METRICS, move || {
+        let (pages, trace) = asked()?;
+        let held = Rc::new(OnceCell::new());
+        let (asked_trace, counted) = (Rc::clone(&trace), Rc::clone(&held));
+        let real = Alternative::new(REAL, move |_| {
+            let answered = real::answered(&asked_trace, pages)?;
+            counted.get_or_init(|| answered.pages_held);
+            Ok(vec![share(answered.hits, &asked_trace)])
         });
+        let simulated = Alternative::new(SIMULATED, move |_| {
+            let pages = *held.get().expect("the cache was asked before");
+            let ours = Ours::new(&trace.places, pages, PolicyKind::default().build(), FetchOrigin::Asked);
+            Ok(vec![percent_of(&trace, ours)])
+        });
+        Ok(vec![real, simulated])
+    });
     case.once().within(RATIO, REAL, SIMULATED, POINTS_BEHIND_MAX)
 }
 
@@ -227,7 +278,8 @@ mod tests {
     /// The hits of all policies on a trace of a few pages, ours and two lists included.
     fn reached(asked: &[u64], pages: usize) -> Vec<(&'static str, f64)> {
         let trace = Rc::new(Trace::new("x", asked));
-        let names = [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "W-TinyLFU", OPTIMUM];
+        let names =
+            [OURS, "two lists", LINUX, S3_FIFO, "FIFO", "LRU", "ARC", "LIRS", "SIEVE", "W-TinyLFU", OPTIMUM];
         let all = everybody(&trace, pages, FetchOrigin::Asked);
         let hits = |mut one: Alternative| one.run_once(0).expect("it runs")[0] * asked.len() as f64 / 100.0;
         names.into_iter().zip(all.into_iter().map(hits)).collect()
@@ -277,9 +329,9 @@ mod tests {
         assert_eq!(shown, EXPECTED);
     }
 
-    /// Ours, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, W-TinyLFU, the optimum.
-    const EXPECTED: [&str; 9] =
-        ["48.91", "48.31", "48.31", "48.12", "41.84", "44.76", "49.05", "49.79", "60.83"];
+    /// Ours, two lists, Linux, S3-FIFO, FIFO, LRU, ARC, LIRS, SIEVE, W-TinyLFU, the optimum.
+    const EXPECTED: [&str; 11] =
+        ["50.46", "48.31", "48.31", "48.12", "41.84", "44.76", "49.05", "52.67", "47.19", "49.79", "60.83"];
 
     #[test]
     fn a_stream_that_goes_round_keeps_what_a_cache_can() {

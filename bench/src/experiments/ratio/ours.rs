@@ -7,8 +7,9 @@
 //!             when there are more such nodes than the cache would have
 //! ```
 //!
-//! Folios are single pages here. In the cache, a stream that needs room first drops pages that it has read itself and
-//! left behind. So does this simulation: it drops the youngest page of the stream's ring that was read once.
+//! Folios are single pages here, and one goes at a time, where the cache evicts up to 64 at once. In the cache, a
+//! stream that needs room first drops pages that it has read itself and left behind. So does this simulation: it drops
+//! the youngest page of the stream's ring that was read once.
 //!
 //! Invariants:
 //!  1. No more pages are held than the cache was made for.
@@ -42,6 +43,8 @@ pub struct Ours {
     standing: Vec<EvictedState>,
     ages: WorkingSet,
     shadows: Shadows,
+    /// As the policy said at the end of the last scan.
+    reach: u64,
 }
 
 impl Ours {
@@ -58,13 +61,14 @@ impl Ours {
             standing: vec![EvictedState::Plain; places.len()],
             ages: WorkingSet::new(pages_max as u64),
             shadows: Shadows::new(places, pages_max),
+            reach: 0,
         }
     }
 
     /// Takes the shadow of `page`, and returns what it says.
     fn refault(&mut self, page: u32) -> Option<Refault> {
         let memory = self.shadows.take(page)?;
-        let refault = self.ages.refault(memory, Order::ZERO, self.policy.reach(&self.held));
+        let refault = self.ages.refault(memory, Order::ZERO, self.reach);
         // As in the cache, a page that has aged in Main counts as new.
         Some(refault).filter(|_| memory.standing == EvictedState::Plain)
     }
@@ -91,6 +95,7 @@ impl Ours {
                 PolicyVerdict::Evict { remember } => self.evict(page, remember),
             }
         }
+        self.reach = self.policy.reach(&self.held);
     }
 
     /// A stream makes its own room: it evicts the youngest page that it has read, unless another reader has read it,

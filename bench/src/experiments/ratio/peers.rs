@@ -6,6 +6,8 @@
 //! | Linux | mm/vmscan.c, mm/workingset.c: two lists, a page active at its second read, refault distance |
 //! | S3-FIFO | J. Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023; libCacheSim's defaults |
 //! | W-TinyLFU | G. Einziger, R. Friedman, B. Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", 2017 |
+//! | SIEVE | Y. Zhang et al., "SIEVE is Simpler than LRU", NSDI 2024 |
+//! | LIRS | S. Jiang, X. Zhang, SIGMETRICS 2002; a hundredth for pages that are not LIR, ghosts bounded to twice the cache |
 //! | ARC | N. Megiddo, D. S. Modha, FAST 2003 |
 //! | optimum | L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966 |
 //!
@@ -352,6 +354,161 @@ impl Simulated for Arc {
 
     fn held(&self) -> usize {
         self.chains.len(RECENT) + self.chains.len(FREQUENT)
+    }
+}
+
+/// SIEVE: one queue in the order of arrival, a bit for each page, and a hand that moves from old to young.
+pub struct Sieve {
+    pages_max: usize,
+    chains: Chains<1>,
+    visited: Vec<bool>,
+    hand: Option<u32>,
+}
+
+impl Sieve {
+    /// A cache of `pages_max` of `unique` pages.
+    pub fn new(unique: usize, pages_max: usize) -> Self {
+        Self { pages_max, chains: Chains::new(unique), visited: vec![false; unique], hand: None }
+    }
+
+    fn evict_one(&mut self) {
+        let mut page = self.hand.or_else(|| self.chains.oldest(0)).expect("a full queue has an oldest");
+        while std::mem::take(&mut self.visited[page as usize]) {
+            page = self.chains.younger(0, page).or_else(|| self.chains.oldest(0)).expect("it is not empty");
+        }
+        self.hand = self.chains.younger(0, page);
+        self.chains.remove(page);
+    }
+}
+
+impl Simulated for Sieve {
+    fn ask(&mut self, page: u32) -> bool {
+        if self.chains.of(page).is_some() {
+            self.visited[page as usize] = true;
+            return true;
+        }
+        if self.held() == self.pages_max {
+            self.evict_one();
+        }
+        self.chains.put(0, page);
+        false
+    }
+
+    fn held(&self) -> usize {
+        self.chains.len(0)
+    }
+}
+
+/// LIRS: pages of which the last two references lie close together (LIR) fill all but a hundredth of the cache; others
+/// pass through a queue. The stack has the LIR pages and all referenced since the oldest of them.
+pub struct Lirs {
+    pages_max: usize,
+    lir_max: usize,
+    stack: Chains<1>,
+    queue: Chains<1>,
+    /// Pages on the stack that are not cached, the oldest first.
+    gone: Chains<1>,
+    is_lir: Vec<bool>,
+    is_held: Vec<bool>,
+    lir: usize,
+    held: usize,
+}
+
+/// Pages on the stack that are not cached, for each one that is.
+const LIRS_GHOSTS: usize = 2;
+
+impl Lirs {
+    /// A cache of `pages_max` of `unique` pages.
+    pub fn new(unique: usize, pages_max: usize) -> Self {
+        Self {
+            pages_max,
+            lir_max: pages_max - (pages_max / 100).max(1),
+            stack: Chains::new(unique),
+            queue: Chains::new(unique),
+            gone: Chains::new(unique),
+            is_lir: vec![false; unique],
+            is_held: vec![false; unique],
+            lir: 0,
+            held: 0,
+        }
+    }
+
+    /// Takes pages off the stack's bottom until one is LIR.
+    fn prune(&mut self) {
+        while let Some(page) = self.stack.oldest(0) {
+            if self.is_lir[page as usize] {
+                break;
+            }
+            self.stack.remove(page);
+            self.gone.remove(page);
+        }
+    }
+
+    /// The oldest LIR page becomes one of the others.
+    fn demote(&mut self) {
+        let bottom = self.stack.pop_oldest(0).expect("there are LIR pages");
+        self.is_lir[bottom as usize] = false;
+        self.lir -= 1;
+        self.queue.put(0, bottom);
+        self.prune();
+    }
+
+    fn evict_one(&mut self) {
+        if self.held < self.pages_max {
+            return;
+        }
+        if self.queue.len(0) == 0 {
+            self.demote();
+        }
+        let page = self.queue.pop_oldest(0).expect("it was filled above");
+        self.is_held[page as usize] = false;
+        self.held -= 1;
+        if self.stack.of(page).is_some() {
+            self.gone.put(0, page);
+        }
+        if self.gone.len(0) > LIRS_GHOSTS * self.pages_max {
+            let oldest = self.gone.pop_oldest(0).expect("there are more than none");
+            self.stack.remove(oldest);
+        }
+    }
+
+    fn make_lir(&mut self, page: u32) {
+        self.is_lir[page as usize] = true;
+        self.lir += 1;
+        self.queue.remove(page);
+        if self.lir > self.lir_max {
+            self.demote();
+        }
+    }
+}
+
+impl Simulated for Lirs {
+    fn ask(&mut self, page: u32) -> bool {
+        let at = page as usize;
+        if self.is_lir[at] {
+            self.stack.put(0, page);
+            self.prune();
+            return true;
+        }
+        let is_hit = self.is_held[at];
+        if !is_hit {
+            self.evict_one();
+            self.is_held[at] = true;
+            self.held += 1;
+            self.gone.remove(page);
+        }
+        let was_recent = self.stack.of(page).is_some();
+        self.stack.put(0, page);
+        if was_recent || self.lir < self.lir_max {
+            self.make_lir(page);
+        } else {
+            self.queue.put(0, page);
+        }
+        is_hit
+    }
+
+    fn held(&self) -> usize {
+        self.held
     }
 }
 

@@ -22,10 +22,10 @@ const LOOP_PAGES: u64 = 3_000;
 const PLACES: u64 = 1 << 17;
 /// Popular references after which each place in the order belongs to the next page.
 const DRIFT_EVERY: u64 = 50;
-const SCAN_PAGES: u64 = 64;
+pub const SCAN_PAGES: u64 = 64;
 /// Where the regions begin, in pages, far from each other.
-const LOOP_AT: u64 = 1 << 30;
-const SCAN_AT: u64 = 1 << 31;
+pub const LOOP_AT: u64 = 1 << 30;
+pub const SCAN_AT: u64 = 1 << 31;
 
 /// A small trace of all that is difficult at once.
 pub fn trace(extent: Extent) -> Trace {
@@ -66,28 +66,28 @@ pub fn around(pages: u64, rounds: usize) -> Trace {
 }
 
 /// Where the popular page of this number is: neighbours in popularity are none on the disk.
-fn scattered(number: u64) -> u64 {
+pub fn scattered(number: u64) -> u64 {
     spread(number % (4 * POPULAR_PAGES)) % PLACES
 }
 
 /// Numbers that only look random: splitmix64, counted up.
-struct Random {
+pub struct Random {
     state: u64,
 }
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self { state: spread(seed) }
     }
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(1);
         spread(self.state)
     }
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
     /// From 0 to less than 1.
-    fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

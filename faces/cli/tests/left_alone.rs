@@ -209,6 +209,46 @@ fn a_read_that_must_not_wait_brings_its_bytes_when_it_is_tried_again() {
     assert_eq!(told(command), expected);
 }
 
+/// Forks, and in each child opens something over and over while another thread's first read makes it a viewer.
+const OPENS_MEANWHILE: &str = r"
+import os, sys, threading
+file, wrong = os.open(sys.argv[1], os.O_RDONLY), 0
+os.pread(file, 10, 0)
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        numbers, begun = set(), threading.Event()
+        def look():
+            for _ in range(300):
+                number = os.open('/dev/null', os.O_WRONLY)
+                os.close(number)
+                numbers.add(number)
+                begun.set()
+        thread = threading.Thread(target=look)
+        thread.start()
+        begun.wait()
+        for at in range(20): os.pread(file, 100, at)
+        thread.join()
+        os._exit(len(numbers) > 1)
+    wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(wrong, 'children got another number')
+";
+
+/// The descriptors by which a child becomes a viewer are none of the child's own.
+#[test]
+fn a_child_that_becomes_a_viewer_takes_no_number_of_a_descriptor() {
+    let folder = scratch();
+    let (file, report) = (folder.path().join("file"), folder.path().join("report"));
+    std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).args(["--", "python3", "-c", OPENS_MEANWHILE]);
+    let output = command.arg(&file).output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 children got another number\n", "{output:?}");
+    let report = Report::read(&report);
+    assert!(report.number("processes", "viewers") > 100 || report.served() > 0, "{report:?}");
+}
+
 /// A program of another C library that a program of the run starts runs as without us.
 #[test]
 fn a_program_of_another_c_library_runs_as_without() {

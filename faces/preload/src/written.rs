@@ -28,9 +28,6 @@ use quinion_view::viewer::{RequestError, Viewer};
 use crate::kernel::{self, Stat};
 use crate::{owed, process, table};
 
-/// How long what the owner was told before is waited for, in milliseconds.
-const SETTLED_MILLIS_MAX: u32 = 100;
-
 /// Tells the owner of a file and waits until it has answered. An owner that has ended is not waited for.
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
     /// How often a thread that finds no free slot tries again: some milliseconds.
@@ -108,8 +105,7 @@ pub fn before_removal(at: c_int, path: usize) {
         && let Some(viewer) = process::join()
     {
         owed::pay();
-        viewer.settle(SETTLED_MILLIS_MAX);
-        ask(viewer, Operation::Removes, &stat, 0);
+        ask(viewer, Operation::Removes, &stat, 0); // the owner hears before of what has been closed
     }
 }
 

@@ -119,7 +119,10 @@ impl PartRead<'_> {
             Validation::Sure | Validation::Immutable => {}
             validation => match look_at_times(viewer, fd, validation) {
                 TimesCheck::Right => {}
-                TimesCheck::Young if self.mode == ServeMode::Now => return Err(Unserved::NotReady),
+                TimesCheck::Young if self.mode == ServeMode::Now => {
+                    // SAFETY: as in `look`.
+                    return unsafe { self.read_by_kernel_now() };
+                }
                 // SAFETY: as in `look`.
                 TimesCheck::Young => return unsafe { self.read_by_kernel() },
                 TimesCheck::Invalid(reason) => {
@@ -180,6 +183,10 @@ impl PartRead<'_> {
             };
             if kernel::fstat(fd).is_some_and(|stat| stat.size as u64 == size) {
                 break None;
+            }
+            if self.mode == ServeMode::Now {
+                // SAFETY: as in `look`.
+                return unsafe { self.read_by_kernel_now() }; // the owner would have to be waited for
             }
             revalidations += 1;
             if revalidations > REVALIDATIONS_MAX {

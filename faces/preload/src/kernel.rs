@@ -527,6 +527,15 @@ pub fn is_single_threaded() -> bool {
     threads() == Some(1)
 }
 
+/// Whether the calling thread is the only one of its process; asked without a descriptor, which is what the question is
+/// about. `false` also where the kernel does not answer.
+pub fn is_only_thread() -> bool {
+    const CLONE_THREAD: usize = 0x1_0000;
+    // SAFETY: a thread that is alone shares nothing with others of its group, so there is nothing to be undone: the
+    // call says whether it is (unshare(2), EINVAL).
+    result(unsafe { call(number::UNSHARE, [CLONE_THREAD, 0, 0, 0, 0, 0]) }).is_ok()
+}
+
 /// How many threads this process has; `None` if that cannot be told.
 fn threads() -> Option<u64> {
     let mut line = [0u8; 1024];

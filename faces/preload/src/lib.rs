@@ -37,7 +37,6 @@
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-mod apart;
 mod attach;
 mod bytes;
 mod audit;

@@ -10,8 +10,8 @@
 //! again. A handle that it is not told of then would keep its file open until this process ends: the space of a removed
 //! file would not come back, and its file system could not be unmounted.
 //!
-//! Not an invariant: that all is told. What finds no place here, and what a process owes that touches no file any more,
-//! the owner takes back when the process ends. A forked child owes nothing: the handles are its parent's.
+//! Not an invariant: that all is told. What finds no place here, what a process owes that touches no file any more, and
+//! what one owed that has stopped while the owner was late, the owner takes back when the process ends. A forked child owes nothing: the handles are its parent's.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -40,6 +40,11 @@ pub fn pay() {
     if IS_OWING.load(Ordering::Relaxed) {
         pay_all();
     }
+}
+
+/// Whether there may be something that the owner was not told.
+pub fn is_owing() -> bool {
+    IS_OWING.load(Ordering::Relaxed)
 }
 
 /// In a forked child, by its only thread.

@@ -72,7 +72,7 @@ use quinion_view::viewer::{LONG_MILLIS_MAX, Mapped, Viewer};
 use crate::kernel::{self, Access, SignalsHeld};
 use crate::start::{CacheLocation, ViewerMappings};
 use crate::thread_list::BlockedBy;
-use crate::{faults, patch, start, table, written};
+use crate::{faults, owed, patch, start, table, written};
 
 /// In the page: a forked child. In its constant, before there is a page: not attached.
 const INERT: u32 = 0;
@@ -471,6 +471,7 @@ fn stop_with(reason: Reason, actions: Actions) {
             STOPPED.store(true, Ordering::Relaxed); // read by children, who have a copy
             switch().store(STOPPING, Ordering::SeqCst); // partner: `mode`
             table::detach_all(reason);
+            tell_what_is_owed();
             leave(actions);
         }
         CHILD => {
@@ -482,6 +483,19 @@ fn stop_with(reason: Reason, actions: Actions) {
             leave(actions);
         }
         _ => {}
+    }
+}
+
+/// Waits some milliseconds until the owner has heard which handles were given back: a process that has stopped tells it
+/// no more.
+fn tell_what_is_owed() {
+    const TURNS_MAX: u32 = 100;
+    for turn in 0..TURNS_MAX {
+        owed::pay();
+        if !owed::is_owing() {
+            return;
+        }
+        kernel::wait(turn);
     }
 }
 

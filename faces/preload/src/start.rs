@@ -17,9 +17,10 @@
 //! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
 //! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most.
 //!
-//! For that time some numbers of descriptors are ours. The constructor runs before the program does; a child joins on a
-//! thread with a table of its own (`apart.rs`), and so a descriptor is sent to an owner that may not duplicate it
-//! ([`send`]): that takes a connection for a moment, and none is kept.
+//! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins while
+//! it has no other thread, or not at all: a thread could close such a number, or open something and get another number
+//! than without us. While a descriptor is sent to an owner that may not duplicate it ([`send`]), the calls that close
+//! descriptors wait (`process.rs`, BUSY); that takes a connection for a moment, and none is kept.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
@@ -29,7 +30,6 @@ use quinion_view::arena::control::Reason;
 use quinion_view::viewer::handshake::{DescriptorOffer, JoinRequest, NO_PLAN};
 use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 
-use crate::apart::apart;
 use crate::kernel::Access;
 use crate::{audit, faults, kernel, ld_preload, loaded, opened, patch, process, real};
 
@@ -219,9 +219,10 @@ pub struct Joined {
 #[derive(Clone, Copy)]
 pub struct ViewerMappings(pub [Mapped; 2]);
 
-/// In a forked child that can be a viewer: the same again, without a plan.
+/// In a forked child that can be a viewer, and has no thread but the calling one, which holds its signals back: the same
+/// again, without a plan.
 pub fn join_as_child(place: &CacheLocation) -> Option<Joined> {
-    may_attach().then(|| apart(0, || join(place, NO_PLAN)).flatten()).flatten()
+    (kernel::is_only_thread() && may_attach()).then(|| join(place, NO_PLAN)).flatten()
 }
 
 /// Has the owner make this process a viewer.
@@ -240,8 +241,7 @@ fn join(place: &CacheLocation, plan: u32) -> Option<Joined> {
 pub fn send(place: &CacheLocation, descriptor: c_int) -> Option<u32> {
     let offer = DescriptorOffer { version: LAYOUT_VERSION, token: place.token };
     let millis = place.wait.unwrap_or(ANSWER_MILLIS_MAX);
-    let greet = || Some(kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis)?.0.viewer);
-    apart(descriptor as u32 + 1, greet).flatten()
+    Some(kernel::greet(&place.socket, &offer.bytes(), Some(descriptor), millis)?.0.viewer)
 }
 
 fn view(

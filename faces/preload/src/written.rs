@@ -32,6 +32,8 @@ use crate::{owed, process, table};
 fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
     /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
+    /// How long it waits for the owner to free one then, in milliseconds.
+    const SETTLED_MILLIS_MAX: u32 = 100;
     let question = [stat.device, stat.inode, third];
     // The kernel has an opener wait for the lease by itself; of the rest only we tell.
     let ask = || match (operation, third) {
@@ -44,6 +46,8 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
         }
         kernel::wait(turn);
     }
+    viewer.settle(SETTLED_MILLIS_MAX);
+    let _ = ask(); // an owner that is later than that is not waited for
 }
 
 /// The file is about to be opened for writing; or `cut`, without that.

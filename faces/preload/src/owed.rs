@@ -10,8 +10,9 @@
 //! again. A handle that it is not told of then would keep its file open until this process ends: the space of a removed
 //! file would not come back, and its file system could not be unmounted.
 //!
-//! Not an invariant: that all is told. What finds no place here, what a process owes that touches no file any more, and
-//! what one owed that has stopped while the owner was late, the owner takes back when the process ends. A forked child owes nothing: the handles are its parent's.
+//! Not an invariant: that all is told. The owner takes back at the end of the process what finds no place here, what a
+//! process owes that touches no file any more, and what one owed that has stopped while the owner was late. A forked
+//! child owes nothing: the handles are its parent's.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -8,7 +8,7 @@
 //! ```text
 //!   UNKNOWN --ask--> CLEAN      as everywhere else in this object
 //!      ^    `------> RESTRICTED only reads that say where, each after a look at its descriptor; for good. So is a
-//!                               process whose C library is not patched: its own calls need not come to us
+//!                               process whose C library could not be patched: its own calls need not come to us
 //!      |
 //!      `-- dlopen: every offset goes back to the kernel first; while it is under way nothing is attached,
 //!                  and what is attached is looked at before each read
@@ -88,8 +88,8 @@ pub fn permits_offsets(viewer: &Viewer) -> Option<bool> {
     }
 }
 
-/// The program loads code in a way of its own, or the C library is not patched, so that its own calls and those of who
-/// looks its functions up by name pass us by: restricted from now on.
+/// The program loads code in a way of its own, or the C library could not be patched, so that calls of its functions
+/// need not come to us: restricted from now on.
 #[cold]
 pub fn insist() {
     let restricted = |state| Some(state & !VERDICT | RESTRICTED);

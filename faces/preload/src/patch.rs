@@ -24,8 +24,9 @@
 //!     passed by, or asked in a circle.
 //!
 //! Not an invariant: that any function is patched. Without, a caller that looks a function up by itself, or is bound to
-//! the library more closely than by name, closes, moves or replaces descriptors behind our back: so only positional
-//! reads are served then, each after a look at its descriptor (`audit.rs`).
+//! the library more closely than by name, closes, moves or replaces descriptors behind our back. So where patching was
+//! wanted and failed, only positional reads are served, each after a look at its descriptor (`audit.rs`). By names alone
+//! a program is served that the user says has no such caller.
 //!
 //! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
 
@@ -68,6 +69,12 @@ static OUTCOME: AtomicUsize = AtomicUsize::new(Patching::NoPlan as usize);
 #[inline]
 pub fn is_patched() -> bool {
     OUTCOME.load(Ordering::Relaxed) == Patching::Patched as usize // written before the process has a second thread
+}
+
+/// Whether the C library was to be patched and is not, for what this process is.
+pub fn has_failed() -> bool {
+    let outcome = OUTCOME.load(Ordering::Relaxed); // as above
+    outcome != Patching::Patched as usize && outcome != Patching::NoPlan as usize
 }
 
 /// Counts what came of it, once for each process that becomes a viewer.

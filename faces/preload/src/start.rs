@@ -75,7 +75,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
         kernel::unmap(plan.base, plan.bytes as usize);
     }
     patch::count(&joined.viewer);
-    if !patch::is_patched() {
+    if patch::has_failed() {
         audit::insist();
     }
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {

@@ -694,8 +694,10 @@ fn the_objects_imports() {
     let imports: Vec<&str> =
         names.iter().filter_map(|name| name.strip_prefix(['U', 'w'])?.trim().split('@').next()).collect();
     let bytes = ["bcmp", "memcmp", "memcpy", "memmove", "memset", "strlen"];
-    // `environ` is a variable: the environment that `execv` and its like pass on.
-    let others = ["__errno_location", "dl_iterate_phdr", "dlsym", "environ", "fileno"];
+    // `environ` is a variable: the environment that `execv` and its like pass on. Of `gnu_get_libc_version` it is only
+    // asked whether it is there.
+    let others =
+        ["__errno_location", "dl_iterate_phdr", "dlsym", "environ", "fileno", "gnu_get_libc_version"];
     // Symbols that linkers put into every object, called only if they exist.
     let start =
         ["_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__cxa_finalize", "__gmon_start__"];

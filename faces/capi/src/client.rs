@@ -3,9 +3,9 @@
 //! A URL is opened by the server, with its stores and credentials; a path by this process. What the server has is
 //! copied, or pinned, out of memory that both map. The files are read only.
 
-use quinion::internals::sys::fork::ForkGuard;
 use std::ffi::{c_char, c_int};
 
+use quinion::internals::sys::fork::ForkGuard;
 use quinion_service::Client;
 
 use crate::args::{self, Handle, VersionedStruct};

@@ -217,6 +217,7 @@ impl PartRead<'_> {
     ///
     /// # Safety
     /// The buffer may be written.
+    #[cold]
     unsafe fn read_by_kernel_now(self) -> Result<usize, Unserved> {
         let Self { viewer, fd, position, to, .. } = self;
         if table::is_first_refusal(fd, position / 4096) {

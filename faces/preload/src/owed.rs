@@ -48,9 +48,11 @@ pub fn is_owing() -> bool {
     IS_OWING.load(Ordering::Relaxed)
 }
 
-/// In a forked child, by its only thread.
+/// In a forked child, by its only thread. A child whose parent owes nothing, as nearly all, writes nothing.
 pub fn forget() {
-    HANDLES.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+    if IS_OWING.swap(false, Ordering::Relaxed) {
+        HANDLES.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+    }
 }
 
 #[cold]

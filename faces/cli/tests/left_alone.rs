@@ -153,7 +153,7 @@ for _ in range(3):
     replaced(False)
 ";
 
-/// Also where the kernel lets no code be changed, so that the C library cannot be patched: only reads that say where are
+/// Also where the kernel lets no code be changed, so that the C library cannot be patched: only positional reads are
 /// served then, each after a look at its descriptor.
 #[test]
 fn calls_that_pass_names_by_find_the_kernels_offset_and_file() {

@@ -24,9 +24,9 @@
 //!     passed by, or asked in a circle.
 //!
 //! Not an invariant: that any function is patched. Without, a caller that looks a function up by itself, or is bound to
-//! the library more closely than by name, closes, moves or replaces descriptors behind our back. So where patching was
-//! wanted and failed, only positional reads are served, each after a look at its descriptor (`audit.rs`). By names alone
-//! a program is served that the user says has no such caller.
+//! the library more closely than by name, closes, moves or replaces descriptors behind our back. So where patching
+//! was wanted and failed, only positional reads are served, each after a look at its descriptor (`audit.rs`). By names
+//! alone a program is served that the user says has no such caller.
 //!
 //! Cost: a part of a start that does not show beside the rest of it, and two jumps a call, one of them indirect.
 

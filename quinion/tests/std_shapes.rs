@@ -248,3 +248,59 @@ fn a_pin_that_may_not_wait_is_of_all_or_nothing() {
     assert!(cache.stats().device_reads <= before + 1, "it was not read twice");
     assert!(file.pin_with(64_000, 10, cached_only).unwrap().is_empty(), "nothing is there to wait for");
 }
+
+/// What an engine that read a mapping of its file expects: one slice of a range as long as it likes, without a copy.
+#[test]
+fn a_long_pin_in_pieces_is_one_slice_without_a_copy() {
+    let content: Vec<u8> = (0..6_000_000_u32).map(|at| (at / 4096 % 241 + at % 11) as u8).collect();
+    let (_folder, path) = file_of(&content);
+    let (_other_folder, other) = file_of(&content);
+    let cache = cache();
+    let (file, other) = (cache.open(&path).unwrap(), cache.open(&other).unwrap());
+    // In turn, so that no two pieces of one file follow each other in memory.
+    for at in (0..4 << 20).step_by(128 << 10) {
+        for file in [&file, &other] {
+            file.set_folio_orders(5, 5).unwrap();
+            file.advise(quinion::Hint::Random).unwrap();
+            drop(file.pin(at, 128 << 10).unwrap());
+        }
+    }
+    let range = 5000..3_000_017;
+    let pinned = file.pin(range.start as u64, range.len()).unwrap();
+    assert!(pinned.chunks().count() > 10 && pinned.as_slice().is_none(), "it lies in pieces");
+    let bytes = pinned.mapped().expect("its pieces are long");
+    assert!(bytes == &content[range.clone()]);
+    assert_eq!(bytes.as_ptr(), pinned.as_ref().as_ptr(), "it is mapped once");
+    let lies_in_the_arena = |bytes: &[u8]| {
+        let at = bytes.as_ptr().addr();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let is_there = |line: &&str| {
+            let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let hex = |text| usize::from_str_radix(text, 16).unwrap();
+            (hex(from)..hex(to)).contains(&at)
+        };
+        let line = maps.lines().find(is_there).expect("it is mapped").to_owned();
+        assert!(!line.contains("memfd") || line.contains(" r--s "), "nobody may write there: {line}");
+        line.contains("memfd:quinion")
+    };
+    assert!(lies_in_the_arena(bytes), "it is the cache's memory, and no copy");
+    // It stays what it was, whatever becomes of the file and the cache.
+    fs::write(&path, vec![0; 6_000_000]).unwrap();
+    let mut new = [1; 100];
+    cache.open(&path).unwrap().read_exact_at(&mut new, 5000).unwrap();
+    assert_eq!(new, [0; 100]);
+    drop((file, other, cache));
+    assert!(bytes == &content[range.clone()]);
+    // Short pieces are copied.
+    let cache = self::cache();
+    fs::write(&path, &content).unwrap();
+    let file = cache.open(&path).unwrap();
+    file.set_folio_orders(0, 0).unwrap();
+    file.advise(quinion::Hint::Random).unwrap();
+    for at in [3, 1, 0, 2] {
+        drop(file.pin(at * 4096, 4096).unwrap());
+    }
+    let short = file.pin(0, 16_384).unwrap();
+    assert!(short.mapped().is_none() && !lies_in_the_arena(short.as_ref()));
+    assert_eq!(short.as_ref(), &content[..16_384]);
+}

@@ -16,10 +16,11 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use quinion::internals::arena::control::Operation;
+use quinion::internals::sys::adjacent::AdjacentMapping;
 use quinion::internals::viewer::{ViewedFile, Viewer};
 
 use crate::open_file::OpenFile;
@@ -35,6 +36,9 @@ struct Pin {
     /// Keeps the handle, and what is mapped.
     file: Arc<OpenFile>,
     lent: Lent,
+    /// The bytes mapped a second time, in one piece, if they were asked for so; `None`: they cannot be. Ends before the
+    /// pin does.
+    mapped: OnceLock<Option<AdjacentMapping>>,
 }
 
 enum Lent {
@@ -60,6 +64,7 @@ unsafe impl Sync for Pin {}
 
 impl Drop for Pin {
     fn drop(&mut self) {
+        drop(self.mapped.take());
         if let Lent::Pinned { name, .. } = self.lent {
             self.file.connection.give_back(Operation::Unpin, name);
         }
@@ -88,11 +93,12 @@ impl PinnedBytes {
     /// The server has pinned a range: `name` is what it is given back by.
     pub(crate) fn new(file: &Arc<OpenFile>, name: [u64; 3]) -> Self {
         let lent = Lent::Pinned { name, pieces: Vec::new() };
-        Self(Arc::new(Pin { file: Arc::clone(file), lent }))
+        Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped: OnceLock::new() }))
     }
 
     pub(crate) fn copied(file: &Arc<OpenFile>, bytes: Vec<u8>) -> Self {
-        Self(Arc::new(Pin { file: Arc::clone(file), lent: Lent::Copied(bytes.into()) }))
+        let (lent, mapped) = (Lent::Copied(bytes.into()), OnceLock::new());
+        Self(Arc::new(Pin { file: Arc::clone(file), lent, mapped }))
     }
 
     /// The same with the places of its bytes; `None` if not all of them are found.
@@ -164,6 +170,18 @@ impl PinnedBytes {
         let first = chunks.next();
         let is_one = chunks.next().is_none();
         first.filter(|_| is_one).or(if self.is_empty() { Some(&[]) } else { None })
+    }
+
+    /// The bytes as one slice without a copy. Where they do not lie so they are mapped a second time at the first call,
+    /// side by side: 2 to 4 microseconds for each piece. `None`: the pieces have fewer than 64 KiB on average, or this
+    /// is a forked child, which does not have that memory.
+    pub fn mapped(&self) -> Option<&[u8]> {
+        self.as_slice().or_else(|| {
+            // SAFETY: the pieces are of memory that the server shares and that stays mapped. It does not write them as
+            // long as the pin stands, which ends after the mapping.
+            let mapped = self.0.mapped.get_or_init(|| unsafe { AdjacentMapping::of(self.chunks()) });
+            mapped.as_ref()?.bytes()
+        })
     }
 
     /// A copy of them.

@@ -6,6 +6,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`adjacent`] | pieces of memory, mapped a second time so that they lie together |
 //! | [`domain`] | whether another process has the credentials of this one |
 //! | [`extents`] | whether a part of a file was allocated and never written |
 //! | [`fork`] | noticing that this process is a child of the one that built a cache |
@@ -18,6 +19,7 @@
 //! | [`serial_queues`] | threads for calls that may block as long as another process likes |
 //! | [`signal`] | keeping a program's signals away from our threads |
 
+pub mod adjacent;
 pub mod domain;
 pub mod extents;
 pub mod fork;

@@ -902,6 +902,18 @@ int qn_pin_runs(const struct qn_pin *pin,
                 size_t *count);
 
 /**
+ * Tells where a pin's bytes are in one piece: *data is the first of qn_pin_length() bytes, which must not be written.
+ *
+ * Runs that do not follow each other in memory are mapped a second time, side by side, without a copy: the first call
+ * takes some microseconds for each. *data stays until qn_unpin(). Does not block.
+ *
+ * Errors: -EINVAL; -EOPNOTSUPP: the runs have fewer than 64 KiB on average, or one is a hole of a memory file, or the
+ * kernel refuses; use qn_pin_runs().
+ */
+int qn_pin_mapped(const struct qn_pin *pin,
+                  const void **data);
+
+/**
  * How many bytes are pinned. Does not block.
  *
  * Errors: -EINVAL.

@@ -75,6 +75,12 @@ public:
     const qn_run *begin() const { return runs().first; }
     const qn_run *end() const { return runs().first + runs().second; }
     std::size_t size() const { return static_cast<std::size_t>(check(qn_pin_length(get()))); }
+    /* All of them in one piece; throws EOPNOTSUPP where that takes a copy. */
+    const void *mapped() const {
+        const void *data;
+        check(qn_pin_mapped(get(), &data));
+        return data;
+    }
 
 private:
     std::pair<const qn_run *, std::size_t> runs() const {

@@ -38,13 +38,13 @@ pub struct qn_pin {
     runs: Vec<qn_run>,
     length: u64,
     process: ForkGuard,
-    _kept: Kept,
+    kept: Kept,
 }
 
 /// What keeps the bytes.
 enum Kept {
-    Cached(#[allow(dead_code, reason = "held for its end")] Pinned),
-    Served(#[allow(dead_code, reason = "held for its end")] PinnedBytes),
+    Cached(Pinned),
+    Served(PinnedBytes),
 }
 
 // SAFETY: the runs are of bytes that no thread writes while the pin stands, and the list itself does not change.
@@ -82,7 +82,7 @@ fn new_pin(runs: Option<(Vec<qn_run>, u64)>, kept: Kept) -> Result<qn_pin, Failu
         Failure::new(libc::ENOBUFS, text)
     };
     let (runs, length) = runs.ok_or_else(too_many)?;
-    Ok(qn_pin { runs, length, process: ForkGuard::new(), _kept: kept })
+    Ok(qn_pin { runs, length, process: ForkGuard::new(), kept })
 }
 
 /// Pins up to length bytes at byte offset, without a copy: as many as there are before the end of the file, and
@@ -141,6 +141,36 @@ pub unsafe extern "C" fn qn_pin_runs(
             return Err(Failure::invalid("the address for the runs or for their count is NULL; pass both"));
         };
         (*runs, *count) = (pin.runs.as_ptr(), pin.runs.len());
+        Ok(0)
+    })
+}
+
+/// Tells where a pin's bytes are in one piece: *data is the first of qn_pin_length() bytes, which must not be written.
+///
+/// Runs that do not follow each other in memory are mapped a second time, side by side, without a copy: the first call
+/// takes some microseconds for each. *data stays until qn_unpin(). Does not block.
+///
+/// Errors: -EINVAL; -EOPNOTSUPP: the runs have fewer than 64 KiB on average, or one is a hole of a memory file, or the
+/// kernel refuses; use qn_pin_runs().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qn_pin_mapped(pin: *const qn_pin, data: *mut *const c_void) -> c_int {
+    border(|| {
+        // SAFETY: the caller's contract.
+        let pin = unsafe { args::handle(pin, "the pin") }?;
+        // SAFETY: the caller's contract: a place for a pointer.
+        let Some(data) = (unsafe { data.as_mut() }) else {
+            return Err(Failure::invalid("the address for the first byte is NULL; pass one"));
+        };
+        let mapped = match &pin.kept {
+            Kept::Cached(pinned) => pinned.mapped(),
+            Kept::Served(bytes) => bytes.mapped(),
+        };
+        let cannot = || {
+            let text =
+                "the bytes lie in short runs, or in memory that is not mapped twice; use qn_pin_runs()";
+            Failure::new(libc::EOPNOTSUPP, text.to_owned())
+        };
+        *data = mapped.ok_or_else(cannot)?.as_ptr().cast();
         Ok(0)
     })
 }

@@ -255,6 +255,11 @@ static void pins(void) {
         for (size_t i = 0; i < vector[run].iov_len; i++, at++)
             CHECK(((const unsigned char *)vector[run].iov_base)[i] == (1000 + at) % 251);
     CHECK(at == 60000);
+    const void *data = NULL;
+    int mapped = qn_pin_mapped(pin, &data);
+    CHECK(mapped == (count > 1 ? -EOPNOTSUPP : 0) && (mapped || data == runs[0].data));
+    FAILS(qn_pin_mapped(pin, NULL), EINVAL, "is NULL");
+    FAILS(qn_pin_mapped(NULL, &data), EINVAL, "is NULL");
     FAILS(qn_pin_runs(pin, NULL, &count), EINVAL, "is NULL");
     FAILS(qn_pin_runs(pin, &runs, NULL), EINVAL, "is NULL");
     FAILS(qn_pin_runs(NULL, &runs, &count), EINVAL, "is NULL");
@@ -278,6 +283,14 @@ static void memory_files(void) {
     size_t count;
     CHECK(qn_pin_runs(pin, &runs, &count) == 0 && count >= 2);
     CHECK(memcmp((const char *)runs[count - 1].data + runs[count - 1].length - 3, "abc", 3) == 0);
+    const void *data;
+    FAILS(qn_pin_mapped(pin, &data), EOPNOTSUPP, "qn_pin_runs");
+    CHECK(qn_unpin(pin) == 0);
+    CHECK(qn_allocate(file, 0, 4 << 20) == 0 && qn_pwrite(file, "first", 5, 0) == 5 && qn_pwrite(file, "last", 4, 3 << 20) == 4);
+    CHECK(qn_pin_range(file, 0, (3 << 20) + 4, &pin) == 0 && qn_pin_runs(pin, &runs, &count) == 0);
+    int mapped = qn_pin_mapped(pin, &data);
+    CHECK(mapped == 0 || (mapped == -EOPNOTSUPP && count > 48));
+    CHECK(mapped || (memcmp(data, "first", 5) == 0 && memcmp((const char *)data + (3 << 20), "last", 4) == 0));
     CHECK(qn_unpin(pin) == 0);
     FAILS(qn_pin_range(file, 0, (size_t)1 << 39, &pin), ENOBUFS, "runs");
     CHECK(qn_append(file, "e", 1) == (int64_t)1 << 40 && qn_sync(file, QN_SYNC_ALL) == 0);

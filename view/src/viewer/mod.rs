@@ -625,17 +625,46 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
-    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most.
+    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most. An owner that has shown no
+    /// sign of life for so long is late, and not waited for again until it does.
     pub fn settle(&self, millis: u32) {
-        let until = sys::clock_millis() + u64::from(millis);
+        let (until, beat) = (sys::clock_millis() + u64::from(millis), self.heartbeat());
         // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
-            while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_dead() {
+            while !is_free(slot) && !self.owner_is_dead() && !self.is_late_still() {
+                if sys::clock_millis() >= until {
+                    if self.heartbeat() == beat {
+                        self.note_late();
+                    }
+                    return;
+                }
                 // A thread that waits without a question is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
         }
+    }
+
+    fn heartbeat(&self) -> u32 {
+        self.control.control().heartbeat.load(Ordering::Relaxed)
+    }
+
+    /// The owner is not waited for until its heart beats again.
+    fn note_late(&self) {
+        self.late_at.store(self.heartbeat(), Ordering::Relaxed);
+        self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+    }
+
+    /// Whether the owner was late, and its heart has not beaten since.
+    fn is_late_still(&self) -> bool {
+        if !self.is_late.load(Ordering::Relaxed) {
+            return false;
+        }
+        let is_still = self.heartbeat() == self.late_at.load(Ordering::Relaxed);
+        if !is_still {
+            self.is_late.store(false, Ordering::Relaxed);
+        }
+        is_still
     }
 
     /// Writes a question into one of the first `slots` slots.
@@ -646,15 +675,11 @@ impl Viewer {
         pending: u32,
         slots: usize,
     ) -> Result<&Request, RequestError> {
-        let control = self.control.control();
         if self.owner_is_dead() {
             return Err(RequestError::OwnerDead);
         }
-        if self.is_late.load(Ordering::Relaxed) {
-            if control.heartbeat.load(Ordering::Relaxed) == self.late_at.load(Ordering::Relaxed) {
-                return Err(RequestError::Late);
-            }
-            self.is_late.store(false, Ordering::Relaxed);
+        if self.is_late_still() {
+            return Err(RequestError::Late);
         }
         let slot = self.claim_slot(slots).ok_or(RequestError::NoSlot)?;
         slot.operation.store(operation as u32, Ordering::Relaxed);
@@ -747,8 +772,7 @@ impl Viewer {
             return Ok(());
         }
         if error == RequestError::Late {
-            self.late_at.store(self.control.control().heartbeat.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+            self.note_late();
         }
         Err(error)
     }

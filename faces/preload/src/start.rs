@@ -75,7 +75,8 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
         kernel::unmap(plan.base, plan.bytes as usize);
     }
     patch::count(&joined.viewer);
-    if patch::has_failed() {
+    // Also where the plan did not arrive, as when few descriptors are left.
+    if place.plan != NO_PLAN && !patch::is_patched() {
         audit::insist();
     }
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {

@@ -82,20 +82,23 @@ fn a_program_that_starts_under_a_filter_is_not_ended_by_it() {
     }
 }
 
-/// As in most containers: `run` itself is under a filter.
+/// As in most containers: `run` itself is under a filter, which forbids `unshare` to those who are not root.
 #[test]
 fn a_run_under_a_filter_serves_its_programs() {
-    const NO_CALL: &str = "9999";
+    const UNSHARE: &str = "272";
     let folder = scratch();
     let (file, report) = (folder.path().join("file"), folder.path().join("report"));
     std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
-    let mut command = Command::new(built("left_alone"));
-    command.args(["filtered", NO_CALL]).arg(quinion().get_program());
-    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
-    command.arg(&report).arg("--").arg(built("left_alone")).arg("read").arg(&file).stdin(Stdio::null());
-    assert!(command.output().expect("it starts").status.success());
-    let report = Report::read(&report);
-    assert!(report.served() >= FILE_BYTES as u64, "it is served under the run's own filter: {report:?}");
+    for case in ["read", "child"] {
+        let mut command = Command::new(built("left_alone"));
+        command.args(["filtered", UNSHARE]).arg(quinion().get_program());
+        command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+        command.arg(&report).arg("--").arg(built("left_alone")).arg(case).arg(&file).stdin(Stdio::null());
+        let output = command.output().expect("it starts");
+        assert!(output.status.success(), "{case}: {output:?}");
+        let report = Report::read(&report);
+        assert!(report.served() >= FILE_BYTES as u64, "{case} is served under the run's own filter: {report:?}");
+    }
 }
 
 #[test]

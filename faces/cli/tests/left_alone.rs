@@ -257,6 +257,35 @@ fn a_child_with_threads_gets_the_numbers_of_descriptors_that_it_gets_without() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 children got another number\n", "{output:?}");
 }
 
+/// Has a child with threads cut a file that its parent is served.
+const CUTS_MEANWHILE: &str = r"
+import os, sys, threading
+for reads in (False, True):
+    with open(sys.argv[1], 'wb') as file: file.write(b'old' * 3000)
+    file = os.open(sys.argv[1], os.O_RDONLY)
+    os.pread(file, 100, 0), os.pread(file, 100, 100)
+    child = os.fork()
+    if child == 0:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        if reads: os.pread(os.open(sys.argv[2], os.O_RDONLY), 10, 0)
+        os.close(os.open(sys.argv[1], os.O_RDONLY | os.O_TRUNC))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.pread(file, 10, 0), os.read(os.open(sys.argv[1], os.O_RDONLY), 10), os.pread(file, 10, 0))
+";
+
+/// It is served no reads, and the owner is told what it does all the same: no lease tells of such a cut.
+#[test]
+fn a_child_with_threads_tells_what_it_does() {
+    let folder = scratch();
+    let [file, other] = ["file", "other"].map(|name| folder.path().join(name));
+    std::fs::write(&other, noise(FILE_BYTES, 7)).expect("the disk has room");
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
+    let output = command.args(["python3", "-c", CUTS_MEANWHILE]).args([file, other]).output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' b'' b''\n".repeat(2), "{output:?}");
+}
+
 /// A program of another C library that a program of the run starts runs as without us.
 #[test]
 fn a_program_of_another_c_library_runs_as_without() {

@@ -622,6 +622,9 @@ fn more_questions_than_slots_are_refused() {
         viewer.tell(Operation::Detach, [1, 0, 0]).unwrap();
     }
     assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::NoSlot));
+    // A thread that has waited in vain for one that does not move does not do so again, nor does another.
+    viewer.settle(1);
+    assert_eq!(viewer.tell(Operation::Detach, [1, 0, 0]), Err(RequestError::Late));
 }
 
 /// 1. Reads of one file system hang, and take one worker after the other.

@@ -82,20 +82,23 @@ fn a_program_that_starts_under_a_filter_is_not_ended_by_it() {
     }
 }
 
-/// As in most containers: `run` itself is under a filter.
+/// As in most containers: `run` itself is under a filter, which forbids `unshare` to those who are not root.
 #[test]
 fn a_run_under_a_filter_serves_its_programs() {
-    const NO_CALL: &str = "9999";
+    const UNSHARE: &str = "272";
     let folder = scratch();
     let (file, report) = (folder.path().join("file"), folder.path().join("report"));
     std::fs::write(&file, noise(FILE_BYTES, 7)).expect("the disk has room");
-    let mut command = Command::new(built("left_alone"));
-    command.args(["filtered", NO_CALL]).arg(quinion().get_program());
-    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
-    command.arg(&report).arg("--").arg(built("left_alone")).arg("read").arg(&file).stdin(Stdio::null());
-    assert!(command.output().expect("it starts").status.success());
-    let report = Report::read(&report);
-    assert!(report.served() >= FILE_BYTES as u64, "it is served under the run's own filter: {report:?}");
+    for case in ["read", "child"] {
+        let mut command = Command::new(built("left_alone"));
+        command.args(["filtered", UNSHARE]).arg(quinion().get_program());
+        command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+        command.arg(&report).arg("--").arg(built("left_alone")).arg(case).arg(&file).stdin(Stdio::null());
+        let output = command.output().expect("it starts");
+        assert!(output.status.success(), "{case}: {output:?}");
+        let report = Report::read(&report);
+        assert!(report.served() >= FILE_BYTES as u64, "{case} is served under the run's own filter: {report:?}");
+    }
 }
 
 #[test]
@@ -145,8 +148,9 @@ def replaced(close):
     file = os.open(path, os.O_RDONLY)
     os.read(file, 10), os.pread(file, 10, 5)
     if close: library.close(file); print(library.open(other.encode(), 0) == file)
-    else: new = library.open(other.encode(), 0); library.dup2(new, file)
+    else: new = library.open(other.encode(), 0); library.dup2(new, file); library.close(new)
     print(os.read(file, 10), os.pread(file, 10, 100))
+    os.close(file)
 for _ in range(3):
     offset_moved()
     replaced(True)
@@ -170,12 +174,15 @@ fn calls_that_pass_names_by_find_the_kernels_offset_and_file() {
     const FORBIDS: &str = "import ctypes, os, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0: print('SKIPPED: this kernel has no PR_SET_MDWE', file=sys.stderr)
 os.execvp(sys.argv[1], sys.argv[1:])";
-    for (patched, start) in [(true, &[][..]), (false, &["python3", "-c", FORBIDS])] {
+    // Three descriptors are what a viewer needs, and how the C library is to be patched comes by a fourth.
+    const FEW: &str = "ulimit -n 7; exec \"$@\"";
+    let starts = [&[][..], &["python3", "-c", FORBIDS], &["sh", "-c", FEW, "sh"]];
+    for start in starts {
         let mut command = quinion();
         command.args(["run", "--attach", "at-once", "--memory", "64M"]);
         command.args(["--report", "json", "--report-file"]).arg(&report).arg("--").args(start).arg("python3");
-        assert_eq!(told(command), expected, "{patched} (right: without the cache)");
-        assert!(Report::read(&report).served() > 0, "{patched}: nothing was served, so nothing is shown");
+        assert_eq!(told(command), expected, "{start:?} (right: without the cache)");
+        assert!(Report::read(&report).served() > 0, "{start:?}: nothing was served, so nothing is shown");
     }
 }
 
@@ -248,6 +255,35 @@ fn a_child_with_threads_gets_the_numbers_of_descriptors_that_it_gets_without() {
     command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
     let output = command.args(["python3", "-c", OPENS_MEANWHILE]).arg(&file).output().expect("it starts");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 children got another number\n", "{output:?}");
+}
+
+/// Has a child with threads cut a file that its parent is served.
+const CUTS_MEANWHILE: &str = r"
+import os, sys, threading
+for reads in (False, True):
+    with open(sys.argv[1], 'wb') as file: file.write(b'old' * 3000)
+    file = os.open(sys.argv[1], os.O_RDONLY)
+    os.pread(file, 100, 0), os.pread(file, 100, 100)
+    child = os.fork()
+    if child == 0:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        if reads: os.pread(os.open(sys.argv[2], os.O_RDONLY), 10, 0)
+        os.close(os.open(sys.argv[1], os.O_RDONLY | os.O_TRUNC))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.pread(file, 10, 0), os.read(os.open(sys.argv[1], os.O_RDONLY), 10), os.pread(file, 10, 0))
+";
+
+/// It is served no reads, and the owner is told what it does all the same: no lease tells of such a cut.
+#[test]
+fn a_child_with_threads_tells_what_it_does() {
+    let folder = scratch();
+    let [file, other] = ["file", "other"].map(|name| folder.path().join(name));
+    std::fs::write(&other, noise(FILE_BYTES, 7)).expect("the disk has room");
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
+    let output = command.args(["python3", "-c", CUTS_MEANWHILE]).args([file, other]).output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' b'' b''\n".repeat(2), "{output:?}");
 }
 
 /// A program of another C library that a program of the run starts runs as without us.

@@ -436,3 +436,38 @@ fn a_close_while_the_cache_is_stopped_is_made_up_for() {
     place.unmount();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "True\n".repeat(4), "{said:?}");
 }
+
+/// Closes files by a function that it looks up in the C library, past all names; then removes one, and unmounts.
+const CLOSES_UNSEEN: &str = r"
+import ctypes, os, sys, time
+library, place = ctypes.CDLL('libc.so.6'), sys.argv[1]
+before = os.statvfs(place).f_bfree
+for name in ('/one', '/two'):
+    with open(place + name, 'wb') as file: file.write(bytes(1 << 20))
+time.sleep(2.5) # one that was just changed is not served by looks
+for name in ('/one', '/two'):
+    file = os.open(place + name, os.O_RDONLY)
+    os.pread(file, 10, 0), os.pread(file, 10, 700000)
+    library.close(file)
+    if name == '/one':
+        os.unlink(place + name)
+        print(os.statvfs(place).f_bfree - before)
+print(ctypes.CDLL(None, use_errno=True).umount2(place.encode(), 0), ctypes.get_errno())
+";
+
+/// Also in a process whose C library could not be patched, as few descriptors were left.
+#[test]
+fn a_file_that_was_closed_unseen_keeps_no_space_and_no_mount() {
+    if !can_mount() {
+        return;
+    }
+    for few in ["", "ulimit -n 7; "] {
+        let place = Place::new();
+        place.mount(&["-t", "tmpfs", "-o", "size=60m", "none"]);
+        let mut run = quinion();
+        run.args(["run", "--memory", "128M", "--attach", "at-once", "--report", "none", "--", "sh", "-c"]);
+        run.arg(format!("{few}exec \"$@\"")).args(["sh", "python3", "-c", CLOSES_UNSEEN]);
+        let said = run.arg(place.at()).output().expect("it starts");
+        assert_eq!(String::from_utf8_lossy(&said.stdout), "-256\n0 0\n", "{few}: {said:?}");
+    }
+}

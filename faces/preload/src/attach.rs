@@ -105,7 +105,7 @@ enum Answer {
 /// Asks the owner. A forked child becomes a viewer by that.
 fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'static Viewer, Answer), Reason> {
     let stat = &fit.stat;
-    let viewer = process::join().ok_or(Reason::NoOwner)?;
+    let viewer = process::join_to_read().ok_or(Reason::NoOwner)?;
     if stat.size == 0 {
         return Ok((viewer, Answer::Empty));
     }

@@ -133,6 +133,7 @@ pub const F_SEAL_SHRINK: usize = 2;
 pub struct Stat {
     pub device: u64,
     pub inode: u64,
+    pub links: u64,
     pub mode: u32,
     pub size: i64,
     /// When it was last written, and when anything of it was last changed: seconds and nanoseconds.
@@ -198,7 +199,8 @@ fn stat_by(ask: impl FnOnce(usize) -> isize) -> Option<Stat> {
     result(ask(raw.as_mut_ptr() as usize)).ok()?;
     // SAFETY: zeroed and then filled; every pattern is a value.
     let raw = unsafe { raw.assume_init() };
-    Some(Stat { device: raw.device, inode: raw.inode, mode: raw.mode, size: raw.size, times: raw.times })
+    let RawStat { device, inode, links, mode, size, times, .. } = raw;
+    Some(Stat { device, inode, links, mode, size, times })
 }
 
 /// The time by which files are dated, as of its last step, in nanoseconds since 1970.
@@ -528,12 +530,11 @@ pub fn is_single_threaded() -> bool {
 }
 
 /// Whether the calling thread is the only one of its process; asked without a descriptor, which is what the question is
-/// about. `false` also where the kernel does not answer.
+/// about, and by a call that no filter of system calls forbids. `false` also where the kernel does not tell.
 pub fn is_only_thread() -> bool {
-    const CLONE_THREAD: usize = 0x1_0000;
-    // SAFETY: a thread that is alone shares nothing with others of its group, so there is nothing to be undone: the
-    // call says whether it is (unshare(2), EINVAL).
-    result(unsafe { call(number::UNSHARE, [CLONE_THREAD, 0, 0, 0, 0, 0]) }).is_ok()
+    /// A folder has two links of its own, and one for each folder in it.
+    const ONE_FOLDER: u64 = 3;
+    stat(c"/proc/self/task".as_ptr() as usize).is_some_and(|threads| threads.links == ONE_FOLDER)
 }
 
 /// How many threads this process has; `None` if that cannot be told.

@@ -436,6 +436,7 @@ extern "C" fn unmounts() {
     if let Some(_inside) = process::enter()
         && let Some(viewer) = process::join()
     {
+        table::give_back_unseen();
         owed::pay();
         viewer.settle(SETTLED_MILLIS_MAX);
         let _ = viewer.request_long(Operation::Release, [0; 3]);

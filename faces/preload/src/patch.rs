@@ -71,12 +71,6 @@ pub fn is_patched() -> bool {
     OUTCOME.load(Ordering::Relaxed) == Patching::Patched as usize // written before the process has a second thread
 }
 
-/// Whether the C library was to be patched and is not, for what this process is.
-pub fn has_failed() -> bool {
-    let outcome = OUTCOME.load(Ordering::Relaxed); // as above
-    outcome != Patching::Patched as usize && outcome != Patching::NoPlan as usize
-}
-
 /// Counts what came of it, once for each process that becomes a viewer.
 pub fn count(viewer: &Viewer) {
     let outcome = OUTCOME.load(Ordering::Relaxed); // as above

@@ -269,10 +269,24 @@ pub fn viewer() -> Option<&'static Viewer> {
     }
 }
 
-/// The viewer, which a forked child becomes now if it is none yet.
+/// The viewer, which a forked child becomes now if it is none yet: it is about to do something of which the owner has
+/// to be told.
 pub fn join() -> Option<&'static Viewer> {
+    join_if(|| true)
+}
+
+/// As [`join`], to be served reads. A child that has other threads by now is served none: they would notice the
+/// descriptors by which it becomes a viewer.
+pub fn join_to_read() -> Option<&'static Viewer> {
+    join_if(kernel::is_only_thread)
+}
+
+fn join_if(may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
     if mode() == CHILD {
         busy(switch(), CHILD, || {
+            if !may_join() {
+                return CHILD;
+            }
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
             let Some(joined) = start::join_as_child(&place) else { return LEFT };

@@ -17,10 +17,12 @@
 //! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
 //! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most.
 //!
-//! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins
-//! while it has no other thread, or not at all: a thread could close such a number, or open something and get another
-//! number than without us. While a descriptor is sent to an owner that may not duplicate it ([`send`]), the calls that
-//! close descriptors wait (`process.rs`, BUSY); that takes a connection for a moment, and none is kept.
+//! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins to
+//! be served reads while it has no other thread, or not at all: a thread could close such a number, or open something
+//! and get another number than without us. To tell the owner that it cuts, removes, locks or watches a file, or
+//! unmounts, it joins with the threads that it has: that would be wrong, fail or keep space else. The calls that close
+//! descriptors wait meanwhile (`process.rs`, BUSY). So they do while a descriptor is sent to an owner that may not
+//! duplicate it ([`send`]); that takes a connection for a moment, and none is kept.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::NonNull;
@@ -75,7 +77,8 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
         kernel::unmap(plan.base, plan.bytes as usize);
     }
     patch::count(&joined.viewer);
-    if patch::has_failed() {
+    // Also where the plan did not arrive, as when few descriptors are left.
+    if place.plan != NO_PLAN && !patch::is_patched() {
         audit::insist();
     }
     if process::start(joined.viewer, place, joined.memory, kernel::process()).is_some() {
@@ -219,10 +222,9 @@ pub struct Joined {
 #[derive(Clone, Copy)]
 pub struct ViewerMappings(pub [Mapped; 2]);
 
-/// In a forked child that can be a viewer, and has no thread but the calling one, which holds its signals back: the
-/// same again, without a plan.
+/// In a forked child that can be a viewer, by a thread that holds its signals back: the same again, without a plan.
 pub fn join_as_child(place: &CacheLocation) -> Option<Joined> {
-    (kernel::is_only_thread() && may_attach()).then(|| join(place, NO_PLAN)).flatten()
+    may_attach().then(|| join(place, NO_PLAN)).flatten()
 }
 
 /// Has the owner make this process a viewer.

@@ -387,6 +387,20 @@ pub fn is_still(fd: i32, word: FdWord) -> bool {
     false
 }
 
+/// Gives back what a restricted process has closed or replaced by calls that we do not see, as far as the next reader
+/// of its number would find that out.
+pub fn give_back_unseen() {
+    if !audit::is_restricted() {
+        return;
+    }
+    // SeqCst, partner: the `fetch_max` in `see`.
+    for fd in 0..END.load(Ordering::SeqCst) as i32 {
+        if let Some(word) = look_settled(fd).filter(|word| word.state().is_attached()) {
+            let _ = is_still(fd, word);
+        }
+    }
+}
+
 /// Gives the kernel its offset of a descriptor that is served; it may be served again when that is right again.
 fn pause(fd: i32) {
     if look(fd).is_some_and(|word| matches!(word.state(), State::Served | State::Moving))

@@ -108,6 +108,7 @@ pub fn before_removal(at: c_int, path: usize) {
         && process::is_attached(stat.device, stat.inode)
         && let Some(viewer) = process::join()
     {
+        table::give_back_unseen();
         owed::pay();
         ask(viewer, Operation::Removes, &stat, 0); // the owner hears before of what has been closed
     }

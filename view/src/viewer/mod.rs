@@ -625,17 +625,53 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
-    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most.
+    /// Waits until the owner has heard all that it was told, `millis` milliseconds at most. One whose heart stands
+    /// still is waited for some beats longer: it is late then, and not waited for again until its heart beats.
     pub fn settle(&self, millis: u32) {
-        let until = sys::clock_millis() + u64::from(millis);
+        let (begun, beat) = (sys::clock_millis(), self.heartbeat());
+        let (until, still) = (begun + u64::from(millis), begun + self.stands_still_after());
         // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
         let is_free = |slot: &Request| slot.state.load(Ordering::Acquire) == state::FREE;
         for slot in &self.page().requests {
-            while !is_free(slot) && sys::clock_millis() < until && !self.owner_is_dead() {
+            while !is_free(slot) && !self.owner_is_dead() && !self.is_late_still() {
+                let (now, beats) = (sys::clock_millis(), self.heartbeat() != beat);
+                if beats && now >= until {
+                    return;
+                }
+                if !beats && now >= still {
+                    return self.note_late();
+                }
                 // A thread that waits without a question is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
             }
         }
+    }
+
+    /// After how many milliseconds without a beat an owner's heart is taken to stand still.
+    fn stands_still_after(&self) -> u64 {
+        STILL_MILLIS_MAX.max(u64::from(self.wait_policy))
+    }
+
+    fn heartbeat(&self) -> u32 {
+        self.control.control().heartbeat.load(Ordering::Relaxed)
+    }
+
+    /// The owner is not waited for until its heart beats again.
+    fn note_late(&self) {
+        self.late_at.store(self.heartbeat(), Ordering::Relaxed);
+        self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+    }
+
+    /// Whether the owner was late, and its heart has not beaten since.
+    fn is_late_still(&self) -> bool {
+        if !self.is_late.load(Ordering::Relaxed) {
+            return false;
+        }
+        let is_still = self.heartbeat() == self.late_at.load(Ordering::Relaxed);
+        if !is_still {
+            self.is_late.store(false, Ordering::Relaxed);
+        }
+        is_still
     }
 
     /// Writes a question into one of the first `slots` slots.
@@ -646,15 +682,11 @@ impl Viewer {
         pending: u32,
         slots: usize,
     ) -> Result<&Request, RequestError> {
-        let control = self.control.control();
         if self.owner_is_dead() {
             return Err(RequestError::OwnerDead);
         }
-        if self.is_late.load(Ordering::Relaxed) {
-            if control.heartbeat.load(Ordering::Relaxed) == self.late_at.load(Ordering::Relaxed) {
-                return Err(RequestError::Late);
-            }
-            self.is_late.store(false, Ordering::Relaxed);
+        if self.is_late_still() {
+            return Err(RequestError::Late);
         }
         let slot = self.claim_slot(slots).ok_or(RequestError::NoSlot)?;
         slot.operation.store(operation as u32, Ordering::Relaxed);
@@ -707,8 +739,7 @@ impl Viewer {
         slot.sleeper.store(1, Ordering::SeqCst);
         let heartbeat = &self.control.control().heartbeat;
         let (mut beat, begun) = (heartbeat.load(Ordering::Relaxed), sys::clock_millis());
-        let (until, mut still) =
-            (begun + u64::from(millis), begun + STILL_MILLIS_MAX.max(u64::from(self.wait_policy)));
+        let (until, mut still) = (begun + u64::from(millis), begun + self.stands_still_after());
         loop {
             let now = slot.state.load(Ordering::Acquire); // partner: as in `done`
             if now == state::DONE {
@@ -722,7 +753,7 @@ impl Viewer {
             let time = sys::clock_millis();
             let beats = heartbeat.load(Ordering::Relaxed);
             if beats != beat {
-                (beat, still) = (beats, time + STILL_MILLIS_MAX.max(u64::from(self.wait_policy)));
+                (beat, still) = (beats, time + self.stands_still_after());
             }
             let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
             let is_dead = self.owner_is_dead();
@@ -747,8 +778,7 @@ impl Viewer {
             return Ok(());
         }
         if error == RequestError::Late {
-            self.late_at.store(self.control.control().heartbeat.load(Ordering::Relaxed), Ordering::Relaxed);
-            self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+            self.note_late();
         }
         Err(error)
     }

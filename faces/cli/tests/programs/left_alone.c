@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #ifdef XOR
@@ -66,6 +67,14 @@ static void notified(const char *path, int by_number) {
     printf("%ld, %d signals\n", error, signals);
 }
 
+static int in_child(const char *path) {
+    int status = 9;
+    pid_t child = fork();
+    if (!child) read_all(path, 0);
+    else waitpid(child, &status, 0);
+    return child ? status : 0;
+}
+
 static void filtered(char **words) {
     struct sock_filter steps[] = {
         {BPF_LD | BPF_W | BPF_ABS, 0, 0, 0},
@@ -89,6 +98,7 @@ int main(int count, char **words) {
     const char *path = words[count - 1];
     if (!strcmp(words[1], "read")) read_all(path, 0);
     else if (!strcmp(words[1], "pread")) read_all(path, 1);
+    else if (!strcmp(words[1], "child")) return in_child(path);
     else if (!strcmp(words[1], "notified")) notified(path, 0);
     else if (!strcmp(words[1], "notified_by_number")) notified(path, 1);
     else if (!strcmp(words[1], "filtered")) filtered(words + 2);

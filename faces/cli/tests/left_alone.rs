@@ -97,7 +97,10 @@ fn a_run_under_a_filter_serves_its_programs() {
         let output = command.output().expect("it starts");
         assert!(output.status.success(), "{case}: {output:?}");
         let report = Report::read(&report);
-        assert!(report.served() >= FILE_BYTES as u64, "{case} is served under the run's own filter: {report:?}");
+        assert!(
+            report.served() >= FILE_BYTES as u64,
+            "{case} is served under the run's own filter: {report:?}"
+        );
     }
 }
 
@@ -282,7 +285,8 @@ fn a_child_with_threads_tells_what_it_does() {
     std::fs::write(&other, noise(FILE_BYTES, 7)).expect("the disk has room");
     let mut command = quinion();
     command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
-    let output = command.args(["python3", "-c", CUTS_MEANWHILE]).args([file, other]).output().expect("it starts");
+    let output =
+        command.args(["python3", "-c", CUTS_MEANWHILE]).args([file, other]).output().expect("it starts");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' b'' b''\n".repeat(2), "{output:?}");
 }
 

@@ -4,6 +4,8 @@
 //!   pread          the kernel's, from its page cache, by a descriptor for each thread
 //!   order 0        File::read_at, folios of a page         order 9   of up to 2 MiB
 //!   .., 16 a call  File::read_batch of so many, each into a buffer of its own
+//!   pinned         a copy from Pinned::mapped, all of the file in folios of up to 2 MiB
+//!   kernel mmap    a copy from the kernel's mapping, each page of which was touched before
 //!   bare copy      the same bytes from memory in 2 MiB pages, without looking anything up: the bound
 //!   .., 32 buffers one after another, into as many buffers as a batch fills
 //! ```
@@ -30,7 +32,7 @@ use std::fs::File as KernelFile;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-use quinion::{BatchRead, Cache, File};
+use quinion::{BatchRead, Cache, File, Pinned};
 
 use crate::fixtures::caches::check_warm;
 use crate::fixtures::pages::PAGE;
@@ -40,7 +42,7 @@ use crate::fixtures::shared::Shared;
 use crate::harness::machine::check_memory;
 use crate::harness::timing::together_ready;
 use crate::harness::{Alternative, Case, Metric, Settings, Unmeasured};
-use crate::sys::HugeMemory;
+use crate::sys::{HugeMemory, Mapped};
 
 pub use another::{JOB, work};
 
@@ -51,6 +53,10 @@ const PREAD_SHARED: &str = "pread, one descriptor";
 const THREADS_MAX: usize = 2;
 const ORDER_0: &str = "order 0";
 const ORDER_9: &str = "order 9";
+const PINNED: &str = "pinned";
+const MMAP: &str = "kernel mmap";
+/// A range that is pinned is at least as fast as one that the kernel maps.
+const PINNED_GOAL: f64 = 1.0;
 const COPY: &str = "bare copy";
 const COPY_AROUND: &str = "bare copy, 32 buffers";
 /// Reads that a batch has at most.
@@ -123,9 +129,14 @@ struct Load {
 }
 
 impl Load {
+    /// Whether each read goes to a page that no cache of the processor holds: there, mappings are compared as well.
+    fn is_far(&self) -> bool {
+        self.bytes == PAGE && self.span.is_none()
+    }
+
     /// What is wanted of batches: where each read goes to memory that no cache of the processor holds.
     fn batch_goal(&self) -> Option<f64> {
-        (self.bytes == PAGE && self.span.is_none()).then_some(BATCH_GOAL)
+        self.is_far().then_some(BATCH_GOAL)
     }
 }
 
@@ -174,6 +185,10 @@ fn beside_pread(files: &Shared<Files>, load: Load) -> Case {
         .compare("cpu", ORDER_0, PREAD, load.goals[0])
         .compare("cpu", ORDER_9, PREAD, load.goals[1])
         .bound("cpu", ORDER_9, COPY, None);
+    let case = match load.is_far() {
+        true => case.compare("cpu", PINNED, MMAP, Some(PINNED_GOAL)).bound("cpu", PINNED, COPY, None),
+        false => case,
+    };
     let case = if load.threads == 1 { case } else { case.compare("cpu", ORDER_0, PREAD_SHARED, None) };
     BATCHES.iter().fold(case, |case, batch| {
         let case = case.compare("cpu", batch.name, batch.peer, None);
@@ -197,6 +212,9 @@ fn ways(files: &Rc<Files>, load: Load) -> Vec<Alternative> {
         of(COPY, Way::Single(bare_copy)),
         of(COPY_AROUND, Way::Around(bare_copy, BATCH_MAX)),
     ];
+    if load.is_far() {
+        ways.extend([of(PINNED, Way::Single(pinned)), of(MMAP, Way::Single(kernel_mmap))]);
+    }
     ways.extend(AROUND.map(|(name, buffers)| of(name, Way::Around(pread, buffers))));
     ways.extend(BATCHES.iter().map(|batch| of(batch.name, Way::Batch(batch.of, batch.reads))));
     ways
@@ -221,6 +239,9 @@ struct Files {
     kernel: [KernelFile; THREADS_MAX],
     order_0: File,
     order_9: File,
+    /// All of `order_9`.
+    pinned: Pinned,
+    kernel_mapped: Mapped,
     copy: HugeMemory,
 }
 
@@ -235,7 +256,8 @@ impl Files {
         check_memory(bytes * 4 + (512 << 20))?;
         let scratch = Scratch::new(&settings.folder, bytes)?;
         let cached = |order| {
-            let builder = Cache::builder().memory(bytes + bytes / 16 + (64 << 20));
+            let builder =
+                Cache::builder().memory(bytes + bytes / 16 + (64 << 20)).pinned_max(bytes + (4 << 20));
             let file = builder.folio_order_max(order).build()?.open(scratch.path())?;
             warm(file)
         };
@@ -246,7 +268,23 @@ impl Files {
         kernel[0].read_exact_at(&mut copy, 0)?;
         kernel[0].read_exact_at(&mut copy, 0)?;
         check_warm(&kernel[..1])?;
-        Ok(Self { bytes, kernel, order_0, order_9, copy })
+        let pinned = order_9.pin(0, bytes as usize)?;
+        let kernel_mapped = Mapped::at_random(&kernel[0], bytes as usize)?;
+        for mapped in [pinned.as_ref(), &kernel_mapped] {
+            check_content(mapped)?;
+        }
+        Ok(Self { bytes, kernel, order_0, order_9, pinned, kernel_mapped, copy })
+    }
+}
+
+/// Looks at each page of what is mapped, which is the file.
+fn check_content(mapped: &[u8]) -> Result<(), Unmeasured> {
+    let pages = (0_u64..).step_by(PAGE).zip(mapped.chunks(PAGE));
+    match pages.into_iter().find(|(position, page)| !is_from(page, *position)) {
+        None => Ok(()),
+        Some((position, _)) => {
+            Err(Unmeasured::Failed(format!("what is mapped is not what stands at {position}")))
+        }
     }
 }
 
@@ -301,6 +339,12 @@ fn order_0(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
 }
 fn order_9(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
     assert_eq!(files.order_9.read_at(buffer, position).expect("it is cached"), buffer.len());
+}
+fn pinned(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
+    buffer.copy_from_slice(&files.pinned.as_ref()[position as usize..][..buffer.len()]);
+}
+fn kernel_mmap(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
+    buffer.copy_from_slice(&files.kernel_mapped[position as usize..][..buffer.len()]);
 }
 fn bare_copy(files: &Files, _thread: usize, buffer: &mut [u8], position: u64) {
     buffer.copy_from_slice(&files.copy[position as usize..][..buffer.len()]);

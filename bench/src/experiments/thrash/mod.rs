@@ -3,6 +3,7 @@
 //! ```text
 //!   random    16 threads read 4 KiB anywhere in a file on a disk in memory, every alternative under one limit
 //!     quinion    read_at; a cache of most of the limit           mmap     a copy from the mapping
+//!     .., pinned a copy from a pin of the page
 //!     pread      with the kernel's cache                         O_DIRECT pread, without any cache: the disk alone
 //!     quinion, three walks: ours, where a page enters the index by three ways down, split or not
 //!

@@ -29,6 +29,7 @@ use crate::sys::{HugeMemory, Mapped};
 pub const JOB: &str = "thrash";
 
 const OURS: &str = "quinion";
+const PINNED: &str = "quinion, pinned";
 const NAIVE: &str = "quinion, three walks";
 const MMAP: &str = "kernel mmap";
 const PREAD: &str = "kernel pread";
@@ -45,6 +46,7 @@ const METRICS: [Metric; 7] = [
 ];
 /// What is wanted of us at least.
 const MMAP_GOAL: f64 = 2.0;
+const PINNED_GOAL: f64 = 1.5;
 const PREAD_GOAL: f64 = 1.4;
 /// A full run's repetitions: one takes a minute.
 const REPEAT: usize = 2;
@@ -91,9 +93,10 @@ fn rates(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
 }
 
 fn case(disk: &Shared<Disk>, times: &str, load: Load) -> Case {
-    let case = of(disk, times, load, [OURS, MMAP, PREAD, DIRECT, NAIVE]);
+    let case = of(disk, times, load, [OURS, PINNED, MMAP, PREAD, DIRECT, NAIVE]);
     let case = case
         .compare("rate", OURS, MMAP, Some(MMAP_GOAL))
+        .compare("rate", PINNED, MMAP, Some(PINNED_GOAL))
         .compare("rate", OURS, PREAD, Some(PREAD_GOAL))
         .compare("rate", OURS, DIRECT, None)
         .compare("rate", OURS, NAIVE, None)
@@ -150,6 +153,8 @@ fn values(answer: &Answer) -> Vec<f64> {
 /// How a thread reads.
 enum Reader {
     Ours(Box<File>),
+    /// Each page is pinned while it is read.
+    Pinned(Box<File>),
     Mapped(Arc<Mapped>),
     Kernel(KernelFile),
 }
@@ -158,6 +163,7 @@ impl Reader {
     fn read(&self, buffer: &mut [u8], position: u64) -> Result<(), Unmeasured> {
         match self {
             Self::Ours(file) => file.read_exact_at(buffer, position)?,
+            Self::Pinned(file) => buffer.copy_from_slice(file.pin(position, buffer.len())?.as_ref()),
             Self::Mapped(mapped) => buffer.copy_from_slice(&mapped[position as usize..][..buffer.len()]),
             Self::Kernel(file) => file.read_exact_at(buffer, position)?,
         }
@@ -178,14 +184,15 @@ fn readers(way: &str, path: &str, memory: u64, jobs: u64) -> Result<Vec<Reader>,
         Ok(Reader::Kernel(KernelFile::options().read(true).custom_flags(flags).open(path)?))
     };
     match way {
-        OURS | NAIVE => {
-            let descent = if way == OURS { Descent::Single } else { Descent::Naive };
+        OURS | PINNED | NAIVE => {
+            let descent = if way == NAIVE { Descent::Naive } else { Descent::Single };
             let tuning = Tuning::default().descent(descent);
             let file = Cache::builder().memory(memory).tuning(tuning).build()?.open(path)?;
             let of = |_| -> Result<Reader, Unmeasured> {
                 let file = file.clone();
                 file.advise(Hint::Random)?;
-                Ok(Reader::Ours(Box::new(file)))
+                let file = Box::new(file);
+                Ok(if way == PINNED { Reader::Pinned(file) } else { Reader::Ours(file) })
             };
             (0..jobs).map(of).collect()
         }
@@ -291,7 +298,7 @@ mod tests {
         let path = folder.path().join("file");
         let mut file = KernelFile::create(&path).expect("a file");
         crate::fixtures::scratch::write_content(&mut file, 32 << 20).expect("room for it");
-        for way in [OURS, NAIVE, MMAP, PREAD, DIRECT] {
+        for way in [OURS, PINNED, NAIVE, MMAP, PREAD, DIRECT] {
             let task =
                 WorkerTask::new(JOB).with("way", way).with("path", path.display()).with("bytes", 32 << 20);
             let task = task.with("jobs", 2).with("before-ms", 1).with("counted-ms", 300).with("seed", 1);

@@ -75,14 +75,26 @@ fn build_and_test(more: &[&str]) -> Result<(), Failure> {
     build.args(["build", "--release", "--locked", "--manifest-path"]).arg(manifest);
     execute(build.arg("--target-dir").arg(&folder).arg("--out").arg(&wheels))?;
     execute(pip(&python).arg("--no-deps").arg(wheel(&wheels)?))?;
-    let tests = repository().join("faces/python/tests");
-    execute(
+    let (tests, report) = (repository().join("faces/python/tests"), folder.join("results.xml"));
+    let ran = execute(
         Command::new(&python)
-            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"])
-            .arg(&tests)
+            .args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--junitxml"])
+            .args([&report, &tests])
             .env("QUINION_TOOLS", target_folder().join("tools"))
             .current_dir(&folder),
-    )
+    );
+    // Said again at the end of a run, where it is looked for.
+    ran.map_err(|failure| match failed_tests(&fs::read_to_string(&report).unwrap_or_default()) {
+        failed if failed.is_empty() => failure,
+        failed => Failure::new(format!("tests failed: {}", failed.join(", "))),
+    })
+}
+
+/// The tests that failed, by pytest's report: `<testcase classname=".." name=".." ..>` with a failure or error inside.
+fn failed_tests(report: &str) -> Vec<&str> {
+    let cases = report.split("<testcase ").skip(1);
+    let failed = cases.filter(|case| case.contains("<failure") || case.contains("<error"));
+    failed.filter_map(|case| case.split(" name=\"").nth(1)?.split('"').next()).collect()
 }
 
 fn pip(python: &Path) -> Command {
@@ -99,5 +111,20 @@ fn wheel(folder: &Path) -> Result<PathBuf, Failure> {
     match (wheels.next(), wheels.next()) {
         (Some(wheel), None) => Ok(wheel),
         _ => Err(Failure::new(format!("there is not one wheel in {}", folder.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_tests_are_named_as_the_report_names_them() {
+        let report = r#"<testsuite name="pytest"><testcase classname="a" name="test_one[x]" time="1" />
+            <testcase classname="a" name="test_two" time="2"><failure message="no">..</failure></testcase>
+            <testcase classname="b" name="test_three[y]" time="0"><error message="no">..</error></testcase>
+            <testcase classname="b" name="test_four" time="0"><skipped>..</skipped></testcase></testsuite>"#;
+        assert_eq!(failed_tests(report), ["test_two", "test_three[y]"]);
+        assert_eq!(failed_tests(""), [""; 0]);
     }
 }

@@ -290,6 +290,54 @@ fn a_child_with_threads_tells_what_it_does() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' b'' b''\n".repeat(2), "{output:?}");
 }
 
+/// Cuts files that it, and a child, are served, when the owner has been too late to answer a read and is well again.
+const CUTS_AFTER_A_LATE_READ: &str = r"
+import os, signal, sys, threading, time
+file, other = sys.argv[1:]
+owner, missing = os.getppid(), os.open(other, os.O_RDONLY)
+def served(path):
+    file = os.open(path, os.O_RDONLY)
+    os.pread(file, 100, 0), os.pread(file, 100, 100)
+    return file
+os.pread(missing, 1, 0)
+for turn in range(10):
+    with open(file, 'wb') as new: new.write(b'old' * 3000)
+    ours, (heard, told), (asked, asks) = served(file), os.pipe(), os.pipe()
+    if os.fork() == 0:
+        theirs = served(file)
+        os.write(told, b'.')
+        os.read(asked, 1)
+        time.sleep(0.3)
+        for _ in range(100): # the owner may have no processor for a while
+            if not os.pread(theirs, 10, 0): break
+            time.sleep(0.1)
+        os._exit(len(os.pread(theirs, 10, 0)))
+    os.read(heard, 1)
+    time.sleep(0.013 * turn)
+    os.kill(owner, signal.SIGSTOP)
+    goes_on = threading.Timer(0.06, os.kill, (owner, signal.SIGCONT))
+    goes_on.start()
+    os.pread(missing, 4096, turn + 1 << 20)
+    goes_on.join()
+    os.close(os.open(file, os.O_RDONLY | os.O_TRUNC))
+    os.write(asks, b'.')
+    print(os.pread(ours, 10, 0), os.wait()[1] >> 8)
+";
+
+/// A read whose answer was late keeps no cut from being told: no lease tells of it, and the old bytes would stay.
+#[test]
+fn a_cut_is_told_after_a_read_was_late() {
+    let folder = scratch();
+    let [file, other] = ["file", "other"].map(|name| folder.path().join(name));
+    std::fs::write(&other, noise(16 << 20, 7)).expect("the disk has room");
+    let mut command = quinion();
+    command.env_remove("QUINION_WAIT_MS"); // an answer is late as soon as anywhere
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "none", "--"]);
+    command.args(["python3", "-c", CUTS_AFTER_A_LATE_READ]).args([file, other]);
+    let output = command.output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' 0\n".repeat(10), "{output:?}");
+}
+
 /// A program of another C library that a program of the run starts runs as without us.
 #[test]
 fn a_program_of_another_c_library_runs_as_without() {

@@ -272,16 +272,17 @@ pub fn viewer() -> Option<&'static Viewer> {
 /// The viewer, which a forked child becomes now if it is none yet: it is about to do something of which the owner has
 /// to be told.
 pub fn join() -> Option<&'static Viewer> {
-    join_if(|| true)
+    join_if(LONG_MILLIS_MAX, || true)
 }
 
 /// As [`join`], to be served reads. A child that has other threads by now is served none: they would notice the
 /// descriptors by which it becomes a viewer.
 pub fn join_to_read() -> Option<&'static Viewer> {
-    join_if(kernel::is_only_thread)
+    join_if(start::WELCOME_MILLIS, kernel::is_only_thread)
 }
 
-fn join_if(may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
+/// `millis`: how long the owner is waited for. A child that it does not make a viewer by then is none for good.
+fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
     if mode() == CHILD {
         busy(switch(), CHILD, || {
             if !may_join() {
@@ -289,7 +290,7 @@ fn join_if(may_join: impl FnOnce() -> bool) -> Option<&'static Viewer> {
             }
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
-            let Some(joined) = start::join_as_child(&place) else { return LEFT };
+            let Some(joined) = start::join_as_child(&place, millis) else { return LEFT };
             patch::count(&joined.viewer);
             // SAFETY: no thread reads the viewer of a process that has none, and no other thread is BUSY.
             unsafe { (*VIEWER.0.get()).write(joined.viewer) };

@@ -15,7 +15,8 @@
 //!
 //! The owner decides by what the kernel says of this process whether it may view the cache. It sends the arena and what
 //! all viewers see, both for reading alone, and a page that no other process has. A child inherits neither the arena
-//! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most.
+//! nor the page (`MADV_DONTFORK`); a core has neither. It is waited for the owner for [`WELCOME_MILLIS`] at most, or
+//! longer by a child that has something to tell it: what is not told of a cut stays wrong.
 //!
 //! For that time some numbers of descriptors are ours. The constructor runs before the program does. A child joins to
 //! be served reads while it has no other thread, or not at all: a thread could close such a number, or open something
@@ -35,8 +36,8 @@ use quinion_view::viewer::{ANSWER_MILLIS_MAX, Mapped, Viewer};
 use crate::kernel::Access;
 use crate::{audit, faults, kernel, ld_preload, loaded, opened, patch, process, real};
 
-/// How long it is waited for the owner to make this process a viewer, in milliseconds.
-const WELCOME_MILLIS: u32 = 100;
+/// How long it is waited for the owner to make this process a viewer that is to be served, in milliseconds.
+pub const WELCOME_MILLIS: u32 = 100;
 /// The longest time that may be said by `QUINION_WAIT_MS`.
 const WAIT_MILLIS_MAX: u64 = 60_000;
 
@@ -68,7 +69,7 @@ unsafe extern "C" fn start(_: c_int, _: *const *const c_char, environment: *cons
     let (run, wait) = (run.and_then(|run| number(run, 10)), wait.and_then(|wait| number(wait, 10)));
     let wait = wait.map(|wait| wait.clamp(1, WAIT_MILLIS_MAX) as u32);
     let place = CacheLocation { run: run.unwrap_or(0), wait, ..place };
-    let Some(joined) = join(&place, place.plan) else { return };
+    let Some(joined) = join(&place, place.plan, WELCOME_MILLIS) else { return };
     if loaded::another_object_wraps() {
         return leave_to_wrapper(&joined);
     }
@@ -223,14 +224,14 @@ pub struct Joined {
 pub struct ViewerMappings(pub [Mapped; 2]);
 
 /// In a forked child that can be a viewer, by a thread that holds its signals back: the same again, without a plan.
-pub fn join_as_child(place: &CacheLocation) -> Option<Joined> {
-    may_attach().then(|| join(place, NO_PLAN)).flatten()
+pub fn join_as_child(place: &CacheLocation, millis: u32) -> Option<Joined> {
+    may_attach().then(|| join(place, NO_PLAN, millis)).flatten()
 }
 
 /// Has the owner make this process a viewer.
-fn join(place: &CacheLocation, plan: u32) -> Option<Joined> {
+fn join(place: &CacheLocation, plan: u32, millis: u32) -> Option<Joined> {
     let hello = JoinRequest { version: LAYOUT_VERSION, plan, token: place.token, run: place.run };
-    let millis = place.wait.unwrap_or(WELCOME_MILLIS);
+    let millis = place.wait.unwrap_or(millis);
     let (_, files) = kernel::greet(&place.socket, &hello.bytes(), None, millis)?;
     let [arena, control, page, plan_file] = files.all();
     let joined = view(place, arena?, control?, page?);

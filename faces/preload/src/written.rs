@@ -28,8 +28,8 @@ use quinion_view::viewer::{RequestError, Viewer};
 use crate::kernel::{self, Stat};
 use crate::{owed, process, table};
 
-/// Tells the owner of a file and waits until it has answered. An owner that has ended is not waited for.
-fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
+/// Tells the owner of a file and waits until it has answered; whether it has, or has ended.
+fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) -> bool {
     /// How often a thread that finds no free slot tries again: some milliseconds.
     const TURNS_MAX: u32 = 100;
     /// How long it waits for the owner to free one then, in milliseconds.
@@ -41,21 +41,27 @@ fn ask(viewer: &Viewer, operation: Operation, stat: &Stat, third: u64) {
         _ => viewer.request_long(operation, question),
     };
     for turn in 0..TURNS_MAX {
-        if ask() != Err(RequestError::NoSlot) {
-            return;
+        match ask() {
+            Err(RequestError::NoSlot) => {}
+            answer => return answer != Err(RequestError::Late),
         }
         kernel::wait(turn);
     }
     viewer.settle(SETTLED_MILLIS_MAX);
-    let _ = ask(); // an owner that is later than that is not waited for
+    !matches!(ask(), Err(RequestError::NoSlot | RequestError::Late)) // one that is later than that is not waited for
 }
 
-/// The file is about to be opened for writing; or `cut`, without that.
+/// The file is about to be opened for writing; or `cut`, without that. Of a cut the kernel tells no owner: one that is
+/// too late to be told is to hear of it when it goes on, and until then this process shows no bytes of before.
 fn expect_writer(stat: &Stat, cut: bool) {
     if process::is_attached(stat.device, stat.inode)
         && let Some(viewer) = process::join()
     {
-        ask(viewer, Operation::WriterOpened, stat, cut.into());
+        let is_told = ask(viewer, Operation::WriterOpened, stat, cut.into());
+        if cut && !is_told {
+            table::leave_file(stat.device, stat.inode);
+            viewer.leave_word(Operation::WriterOpened, [stat.device, stat.inode, 1]);
+        }
     }
 }
 
@@ -102,7 +108,7 @@ pub fn before_truncate(path: usize) {
 /// Before a name goes, by being removed or by another taking its place: the space of a file that no process has open is
 /// free when the call returns, and so it is to be if the cache has it open.
 pub fn before_removal(at: c_int, path: usize) {
-    if process::is_on()
+    if let Some(_inside) = process::enter()
         && process::has_attached_files()
         && let Some(stat) = kernel::stat_at_itself(at, path).filter(Stat::is_regular)
         && process::is_attached(stat.device, stat.inode)

@@ -174,6 +174,8 @@ pub struct Viewer {
     /// Whether the owner did not answer in time when its heartbeat was `late_at`.
     is_late: AtomicBool,
     late_at: AtomicU32,
+    /// Until when its heart would have beaten again if it is well, by [`sys::clock_millis`].
+    late_until: AtomicU64,
 }
 
 impl Viewer {
@@ -203,8 +205,9 @@ impl Viewer {
         if control.control().closed.load(Ordering::Relaxed) != 0 {
             return Err(AttachError::Closed);
         }
-        let (is_late, late_at) = (AtomicBool::new(false), AtomicU32::new(0));
-        Ok(Self { arena, control, run: AtomicU64::new(0), wait_policy: ANSWER_MILLIS_MAX, is_late, late_at })
+        let (run, wait_policy) = (AtomicU64::new(0), ANSWER_MILLIS_MAX);
+        let (is_late, late_at, late_until) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU64::new(0));
+        Ok(Self { arena, control, run, wait_policy, is_late, late_at, late_until })
     }
 
     /// The same viewer, which waits up to `millis` milliseconds for an answer.
@@ -589,9 +592,11 @@ impl Viewer {
     }
 
     /// As [`Viewer::request`], of a question that takes its time and is asked once: waits up to [`LONG_MILLIS_MAX`] as
-    /// long as the owner's heart beats.
+    /// long as the owner's heart beats. An owner that was late a moment ago and may be well is asked as soon as its
+    /// heart has beaten: what is asked here must not be passed over because a read was slow.
     pub fn request_long(&self, operation: Operation, arguments: [u64; 3]) -> Result<[u64; 2], RequestError> {
         let _held = SignalsHeld::new();
+        self.wait_for_beat();
         self.ask(operation, arguments, self.waits_at_most())
     }
 
@@ -625,9 +630,16 @@ impl Viewer {
         self.submit(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS).map(drop)
     }
 
+    /// Leaves word for an owner that was late: it hears it when it goes on. Lost if no slot is free.
+    pub fn leave_word(&self, operation: Operation, arguments: [u64; 3]) {
+        let _held = SignalsHeld::new(); // as in `request`
+        let _ = self.post(operation, arguments, state::PENDING_UNATTENDED, REQUEST_SLOTS);
+    }
+
     /// Waits until the owner has heard all that it was told, `millis` milliseconds at most. One whose heart stands
     /// still is waited for some beats longer: it is late then, and not waited for again until its heart beats.
     pub fn settle(&self, millis: u32) {
+        self.wait_for_beat();
         let (begun, beat) = (sys::clock_millis(), self.heartbeat());
         let (until, still) = (begun + u64::from(millis), begun + self.stands_still_after());
         // Acquire, partner: the Release by which the owner frees a slot: what it was told is done.
@@ -639,7 +651,7 @@ impl Viewer {
                     return;
                 }
                 if !beats && now >= still {
-                    return self.note_late();
+                    return self.note_late(still);
                 }
                 // A thread that waits without a question is not woken.
                 sys::futex_wait(&slot.state, slot.state.load(Ordering::Relaxed), 1);
@@ -656,10 +668,20 @@ impl Viewer {
         self.control.control().heartbeat.load(Ordering::Relaxed)
     }
 
-    /// The owner is not waited for until its heart beats again.
-    fn note_late(&self) {
+    /// The owner is not waited for until its heart beats again; of one that is well it does until `still`.
+    fn note_late(&self, still: u64) {
+        self.late_until.store(still, Ordering::Relaxed);
         self.late_at.store(self.heartbeat(), Ordering::Relaxed);
         self.is_late.store(true, Ordering::Relaxed); // a hint, as is the number: each is looked at anew
+    }
+
+    /// Waits until the heart of an owner that was late beats, for as long as that of one that is well may stand still.
+    fn wait_for_beat(&self) {
+        let is_waited_for = || sys::clock_millis() < self.late_until.load(Ordering::Relaxed);
+        while self.is_late_still() && is_waited_for() && !self.owner_is_dead() {
+            let word = &self.page().requests[0].state; // a beat wakes no thread
+            sys::futex_wait(word, word.load(Ordering::Relaxed), 1);
+        }
     }
 
     /// Whether the owner was late, and its heart has not beaten since.
@@ -688,6 +710,17 @@ impl Viewer {
         if self.is_late_still() {
             return Err(RequestError::Late);
         }
+        self.post(operation, arguments, pending, slots)
+    }
+
+    /// The same, whether or not the owner is late.
+    fn post(
+        &self,
+        operation: Operation,
+        arguments: [u64; 3],
+        pending: u32,
+        slots: usize,
+    ) -> Result<&Request, RequestError> {
         let slot = self.claim_slot(slots).ok_or(RequestError::NoSlot)?;
         slot.operation.store(operation as u32, Ordering::Relaxed);
         for (place, argument) in slot.arguments.iter().zip(arguments) {
@@ -758,8 +791,8 @@ impl Viewer {
             let left = until.min(still).saturating_sub(time).min(u64::from(u32::MAX)) as u32;
             let is_dead = self.owner_is_dead();
             if left == 0 || is_dead {
-                return self
-                    .give_up(slot, if is_dead { RequestError::OwnerDead } else { RequestError::Late });
+                let error = if is_dead { RequestError::OwnerDead } else { RequestError::Late };
+                return self.give_up(slot, error, still);
             }
             // An owner that ends wakes all sleepers, unless it was killed: so it is looked for now and then.
             sys::futex_wait(&slot.state, now, left.min(LOOK_MILLIS));
@@ -767,7 +800,7 @@ impl Viewer {
     }
 
     /// No thread waits for that answer any more, unless it stands by now.
-    fn give_up(&self, slot: &Request, error: RequestError) -> Result<(), RequestError> {
+    fn give_up(&self, slot: &Request, error: RequestError, still: u64) -> Result<(), RequestError> {
         let to = |from, to| {
             // Release, partner: the Acquire of a viewer that claims the slot next, or of the owner that takes its
             // answer back. Acquire on failure, partner: the owner's store of DONE.
@@ -778,7 +811,7 @@ impl Viewer {
             return Ok(());
         }
         if error == RequestError::Late {
-            self.note_late();
+            self.note_late(still);
         }
         Err(error)
     }

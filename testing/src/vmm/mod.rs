@@ -15,12 +15,13 @@
 //! and either with eight bytes over it that it wrote itself. So every command that reads also checks.
 //!
 //! ```text
-//!   kernel.rs    userfaultfd and descriptors over sockets, written here anew: the server's own words are not believed
-//!   memory.rs    the monitor's memory and its model
-//!   monitor.rs   the process: commands in, answers out; and the test's handle of it
-//!   machine.rs   a guest of a few instructions under KVM, in the monitor
-//!   hung.rs      a file system whose files cannot be closed
-//!   naive.rs     a page-fault server of a few lines, page by page; and ways in which one may be wrong
+//!   kernel.rs       userfaultfd and descriptors over sockets, written anew: the server's words are not believed
+//!   memory.rs       the monitor's memory and its model
+//!   monitor.rs      the process: commands in, answers out; and the test's handle of it
+//!   machine.rs      a guest of a few instructions under KVM, in the monitor
+//!   firecracker.rs  a real monitor, if the environment names one
+//!   hung.rs         a file system whose files cannot be closed
+//!   naive.rs        a page-fault server of a few lines, page by page; and ways in which one may be wrong
 //! ```
 //!
 //! Where the system has no userfaultfd, or no KVM, or forbids them, a test prints one line that begins with `SKIPPED`
@@ -30,6 +31,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+pub mod firecracker;
 pub mod hung;
 pub mod kernel;
 pub mod machine;

@@ -278,6 +278,53 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
     assert_eq!((code, number(&report, "stale_bytes")), (Some(0), 0), "{report}");
 }
 
+/// Pages that the kernel holds are copied from there; those that it has dropped are read.
+#[test]
+fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
+    let test = "a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(49, 16384));
+    let read = |words: &[&str]| {
+        let served = stage.serve(&[&["--json"], words].concat());
+        let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+        monitor.does("touch 1000 1 1");
+        monitor.does("touch 0 16384 3");
+        number(&served.stop(libc::SIGTERM).1, "device_bytes")
+    };
+    if !can_read_what_is_held(&stage.snapshot()) {
+        return vmm::skipped(test, "the file system does not say what the kernel holds");
+    }
+    for words in [&[][..], &["--fill", "all"]] {
+        // What is looked at to know the snapshot is read in any case.
+        let bytes = read(words);
+        assert!(bytes < 6 << 20, "{bytes} bytes went through our cache");
+    }
+    for words in [&[][..], &["--fill", "all"]] {
+        evict(&stage.snapshot(), 20 << 20, Some(24 << 20));
+        let bytes = read(words);
+        // The kernel reads ahead some of it, too.
+        assert!(bytes < 40 << 20, "{bytes} bytes went through our cache");
+        fs::read(stage.snapshot()).unwrap();
+    }
+}
+
+/// Evicts a range of a file from the kernel's cache.
+fn evict(file: &Path, at: u64, len: Option<u64>) {
+    let file = fs::File::open(file).unwrap();
+    let len = len.and_then(std::num::NonZeroU64::new);
+    rustix::fs::fadvise(&file, at, len, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Whether a read that must not wait finds bytes that were just read.
+fn can_read_what_is_held(file: &Path) -> bool {
+    fs::read(file).unwrap();
+    let (file, mut bytes) = (fs::File::open(file).unwrap(), [0; 4096]);
+    let into = &mut [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::io::preadv2(&file, into, 0, rustix::io::ReadWriteFlags::NOWAIT).is_ok()
+}
+
 /// The server says what is wrong with a record and serves without it, or with what is right of it.
 #[test]
 fn a_record_that_is_damaged_or_stale_is_ignored_with_words() {

@@ -16,6 +16,9 @@
 //! asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have come; those that have
 //! not are supplied unasked when they have.
 //!
+//! While a trace is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named as
+//! well, and comes in its turn; the rest would take the time from it.
+//!
 //! **Unasked**, in this order: the windows of streams (`streams`), the trace (`replay`), and, if all is to be filled,
 //! the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are looked
 //! for. A step waits for no device: what has not come yet is looked for again in a moment. (Two exceptions: what was
@@ -581,7 +584,10 @@ impl Vm {
             return self.give(at, page, unit, page, |uffd, range| uffd.resume(range));
         }
         match self.spaces[at].pages.need(fault.address, common.run_bytes) {
-            PageNeed::Supply(run) => self.supply_demand(at, run, page, common),
+            PageNeed::Supply(run) => {
+                let run = self.run_of(run, page, unit, common);
+                self.supply_demand(at, run, page, common)
+            }
             PageNeed::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
             PageNeed::Look { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
@@ -589,6 +595,14 @@ impl Vm {
             }
             PageNeed::Nowhere => Ok(FaultAnswer::Stray),
         }
+    }
+
+    /// What a fault in a run that is absent is answered with: the run; or its page alone, if a trace is replayed that
+    /// names it. What will be wanted around it is named, too, and the rest would only take the time.
+    fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
+        let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
+        let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(alone.offset);
+        if common.replayed().is_some_and(is_named) { alone } else { run }
     }
 
     /// Supplies the page at `page` of a run that is absent; the rest of the run comes after all that is asked for.

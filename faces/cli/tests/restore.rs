@@ -278,6 +278,37 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
     assert_eq!((code, number(&report, "stale_bytes")), (Some(0), 0), "{report}");
 }
 
+/// Faults overtake the record, since the machine begins at its end: still it gets what the record names, and nothing
+/// around that.
+#[test]
+fn a_machine_gets_what_its_record_names_and_nothing_else() {
+    let test = "a_machine_gets_what_its_record_names_and_nothing_else";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(48, 6000));
+    let record = stage.path("record");
+    let record = record.to_str().unwrap();
+    let touched = Vec::from_iter((0..6000).step_by(5));
+    let served = stage.serve(&["--record", record]);
+    let mut monitor = Monitor::start(&stage.plan());
+    touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
+    served.stop(libc::SIGTERM);
+    for is_held in [false, true] {
+        if !is_held {
+            evict(&stage.snapshot(), 0, None);
+        }
+        let served = stage.serve(&["--replay", record, "--json"]);
+        let mut monitor = Monitor::start(&stage.plan());
+        touched.iter().rev().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
+        let (_, report) = served.stop(libc::SIGTERM);
+        let supplied = number(&report, "demand_bytes") + number(&report, "ahead_bytes");
+        // A page may be asked for while it is on its way, and counts twice then.
+        let bytes = touched.len() as u64 * 4096;
+        assert!((bytes..bytes + bytes / 10).contains(&supplied), "{report}");
+    }
+}
+
 /// Pages that the kernel holds are copied from there; those that it has dropped are read.
 #[test]
 fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {

@@ -11,19 +11,24 @@
 //! ```
 //!
 //! **The wanted page first.** An answer is the page that a thread waits for, and nothing else: the thread runs on
-//! while its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, the
-//! snapshot looked at, and the kernel given the pinned bytes as they lie in memory. Pages of zeros are not copied but
-//! asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have come; those that have
-//! not are supplied unasked when they have.
+//! while its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, or
+//! copied from the kernel's cache; then the snapshot is looked at, and the kernel given the bytes. Pages of zeros
+//! are not copied but asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have
+//! come; those that have not are supplied unasked when they have.
 //!
-//! While a trace is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named as
-//! well, and comes in its turn; the rest would take the time from it.
+//! **Crowds.** When faults have brought half of some 2 MiB of the image, the rest of them is supplied unasked, in large
+//! pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one that
+//! touches few pages gets no more of them.
 //!
-//! **Unasked**, in this order: the windows of streams (`streams`), the trace (`replay`), and, if all is to be filled,
-//! the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are looked
-//! for. A step waits for no device: what has not come yet is looked for again in a moment. (Two exceptions: what was
-//! evicted three times before it could be supplied is waited for, and an image that VMs map is filled by waiting.) A
-//! turn of a VM whose faults never end has such a step after each of them, so that what is supplied unasked gets on.
+//! While a trace is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named
+//! as well, and comes in its turn; the rest would take the time from it.
+//!
+//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the trace (`replay`), and, if all is
+//! to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the
+//! faults are looked for. A step waits for no device: what has not come yet is looked for again in a moment. (Two
+//! exceptions: what was evicted three times before it could be supplied is waited for, and an image that VMs map is
+//! filled by waiting.) A turn of a VM whose faults never end has such a step after each of them, so that what is
+//! supplied unasked gets on.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
 //! trace that is replayed: a page that was never touched must not look as if it had been.
@@ -80,6 +85,9 @@ const AHEAD_RUNS: usize = 64;
 const WARM_BYTES: u64 = 8 << 20;
 /// Windows of streams, and neighbours that had not come, that wait to be supplied. Older ones are left to their faults.
 const WINDOWS_MAX: usize = 8;
+/// What of the image is one neighbourhood, and how much of it is absent at most when the rest is supplied unasked.
+const CROWD_BYTES: u64 = 2 << 20;
+const CROWD_ABSENT_MAX: u64 = CROWD_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.
 const ABSENCES_MAX: u32 = 3;
 /// Faults in no region, one after the other, that are taken for memory that was unmapped meanwhile.
@@ -445,6 +453,24 @@ impl Vm {
             let behind = window.end + (window.end - window.start).min(image_bytes - window.end);
             self.will_want(window.start, behind - window.start, common);
             self.want_window(window);
+        } else if run.bytes > unit {
+            self.note_crowd(offset, image_bytes, common);
+        }
+    }
+
+    /// A fault at `offset` of the image was answered: if its neighbourhood is crowded, what is absent there comes next.
+    fn note_crowd(&mut self, offset: u64, image_bytes: u64, common: &VmShared<'_>) {
+        let begin = offset / CROWD_BYTES * CROWD_BYTES;
+        let end = (begin + CROWD_BYTES).min(image_bytes);
+        let is_coming = |window: &Range<u64>| window.start < end && begin < window.end;
+        if self.windows.iter().any(is_coming) {
+            return;
+        }
+        let absent = self.spaces[0].pages.absent_in(begin, end - begin);
+        let absent: u64 = absent.iter().map(|part| part.bytes).sum();
+        if absent <= CROWD_ABSENT_MAX {
+            self.will_want(begin, end - begin, common);
+            self.want_window(begin..end);
         }
     }
 

@@ -309,6 +309,37 @@ fn a_machine_gets_what_its_record_names_and_nothing_else() {
     }
 }
 
+/// In a machine's first 2 MiB it touches more than half of the runs of 64 KiB, in an order that is no walk; in the next
+/// a third.
+#[test]
+fn a_crowd_of_faults_brings_the_rest_of_its_neighbourhood() {
+    if !vmm::has("a_crowd_of_faults_brings_the_rest_of_its_neighbourhood", &[REMOVALS]) {
+        return;
+    }
+    const RUN: u64 = 64 << 10;
+    let stage = Stage::new(Image::new(50, 2048));
+    let metrics = stage.path("metrics");
+    let served = stage.serve(&["--json", "--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&stage.plan());
+    let mut touch = |begin: u64, runs: u64| {
+        (0..runs).for_each(|i| monitor.does(&format!("touch {} 1 1", begin + i * 7 % 32 * 16)));
+    };
+    touch(0, 17);
+    until("the rest of it is there", || metric(&metrics, "ahead_bytes_total") >= (15 * RUN) as f64);
+    touch(512, 10);
+    monitor.does("touch 0 512 2");
+    let (_, report) = served.stop(libc::SIGTERM);
+    let supplied = number(&report, "demand_bytes") + number(&report, "ahead_bytes");
+    assert_eq!(supplied, (32 + 10) * RUN, "{report}");
+}
+
+/// A number of a file of metrics.
+fn metric(file: &Path, name: &str) -> f64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));
+    line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+}
+
 /// Pages that the kernel holds are copied from there; those that it has dropped are read.
 #[test]
 fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
@@ -413,14 +444,9 @@ fn all_memory_is_filled_on_request_and_none_otherwise() {
     }
     let stage = Stage::new(Image::new(47, 3000));
     let metrics = stage.path("metrics");
-    let metric = |name: &str| {
-        let text = fs::read_to_string(&metrics).unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));
-        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
-    };
     let served = stage.serve(&["--fill", "all", "--json", "--metrics", metrics.to_str().unwrap()]);
     let mut monitor = Monitor::start(&stage.plan());
-    until("all of it is there", || metric("ahead_bytes_total") >= 3000.0 * 4096.0);
+    until("all of it is there", || metric(&metrics, "ahead_bytes_total") >= 3000.0 * 4096.0);
     monitor.does("touch 0 3000 2");
     let (_, report) = served.stop(libc::SIGTERM);
     assert_eq!(number(&report, "faults"), 0, "nothing was asked for: {report}");

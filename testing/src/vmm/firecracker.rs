@@ -203,7 +203,7 @@ impl Order {
     }
 }
 
-/// Who gives a restored machine its memory.
+/// What gives a restored machine its memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Backend<'a> {
     /// The kernel: the file is mapped.

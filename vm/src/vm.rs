@@ -530,7 +530,8 @@ impl Vm {
     fn will_want(&mut self, offset: u64, bytes: u64, common: &VmShared<'_>) {
         let mut page = [0; PAGE_SIZE];
         let mut is_held = |offset| common.snapshot.copy_held(&mut page, offset);
-        if !is_held(offset) || !is_held((offset + bytes - 1) / PAGE * PAGE) {
+        let last = (offset + bytes - 1) / PAGE * PAGE;
+        if !is_held(offset) || (last > offset && !is_held(last)) {
             self.start_read(offset, bytes);
         }
     }

@@ -296,7 +296,7 @@ fn a_machine_gets_what_its_record_names_and_nothing_else() {
     served.stop(libc::SIGTERM);
     for is_held in [false, true] {
         if !is_held {
-            evict(&stage.snapshot(), 0, None);
+            vmm::evict(&stage.snapshot(), 0, None);
         }
         let served = stage.serve(&["--replay", record, "--json"]);
         let mut monitor = Monitor::start(&stage.plan());
@@ -364,19 +364,12 @@ fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
         assert!(bytes < 6 << 20, "{bytes} bytes went through our cache");
     }
     for words in [&[][..], &["--fill", "all"]] {
-        evict(&stage.snapshot(), 20 << 20, Some(24 << 20));
+        vmm::evict(&stage.snapshot(), 20 << 20, Some(24 << 20));
         let bytes = read(words);
         // The kernel reads ahead some of it, too.
         assert!(bytes < 40 << 20, "{bytes} bytes went through our cache");
         fs::read(stage.snapshot()).unwrap();
     }
-}
-
-/// Evicts a range of a file from the kernel's cache.
-fn evict(file: &Path, at: u64, len: Option<u64>) {
-    let file = fs::File::open(file).unwrap();
-    let len = len.and_then(std::num::NonZeroU64::new);
-    rustix::fs::fadvise(&file, at, len, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 /// Whether a read that must not wait finds bytes that were just read.

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use quinion_testing::vmm;
 use quinion_testing::vmm::firecracker::{Backend, Config, Firecracker, Kit, Mode, Op, Order, Snapshot};
-use quinion_testing::vmm::firecracker::{binary, evict, field, huge_mib};
+use quinion_testing::vmm::firecracker::{binary, field, huge_mib};
 use quinion_testing::vmm::{Need, kernel};
 use tempfile::TempDir;
 
@@ -245,7 +245,7 @@ fn each_page_is_right_by_the_kernel_and_by_ours() {
         for (way, words) in [&[][..], &["--fill", "all"], &["--fill", "none"]].into_iter().enumerate() {
             for is_cold in [true, false] {
                 if is_cold {
-                    evict(&snapshot.memory);
+                    vmm::evict(&snapshot.memory, 0, None);
                 }
                 let served = Served::start(&snapshot, words);
                 let name = format!("ours{which}{way}{is_cold}");
@@ -285,7 +285,7 @@ fn a_machine_whose_server_ends_sees_no_wrong_page() {
     let Some(stage) = Stage::of("a_machine_whose_server_ends_sees_no_wrong_page") else { return };
     for signal in [libc::SIGKILL, libc::SIGTERM] {
         let snapshot = stage.ordered("ordered", Order { chunk: 64, ..Order::scattered(1000) });
-        evict(&snapshot.memory);
+        vmm::evict(&snapshot.memory, 0, None);
         let served = Served::start(&snapshot, &["--fill", "none"]);
         let name = format!("vm{signal}");
         let mut monitor = stage.restore(&name, &snapshot, Backend::Uffd(&served.socket()));
@@ -308,7 +308,7 @@ fn a_machine_whose_server_ends_sees_no_wrong_page() {
 fn a_machine_whose_snapshot_is_cut_sees_no_wrong_page() {
     let Some(stage) = Stage::of("a_machine_whose_snapshot_is_cut_sees_no_wrong_page") else { return };
     let snapshot = stage.ordered("ordered", Order { chunk: 16, ..Order::scattered(1000) });
-    evict(&snapshot.memory);
+    vmm::evict(&snapshot.memory, 0, None);
     let served = Served::start(&snapshot, &["--fill", "none"]);
     let mut monitor = stage.restore("vm", &snapshot, Backend::Uffd(&served.socket()));
     monitor.line("P");
@@ -356,7 +356,7 @@ fn a_record_is_replayed_over_several_runs() {
     let run = |name: &str, order: Order, words: &[&str]| {
         // The order is in a page of the snapshot, which differs from run to run: that page is stale then.
         let snapshot = stage.ordered("ordered", order);
-        evict(&snapshot.memory);
+        vmm::evict(&snapshot.memory, 0, None);
         let served = Served::start(&snapshot, words);
         let mut monitor = stage.restore(name, &snapshot, Backend::Uffd(&served.socket()));
         monitor.right("R", pages * order.thousandths / 1000);
@@ -412,7 +412,7 @@ fn a_machine_that_we_serve_is_paused_and_restored_again_with_a_stale_record() {
     };
     restored("by file", Backend::File);
     for words in [&[][..], &["--replay", whole], &["--replay", written]] {
-        evict(&again.memory);
+        vmm::evict(&again.memory, 0, None);
         let served = Served::start(&again, words);
         restored(&format!("by ours{words:?}").replace('/', ""), Backend::Uffd(&served.socket()));
         let stale = number(&served.stop(), "stale_bytes") / 4096;

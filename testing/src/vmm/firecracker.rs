@@ -19,7 +19,7 @@
 //!
 //! A monitor is killed when it goes out of scope.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -370,11 +370,4 @@ pub fn huge_mib() -> u64 {
     let folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     let free = fs::read_to_string(folder).unwrap_or_default();
     2 * free.trim().parse::<u64>().unwrap_or(0)
-}
-
-/// Evicts what the kernel has cached of a file.
-pub fn evict(file: &Path) {
-    let file = File::open(file).expect("it is there");
-    file.sync_all().expect("on its disk");
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("the kernel takes the advice");
 }

@@ -94,6 +94,14 @@ impl Image {
     }
 }
 
+/// Evicts `len` bytes of a file from the kernel's page cache, or all from `at` on.
+pub fn evict(file: &Path, at: u64, len: Option<u64>) {
+    let file = fs::File::open(file).expect("it is there");
+    file.sync_all().expect("it is on its disk");
+    let len = len.and_then(std::num::NonZeroU64::new);
+    rustix::fs::fadvise(&file, at, len, rustix::fs::Advice::DontNeed).expect("the kernel takes the advice");
+}
+
 /// Says that a test was skipped, in a line that the harness does not keep to itself.
 pub fn skipped(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: {why}\n");

@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use quinion::Cache;
-use quinion_testing::vmm::{Image, Plan, firecracker};
+use quinion_testing::vmm::{self, Image, Plan};
 use quinion_vm::{RestoreOptions, Server};
 use tempfile::TempDir;
 
@@ -44,7 +44,7 @@ impl Stage {
         self.sockets.path().join("socket")
     }
     pub fn serve(&self, options: RestoreOptions) -> Server {
-        firecracker::evict(&self.snapshot());
+        vmm::evict(&self.snapshot(), 0, None);
         Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
     }
     /// A VM of the whole image.

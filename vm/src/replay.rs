@@ -43,6 +43,8 @@ pub(super) struct Replay {
     entries: Vec<TracedPage>,
     /// Which entries each piece has, and how many bytes the pieces before it read.
     pieces: Vec<(Range<usize>, u64)>,
+    /// A bit for each page of the image that it names.
+    named: Vec<u64>,
     compared: AtomicU64,
     differing: AtomicU64,
     is_stale: AtomicBool,
@@ -72,8 +74,16 @@ impl Replay {
             }
             batch = (2 * batch).min(BATCH_PAGES.end);
         }
+        let mut named = vec![0; entries.iter().map(|entry| entry.page as usize / 64 + 1).max().unwrap_or(0)];
+        entries.iter().for_each(|entry| named[entry.page as usize / 64] |= 1 << (entry.page % 64));
         let (compared, differing) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { entries, pieces, compared, differing, is_stale: AtomicBool::new(false) }
+        Self { entries, pieces, named, compared, differing, is_stale: AtomicBool::new(false) }
+    }
+
+    /// Whether it has the page at `offset`.
+    pub(super) fn names(&self, offset: u64) -> bool {
+        let page = (offset / PAGE) as usize;
+        self.named.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 
     /// Whether no more of it is of use.
@@ -176,6 +186,14 @@ mod tests {
         assert_eq!(pages, [3, 4, 9, 512, 700, 1023]);
         let bytes = |first: u64, last: u64| first * PAGE..(last + 1) * PAGE;
         assert_eq!(reads, [bytes(3, 9), bytes(512, 512), bytes(700, 700), bytes(1023, 1023)]);
+    }
+
+    #[test]
+    fn a_trace_names_its_pages_and_no_others() {
+        let replay = Replay::new(&traced(&[64, 0, 63, 700]));
+        let named = (0..1000).filter(|&page| replay.names(page * PAGE + page % PAGE));
+        assert_eq!(Vec::from_iter(named), [0, 63, 64, 700]);
+        assert!(!Replay::new(&traced(&[])).names(0));
     }
 
     #[test]

@@ -4,8 +4,13 @@
 //!   open      the file; a moment, if it was written just now, so that the next change shows;
 //!             the cache opens the very same one by its descriptor; size and time noted; fingerprint;
 //!             read through the kernel's page cache if that holds half of it or more
-//!   answer    pin the bytes  ->  look at size and time  ->  supply them
+//!   answer    pin the bytes, or copy what the kernel holds  ->  look at size and time  ->  supply them
 //! ```
+//!
+//! **What the kernel holds** is copied from its page cache into a buffer, and from there into the VM: both are as fast
+//! as memory is, and our cache needs neither the room nor the time to take it in. That is tried only of a snapshot of
+//! which the kernel held half or more in the beginning. Of another, each try would have the kernel read ahead what
+//! our cache reads past it.
 //!
 //! All VMs share what is cached of it. The check comes **after** the bytes are held: if the file is then what
 //! it was in the beginning, so are they. From the first check on that finds it changed, or cut, nothing of it
@@ -19,9 +24,11 @@
 //! not detected, nor, at once, a store to a mapping of it (the kernel sets the time of these later).
 
 use std::fs;
+use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use quinion::ErrorKind;
@@ -29,6 +36,7 @@ use quinion::backend::OpenError;
 use quinion::error::{Error, Result};
 use quinion::internals::units::PAGE_SIZE;
 use quinion::{Cache, File, Image};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::trace::{Fingerprint, ImageIdentity};
 
@@ -44,6 +52,8 @@ pub(super) struct Snapshot {
     /// The file itself, if there is one; size and time of its last change, as they were in the beginning.
     outside: Option<(fs::File, Known)>,
     identity: ImageIdentity,
+    /// Whether the kernel's page cache held half of it or more, and says whether it holds a page still.
+    is_held: AtomicBool,
 }
 
 type Known = (u64, i64, i64);
@@ -68,8 +78,9 @@ impl Snapshot {
                 format!("{}: the snapshot is empty; name the file with the VM's memory", path.display());
             return Err(Error::invalid_input(text));
         }
-        file.use_kernel_cache_if_warm()?;
-        Self::of(file, Some((raw, known)))
+        let is_held = file.use_kernel_cache_if_warm()?;
+        let snapshot = Self::of(file, Some((raw, known)))?;
+        Ok(Self { is_held: AtomicBool::new(is_held), ..snapshot })
     }
 
     /// One that is open already; `outside` is what others may change.
@@ -80,7 +91,30 @@ impl Snapshot {
             return Err(Error::invalid_input(text));
         }
         let fingerprint = fingerprint(&file, bytes)?;
-        Ok(Self { file, outside, identity: ImageIdentity { bytes, fingerprint } })
+        Ok(Self {
+            file,
+            outside,
+            identity: ImageIdentity { bytes, fingerprint },
+            is_held: AtomicBool::new(false),
+        })
+    }
+
+    /// Copies the bytes at `offset` from the kernel's page cache, if that holds all of them. Waits for no device.
+    pub(super) fn copy_held(&self, into: &mut [u8], offset: u64) -> bool {
+        let Some((raw, _)) = &self.outside else { return false };
+        let mut done = 0;
+        // Relaxed: a thread that finds out late makes a call too many.
+        while self.is_held.load(Ordering::Relaxed) && done < into.len() {
+            let rest = &mut [IoSliceMut::new(&mut into[done..])];
+            match rustix::io::preadv2(raw, rest, offset + done as u64, ReadWriteFlags::NOWAIT) {
+                Ok(read @ 1..) => done += read,
+                Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
+                    self.is_held.store(false, Ordering::Relaxed);
+                }
+                Ok(0) | Err(_) => return false,
+            }
+        }
+        done == into.len()
     }
 
     /// A handle for one VM, with readahead of its own.

@@ -11,16 +11,24 @@
 //! ```
 //!
 //! **The wanted page first.** An answer is the page that a thread waits for, and nothing else: the thread runs on
-//! while its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, the
-//! snapshot looked at, and the kernel given the pinned bytes as they lie in memory. Pages of zeros are not copied but
-//! asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have come; those that have
-//! not are supplied unasked when they have.
+//! while its neighbours are supplied. The reads of all of them were started before, as one. The page is pinned, or
+//! copied from the kernel's cache; then the snapshot is looked at, and the kernel given the bytes. Pages of zeros
+//! are not copied but asked for. A page that cannot be read is poisoned. Neighbours are supplied only if they have
+//! come; those that have not are supplied unasked when they have.
 //!
-//! **Unasked**, in this order: the windows of streams (`streams`), the trace (`replay`), and, if all is to be filled,
-//! the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the faults are looked
-//! for. A step waits for no device: what has not come yet is looked for again in a moment. (Two exceptions: what was
-//! evicted three times before it could be supplied is waited for, and an image that VMs map is filled by waiting.) A
-//! turn of a VM whose faults never end has such a step after each of them, so that what is supplied unasked gets on.
+//! **Crowds.** When faults have brought half of some 2 MiB of the image, the rest of them is supplied unasked, in large
+//! pieces: a VM that touches pages here and there in all of its memory makes half of the faults then, and one that
+//! touches few pages gets no more of them.
+//!
+//! While a trace is **replayed**, a page that it names is answered alone, too: what will be wanted around it is named
+//! as well, and comes in its turn; the rest would take the time from it.
+//!
+//! **Unasked**, in this order: the windows of streams (`streams`) and crowds, the trace (`replay`), and, if all is
+//! to be filled, the rest from its beginning. Each step is [`AHEAD_BYTES`] at most, and between two of them the
+//! faults are looked for. A step waits for no device: what has not come yet is looked for again in a moment. (Two
+//! exceptions: what was evicted three times before it could be supplied is waited for, and an image that VMs map is
+//! filled by waiting.) A turn of a VM whose faults never end has such a step after each of them, so that what is
+//! supplied unasked gets on.
 //!
 //! While the order of pages is **recorded**, each page is answered alone, nothing beside it and nothing unasked but a
 //! trace that is replayed: a page that was never touched must not look as if it had been.
@@ -77,6 +85,9 @@ const AHEAD_RUNS: usize = 64;
 const WARM_BYTES: u64 = 8 << 20;
 /// Windows of streams, and neighbours that had not come, that wait to be supplied. Older ones are left to their faults.
 const WINDOWS_MAX: usize = 8;
+/// What of the image is one neighbourhood, and how much of it is absent at most when the rest is supplied unasked.
+const CROWD_BYTES: u64 = 2 << 20;
+const CROWD_ABSENT_MAX: u64 = CROWD_BYTES / 2;
 /// How often what is supplied unasked may be found absent before it is waited for.
 const ABSENCES_MAX: u32 = 3;
 /// Faults in no region, one after the other, that are taken for memory that was unmapped meanwhile.
@@ -165,6 +176,8 @@ pub(super) struct Vm {
     fill_read: u64,
     /// How often what is to be supplied unasked was found absent.
     absences: u32,
+    /// Room for bytes that the kernel holds.
+    buffer: Vec<u8>,
     numbers: Arc<Mutex<RestoreCounters>>,
     strays: u32,
     shortages: u32,
@@ -261,6 +274,7 @@ impl Vm {
             filled: 0,
             fill_read: 0,
             absences: 0,
+            buffer: Vec::new(),
             numbers,
             strays: 0,
             shortages: 0,
@@ -358,7 +372,7 @@ impl Vm {
             self.note(at, message, now)?;
         }
         // 3
-        self.start_reads(at, common.run_bytes);
+        self.start_reads(at, common);
         // 4
         for _ in 0..self.spaces[at].waiting.len() {
             let Some(waiting) = self.spaces[at].waiting.pop_front() else { break };
@@ -384,7 +398,7 @@ impl Vm {
         for addresses in std::mem::take(&mut self.spaces[at].beside) {
             for part in self.spaces[at].pages.absent_at(&addresses) {
                 let answer = match self.ready(part, common)? {
-                    Some(pinned) => self.supply(at, part, &pinned, NOBODY, SupplyReason::Demand)?,
+                    Some(bytes) => self.supply(at, part, bytes, NOBODY, SupplyReason::Demand)?,
                     None if self.is_mapped() => self.map(at, part, NOBODY, SupplyReason::Demand)?,
                     None if at == 0 => {
                         self.want_window(part.offset..part.offset + part.bytes);
@@ -437,8 +451,26 @@ impl Vm {
         let answer = run.offset..run.offset + run.bytes;
         if let Some(window) = self.streams.fault(offset, answer, image_bytes) {
             let behind = window.end + (window.end - window.start).min(image_bytes - window.end);
-            self.start_read(window.start, behind - window.start);
+            self.will_want(window.start, behind - window.start, common);
             self.want_window(window);
+        } else if run.bytes > unit {
+            self.note_crowd(offset, image_bytes, common);
+        }
+    }
+
+    /// A fault at `offset` of the image was answered: if its neighbourhood is crowded, what is absent there comes next.
+    fn note_crowd(&mut self, offset: u64, image_bytes: u64, common: &VmShared<'_>) {
+        let begin = offset / CROWD_BYTES * CROWD_BYTES;
+        let end = (begin + CROWD_BYTES).min(image_bytes);
+        let is_coming = |window: &Range<u64>| window.start < end && begin < window.end;
+        if self.windows.iter().any(is_coming) {
+            return;
+        }
+        let absent = self.spaces[0].pages.absent_in(begin, end - begin);
+        let absent: u64 = absent.iter().map(|part| part.bytes).sum();
+        if absent <= CROWD_ABSENT_MAX {
+            self.will_want(begin, end - begin, common);
+            self.want_window(begin..end);
         }
     }
 
@@ -481,15 +513,26 @@ impl Vm {
     }
 
     /// Several faults wait: what they need is read side by side.
-    fn start_reads(&self, at: usize, run_bytes: u64) {
+    fn start_reads(&mut self, at: usize, common: &VmShared<'_>) {
         let Space { waiting, pages, .. } = &self.spaces[at];
         if waiting.len() < 2 {
             return;
         }
-        for PendingFault { fault, .. } in waiting {
-            if let PageNeed::Supply(ImagePart { offset, bytes, .. }) = pages.need(fault.address, run_bytes) {
-                self.start_read(offset, bytes);
+        let needs = waiting.iter().map(|waits| pages.need(waits.fault.address, common.run_bytes));
+        for need in Vec::from_iter(needs) {
+            if let PageNeed::Supply(ImagePart { offset, bytes, .. }) = need {
+                self.will_want(offset, bytes, common);
             }
+        }
+    }
+
+    /// Has bytes read that will be wanted, unless the kernel holds them; it is asked for the first page and the last.
+    fn will_want(&mut self, offset: u64, bytes: u64, common: &VmShared<'_>) {
+        let mut page = [0; PAGE_SIZE];
+        let mut is_held = |offset| common.snapshot.copy_held(&mut page, offset);
+        let last = (offset + bytes - 1) / PAGE * PAGE;
+        if !is_held(offset) || (last > offset && !is_held(last)) {
+            self.start_read(offset, bytes);
         }
     }
 
@@ -568,7 +611,10 @@ impl Vm {
             return self.give(at, page, unit, page, |uffd, range| uffd.resume(range));
         }
         match self.spaces[at].pages.need(fault.address, common.run_bytes) {
-            PageNeed::Supply(run) => self.supply_demand(at, run, page, common),
+            PageNeed::Supply(run) => {
+                let run = self.run_of(run, page, unit, common);
+                self.supply_demand(at, run, page, common)
+            }
             PageNeed::Zeros { address, bytes } => self.zeros(at, address, bytes, page),
             PageNeed::Look { address, bytes } => {
                 self.count(|numbers| numbers.faults_present += 1);
@@ -576,6 +622,14 @@ impl Vm {
             }
             PageNeed::Nowhere => Ok(FaultAnswer::Stray),
         }
+    }
+
+    /// What a fault in a run that is absent is answered with: the run; or its page alone, if a trace is replayed that
+    /// names it. What will be wanted around it is named, too, and the rest would only take the time.
+    fn run_of(&self, run: ImagePart, page: u64, unit: u64, common: &VmShared<'_>) -> ImagePart {
+        let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
+        let is_named = |replay: &Replay| self.replayed.has_more(replay) && replay.names(alone.offset);
+        if common.replayed().is_some_and(is_named) { alone } else { run }
     }
 
     /// Supplies the page at `page` of a run that is absent; the rest of the run comes after all that is asked for.
@@ -588,22 +642,22 @@ impl Vm {
     ) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
         let alone = ImagePart { address: page, offset: run.offset + (page - run.address), bytes: unit };
-        let pinned = match self.ready(alone, common)? {
-            Some(pinned) => pinned,
+        let bytes = match self.ready(alone, common)? {
+            Some(bytes) => bytes,
             None => {
                 if run != alone {
                     // One read for all of it.
                     self.start_read(run.offset, run.bytes);
                 }
                 match self.pin(alone, ReadOptions::default(), common)? {
-                    Ok(pinned) => pinned,
+                    Ok(pinned) => SnapshotBytes::Pinned(pinned),
                     Err(error) if error.kind() == ErrorKind::NoMemory => return Ok(FaultAnswer::Short),
                     Err(error) => return self.poison(at, alone, error),
                 }
             }
         };
-        common.note(alone.offset, pinned.chunks());
-        let answer = self.supply(at, alone, &pinned, page, SupplyReason::Demand)?;
+        common.note(alone.offset, bytes.chunks());
+        let answer = self.supply(at, alone, bytes, page, SupplyReason::Demand)?;
         if answer == FaultAnswer::Given {
             self.note_answer(at, page, run, common);
         }
@@ -626,26 +680,53 @@ impl Vm {
         Ok(pinned)
     }
 
-    /// The bytes of `part` if all of them are in the cache, and copied from there.
-    fn ready(&self, part: ImagePart, common: &VmShared<'_>) -> Result<Option<Pinned>, PeerError> {
+    /// The bytes of `part` if the kernel holds all of them, or all are in the cache.
+    fn ready(&mut self, part: ImagePart, common: &VmShared<'_>) -> Result<Option<SnapshotBytes>, PeerError> {
         if self.is_mapped() {
             return Ok(None);
         }
-        Ok(self.pin(part, ReadOptions::new().cached_only(true), common)?.ok())
+        let (mut buffer, len) = (std::mem::take(&mut self.buffer), part.bytes as usize);
+        buffer.resize(buffer.len().max(len), 0);
+        if common.snapshot.copy_held(&mut buffer[..len], part.offset) {
+            common.snapshot.assure().map_err(|_| PeerError::SnapshotChanged)?;
+            return Ok(Some(SnapshotBytes::Copied { buffer, len }));
+        }
+        self.buffer = buffer;
+        Ok(self.pin(part, ReadOptions::new().cached_only(true), common)?.ok().map(SnapshotBytes::Pinned))
     }
 
-    /// Gives the pages of `stretch` what is pinned.
+    /// Gives the pages of `stretch` these bytes.
     fn supply(
         &mut self,
         at: usize,
         stretch: ImagePart,
-        pinned: &Pinned,
+        bytes: SnapshotBytes,
+        page: u64,
+        why: SupplyReason,
+    ) -> Result<FaultAnswer, PeerError> {
+        let answer = self.supply_chunks(at, stretch, bytes.chunks(), page, why);
+        self.recycle(bytes);
+        answer
+    }
+
+    /// The buffer is used again.
+    fn recycle(&mut self, bytes: SnapshotBytes) {
+        if let SnapshotBytes::Copied { buffer, .. } = bytes {
+            self.buffer = buffer;
+        }
+    }
+
+    fn supply_chunks<'b>(
+        &mut self,
+        at: usize,
+        stretch: ImagePart,
+        chunks: impl Iterator<Item = &'b [u8]>,
         page: u64,
         why: SupplyReason,
     ) -> Result<FaultAnswer, PeerError> {
         let unit = self.spaces[at].pages.unit();
         let (mut address, mut found) = (stretch.address, FaultAnswer::Given);
-        for piece in whole_units(pinned.chunks(), unit as usize) {
+        for piece in whole_units(chunks, unit as usize) {
             let piece: &[u8] = &piece;
             for part in same_kind(piece, unit as usize) {
                 let (from, is_zero) = part;
@@ -865,7 +946,7 @@ impl Vm {
         self.fill_read = self.fill_read.max(self.filled);
         while self.fill_read < end.min(self.filled + WARM_BYTES) {
             let bytes = WINDOW_BYTES_MAX.min(end - self.fill_read);
-            self.start_read(self.fill_read, bytes);
+            self.will_want(self.fill_read, bytes, common);
             self.fill_read += bytes;
         }
         let (step, from) = self.supply_range(self.filled..end, common)?;
@@ -891,7 +972,7 @@ impl Vm {
             self.map(0, part, NOBODY, SupplyReason::Ahead)?
         } else {
             match self.ready_ahead(part, common)? {
-                Ready::Yes(pinned) => self.supply(0, part, &pinned, NOBODY, SupplyReason::Ahead)?,
+                Ready::Yes(bytes) => self.supply(0, part, bytes, NOBODY, SupplyReason::Ahead)?,
                 Ready::Later => return Ok((AheadStep::Later, part.offset)),
                 Ready::Never => return Ok((AheadStep::Done, behind)),
             }
@@ -907,10 +988,14 @@ impl Vm {
     }
 
     /// The bytes of `part`, if they have come; else they are on their way when this returns.
-    fn ready_ahead(&mut self, part: ImagePart, common: &VmShared<'_>) -> Result<Ready<Pinned>, PeerError> {
-        if let Some(pinned) = self.ready(part, common)? {
+    fn ready_ahead(
+        &mut self,
+        part: ImagePart,
+        common: &VmShared<'_>,
+    ) -> Result<Ready<SnapshotBytes>, PeerError> {
+        if let Some(bytes) = self.ready(part, common)? {
             self.absences = 0;
-            return Ok(Ready::Yes(pinned));
+            return Ok(Ready::Yes(bytes));
         }
         let Source::Copied(file) = &self.source else { unreachable!("what is mapped is not copied") };
         // This takes what has come off the device's queue, too.
@@ -928,7 +1013,7 @@ impl Vm {
         // It was evicted again and again, or cannot be read: that is found out by waiting for it.
         self.absences = 0;
         Ok(match self.pin(part, ReadOptions::default(), common)? {
-            Ok(pinned) => Ready::Yes(pinned),
+            Ok(pinned) => Ready::Yes(SnapshotBytes::Pinned(pinned)),
             Err(error) if error.kind() == ErrorKind::NoMemory => Ready::Later,
             Err(_) => Ready::Never,
         })
@@ -937,7 +1022,7 @@ impl Vm {
     /// Supplies the next pages of the trace.
     fn supply_replayed(&mut self, replay: &Replay, common: &VmShared<'_>) -> Result<AheadStep, PeerError> {
         for read in self.replayed.warm(replay, WARM_BYTES) {
-            self.start_read(read.start, read.end - read.start);
+            self.will_want(read.start, read.end - read.start, common);
         }
         let mut left = AHEAD_BYTES;
         for _ in 0..AHEAD_RUNS {
@@ -990,14 +1075,15 @@ impl Vm {
             let unchanged = of_before().count();
             self.note_compared(replay, unchanged as u64, 0, common);
             stale += (same.len() - unchanged) as u64;
-            for part in same_parts(part, &same, self.spaces[0].pages.unit()) {
-                let answer = match &bytes {
-                    _ if self.is_mapped() => self.map(0, part, NOBODY, SupplyReason::Ahead)?,
-                    AheadBytes::Pinned(pinned) if pinned.len() as u64 == part.bytes => {
-                        self.supply(0, part, pinned, NOBODY, SupplyReason::Ahead)?
+            for same in same_parts(part, &same, self.spaces[0].pages.unit()) {
+                let answer = match () {
+                    _ if self.is_mapped() => self.map(0, same, NOBODY, SupplyReason::Ahead)?,
+                    // All of them, as a rule.
+                    _ if same == part => {
+                        self.supply_chunks(0, part, bytes.chunks(), NOBODY, SupplyReason::Ahead)?
                     }
-                    _ => match self.ready(part, common)? {
-                        Some(pinned) => self.supply(0, part, &pinned, NOBODY, SupplyReason::Ahead)?,
+                    _ => match self.ready(same, common)? {
+                        Some(bytes) => self.supply(0, same, bytes, NOBODY, SupplyReason::Ahead)?,
                         None => FaultAnswer::Stray,
                     },
                 };
@@ -1007,6 +1093,7 @@ impl Vm {
                     other => return Ok(other),
                 }
             }
+            self.recycle(bytes);
         }
         self.note_compared(replay, stale, stale, common);
         Ok(found)
@@ -1017,21 +1104,16 @@ impl Vm {
         &mut self,
         part: ImagePart,
         common: &VmShared<'_>,
-    ) -> Result<Ready<AheadBytes>, PeerError> {
-        if let Source::Mapped(image) = &self.source {
-            let mut bytes = vec![0; part.bytes as usize];
-            let read = image.read_at(&mut bytes, part.offset);
-            if image.has_changed() {
-                return Err(PeerError::SnapshotChanged);
-            }
-            let is_whole = read.is_ok_and(|read| read == bytes.len());
-            return Ok(if is_whole { Ready::Yes(AheadBytes::Copied(bytes)) } else { Ready::Never });
+    ) -> Result<Ready<SnapshotBytes>, PeerError> {
+        let Source::Mapped(image) = &self.source else { return self.ready_ahead(part, common) };
+        let len = part.bytes as usize;
+        let mut buffer = vec![0; len];
+        let read = image.read_at(&mut buffer, part.offset);
+        if image.has_changed() {
+            return Err(PeerError::SnapshotChanged);
         }
-        Ok(match self.ready_ahead(part, common)? {
-            Ready::Yes(pinned) => Ready::Yes(AheadBytes::Pinned(pinned)),
-            Ready::Later => Ready::Later,
-            Ready::Never => Ready::Never,
-        })
+        let is_whole = read.is_ok_and(|read| read == len);
+        Ok(if is_whole { Ready::Yes(SnapshotBytes::Copied { buffer, len }) } else { Ready::Never })
     }
 
     /// Counts pages that are not what they were when they were recorded.
@@ -1043,19 +1125,27 @@ impl Vm {
     }
 }
 
-/// Bytes of a part of a trace, to be compared.
-enum AheadBytes {
+/// Bytes of the snapshot.
+enum SnapshotBytes {
+    /// They lie in the cache.
     Pinned(Pinned),
-    Copied(Vec<u8>),
+    /// The first `len` of a buffer.
+    Copied { buffer: Vec<u8>, len: usize },
 }
 
-impl AheadBytes {
+impl SnapshotBytes {
+    /// Stretch by stretch.
+    fn chunks(&self) -> impl Iterator<Item = &[u8]> {
+        let (pinned, copied) = match self {
+            Self::Pinned(pinned) => (Some(pinned), None),
+            Self::Copied { buffer, len } => (None, Some(&buffer[..*len])),
+        };
+        pinned.into_iter().flat_map(Pinned::chunks).chain(copied)
+    }
+
     /// Page by page.
-    fn pages(&self) -> Box<dyn Iterator<Item = &[u8]> + '_> {
-        match self {
-            Self::Pinned(pinned) => Box::new(pinned.chunks().flat_map(|chunk| chunk.chunks(PAGE_SIZE))),
-            Self::Copied(bytes) => Box::new(bytes.chunks(PAGE_SIZE)),
-        }
+    fn pages(&self) -> impl Iterator<Item = &[u8]> {
+        self.chunks().flat_map(|chunk| chunk.chunks(PAGE_SIZE))
     }
 }
 

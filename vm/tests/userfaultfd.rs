@@ -225,10 +225,10 @@ fn several_threads_read_the_snapshots_bytes() {
     let stats = server.stop();
     let numbers = &stats.numbers;
     assert_eq!((stats.vms_total, stats.vms_given_up, stats.peers_refused), (1, 0, 0));
-    // A fault brings sixteen pages; two threads that touch one page cause two faults.
+    // A fault brings sixteen pages, and half of 2 MiB the rest; two threads that touch one page cause two faults.
     let faults = numbers.faults - numbers.faults_present;
-    assert!((PAGES as u64 / 16..PAGES as u64 / 4).contains(&faults), "{numbers:?}");
-    assert!(numbers.demand_bytes >= (PAGES * PAGE) as u64, "{numbers:?}");
+    assert!((PAGES as u64 / 32..PAGES as u64 / 4).contains(&faults), "{numbers:?}");
+    assert!(numbers.demand_bytes + numbers.ahead_bytes >= (PAGES * PAGE) as u64, "{numbers:?}");
     assert!(numbers.zero_bytes >= (PAGES * PAGE / 4) as u64, "{numbers:?}");
     assert_eq!(numbers.latency.count(), numbers.faults);
 }

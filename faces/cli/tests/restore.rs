@@ -278,6 +278,108 @@ fn a_record_names_the_pages_that_were_touched_and_is_replayed() {
     assert_eq!((code, number(&report, "stale_bytes")), (Some(0), 0), "{report}");
 }
 
+/// Faults overtake the record, since the machine begins at its end: still it gets what the record names, and nothing
+/// around that.
+#[test]
+fn a_machine_gets_what_its_record_names_and_nothing_else() {
+    let test = "a_machine_gets_what_its_record_names_and_nothing_else";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(48, 6000));
+    let record = stage.path("record");
+    let record = record.to_str().unwrap();
+    let touched = Vec::from_iter((0..6000).step_by(5));
+    let served = stage.serve(&["--record", record]);
+    let mut monitor = Monitor::start(&stage.plan());
+    touched.iter().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
+    served.stop(libc::SIGTERM);
+    for is_held in [false, true] {
+        if !is_held {
+            vmm::evict(&stage.snapshot(), 0, None);
+        }
+        let served = stage.serve(&["--replay", record, "--json"]);
+        let mut monitor = Monitor::start(&stage.plan());
+        touched.iter().rev().for_each(|page| monitor.does(&format!("touch {page} 1 1")));
+        let (_, report) = served.stop(libc::SIGTERM);
+        let supplied = number(&report, "demand_bytes") + number(&report, "ahead_bytes");
+        // A page may be asked for while it is on its way, and counts twice then.
+        let bytes = touched.len() as u64 * 4096;
+        assert!((bytes..bytes + bytes / 10).contains(&supplied), "{report}");
+    }
+}
+
+/// In a machine's first 2 MiB it touches more than half of the runs of 64 KiB, in an order that is no walk; in the next
+/// a third.
+#[test]
+fn a_crowd_of_faults_brings_the_rest_of_its_neighbourhood() {
+    if !vmm::has("a_crowd_of_faults_brings_the_rest_of_its_neighbourhood", &[REMOVALS]) {
+        return;
+    }
+    const RUN: u64 = 64 << 10;
+    let stage = Stage::new(Image::new(50, 2048));
+    let metrics = stage.path("metrics");
+    let served = stage.serve(&["--json", "--metrics", metrics.to_str().unwrap()]);
+    let mut monitor = Monitor::start(&stage.plan());
+    let mut touch = |begin: u64, runs: u64| {
+        (0..runs).for_each(|i| monitor.does(&format!("touch {} 1 1", begin + i * 7 % 32 * 16)));
+    };
+    touch(0, 17);
+    until("the rest of it is there", || metric(&metrics, "ahead_bytes_total") >= (15 * RUN) as f64);
+    touch(512, 10);
+    monitor.does("touch 0 512 2");
+    let (_, report) = served.stop(libc::SIGTERM);
+    let supplied = number(&report, "demand_bytes") + number(&report, "ahead_bytes");
+    assert_eq!(supplied, (32 + 10) * RUN, "{report}");
+}
+
+/// A number of a file of metrics.
+fn metric(file: &Path, name: &str) -> f64 {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));
+    line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+}
+
+/// Pages that the kernel holds are copied from there; those that it has dropped are read.
+#[test]
+fn a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache() {
+    let test = "a_snapshot_that_the_kernel_holds_is_not_taken_into_our_cache";
+    if !vmm::has(test, &[REMOVALS]) {
+        return;
+    }
+    let stage = Stage::new(Image::new(49, 16384));
+    let read = |words: &[&str]| {
+        let served = stage.serve(&[&["--json"], words].concat());
+        let mut monitor = Monitor::start(&stage.plan().in_regions(2));
+        monitor.does("touch 1000 1 1");
+        monitor.does("touch 0 16384 3");
+        number(&served.stop(libc::SIGTERM).1, "device_bytes")
+    };
+    if !can_read_what_is_held(&stage.snapshot()) {
+        return vmm::skipped(test, "the file system does not say what the kernel holds");
+    }
+    for words in [&[][..], &["--fill", "all"]] {
+        // What is looked at to know the snapshot is read in any case.
+        let bytes = read(words);
+        assert!(bytes < 6 << 20, "{bytes} bytes went through our cache");
+    }
+    for words in [&[][..], &["--fill", "all"]] {
+        vmm::evict(&stage.snapshot(), 20 << 20, Some(24 << 20));
+        let bytes = read(words);
+        // The kernel reads ahead some of it, too.
+        assert!(bytes < 40 << 20, "{bytes} bytes went through our cache");
+        fs::read(stage.snapshot()).unwrap();
+    }
+}
+
+/// Whether a read that must not wait finds bytes that were just read.
+fn can_read_what_is_held(file: &Path) -> bool {
+    fs::read(file).unwrap();
+    let (file, mut bytes) = (fs::File::open(file).unwrap(), [0; 4096]);
+    let into = &mut [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::io::preadv2(&file, into, 0, rustix::io::ReadWriteFlags::NOWAIT).is_ok()
+}
+
 /// The server says what is wrong with a record and serves without it, or with what is right of it.
 #[test]
 fn a_record_that_is_damaged_or_stale_is_ignored_with_words() {
@@ -335,14 +437,9 @@ fn all_memory_is_filled_on_request_and_none_otherwise() {
     }
     let stage = Stage::new(Image::new(47, 3000));
     let metrics = stage.path("metrics");
-    let metric = |name: &str| {
-        let text = fs::read_to_string(&metrics).unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with(&format!("quinion_restore_{name} ")));
-        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
-    };
     let served = stage.serve(&["--fill", "all", "--json", "--metrics", metrics.to_str().unwrap()]);
     let mut monitor = Monitor::start(&stage.plan());
-    until("all of it is there", || metric("ahead_bytes_total") >= 3000.0 * 4096.0);
+    until("all of it is there", || metric(&metrics, "ahead_bytes_total") >= 3000.0 * 4096.0);
     monitor.does("touch 0 3000 2");
     let (_, report) = served.stop(libc::SIGTERM);
     assert_eq!(number(&report, "faults"), 0, "nothing was asked for: {report}");

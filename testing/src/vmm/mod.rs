@@ -15,12 +15,13 @@
 //! and either with eight bytes over it that it wrote itself. So every command that reads also checks.
 //!
 //! ```text
-//!   kernel.rs    userfaultfd and descriptors over sockets, written here anew: the server's own words are not believed
-//!   memory.rs    the monitor's memory and its model
-//!   monitor.rs   the process: commands in, answers out; and the test's handle of it
-//!   machine.rs   a guest of a few instructions under KVM, in the monitor
-//!   hung.rs      a file system whose files cannot be closed
-//!   naive.rs     a page-fault server of a few lines, page by page; and ways in which one may be wrong
+//!   kernel.rs       userfaultfd and descriptors over sockets, written anew: the server's words are not believed
+//!   memory.rs       the monitor's memory and its model
+//!   monitor.rs      the process: commands in, answers out; and the test's handle of it
+//!   machine.rs      a guest of a few instructions under KVM, in the monitor
+//!   firecracker.rs  a real monitor, if the environment names one
+//!   hung.rs         a file system whose files cannot be closed
+//!   naive.rs        a page-fault server of a few lines, page by page; and ways in which one may be wrong
 //! ```
 //!
 //! Where the system has no userfaultfd, or no KVM, or forbids them, a test prints one line that begins with `SKIPPED`
@@ -30,6 +31,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+pub mod firecracker;
 pub mod hung;
 pub mod kernel;
 pub mod machine;
@@ -90,6 +92,14 @@ impl Image {
         }
         file.into_inner().expect("room for a snapshot").sync_all().expect("a snapshot on its disk");
     }
+}
+
+/// Evicts `len` bytes of a file from the kernel's page cache, or all from `at` on.
+pub fn evict(file: &Path, at: u64, len: Option<u64>) {
+    let file = fs::File::open(file).expect("it is there");
+    file.sync_all().expect("it is on its disk");
+    let len = len.and_then(std::num::NonZeroU64::new);
+    rustix::fs::fadvise(&file, at, len, rustix::fs::Advice::DontNeed).expect("the kernel takes the advice");
 }
 
 /// Says that a test was skipped, in a line that the harness does not keep to itself.

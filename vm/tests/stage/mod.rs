@@ -1,13 +1,14 @@
 //! Stage: a snapshot on a disk, a cache, and a place for a socket, for tests in which VMs are served.
 //!
-//! The folder of the snapshot is on a disk, so that the cache reads it directly. Dropping the stage removes all of it.
+//! The folder of the snapshot is on a disk, so that the cache reads it directly; and the kernel's page cache is told to
+//! drop it before a server starts, since what that holds does not go through our cache. Dropping the stage removes all of it.
 //!
 //! Invariant: the server starts only when a test asks for it.
 
 use std::path::PathBuf;
 
 use quinion::Cache;
-use quinion_testing::vmm::{Image, Plan};
+use quinion_testing::vmm::{self, Image, Plan};
 use quinion_vm::{RestoreOptions, Server};
 use tempfile::TempDir;
 
@@ -43,6 +44,7 @@ impl Stage {
         self.sockets.path().join("socket")
     }
     pub fn serve(&self, options: RestoreOptions) -> Server {
+        vmm::evict(&self.snapshot(), 0, None);
         Server::start(&self.cache, &self.snapshot(), &self.socket(), options).unwrap()
     }
     /// A VM of the whole image.

@@ -1,7 +1,8 @@
 //! Stage: a snapshot on a disk, a cache, and a place for a socket, for tests in which VMs are served.
 //!
 //! The folder of the snapshot is on a disk, so that the cache reads it directly; and the kernel's page cache is told to
-//! drop it before a server starts, since what that holds does not go through our cache. Dropping the stage removes all of it.
+//! drop it before a server starts, since what that holds does not go through our cache. Dropping the stage removes all
+//! of it.
 //!
 //! Invariant: the server starts only when a test asks for it.
 

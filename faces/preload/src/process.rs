@@ -43,8 +43,8 @@
 //! is not counted.
 //!
 //! Invariants:
-//!  1. The thread that is BUSY has its signals held back and waits for the owner alone, for a bounded time, so waiting
-//!     for it ends.
+//!  1. The thread that is BUSY has its signals held back and waits for the owner and for forks, for a bounded time,
+//!     so waiting for it ends.
 //!  2. A child that shares our memory never settles, joins or changes the table.
 //!  3. A forked child has no handle of its parent's, and neither the arena nor its parent's page; what it still has
 //!     mapped is what the owner tells all viewers.
@@ -232,6 +232,15 @@ fn busy(page: &AtomicU32, from: u32, work: impl FnOnce() -> u32) {
     }
 }
 
+/// Waits until no thread is in the middle of a fork, some milliseconds at most: its child would keep descriptors that
+/// are ours for a moment. Called while BUSY, which keeps further forks from beginning.
+fn wait_for_forks() {
+    /// About 10 ms. A child of `vfork` counts until it has its program; its descriptors were copied long before.
+    const TURNS_MAX: u32 = 200;
+    // SeqCst, partner: the additions in `begin_fork`.
+    (0..TURNS_MAX).take_while(|_| FORKS.load(Ordering::SeqCst) as u32 != 0).for_each(kernel::wait);
+}
+
 /// The first call in a forked child: its tables become its own.
 #[cold]
 fn settle(page: &AtomicU32) {
@@ -288,6 +297,7 @@ fn join_if(millis: u32, may_join: impl FnOnce() -> bool) -> Option<&'static View
             if !may_join() {
                 return CHILD;
             }
+            wait_for_forks();
             // SAFETY: the page exists, so the constructor has written the place.
             let place = unsafe { (*PLACE.0.get()).assume_init() };
             let Some(joined) = start::join_as_child(&place, millis) else { return LEFT };
@@ -312,6 +322,7 @@ pub fn send(descriptor: c_int) -> Option<u32> {
             break;
         }
         busy(switch(), SERVING, || {
+            wait_for_forks();
             // SAFETY: the page exists, so the constructor has written the place.
             ticket = start::send(&unsafe { (*PLACE.0.get()).assume_init() }, descriptor);
             has_tried = true;
@@ -695,10 +706,17 @@ pub struct Fork {
 /// Gives all offsets back because a child, or the next program, is about to share them. `None` if there was nothing to
 /// do.
 pub fn begin_fork() -> Option<Fork> {
-    if !is_on() {
-        return None;
+    loop {
+        if !is_on() {
+            return None;
+        }
+        FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partners: `forked_since`, `wait_for_forks`
+        // SeqCst, partner: the exchange in `busy`, whose thread looks for forks after it. One of both sees the other.
+        if switch().load(Ordering::SeqCst) != BUSY {
+            break;
+        }
+        FORKS.fetch_sub(1, Ordering::SeqCst); // the child would keep descriptors of ours
     }
-    FORKS.fetch_add(BEGUN + 1, Ordering::SeqCst); // partner: `forked_since`
     table::share_all(Reason::Forked);
     Some(Fork { depth: DEPTH.load(Ordering::Relaxed) })
 }

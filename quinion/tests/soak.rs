@@ -722,8 +722,11 @@ impl Sight {
                 }
                 // The owner is slower than we are, and has our markers still to look at.
                 Err(RequestError::NoSlot) if heard.elapsed() < NO_SLOT_MAX => std::thread::yield_now(),
-                // The file is being written just now: it is the kernel's.
-                Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => seen.unserved += 1,
+                // The file is being written just now: it is the kernel's, for as long as its writer has no processor.
+                Err(RequestError::Errno(libc::ETXTBSY | libc::EAGAIN)) => {
+                    seen.unserved += 1;
+                    thread::sleep(Duration::from_millis(10));
+                }
                 Err(error) => panic!("{error:?}"),
             }
         }

@@ -338,6 +338,39 @@ fn a_cut_is_told_after_a_read_was_late() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "b'' 0\n".repeat(10), "{output:?}");
 }
 
+/// Twice as many threads as an owner has slots for questions make their first reads while it is stopped.
+const MORE_READERS_THAN_SLOTS: &str = r"
+import os, signal, sys, threading
+owner, paths = os.getppid(), [f'{sys.argv[1]}/{number}' for number in range(64)]
+files = [os.open(path, os.O_RDONLY) for path in paths]
+os.kill(owner, signal.SIGSTOP)
+goes_on = threading.Timer(0.3, os.kill, (owner, signal.SIGCONT))
+readers = [threading.Thread(target=os.pread, args=(file, 100, 0)) for file in files]
+for each in readers + [goes_on]: each.start()
+for each in readers + [goes_on]: each.join()
+for turn in range(40):
+    for file in files:
+        if os.pread(file, 65536, 65536 * turn) != bytes([turn]) * 65536: print('wrong')
+";
+
+/// That all slots are taken for a moment is no reason to leave a file to the kernel for good.
+#[test]
+fn files_are_served_that_more_threads_open_than_there_are_slots() {
+    let folder = scratch();
+    let report = folder.path().join("report");
+    let content: Vec<u8> = (0..40).flat_map(|turn| vec![turn; 65536]).collect();
+    for number in 0..64 {
+        std::fs::write(folder.path().join(number.to_string()), &content).expect("the disk has room");
+    }
+    let mut command = quinion();
+    command.args(["run", "--attach", "at-once", "--memory", "64M", "--report", "json", "--report-file"]);
+    command.arg(&report).args(["--", "python3", "-c", MORE_READERS_THAN_SLOTS]).arg(folder.path());
+    let output = command.output().expect("it starts");
+    assert_eq!((&*output.stdout, output.status.code()), (&b""[..], Some(0)), "{output:?}");
+    let told = std::fs::read_to_string(&report).expect("the report was written");
+    assert!(told.contains("\"no_owner\":0") || !told.contains("no_owner"), "{told}");
+}
+
 /// A program of another C library that a program of the run starts runs as without us.
 #[test]
 fn a_program_of_another_c_library_runs_as_without() {

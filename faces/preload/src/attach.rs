@@ -146,8 +146,11 @@ fn ask_to_attach(fd: c_int, word: FdWord, fit: &ServableFile) -> Result<(&'stati
 const LATE_BYTES: u64 = 1 << 20;
 
 /// Whether the owner could not help, and may be able to the next time: the kernel is to read for once.
+///
+/// All slots for questions are taken where more threads ask at once than there are slots, and have slots again soon.
 pub fn is_passing(error: &RequestError) -> bool {
-    *error == RequestError::Late || *error == RequestError::Errno(Errno::AGAIN.0)
+    matches!(error, RequestError::Late | RequestError::NoSlot)
+        || *error == RequestError::Errno(Errno::AGAIN.0)
 }
 
 pub fn why(error: &RequestError) -> Reason {

@@ -5,6 +5,7 @@
 //!   rows.jsonl, series.jsonl  -> bench/recorded/
 //!   machine.txt               -> bench/recorded/
 //!   their scoreboard          -> BENCHMARKS.md, between two marks
+//!   their tables              -> bench/recorded/TABLES.md
 //!   their plots               -> docs/plots/
 //! ```
 //!
@@ -15,7 +16,7 @@ use std::path::Path;
 
 use crate::harness::charts::{Ground, svg};
 use crate::harness::recorded::{LINES, MACHINE, RecordedRun, SERIES};
-use crate::harness::{plots, scoreboard};
+use crate::harness::{markdown, plots, scoreboard};
 
 /// Has the repository keep the run of `folder`.
 ///
@@ -32,6 +33,8 @@ pub fn record(folder: &Path) -> Result<(), String> {
     let text = scoreboard::replaced(&text, &run.rows)
         .ok_or_else(|| format!("{} has no marks between which the scoreboard stands", path.display()))?;
     fs::write(&path, text).map_err(|error| wrong(&path, &error))?;
+    let path = bench.join("recorded/TABLES.md");
+    fs::write(&path, markdown::file(&run.rows)).map_err(|error| wrong(&path, &error))?;
     record_plots(&run, &bench.join("../docs/plots"))
 }
 

@@ -14,6 +14,16 @@ use super::recorded::RecordedRow;
 const HEAD: &str =
     "| case | what | ours | peer | at least | ratio [quartiles] |\n|---|---|---|---|---|---|\n";
 
+/// What stands in `bench/recorded/TABLES.md`.
+pub fn file(rows: &[RecordedRow]) -> String {
+    format!(
+        "# All rows of the recorded run\n\n\
+         Written by `cargo xtask bench --record DIR`, not by hand. [BENCHMARKS.md](../../BENCHMARKS.md) says what each experiment\n\
+         does and what its ratios mean, [machine.txt](machine.txt) on what they were measured.\n{}",
+        tables(rows)
+    )
+}
+
 /// The tables, each below the name of its experiment.
 pub fn tables(rows: &[RecordedRow]) -> String {
     let (mut text, mut last) = (String::new(), "");

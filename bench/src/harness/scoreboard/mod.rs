@@ -238,6 +238,17 @@ mod tests {
 
     /// Never typed: what stands in the file is what the recorded rows come to.
     #[test]
+    fn the_tables_in_the_file_are_those_of_the_recorded_rows() {
+        let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let run = RecordedRun::read(&bench.join("recorded")).expect("there is a recorded run");
+        let text = std::fs::read_to_string(bench.join("recorded/TABLES.md")).expect("it is there");
+        assert!(
+            text == crate::harness::markdown::file(&run.rows),
+            "write it anew: cargo xtask bench --record bench/recorded"
+        );
+    }
+
+    #[test]
     fn the_table_in_the_file_is_that_of_the_recorded_rows() {
         let bench = Path::new(env!("CARGO_MANIFEST_DIR"));
         let run = RecordedRun::read(&bench.join("recorded")).expect("it is there");
